@@ -1,0 +1,32 @@
+"""The only place that reads the machine's clocks. Everything else is handed the time."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["monotonic", "monotonic_ns", "sleep", "wall", "wall_ns"]
+
+
+def monotonic() -> float:
+    """Seconds that never go backwards, from an arbitrary origin."""
+    return time.monotonic()
+
+
+def monotonic_ns() -> int:
+    """Like `monotonic`, in nanoseconds."""
+    return time.monotonic_ns()
+
+
+def wall() -> float:
+    """Seconds since the Unix epoch, by this host's clock."""
+    return time.time()
+
+
+def wall_ns() -> int:
+    """Nanoseconds since the Unix epoch, by this host's clock."""
+    return time.time_ns()
+
+
+def sleep(seconds: float) -> None:
+    """Block the calling thread."""
+    time.sleep(seconds)

@@ -1,0 +1,104 @@
+"""Every error that NetStorm raises on purpose, in three families by who is to blame.
+
+`UsageError`: the caller or a setting. `PeerError`: what another process sent. `Unavailable`: loss or time-out.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BarrierTimeout",
+    "Closed",
+    "Disagreement",
+    "FrameError",
+    "JoinRefused",
+    "KeyMismatch",
+    "NetStormError",
+    "NetworkFileError",
+    "NodeFailed",
+    "NodeLost",
+    "PeerError",
+    "ProtocolViolation",
+    "SchedulerLost",
+    "SettingsError",
+    "Unavailable",
+    "UnevenRounds",
+    "Unreachable",
+    "UsageError",
+    "WaitTimeout",
+]
+
+
+class NetStormError(Exception):
+    """Base of all errors of this package."""
+
+
+class UsageError(NetStormError, ValueError):
+    """The caller asked for something that cannot be done; the message says what can."""
+
+
+class SettingsError(UsageError):
+    """An environment variable or argument has a value that is not allowed."""
+
+
+class NetworkFileError(UsageError):
+    """A network file is wrong; the message begins with file and line."""
+
+
+class Unreachable(UsageError):
+    """A network has no path between ranks that must exchange data; the message names them."""
+
+
+class KeyMismatch(UsageError):
+    """Two ranks registered one key with different shapes or types; the message names both."""
+
+
+class Disagreement(UsageError):
+    """Ranks must agree on something (chunk size, update rule, number of nodes) and do not; both sides are named."""
+
+
+class JoinRefused(UsageError):
+    """The scheduler does not let this process into the job, and says why."""
+
+
+class UnevenRounds(UsageError):
+    """A rank waits for a round of a key that another rank will never push, because it has finished."""
+
+
+class PeerError(NetStormError):
+    """Bytes from another process that make no sense."""
+
+
+class FrameError(PeerError):
+    """A frame that does not decode: wrong magic, version, checksum, length or contents."""
+
+
+class ProtocolViolation(PeerError):
+    """A well-formed message that its sender was not allowed to send in this state."""
+
+
+class Unavailable(NetStormError, ConnectionError):
+    """Something that was needed is not there, or not in time."""
+
+
+class NodeLost(Unavailable):
+    """A general node has died or cannot be reached; the message names rank, host and the last thing heard from it."""
+
+
+class NodeFailed(Unavailable):
+    """A general node has announced that its program failed; the message carries its reason."""
+
+
+class SchedulerLost(Unavailable):
+    """The scheduler cannot be reached."""
+
+
+class WaitTimeout(Unavailable, TimeoutError):
+    """A wait has reached its deadline; the message names who is missing."""
+
+
+class BarrierTimeout(WaitTimeout):
+    """Not every rank came to a barrier in time; the message names those missing."""
+
+
+class Closed(UsageError):
+    """The store or runtime has been closed, or belongs to another process (after a fork)."""

@@ -1,0 +1,68 @@
+"""Which policy a round of a key runs under, as far as the scheduler has told (TRP; the paper's §VII-A)."""
+
+from __future__ import annotations
+
+from netstorm.errors import ProtocolViolation
+from netstorm.protocol.messages import Binding
+from netstorm.topology.policy import Plan, Policy
+
+__all__ = ["Bindings"]
+
+
+class Bindings:
+    """Policies by version, and each key's table of (first round, version)."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._plans: dict[int, Plan] = {}
+        self._tables: dict[int, list[tuple[int, int]]] = {}
+        self._granted: dict[int, int] = {}
+
+    def install(self, policy: Policy) -> None:
+        """Make a policy known; the same version twice is the same policy."""
+        self._plans.setdefault(policy.version, Plan(policy, self._rank))
+
+    def plan(self, version: int) -> Plan | None:
+        """Return this node's part in a policy, or None while the policy is not here."""
+        return self._plans.get(version)
+
+    def bind(self, binding: Binding) -> None:
+        """Take one row of a key's table.
+
+        Raises:
+            ProtocolViolation: a round that was granted under one version would now run under another.
+        """
+        table = self._tables.setdefault(binding.key, [])
+        known = dict(table).get(binding.from_round)
+        if known is not None and known != binding.version:
+            raise ProtocolViolation(
+                f"the scheduler bound round {binding.from_round} of key {binding.key} to policy {known} and now to "
+                f"{binding.version}"
+            )
+        if known is None:
+            table.append((binding.from_round, binding.version))
+            table.sort()
+        self._granted[binding.key] = max(binding.granted, self._granted.get(binding.key, -1))
+
+    def version_of(self, key: int, round: int) -> int | None:
+        """Return the policy version of a round, or None if the scheduler has not granted it yet."""
+        if round > self._granted.get(key, -1):
+            return None
+        found = None
+        for from_round, version in self._tables[key]:
+            if from_round > round:
+                break
+            found = version
+        return found
+
+    def forget_before(self, key: int, round: int) -> None:
+        """Drop rows that no round from `round` on can need, and policies that no key refers to any more."""
+        table = self._tables.get(key)
+        if table is None or len(table) < 2 or table[1][0] > round:
+            return
+        while len(table) > 1 and table[1][0] <= round:
+            table.pop(0)
+        newest = max(self._plans)
+        used = {version for rows in self._tables.values() for _, version in rows}
+        for version in [known for known in self._plans if known not in used and known != newest]:
+            del self._plans[version]

@@ -1,0 +1,79 @@
+"""Keys: a tensor's name, shape and type; its rounds; its chunks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from netstorm.errors import UsageError
+from netstorm.protocol.chunks import slot_of
+from netstorm.protocol.messages import KeyGrant, KeySpec
+
+__all__ = ["DTYPES", "Array", "Key", "Layout"]
+
+Array = npt.NDArray[np.generic]
+
+DTYPES: Final = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+"""Types that can be summed. Integers wrap around, as NumPy's do."""
+
+
+class Layout:
+    """Where the chunks of a key are: pure arithmetic on numbers that the scheduler fixed."""
+
+    __slots__ = ("bounds", "chunks", "offsets", "slots")
+
+    def __init__(self, elements: int, itemsize: int, offset: int, chunk_size: int) -> None:
+        """Cut `elements` values into chunks of at most `chunk_size` elements; the key begins at byte `offset` of the job."""
+        starts = range(0, elements, chunk_size)
+        self.chunks: Final = len(starts)
+        self.bounds: Final = [(start, min(start + chunk_size, elements)) for start in starts]
+        """First element and end of each chunk."""
+        self.offsets: Final = [offset + start * itemsize for start in starts]
+        """Byte offset of each chunk in the job: the global chunk order."""
+        self.slots: Final = [slot_of(byte, chunk_size) for byte in self.offsets]
+        """What `Plan.tree_of` maps to a tree."""
+
+
+class Key:
+    """One key of one store, as this process knows it."""
+
+    __slots__ = ("_rounds", "dtype", "elements", "identity", "last_taken", "layout", "spec")
+
+    def __init__(self, namespace: int, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        """Describe a key; `shape` in elements.
+
+        Raises:
+            UsageError: a type that cannot be summed, or a negative dimension.
+        """
+        if dtype not in DTYPES:
+            raise UsageError(f"key {name!r} has type {dtype}; NetStorm can sum {', '.join(DTYPES)}")
+        if any(side < 0 for side in shape):
+            raise UsageError(f"key {name!r} has shape {shape}; dimensions must be known and not negative")
+        self.spec: Final = KeySpec(namespace=namespace, name=name, shape=shape, dtype=dtype)
+        self.dtype: Final = np.dtype(dtype)
+        self.elements: Final = int(np.prod(shape, dtype=np.int64))
+        self.identity = -1
+        """The scheduler's number for this key; -1 until it has answered."""
+        self.layout: Layout | None = None
+        self.last_taken = -1
+        """The last round number handed out."""
+        self._rounds = itertools.count()
+
+    @property
+    def name(self) -> str:
+        """The user's name of the key."""
+        return self.spec.name
+
+    def take_round(self) -> int:
+        """Return the number of the next round. Call it on the thread that pushes, when it pushes: taken later, rounds
+        swap."""
+        self.last_taken = next(self._rounds)
+        return self.last_taken
+
+    def granted(self, grant: KeyGrant, chunk_size: int) -> None:
+        """Take the scheduler's numbers."""
+        self.identity = grant.key
+        self.layout = Layout(self.elements, self.dtype.itemsize, grant.offset, chunk_size)

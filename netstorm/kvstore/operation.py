@@ -1,0 +1,97 @@
+"""One all-reduce that the user has asked for, and its rounds' state on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from netstorm.kvstore.chunk_sum import ChunkSum
+from netstorm.kvstore.keys import Array, Key
+from netstorm.protocol.frames import Buffer
+from netstorm.topology.policy import Plan
+
+__all__ = ["Done", "Operation", "Round"]
+
+Done = Callable[[Exception | None], None]
+"""Called once, from the I/O thread: None, or why the operation failed. It must not block."""
+
+
+class Operation:
+    """Sum `source` over all ranks into `destination`, for one round of one key.
+
+    `source` and `destination` are flat arrays of the key's type and may be the same memory. `source` None contributes
+    zeros; `destination` None drops the result. Both must stay valid until `done` is called, and unchanged but by us.
+    """
+
+    __slots__ = ("begun_at", "destination", "done", "key", "priority", "round", "rule", "source")
+
+    def __init__(
+        self,
+        *,
+        key: Key,
+        round: int,
+        source: Array | None,
+        destination: Array | None,
+        done: Done,
+        priority: int = 0,
+        rule: str = "",
+    ) -> None:
+        self.key = key
+        self.round = round
+        self.source = source
+        self.destination = destination
+        self.done = done
+        self.priority = priority
+        self.rule = rule
+        """Fingerprint of what this rank does with the sum; ranks must agree."""
+        self.begun_at = 0.0
+
+    def __str__(self) -> str:
+        """Return the operation as error messages name it."""
+        return f"round {self.round} of {self.key.name}"
+
+
+class Round:
+    """One round of one key under one policy: a sum for each chunk that something is known of."""
+
+    __slots__ = ("key", "missing", "operation", "plan", "results", "round", "sums", "version")
+
+    def __init__(self, key: Key, round: int, version: int, plan: Plan) -> None:
+        assert key.layout is not None
+        self.key = key
+        self.round = round
+        self.version = version
+        self.plan = plan
+        self.operation: Operation | None = None
+        """What the user wants; None while only other ranks' data is here."""
+        self.sums: list[ChunkSum | None] = [None] * key.layout.chunks
+        self.results = [False] * key.layout.chunks
+        self.missing = key.layout.chunks
+        """Chunks whose result has not arrived."""
+
+    def sum_of(self, chunk: int) -> ChunkSum:
+        """Return the sum of a chunk, new if this is the first that is heard of it."""
+        found = self.sums[chunk]
+        if found is None:
+            found = self.sums[chunk] = ChunkSum()
+        return found
+
+    def own_values(self, chunk: int) -> Array | None:
+        """Return this rank's contribution to a chunk: a view of the user's source, or None for zeros."""
+        operation, layout = self.operation, self.key.layout
+        if operation is None or operation.source is None or layout is None:
+            return None
+        start, end = layout.bounds[chunk]
+        return operation.source[start:end]
+
+    def store(self, chunk: int, payload: Buffer | None) -> None:
+        """Write the result of a chunk to where the user wants it."""
+        self.results[chunk] = True
+        self.missing -= 1
+        self.sums[chunk] = None
+        operation, layout = self.operation, self.key.layout
+        if operation is None or operation.destination is None or layout is None:
+            return
+        start, end = layout.bounds[chunk]
+        operation.destination[start:end] = 0 if payload is None else np.frombuffer(payload, self.key.dtype)

@@ -1,0 +1,114 @@
+"""Frames <-> messages: one encoder, one decoder, for everything.
+
+Frame 0 is a fixed prefix and a MessagePack body; frame 1, if there is one, is the payload as raw bytes.
+
+    offset  size  prefix field, little-endian
+    0       2     magic "NS"
+    2       1     protocol version
+    3       1     flags: bit 0, a payload follows
+    4       4     CRC-32C of the rest of frame 0 (from offset 8)
+    8       4     CRC-32C of the payload
+    12      8     sequence number; 0: not sequenced
+    20      8     sent_at, ns on the cluster clock
+
+The body is apart from the prefix so that it is encoded once, however often a message is sent again.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import google_crc32c
+import msgspec
+
+from netstorm.errors import FrameError
+from netstorm.protocol import messages as m
+
+__all__ = ["MAX_HEADER_BYTES", "PROTOCOL_VERSION", "Buffer", "Header", "checksum", "encode_body", "open_frames", "seal"]
+
+Buffer = Any
+"""Anything with the buffer protocol, contiguous: bytes, a NumPy array, a ZeroMQ frame."""
+
+PROTOCOL_VERSION: Final = 1
+MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
+"""A `Joined` with hundreds of nodes or a batch of 10,000 keys is large; nothing legal is larger than this."""
+
+_MAGIC: Final = b"NS"
+_HAS_PAYLOAD: Final = 1
+_PREFIX: Final = struct.Struct("<2sBBIIQq")
+_CHECKED: Final = struct.Struct("<IQq")
+
+_ANY_MESSAGE = (
+    m.Hello | m.Welcome | m.Refused | m.Ack | m.Nack | m.Query | m.Goodbye
+    | m.Heartbeat | m.Waiting
+    | m.Part
+    | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy
+    | m.Barrier | m.BarrierReached | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone
+    | m.Leave
+)  # fmt: skip
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_ANY_MESSAGE)
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """What frame 0 says."""
+
+    message: m.Message
+    sequence: int
+    sent_at: int
+    payload_crc: int
+    has_payload: bool
+
+
+def checksum(payload: Buffer) -> int:
+    """Return the CRC-32C of a contiguous buffer."""
+    try:
+        return int(google_crc32c.value(payload))
+    except TypeError:  # the library takes no writable memoryview
+        return int(google_crc32c.value(bytes(payload)))
+
+
+def encode_body(message: m.Message) -> bytes:
+    """Return the MessagePack body of `message`."""
+    return _encoder.encode(message)
+
+
+def seal(body: bytes, *, sequence: int, sent_at: int, payload_crc: int | None) -> bytes:
+    """Return frame 0 for an encoded body. `payload_crc` is None if there is no payload."""
+    flags = 0 if payload_crc is None else _HAS_PAYLOAD
+    rest = _CHECKED.pack(payload_crc or 0, sequence, sent_at) + body
+    return b"".join((_MAGIC, bytes((PROTOCOL_VERSION, flags)), google_crc32c.value(rest).to_bytes(4, "little"), rest))
+
+
+def open_frames(frame: Buffer, frames: int) -> Header:
+    """Decode frame 0 of a message that came as `frames` frames.
+
+    The payload is not looked at: compare `checksum(payload)` with `payload_crc` where it is stored.
+
+    Raises:
+        FrameError: whatever is wrong with it; a decoder must survive any bytes.
+    """
+    data = bytes(frame)
+    if len(data) < _PREFIX.size or len(data) > MAX_HEADER_BYTES:
+        raise FrameError(f"frame 0 has {len(data)} bytes; {_PREFIX.size} to {MAX_HEADER_BYTES} are legal")
+    magic, version, flags, header_crc, payload_crc, sequence, sent_at = _PREFIX.unpack_from(data)
+    if magic != _MAGIC:
+        raise FrameError(f"frame 0 begins with {magic!r}, not with NetStorm's {_MAGIC!r}")
+    if version != PROTOCOL_VERSION:
+        raise FrameError(
+            f"the sender speaks protocol version {version}, this process {PROTOCOL_VERSION}: "
+            "install the same NetStorm release everywhere"
+        )
+    if google_crc32c.value(data[8:]) != header_crc:
+        raise FrameError("frame 0 fails its checksum")
+    has_payload = bool(flags & _HAS_PAYLOAD)
+    if frames != 1 + has_payload:
+        raise FrameError(f"a message of {frames} frames, where its header announces {1 + has_payload}")
+    try:
+        message = _decoder.decode(memoryview(data)[_PREFIX.size :])
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+        raise FrameError(f"the body does not decode: {error}") from None
+    return Header(
+        message=message, sequence=sequence, sent_at=sent_at, payload_crc=payload_crc, has_payload=has_payload
+    )
