@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import Binding
 from netstorm.topology.policy import Plan, Policy
 
 __all__ = ["Bindings"]
+
+_KEPT: Final = 64
+"""Newest policies kept though no round here refers to them: another rank's question may have bound a round to one of
+them whose answer to us is still under way."""
 
 
 class Bindings:
@@ -62,7 +68,7 @@ class Bindings:
             return
         while len(table) > 1 and table[1][0] <= round:
             table.pop(0)
-        newest = max(self._plans)
+        oldest = max(self._plans) - _KEPT
         used = {version for rows in self._tables.values() for _, version in rows}
-        for version in [known for known in self._plans if known not in used and known != newest]:
+        for version in [known for known in self._plans if known < oldest and known not in used]:
             del self._plans[version]

@@ -1,0 +1,327 @@
+"""Aggregate and forward: what a general node does with contributions and results.
+
+Per chunk and round: our own and all children's contributions are added, the sum goes to the parent; at the root it is
+complete when every rank is in; then it goes down again, and each node writes it to where its user wants it (design, §5).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.bindings import Bindings
+from netstorm.kvstore.chunk_sum import ChunkSum
+from netstorm.kvstore.keys import Key
+from netstorm.kvstore.operation import Operation, Round
+from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import Buffer, checksum
+from netstorm.protocol.ids import Peer, bits_from_wire, bits_to_wire, ranks_in
+from netstorm.protocol.messages import Part, Phase, RoundBegun
+from netstorm.pslite.machine import Call, Instruction, Order, Send
+from netstorm.topology.policy import Plan
+
+__all__ = ["ROUNDS_AHEAD", "Aggregation"]
+
+ROUNDS_AHEAD: Final = 2
+"""How far beyond its last complete round of a key a node may contribute. It bounds what others must keep for it."""
+
+
+_SENT: Final = ChunkSum()
+"""Stands for a sum that has gone to the parent: everybody it could count has been counted."""
+_SENT.contributors = -1
+
+_log = logging.getLogger(__name__)
+
+
+class Aggregation:
+    """All open rounds of all keys on one node."""
+
+    def __init__(self, rank: int, bindings: Bindings, counters: Counters) -> None:
+        self._rank: Final = rank
+        self._bit: Final = 1 << rank
+        self._bindings: Final = bindings
+        self._counters: Final = counters
+        self._keys: dict[int, Key] = {}
+        self._rounds: dict[tuple[int, int], Round] = {}
+        self._complete: dict[int, int] = {}
+        """Last round of each key below which all are complete here."""
+        self._complete_beyond: dict[int, set[int]] = {}
+        self._waiting: dict[int, deque[Operation]] = {}
+        """Operations that may not begin yet: no binding, or too far ahead."""
+        self._early: dict[int, list[tuple[Peer, Part, Buffer | None, int]]] = {}
+        """Parts of keys or policies that are not known here yet (the paper's case 2)."""
+        self.begun: list[RoundBegun] = []
+        """Rounds that have begun and that the scheduler has not been told of."""
+        self.instructions: list[Instruction] = []
+        self.last_part: dict[int, str] = {}
+        """The last part heard from each rank, for error messages."""
+        self._moved: deque[int] = deque()
+        """Keys of which something may begin now."""
+
+    # ------------------------------------------------------------------------------------ what the user wants
+
+    def add_key(self, key: Key) -> None:
+        """Learn a key's numbers; parts that came before it are looked at now."""
+        self._keys[key.identity] = key
+        self._complete.setdefault(key.identity, -1)
+        self.advance([key.identity])
+
+    def submit(self, operation: Operation, now: float) -> None:
+        """Begin an operation, or queue it until its policy is here. Its key must be known."""
+        operation.begun_at = now
+        key = operation.key.identity
+        self._waiting.setdefault(key, deque()).append(operation)
+        self.advance([key])
+
+    def outstanding(self) -> Iterator[Operation]:
+        """Yield the operations that are not complete."""
+        for queue in self._waiting.values():
+            yield from queue
+        for round in self._rounds.values():
+            if round.operation is not None:
+                yield round.operation
+
+    def advance(self, keys: Iterable[int] | None = None) -> None:
+        """Begin what may begin, and take up early parts: something about `keys` (None: all) has changed."""
+        self._moved.extend(self._keys if keys is None else keys)
+        while self._moved:
+            key = self._moved.popleft()
+            if key not in self._keys:
+                continue
+            queue = self._waiting.get(key)
+            while queue and (version := self._may_begin(queue[0])) is not None:
+                self._begin(queue.popleft(), version)
+            for peer, part, payload, crc in self._early.pop(key, ()):
+                try:
+                    self._take(peer, part, payload, crc)
+                except ProtocolViolation as error:
+                    self._counters.add("protocol_violations")
+                    _log.warning("dropped a part that rank %d sent early: %s", peer, error)
+
+    def _may_begin(self, operation: Operation) -> int | None:
+        """Return the policy version that an operation runs under, or None while it must wait."""
+        key = operation.key.identity
+        if operation.round > self._complete[key] + ROUNDS_AHEAD:
+            return None
+        version = self._bindings.version_of(key, operation.round)
+        return None if version is None or self._bindings.plan(version) is None else version
+
+    def _begin(self, operation: Operation, version: int) -> None:
+        key = operation.key
+        found = self._rounds.get((key.identity, operation.round))
+        if found is not None and found.version != version:
+            # made by a part that came before our binding and named another policy: no correct node sends that
+            del self._rounds[key.identity, operation.round]
+            self._counters.add("protocol_violations")
+            _log.warning("forgot parts of %s under policy %d; it runs under %d", operation, found.version, version)
+        round = self._round(key, operation.round, version)
+        round.operation = operation
+        self.begun.append(RoundBegun(key=key.identity, round=operation.round, rule=operation.rule))
+        for chunk in range(len(round.sums)):
+            round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
+            self._forward(round, chunk)
+        if not round.sums:
+            self._close(round)
+
+    # -------------------------------------------------------------------------------------- what others send
+
+    def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
+        """Take a part from a tree neighbour.
+
+        Raises:
+            ProtocolViolation: the part cannot belong to what the scheduler has fixed.
+        """
+        self._take(peer, part, payload, payload_crc)
+        self.advance([])
+
+    def _take(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
+        key = self._keys.get(part.key)
+        plan = self._bindings.plan(part.version)
+        if key is None or plan is None:
+            self._keep(peer, part, payload, payload_crc)
+            return
+        if part.round <= self._complete[part.key] or part.round in self._complete_beyond.get(part.key, ()):
+            self._counters.add("parts_of_complete_rounds")
+            return
+        self._check(peer, part, payload, key, plan)
+        round = self._round(key, part.round, part.version)
+        contributors = bits_from_wire(part.contributors)
+        if part.phase is Phase.REDUCE:
+            if contributors != round.plan.mask_of(part.tree, int(peer)):
+                raise ProtocolViolation(
+                    f"{_name(part, key)} counts ranks {ranks_in(contributors)}, not the sender's subtree"
+                )
+            total = round.sum_of(part.chunk)
+            if total.contributors & contributors:
+                self._counters.add("contributions_counted_before")
+                return
+            total.add_received(payload, key.dtype, contributors)
+            self._forward(round, part.chunk)
+        else:
+            if round.results[part.chunk]:
+                self._counters.add("results_known_before")
+                return
+            self._deliver(round, part.chunk, payload, payload_crc, part.priority)
+        self.last_part[int(peer)] = f"round {part.round} of {key.name}"
+
+    def _keep(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
+        self._early.setdefault(part.key, []).append((peer, part, payload, payload_crc))
+        self._counters.add("parts_kept_early")
+
+    def _check(self, peer: Peer, part: Part, payload: Buffer | None, key: Key, plan: Plan) -> None:
+        """Refuse what no correct node sends."""
+        layout = key.layout
+        assert layout is not None
+        if not 0 <= part.chunk < layout.chunks:
+            raise ProtocolViolation(f"{_name(part, key)}: the key has chunks 0 to {layout.chunks - 1}")
+        # The sender may be two rounds ahead of what it has completed, and we may be one result behind it.
+        if part.round > self._complete[part.key] + 2 * ROUNDS_AHEAD:
+            raise ProtocolViolation(
+                f"{_name(part, key)} is more than {2 * ROUNDS_AHEAD} rounds ahead of round {self._complete[part.key]}, "
+                "the last complete one here"
+            )
+        if part.dtype != key.dtype.name:
+            raise ProtocolViolation(f"{_name(part, key)} is {part.dtype}; the key is {key.dtype.name}")
+        start, end = layout.bounds[part.chunk]
+        if payload is not None and memoryview(payload).nbytes != (end - start) * key.dtype.itemsize:
+            raise ProtocolViolation(
+                f"{_name(part, key)} has {memoryview(payload).nbytes} bytes, not {(end - start) * key.dtype.itemsize}"
+            )
+        bound = self._bindings.version_of(part.key, part.round)
+        if bound is not None and bound != part.version:
+            raise ProtocolViolation(f"{_name(part, key)} names policy {part.version}; the round runs under {bound}")
+        tree = plan.tree_of(layout.slots[part.chunk])
+        if part.tree != tree:
+            raise ProtocolViolation(f"{_name(part, key)} names tree {part.tree}; under this policy it is in tree {tree}")
+        if part.phase is Phase.REDUCE and int(peer) not in plan.reduce_children[tree]:
+            raise ProtocolViolation(f"{_name(part, key)} comes from rank {peer}, no child of this node in tree {tree}")
+        if part.phase is Phase.BROADCAST and int(peer) != plan.broadcast_parent[tree]:
+            raise ProtocolViolation(f"{_name(part, key)} comes from rank {peer}, not this node's parent in tree {tree}")
+
+    # ----------------------------------------------------------------------------------------------- moving on
+
+    def _round(self, key: Key, number: int, version: int) -> Round:
+        found = self._rounds.get((key.identity, number))
+        if found is None:
+            plan = self._bindings.plan(version)
+            assert plan is not None
+            found = self._rounds[key.identity, number] = Round(key, number, version, plan)
+        elif found.version != version:
+            raise ProtocolViolation(
+                f"round {number} of {key.name} runs under policy {found.version} here and under {version} elsewhere"
+            )
+        return found
+
+    def _forward(self, round: Round, chunk: int) -> None:
+        """Send a chunk's sum to the parent if it is complete for this subtree; at the root it is the result."""
+        plan, layout = round.plan, round.key.layout
+        assert layout is not None
+        tree = plan.tree_of(layout.slots[chunk])
+        total = round.sum_of(chunk)
+        if total.contributors != plan.expected[tree] or round.results[chunk]:
+            return
+        priority = 0 if round.operation is None else round.operation.priority
+        parent = plan.reduce_parent[tree]
+        if parent < 0:
+            self._deliver(round, chunk, total.to_keep(round.key.dtype), None, priority)
+            return
+        self._send(parent, round, chunk, tree, Phase.REDUCE, total.contributors, total.to_send(round.key.dtype), None, priority)
+        round.sums[chunk] = _SENT
+
+    def _deliver(self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int) -> None:
+        """A chunk's result is here: pass it on, and write it."""
+        plan, layout = round.plan, round.key.layout
+        assert layout is not None
+        tree = plan.tree_of(layout.slots[chunk])
+        children = plan.broadcast_children[tree]
+        if crc is None and payload is not None and children:
+            crc = checksum(payload)
+        for child in children:
+            self._send(child, round, chunk, tree, Phase.BROADCAST, plan.everybody, payload, crc, priority)
+        round.store(chunk, payload)
+        if round.missing == 0 and round.operation is not None:
+            self._close(round)
+
+    def _send(
+        self,
+        to: int,
+        round: Round,
+        chunk: int,
+        tree: int,
+        phase: Phase,
+        contributors: int,
+        payload: Buffer | None,
+        crc: int | None,
+        priority: int,
+    ) -> None:
+        layout = round.key.layout
+        assert layout is not None
+        part = Part(
+            key=round.key.identity,
+            round=round.round,
+            chunk=chunk,
+            phase=phase,
+            version=round.version,
+            tree=tree,
+            contributors=bits_to_wire(contributors),
+            dtype=round.key.dtype.name,
+            priority=priority,
+        )
+        order: Order = (-priority, round.round, layout.offsets[chunk])
+        self.instructions.append(
+            Send(peer=Peer(to), message=part, payload=payload, order=order, payload_crc=None if payload is None else crc)
+        )
+
+    def _close(self, round: Round) -> None:
+        """Every chunk's result is written: tell the user, and move on."""
+        operation, key = round.operation, round.key.identity
+        assert operation is not None
+        del self._rounds[key, round.round]
+        beyond = self._complete_beyond.setdefault(key, set())
+        beyond.add(round.round)
+        while self._complete[key] + 1 in beyond:
+            self._complete[key] += 1
+            beyond.remove(self._complete[key])
+        self._bindings.forget_before(key, self._complete[key] + 1)
+        self._counters.add("rounds")
+        done = operation.done
+        self.instructions.append(Call(function=lambda: done(None)))
+        self._moved.append(key)
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail every operation and forget every round."""
+        operations = list(self.outstanding())
+        self._waiting.clear()
+        self._rounds.clear()
+        self._early.clear()
+        for operation in operations:
+            self.instructions.append(Call(function=lambda done=operation.done: done(error)))  # type: ignore[misc]
+
+    def missing_in(self, operation: Operation) -> str:
+        """Say what an operation waits for, for a person."""
+        round = self._rounds.get((operation.key.identity, operation.round))
+        if round is None or round.operation is None:
+            return f"{operation}: not begun, earlier rounds or the scheduler's answer are missing"
+        ranks: set[int] = set()
+        layout = round.key.layout
+        assert layout is not None
+        for chunk, done in enumerate(round.results):
+            if not done:
+                total = round.sums[chunk]
+                expected = round.plan.expected[round.plan.tree_of(layout.slots[chunk])]
+                if total is not None and total is not _SENT:
+                    ranks.update(ranks_in(expected & ~total.contributors))
+        waited = f"contributions of ranks {sorted(ranks)}" if ranks else "results from other ranks"
+        return f"{operation}: {round.missing} of {len(round.results)} chunks wait for {waited}"
+
+    def oldest(self) -> float:
+        """Return when the oldest outstanding operation was submitted (inf: none is)."""
+        return min((operation.begun_at for operation in self.outstanding()), default=math.inf)
+
+
+def _name(part: Part, key: Key) -> str:
+    return f"{part.phase.name.lower()} part of chunk {part.chunk}, round {part.round} of {key.name}"
