@@ -1,0 +1,1 @@
+"""The `netstorm` command: one module a subcommand."""

@@ -1,0 +1,78 @@
+"""The `netstorm` command. Each subcommand is a module of its own, which is imported when it is run.
+
+A subcommand is one line in `COMMANDS` and a module `netstorm.cli.NAME` with a function of the same name,
+whose parameters are its options as typer reads them. So `netstorm --help` imports neither ZeroMQ nor NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from netstorm import __version__
+
+__all__ = ["COMMANDS", "app"]
+
+COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "env": "Print every setting, its value, and where the value came from.",
+    }
+)
+"""Subcommand to its line in `netstorm --help`, in the order in which users should meet them."""
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its subcommands' names and help, and imports the one that is run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return all names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what `--help` needs of a subcommand."""
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the subcommand that the command line names, ready to run; usage errors are typer's."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, _load(name), rest
+
+
+def _load(name: str | None) -> Any:
+    if name is None:  # typer has found no such subcommand, and says so itself
+        return None
+    function = getattr(import_module(f"netstorm.cli.{name}"), name)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, help=function.__doc__)(function)
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback is for a bug report: plain, complete, without colours
+    help="Data-parallel training across data centres, along topologies that follow the network.",
+)
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"netstorm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Take the options that come before the subcommand."""

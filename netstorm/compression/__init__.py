@@ -1,0 +1,1 @@
+"""Codecs: what a chunk's values look like on the wire."""

@@ -1,0 +1,1 @@
+"""What training scripts see: one package a framework."""

@@ -1,0 +1,1 @@
+"""NetStorm as a store of stock MXNet."""

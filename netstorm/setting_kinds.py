@@ -1,0 +1,157 @@
+"""What kinds of value a setting takes: how each is read from text, checked, and written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from netstorm import units
+
+__all__ = ["Kind", "amount", "host", "one_of", "ratio", "seconds", "switch", "whole", "words"]
+
+T = TypeVar("T")
+W = TypeVar("W", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """What values a setting takes."""
+
+    allowed: str
+    """As in "expected ...": the end of an error message."""
+    parse: Callable[[str], T]
+    """Text to value; a `ValueError` if it is none."""
+    accepts: Callable[[T], bool]
+    """Whether a value of the right type is in range."""
+    types: tuple[type, ...]
+    write: Callable[[T], str] = str
+    """Value to the text that `parse` reads back."""
+    show: Callable[[T], str] | None = None
+    """Value to text for people, if that is another one."""
+
+    def fits(self, value: object) -> bool:
+        """Return whether this is a value of this kind."""
+        if isinstance(value, bool) and bool not in self.types:  # Python counts True as the whole number 1
+            return False
+        return isinstance(value, self.types) and self.accepts(cast("T", value))
+
+    def read(self, given: object) -> T:
+        """Return the value that `given` is, or that it says if it is text; a `ValueError` if it is none."""
+        value = self.parse(given.strip()) if isinstance(given, str) else given
+        if not self.fits(value):
+            raise ValueError(value)
+        return cast("T", value)
+
+    def for_people(self, value: T) -> str:
+        """Return the text that people see."""
+        return self.show(value) if self.show is not None else self.write(value)
+
+
+def whole(least: int, most: int | None = None) -> Kind[int]:
+    """Whole numbers from `least` to `most`, both included."""
+    allowed = (
+        f"a whole number from {least} to {most}" if most is not None else f"a whole number, at least {least}"
+    )
+    return Kind(allowed, _whole, lambda n: least <= n and (most is None or n <= most), (int,))
+
+
+def amount(least: int) -> Kind[int]:
+    """Bytes: a whole number, or one with a unit."""
+    return Kind(
+        f"a size such as 65536 (bytes), 64MB or 64MiB, at least {units.format_bytes(least)}",
+        lambda text: _whole(text) if text.isascii() and text.isdigit() else units.parse_bytes(text),
+        lambda n: n >= least,
+        (int,),
+        show=units.format_bytes,
+    )
+
+
+def seconds(*, most: float = math.inf) -> Kind[float]:
+    """A duration above 0: a bare number means seconds."""
+    limit = f" and at most {units.format_duration(most)}" if most < math.inf else ""
+    return Kind(
+        f"a duration such as 5 (seconds), 5s or 250ms, more than 0{limit}",
+        lambda text: _decimal(text) if _is_bare(text) else units.parse_duration(text),
+        lambda s: 0 < s <= most and s < math.inf,
+        (int, float),
+        write=repr,
+        show=units.format_duration,
+    )
+
+
+def ratio() -> Kind[float]:
+    """A fraction, also as a percentage."""
+    return Kind(
+        "a ratio such as 0.1 or 10%, from 0 to 1",
+        lambda text: _decimal(text) if _is_bare(text) else units.parse_fraction(text),
+        lambda r: 0 <= r <= 1,
+        (int, float),
+        write=repr,
+    )
+
+
+def switch() -> Kind[bool]:
+    """On or off."""
+    return Kind(
+        "1 or 0 (also: true, false, yes, no, on, off)",
+        _switch,
+        lambda _: True,
+        (bool,),
+        lambda on: str(int(on)),
+    )
+
+
+def one_of(*allowed: W) -> Kind[W]:
+    """One of a few words."""
+    by_name = {word.lower(): word for word in allowed}
+    return Kind(
+        "one of " + ", ".join(allowed),
+        lambda text: by_name.get(text.lower(), cast("W", text)),
+        lambda word: word in allowed,
+        (str,),
+    )
+
+
+def words(pattern: str, allowed: str) -> Kind[str]:
+    """Text of a certain form."""
+    form = re.compile(pattern)
+    return Kind(allowed, str, lambda text: form.fullmatch(text) is not None, (str,))
+
+
+def host(*, or_empty: bool = False, or_any: bool = False) -> Kind[str]:
+    """A host's name or address, without scheme or port."""
+    name = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+    ipv6 = (
+        r"[0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]+)?"  # two colons; one would be a port's
+    )
+    more = (r"|\*" if or_any else "") + ("|" if or_empty else "")
+    extra = (", or * for every interface" if or_any else "") + (", or empty" if or_empty else "")
+    return words(f"{name}|{ipv6}{more}", f"a host name or address without scheme or port{extra}")
+
+
+def _whole(text: str) -> int:
+    # int() alone also takes "1_000", and digits of other scripts.
+    if re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII) is None:
+        raise ValueError(text)
+    return int(text)
+
+
+def _is_bare(text: str) -> bool:
+    return not text[-1:].isalpha() and not text.endswith("%")
+
+
+def _decimal(text: str) -> float:
+    if re.fullmatch(r"[+-]?[0-9.]{1,40}(?:[eE][+-]?[0-9]{1,3})?", text, re.ASCII) is None:
+        raise ValueError(text)
+    return float(text)
+
+
+def _switch(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError(text)

@@ -1,0 +1,525 @@
+"""Every setting, declared once, and the only place that reads the environment.
+
+`Settings.from_environment()` reads the variables; its arguments win over them; a wrong value is a
+`SettingsError` that names the variable, the value and what is allowed. The table in docs/settings.md is
+generated from the declarations.
+
+Names that users of MXNet's ps-lite know are kept (`DMLC_*`, `PS_*`), and so are those of the NetStorm paper
+(arXiv 2404.11352); all others begin with `NETSTORM_`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from netstorm.errors import SettingsError, UsageError
+from netstorm.setting_kinds import Kind, amount, host, one_of, ratio, seconds, switch, whole, words
+
+__all__ = [
+    "FOREIGN_VARIABLES",
+    "LogLevel",
+    "Role",
+    "SettingRow",
+    "Settings",
+    "Source",
+    "TopologyName",
+    "child_environment",
+    "declarations",
+    "describe",
+    "foreign_variable",
+    "notes",
+]
+
+T = TypeVar("T")
+Source: TypeAlias = Literal["default", "environment", "argument"]
+Role: TypeAlias = Literal["worker", "scheduler", "server"]
+TopologyName: TypeAlias = Literal["fapt", "star"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """All that is known of one setting but its value."""
+
+    variable: str
+    kind: Kind[Any]
+    default: Any
+    unit: str
+    meaning: str
+
+
+def setting(variable: str, kind: Kind[T], default: T, unit: str, meaning: str) -> T:
+    """Declare a field of `Settings`. Its `unit` is empty where a number is not one of something."""
+    declaration = Declaration(variable, kind, default, unit, meaning)
+    field: T = dataclasses.field(default=default, metadata={"declaration": declaration})
+    return field
+
+
+_LATER: Final = "accepted and checked; takes effect when measuring the network arrives"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of one process. Values are checked however it is made.
+
+    Raises:
+        SettingsError: names every wrong value, where it came from and what is allowed.
+    """
+
+    # Rendezvous: names as in MXNet's ps-lite.
+    role: Role = setting(
+        "DMLC_ROLE",
+        one_of("worker", "scheduler", "server"),
+        "worker",
+        "",
+        "what this process is; a general node is a worker; a server, as old launch scripts start them, has "
+        "nothing to do and ends at once",
+    )
+    scheduler_host: str = setting(
+        "DMLC_PS_ROOT_URI", host(), "127.0.0.1", "", "name or address at which nodes reach the scheduler"
+    )
+    scheduler_port: int = setting("DMLC_PS_ROOT_PORT", whole(1, 65535), 9091, "", "the scheduler's TCP port")
+    num_workers: int = setting("DMLC_NUM_WORKER", whole(1), 1, "nodes", "how many general nodes the job has")
+    num_servers: int = setting(
+        "DMLC_NUM_SERVER", whole(0), 0, "", "ignored: there are no servers, every general node aggregates"
+    )
+    node_host: str = setting(
+        "DMLC_NODE_HOST",
+        host(or_empty=True),
+        "",
+        "",
+        "name or address that this node advertises to the others; empty: that of the interface which reaches "
+        "the scheduler",
+    )
+    interface: str = setting(
+        "DMLC_INTERFACE",
+        words(r"[^\s/:]{0,15}", "the name of a network interface, such as eth0, or empty"),
+        "",
+        "",
+        "network interface whose address this node advertises, if DMLC_NODE_HOST is empty",
+    )
+    verbose: int = setting(
+        "PS_VERBOSE",
+        whole(0, 2),
+        0,
+        "",
+        "1: log connections and membership; 2: also every message, without its values",
+    )
+    heartbeat_interval_s: float = setting(
+        "PS_HEARTBEAT_INTERVAL", seconds(), 1.0, "s", "time between two heartbeats of a node to the scheduler"
+    )
+    heartbeat_timeout_s: float = setting(
+        "PS_HEARTBEAT_TIMEOUT",
+        seconds(),
+        10.0,
+        "s",
+        "silence after which a node, or the scheduler, counts as lost",
+    )
+
+    # The paper's (arXiv 2404.11352), with its names.
+    awareness: bool = setting(
+        "ENABLE_AWARENESS", switch(), True, "", f"measure the network from the traffic; {_LATER}"
+    )
+    aux_path: bool = setting("ENABLE_AUX_PATH", switch(), True, "", f"use auxiliary paths; {_LATER}")
+    update_rate: float = setting(
+        "UPDATE_RATE",
+        ratio(),
+        0.0,
+        "ratio",
+        f"smallest change of a link that makes a new policy worth it; {_LATER}",
+    )
+    update_time_s: float = setting("UPDATE_TIME", seconds(), 5.0, "s", f"time between two policies; {_LATER}")
+    chunk_size: int = setting(
+        "CHUNK_SIZE",
+        whole(1),
+        65_536,
+        "elements",
+        "largest chunk, the same on all nodes; the paper's 1000000 costs 1.6 s a hop on a 20 Mbit/s link, "
+        "half of our default gains nothing more",
+    )
+    num_roots: int = setting(
+        "NUM_ROOT_SERVERS", whole(0), 0, "nodes", "how many nodes are roots of a tree; 0: all of them"
+    )
+    primary_busy_bound: int = setting(
+        "PRIMARY_BUSY_BOUND",
+        whole(1),
+        2,
+        "chunks",
+        f"chunks queued on a primary path before auxiliary paths are used; {_LATER}",
+    )
+    auxiliary_queue_length: int = setting(
+        "AUXILIARY_QUEUE_LENGTH", whole(0), 1, "chunks", f"most chunks queued on an auxiliary path; {_LATER}"
+    )
+    probe_chunk_size: int = setting(
+        "PROBE_CHUNK_SIZE",
+        whole(0),
+        0,
+        "elements",
+        f"smallest chunk that measures a link; 0: a quarter of CHUNK_SIZE; {_LATER}",
+    )
+    probe_chunk_num: int = setting(
+        "PROBE_CHUNK_NUM", whole(1), 4, "chunks", f"how many chunks make one measurement of a link; {_LATER}"
+    )
+
+    # NetStorm's own.
+    rank: int = setting(
+        "NETSTORM_RANK", whole(-1), -1, "", "the rank to ask the scheduler for, from 0; -1: any that is free"
+    )
+    site: str = setting(
+        "NETSTORM_SITE",
+        words(r"[^\s,;/]{0,64}", "a name of at most 64 letters, without spaces, or empty"),
+        "",
+        "",
+        "the data centre that this node is in; nodes of one site share a local network",
+    )
+    job: str = setting(
+        "NETSTORM_JOB",
+        words(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, dots, dashes or underscores"),
+        "default",
+        "",
+        "name of the job; processes of another job are turned away",
+    )
+    bind_host: str = setting(
+        "NETSTORM_BIND",
+        host(or_empty=True, or_any=True),
+        "",
+        "",
+        "address to listen on, * for every interface; empty: the advertised address only",
+    )
+    port: int = setting(
+        "NETSTORM_PORT", whole(0, 65535), 0, "", "TCP port that this node listens on; 0: any that is free"
+    )
+    advertised_port: int = setting(
+        "NETSTORM_ADVERTISED_PORT",
+        whole(0, 65535),
+        0,
+        "",
+        "port that this node tells the others, for where ports are mapped; 0: the one it listens on",
+    )
+    network_file: str = setting(
+        "NETSTORM_NETWORK",
+        words(r"[^\0]*", "the path of a network file"),
+        "",
+        "",
+        "file that describes the network, read by the scheduler; empty: all links are assumed equal",
+    )
+    topology: TopologyName = setting(
+        "NETSTORM_TOPOLOGY",
+        one_of("fapt", "star"),
+        "fapt",
+        "",
+        "how trees are formed; fapt: a fastest aggregation path tree for each root; "
+        "star: all nodes to one hub",
+    )
+    hub: int = setting("NETSTORM_HUB", whole(-1), -1, "", "rank of a star's hub; -1: the best placed one")
+    join_timeout_s: float = setting(
+        "NETSTORM_JOIN_TIMEOUT",
+        seconds(),
+        300.0,
+        "s",
+        "longest wait for the scheduler and for all nodes at the start",
+    )
+    wait_timeout_s: float = setting(
+        "NETSTORM_WAIT_TIMEOUT",
+        seconds(),
+        3600.0,
+        "s",
+        "longest wait for another rank that is alive, but does not push what this one waits for",
+    )
+    link_timeout_s: float = setting(
+        "NETSTORM_LINK_TIMEOUT",
+        seconds(),
+        10.0,
+        "s",
+        "longest time to re-establish a broken connection, after which the neighbour counts as lost",
+    )
+    window_bytes: int = setting(
+        "NETSTORM_WINDOW",
+        amount(0),
+        0,
+        "bytes",
+        "most unacknowledged data on a link; 0: adapt to its bandwidth-delay product",
+    )
+    max_message_bytes: int = setting(
+        "NETSTORM_MAX_MESSAGE",
+        amount(65_536),
+        64 * 2**20,
+        "bytes",
+        "largest message that is accepted; a peer that sends a larger one is disconnected",
+    )
+    switch_interval_s: float = setting(
+        "NETSTORM_SWITCH_INTERVAL",
+        seconds(most=1.0),
+        0.0005,
+        "s",
+        "the interpreter's thread switch interval while a store is open; at Python's 5ms a busy training "
+        "loop slowed the transport from 1635 to 92 MB/s",
+    )
+    sntp_port: int = setting(
+        "NETSTORM_SNTP_PORT",
+        whole(0, 65535),
+        0,
+        "",
+        "UDP port at which the scheduler tells the time; 0: the number of its TCP port",
+    )
+    log_level: LogLevel = setting(
+        "NETSTORM_LOG",
+        one_of("debug", "info", "warning", "error"),
+        "warning",
+        "",
+        "least severe messages that are logged",
+    )
+    seed: int = setting(
+        "NETSTORM_SEED",
+        whole(0, 2**63 - 1),
+        0,
+        "",
+        "seed of everything random; the same on all nodes gives the same run",
+    )
+
+    sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    """Where each value came from, by attribute; one that is missing came from whoever made this object."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            _wrong(name, declaration, getattr(self, name), self.source(name))
+            for name, declaration in declarations().items()
+            if not declaration.kind.fits(getattr(self, name))
+        ]
+        _raise(problems or _contradictions(self))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+        """Read the settings of this process. Unknown variables `NETSTORM_*` are logged.
+
+        Args:
+            environ: variables; this process's if None. An empty one counts as not set: scripts export those.
+            overrides: values by attribute, typed or as text; they win over variables. None is not given.
+
+        Raises:
+            SettingsError: names every wrong value, where it came from and what is allowed.
+        """
+        environ = os.environ if environ is None else environ
+        known = declarations()
+        problems = [_unknown("argument", name, known) for name in overrides if name not in known]
+        values: dict[str, Any] = {}
+        sources: dict[str, Source] = {}
+        for name, declaration in known.items():
+            given, sources[name] = _given(name, declaration, environ, overrides)
+            try:
+                values[name] = declaration.kind.read(given)
+            except ValueError:
+                problems.append(_wrong(name, declaration, given, sources[name]))
+        _raise(problems)
+        for problem in _unknown_variables(environ):
+            _logger.warning("%s", problem)
+        return cls(**values, sources=MappingProxyType(sources))
+
+    def changed(self, **overrides: object) -> Settings:
+        """Return a copy with other values, typed or as text, which count as arguments."""
+        copy = Settings.from_environment(self.as_variables(), **overrides)
+        kept = {name: self.source(name) for name in declarations() if overrides.get(name) is None}
+        return dataclasses.replace(copy, sources=MappingProxyType({**copy.sources, **kept}))
+
+    def source(self, name: str) -> Source:
+        """Return where the value of an attribute came from."""
+        untouched = getattr(self, name) == declarations()[name].default
+        return self.sources.get(name, "default" if untouched else "argument")
+
+    def as_variables(self) -> dict[str, str]:
+        """Return the variables that give another process these settings. Defaults are left out."""
+        return {
+            declaration.variable: declaration.kind.write(getattr(self, name))
+            for name, declaration in declarations().items()
+            if getattr(self, name) != declaration.default
+        }
+
+
+_DECLARATIONS: Final[Mapping[str, Declaration]] = MappingProxyType(
+    {field.name: field.metadata["declaration"] for field in dataclasses.fields(Settings) if field.metadata}
+)
+
+
+def declarations() -> Mapping[str, Declaration]:
+    """Return the declaration of each setting, by attribute, in the order in which users should meet them."""
+    return _DECLARATIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """One setting as `netstorm env` shows it."""
+
+    name: str
+    """The attribute of `Settings`, and the argument that overrides the variable."""
+    variable: str
+    value: Any
+    value_text: str
+    source: Source
+    default: Any
+    default_text: str
+    unit: str
+    allowed: str
+    meaning: str
+
+
+def describe(settings: Settings) -> list[SettingRow]:
+    """Return all there is to say about each setting."""
+    return [
+        SettingRow(
+            name=name,
+            variable=declaration.variable,
+            value=getattr(settings, name),
+            value_text=declaration.kind.for_people(getattr(settings, name)),
+            source=settings.source(name),
+            default=declaration.default,
+            default_text=declaration.kind.for_people(declaration.default),
+            unit=declaration.unit,
+            allowed=declaration.kind.allowed,
+            meaning=declaration.meaning,
+        )
+        for name, declaration in declarations().items()
+    ]
+
+
+def notes(settings: Settings, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return what is not wrong, but probably not what its author expects."""
+    found = _unknown_variables(os.environ if environ is None else environ)
+    if settings.num_servers:
+        found.append(
+            f"DMLC_NUM_SERVER={settings.num_servers} is ignored: there are no servers, every node aggregates"
+        )
+    return found
+
+
+# Variables of other programs whose values matter here, each with the reason.
+FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "MXNET_ENGINE_TYPE": "under NaiveEngine MXNet's operations block, so they cannot overlap",
+        "OMP_NUM_THREADS": "several nodes on one machine share its cores; a user's own choice is kept",
+    }
+)
+
+
+def foreign_variable(name: str) -> str | None:
+    """Return a variable of another program, or None if it is not set.
+
+    Raises:
+        UsageError: `name` is not in `FOREIGN_VARIABLES`.
+    """
+    if name not in FOREIGN_VARIABLES:
+        raise UsageError(
+            f"{name} is not in FOREIGN_VARIABLES: declare it there, with the reason for reading it"
+        )
+    return os.environ.get(name)
+
+
+def child_environment(base: Mapping[str, str] | None = None, **variables: object) -> dict[str, str]:
+    """Return the environment of a child process: some variables changed.
+
+    Args:
+        base: variables to start from; this process's if None.
+        variables: new values; None removes a variable, True and False become 1 and 0.
+
+    Raises:
+        SettingsError: a value that the child would refuse, or a variable `NETSTORM_*` that is no setting.
+    """
+    environment = dict(os.environ if base is None else base)
+    by_variable = {declaration.variable: (name, declaration) for name, declaration in declarations().items()}
+    problems = _unknown_variables(variables)
+    for variable, value in variables.items():
+        if value is None:
+            environment.pop(variable, None)
+            continue
+        environment[variable] = str(int(value)) if isinstance(value, bool) else str(value)
+        if variable in by_variable and environment[variable]:
+            name, declaration = by_variable[variable]
+            try:
+                declaration.kind.read(environment[variable])
+            except ValueError:
+                problems.append(_wrong(name, declaration, value, "environment"))
+    _raise(problems)
+    return environment
+
+
+def _given(
+    name: str, declaration: Declaration, environ: Mapping[str, str], overrides: Mapping[str, object]
+) -> tuple[object, Source]:
+    if overrides.get(name) is not None:
+        return overrides[name], "argument"
+    text = environ.get(declaration.variable, "").strip()
+    return (text, "environment") if text else (declaration.default, "default")
+
+
+def _wrong(name: str, declaration: Declaration, value: object, source: Source) -> str:
+    variable = declaration.variable
+    place = (
+        f"{variable}={value!r}"
+        if source == "environment"
+        else f"{name}={value!r} (an argument, for {variable})"
+    )
+    about = declaration.meaning.split(";")[0]
+    return f"{place}: expected {declaration.kind.allowed} ({about})"
+
+
+_WIDEST_ELEMENT: Final = 8
+"""Bytes of a float64 or int64, the widest types of a key."""
+
+
+def _contradictions(s: Settings) -> list[str]:
+    """Return what is wrong about settings that are each allowed."""
+    found = []
+    nodes = f"DMLC_NUM_WORKER={s.num_workers}"
+    if s.heartbeat_timeout_s < 2 * s.heartbeat_interval_s:
+        found.append(
+            f"PS_HEARTBEAT_TIMEOUT={s.heartbeat_timeout_s}: expected at least twice "
+            f"PS_HEARTBEAT_INTERVAL={s.heartbeat_interval_s}, or one late heartbeat ends the job"
+        )
+    for variable, rank in (("NETSTORM_RANK", s.rank), ("NETSTORM_HUB", s.hub)):
+        if rank >= s.num_workers:
+            found.append(f"{variable}={rank}: expected a rank from 0 to {s.num_workers - 1}, since {nodes}")
+    if s.num_roots > s.num_workers:
+        found.append(f"NUM_ROOT_SERVERS={s.num_roots}: expected at most one root a node, since {nodes}")
+    if s.probe_chunk_size > s.chunk_size:
+        found.append(
+            f"PROBE_CHUNK_SIZE={s.probe_chunk_size}: expected at most CHUNK_SIZE={s.chunk_size}, "
+            "or no chunk ever measures a link"
+        )
+    if s.max_message_bytes < s.chunk_size * _WIDEST_ELEMENT:
+        found.append(
+            f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least {s.chunk_size * _WIDEST_ELEMENT} "
+            f"bytes, one chunk of CHUNK_SIZE={s.chunk_size} elements of {_WIDEST_ELEMENT} bytes"
+        )
+    return found
+
+
+def _unknown_variables(environ: Mapping[str, object]) -> list[str]:
+    known = [declaration.variable for declaration in declarations().values()]
+    return [
+        _unknown("variable", name, known)
+        for name in environ
+        if name.startswith("NETSTORM_") and name not in known
+    ]
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {close[0]}?" if close else "`netstorm env` lists all settings"
+    return f"{name}: there is no setting of that name ({what}); {hint}"
+
+
+def _raise(problems: list[str]) -> None:
+    if len(problems) == 1:
+        raise SettingsError(problems[0])
+    if problems:
+        raise SettingsError(
+            f"{len(problems)} settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems)
+        )

@@ -1,0 +1,1 @@
+"""Fault plans, Hypothesis strategies and conformance suites, shipped for users too."""

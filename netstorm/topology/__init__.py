@@ -1,0 +1,1 @@
+"""From a network to a policy: pure functions, one file an algorithm."""
