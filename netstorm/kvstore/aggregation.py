@@ -1,7 +1,8 @@
 """Aggregate and forward: what a general node does with contributions and results.
 
-Per chunk and round: our own and all children's contributions are added, the sum goes to the parent; at the root it is
-complete when every rank is in; then it goes down again, and each node writes it to where its user wants it (design, §5).
+Per chunk and round: our own and all children's contributions are added, the sum goes to the parent; at the
+root it is complete when every rank is in; then it goes down again, and each node writes it to where its user
+wants it (design, §5).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from netstorm.topology.policy import Plan
 __all__ = ["ROUNDS_AHEAD", "Aggregation"]
 
 ROUNDS_AHEAD: Final = 2
-"""How far beyond its last complete round of a key a node may contribute. It bounds what others must keep for it."""
+"""How far beyond its last complete round of a key a node may contribute. It bounds what others must keep for
+it.
+"""
 
 
 _SENT: Final = ChunkSum()
@@ -117,7 +120,9 @@ class Aggregation:
             # made by a part that came before our binding and named another policy: no correct node sends that
             del self._rounds[key.identity, operation.round]
             self._counters.add("protocol_violations")
-            _log.warning("forgot parts of %s under policy %d; it runs under %d", operation, found.version, version)
+            _log.warning(
+                "forgot parts of %s under policy %d; it runs under %d", operation, found.version, version
+            )
         round = self._round(key, operation.round, version)
         round.operation = operation
         self.begun.append(RoundBegun(key=key.identity, round=operation.round, rule=operation.rule))
@@ -193,16 +198,25 @@ class Aggregation:
             )
         bound = self._bindings.version_of(part.key, part.round)
         if bound is not None and bound != part.version:
-            raise ProtocolViolation(f"{_name(part, key)} names policy {part.version}; the round runs under {bound}")
+            raise ProtocolViolation(
+                f"{_name(part, key)} names policy {part.version}; the round runs under {bound}"
+            )
         tree = plan.tree_of(layout.slots[part.chunk])
         if part.tree != tree:
-            raise ProtocolViolation(f"{_name(part, key)} names tree {part.tree}; under this policy it is in tree {tree}")
+            raise ProtocolViolation(
+                f"{_name(part, key)} names tree {part.tree}; under this policy it is in tree {tree}"
+            )
         if part.phase is Phase.REDUCE and int(peer) not in plan.reduce_children[tree]:
-            raise ProtocolViolation(f"{_name(part, key)} comes from rank {peer}, no child of this node in tree {tree}")
+            raise ProtocolViolation(
+                f"{_name(part, key)} comes from rank {peer}, no child of this node in tree {tree}"
+            )
         if part.phase is Phase.BROADCAST and int(peer) != plan.broadcast_parent[tree]:
-            raise ProtocolViolation(f"{_name(part, key)} comes from rank {peer}, not this node's parent in tree {tree}")
+            raise ProtocolViolation(
+                f"{_name(part, key)} comes from rank {peer}, not this node's parent in tree {tree}"
+            )
 
-    # ----------------------------------------------------------------------------------------------- moving on
+    # ----------------------------------------------------------------------------------------------- moving
+    # on
 
     def _round(self, key: Key, number: int, version: int) -> Round:
         found = self._rounds.get((key.identity, number))
@@ -217,7 +231,9 @@ class Aggregation:
         return found
 
     def _forward(self, round: Round, chunk: int) -> None:
-        """Send a chunk's sum to the parent if it is complete for this subtree; at the root it is the result."""
+        """Send a chunk's sum to the parent if it is complete for this subtree; at the root it is the
+        result.
+        """
         plan, layout = round.plan, round.key.layout
         assert layout is not None
         tree = plan.tree_of(layout.slots[chunk])
@@ -229,10 +245,22 @@ class Aggregation:
         if parent < 0:
             self._deliver(round, chunk, total.to_keep(round.key.dtype), None, priority)
             return
-        self._send(parent, round, chunk, tree, Phase.REDUCE, total.contributors, total.to_send(round.key.dtype), None, priority)
+        self._send(
+            parent,
+            round,
+            chunk,
+            tree,
+            Phase.REDUCE,
+            total.contributors,
+            total.to_send(round.key.dtype),
+            None,
+            priority,
+        )
         round.sums[chunk] = _SENT
 
-    def _deliver(self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int) -> None:
+    def _deliver(
+        self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int
+    ) -> None:
         """A chunk's result is here: pass it on, and write it."""
         plan, layout = round.plan, round.key.layout
         assert layout is not None
@@ -273,7 +301,13 @@ class Aggregation:
         )
         order: Order = (-priority, round.round, layout.offsets[chunk])
         self.instructions.append(
-            Send(peer=Peer(to), message=part, payload=payload, order=order, payload_crc=None if payload is None else crc)
+            Send(
+                peer=Peer(to),
+                message=part,
+                payload=payload,
+                order=order,
+                payload_crc=None if payload is None else crc,
+            )
         )
 
     def _close(self, round: Round) -> None:

@@ -11,8 +11,9 @@ from netstorm.topology.policy import Plan, Policy
 __all__ = ["Bindings"]
 
 _KEPT: Final = 64
-"""Newest policies kept though no round here refers to them: another rank's question may have bound a round to one of
-them whose answer to us is still under way."""
+"""Newest policies kept though no round here refers to them: another rank's question may have bound a round to
+one of them whose answer to us is still under way.
+"""
 
 
 class Bindings:

@@ -1,7 +1,7 @@
 """The sum of one chunk of one round, as far as it is here.
 
-Received payloads belong to us and are added to in place, so a hub holds one model, not one per child, and a chunk that has
-come in is forwarded without being copied. The user's source is only read.
+Received payloads belong to us and are added to in place, so a hub holds one model, not one per child, and a
+chunk that has come in is forwarded without being copied. The user's source is only read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ __all__ = ["ChunkSum"]
 
 
 class ChunkSum:
-    """Contributions to one chunk. Starts empty; ends as what is sent to the parent or, at the root, to the children."""
+    """Contributions to one chunk. Starts empty; ends as what is sent to the parent or, at the root, to the
+    children.
+    """
 
     __slots__ = ("_own", "_received", "_values", "contributors")
 

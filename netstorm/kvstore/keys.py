@@ -16,7 +16,19 @@ __all__ = ["DTYPES", "Array", "Key", "Layout"]
 
 Array = npt.NDArray[np.generic]
 
-DTYPES: Final = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES: Final = (
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
 """Types that can be summed. Integers wrap around, as NumPy's do."""
 
 
@@ -26,7 +38,9 @@ class Layout:
     __slots__ = ("bounds", "chunks", "offsets", "slots")
 
     def __init__(self, elements: int, itemsize: int, offset: int, chunk_size: int) -> None:
-        """Cut `elements` values into chunks of at most `chunk_size` elements; the key begins at byte `offset` of the job."""
+        """Cut `elements` values into chunks of at most `chunk_size` elements; the key begins at byte `offset`
+        of the job.
+        """
         starts = range(0, elements, chunk_size)
         self.chunks: Final = len(starts)
         self.bounds: Final = [(start, min(start + chunk_size, elements)) for start in starts]
@@ -68,8 +82,9 @@ class Key:
         return self.spec.name
 
     def take_round(self) -> int:
-        """Return the number of the next round. Call it on the thread that pushes, when it pushes: taken later, rounds
-        swap."""
+        """Return the number of the next round. Call it on the thread that pushes, when it pushes: taken
+        later, rounds swap.
+        """
         self.last_taken = next(self._rounds)
         return self.last_taken
 

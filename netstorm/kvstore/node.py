@@ -1,7 +1,8 @@
 """The general node: trains, aggregates and forwards. A pure state machine (design, §3 and §5).
 
-Its life: `joining` until the scheduler has all nodes, `running`, `finishing` once the user's program will push no more,
-and `over`. A failure, whoever's it is, ends everything that is outstanding and every later call with the same error.
+Its life: `joining` until the scheduler has all nodes, `running`, `finishing` once the user's program will
+push no more, and `over`. A failure, whoever's it is, ends everything that is outstanding and every later call
+with the same error.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import enum
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from netstorm import errors
 from netstorm.errors import NetStormError, ProtocolViolation
@@ -19,13 +19,26 @@ from netstorm.kvstore.aggregation import Aggregation
 from netstorm.kvstore.bindings import Bindings
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Done, Operation
+from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.registration import Registration
+from netstorm.kvstore.roster import Roster
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admission, Admit, Become, Call, Connect, Disconnect, Instruction, NotYet, Refuse, Send
+from netstorm.pslite.machine import (
+    Admission,
+    Become,
+    Call,
+    Connect,
+    Disconnect,
+    Instruction,
+    NotYet,
+    Refuse,
+    Send,
+)
 
-__all__ = ["GeneralNode", "NodeOptions", "State"]
+__all__ = ["GeneralNode", "State"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,79 +66,67 @@ class State(enum.Enum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    """What a general node must know before it joins."""
-
-    scheduler_host: str
-    scheduler_port: int
-    host: str
-    """Address that others can reach this node at."""
-    port: int
-    job: str = "default"
-    site: str = ""
-    asked_rank: int = -1
-    num_workers: int = 1
-    release: str = ""
-    pid: int = 0
-    must_agree: tuple[tuple[str, str], ...] = ()
-    """Job-wide settings given explicitly: (variable, value)."""
-    join_timeout_s: float = 300.0
-    wait_timeout_s: float = 3600.0
-
-
 class GeneralNode:
-    """One rank. Implements `pslite.machine.Machine`; the methods under "what the user wants" are for the runtime."""
+    """One rank. Implements `pslite.machine.Machine`; the methods under "what the user wants" are for the
+    runtime.
+    """
 
     def __init__(self, options: NodeOptions, *, now: float, counters: Counters | None = None) -> None:
         self.options: Final = options
         self.counters: Final = counters or Counters()
         self.state = State.JOINING
-        self.rank = -1
-        self.members: tuple[m.Member, ...] = ()
+        self.roster = Roster(-1, ())
+        """Empty until the scheduler has all nodes."""
         self.chunk_size = 0
         self.failure: NetStormError | None = None
         self._aggregation: Aggregation | None = None
         self._bindings: Bindings | None = None
+        self._registration: Final = Registration()
         self._instructions: list[Instruction] = []
-        self._join_deadline = now + options.join_timeout_s
+        self._join_deadline: Final = now + options.join_timeout_s
         self._on_joined: list[Done] = []
         self._last_waiting = ""
-        self._keys: dict[tuple[int, str], Key] = {}
-        self._to_register: list[Key] = []
-        self._unregistered: dict[tuple[int, str], list[Operation]] = {}
-        self._barrier_number = 0
+        self._next_barrier = 0
         self._barriers: dict[int, tuple[float, Done]] = {}
-        self._finished_peers: dict[int, dict[int, int]] = {}
         self._on_finished: list[Done] = []
         self._finish_deadline = math.inf
-        self._suspected: dict[int, tuple[float, str]] = {}
         self._heartbeat_interval_s = 1.0
         self._heartbeat_timeout_s = 10.0
         self._next_heartbeat = math.inf
         self._next_look = now + _SAY_EVERY_S
+        self._handlers: Final[dict[type[m.Message], Callable[[Any, float], None]]] = {
+            m.Joined: self._joined,
+            m.Waiting: self._waiting,
+            m.KeysRegistered: self._keys_registered,
+            m.TopologyAnswer: self._topology_answer,
+            m.NewPolicy: self._new_policy,
+            m.BarrierReached: self._barrier_reached,
+            m.PeerFinished: self._peer_finished,
+            m.AllFinished: self._all_finished,
+            m.PeerGone: self._peer_gone,
+        }
+        """What the scheduler may say."""
         self._ask_to_join()
+
+    @property
+    def rank(self) -> int:
+        """This node's rank; -1 until it has joined."""
+        return self.roster.rank
+
+    @property
+    def members(self) -> tuple[m.Member, ...]:
+        """All nodes of the job, by rank; empty until this one has joined."""
+        return self.roster.members
 
     def _ask_to_join(self) -> None:
         options = self.options
         self._instructions += [
             Connect(peer=SCHEDULER, host=options.scheduler_host, port=options.scheduler_port),
-            Send(
-                peer=SCHEDULER,
-                message=m.Join(
-                    asked_rank=options.asked_rank,
-                    num_workers=options.num_workers,
-                    host=options.host,
-                    port=options.port,
-                    site=options.site,
-                    release=options.release,
-                    pid=options.pid,
-                    must_agree=dict(options.must_agree),
-                ),
-            ),
+            Send(peer=SCHEDULER, message=options.join()),
         ]
 
-    # --------------------------------------------------------------------------------------- what the user wants
+    # --------------------------------------------------------------------------------------- what the user
+    # wants
 
     def on_joined(self, done: Done) -> None:
         """Call `done` when all nodes are here, or why that will not happen."""
@@ -133,8 +134,7 @@ class GeneralNode:
 
     def register(self, key: Key, now: float) -> None:
         """Make a key known to the job. Operations on it may be submitted at once."""
-        self._keys[key.spec.namespace, key.name] = key
-        self._to_register.append(key)
+        self._registration.add(key)
 
     def submit(self, operation: Operation, now: float) -> None:
         """Begin an all-reduce as soon as it may begin; its `done` is called in any case."""
@@ -142,8 +142,7 @@ class GeneralNode:
             self._complete(operation.done, self.failure)
         elif operation.key.identity < 0:
             operation.begun_at = now
-            identity = (operation.key.spec.namespace, operation.key.name)
-            self._unregistered.setdefault(identity, []).append(operation)
+            self._registration.hold(operation)
         else:
             self._running().submit(operation, now)
             self._check_for_finished_peers()
@@ -153,18 +152,19 @@ class GeneralNode:
         if self.failure is not None:
             self._complete(done, self.failure)
             return
-        self._barriers[self._barrier_number] = (now, done)
-        self._send(m.Barrier(number=self._barrier_number))
-        self._barrier_number += 1
+        self._barriers[self._next_barrier] = (now, done)
+        self._send(m.Barrier(number=self._next_barrier))
+        self._next_barrier += 1
 
     def finish(self, done: Done, now: float) -> None:
-        """Push no more; call `done` when nobody needs this node any longer. What is outstanding is finished first."""
+        """Push no more; call `done` when nobody needs this node any longer. What is outstanding is finished
+        first.
+        """
         if self.failure is None and self.state is State.RUNNING:
             self.state = State.FINISHING
             self._finish_deadline = now + self.options.wait_timeout_s
             self._flush()
-            used = {key.identity: key.last_taken for key in self._keys.values() if key.identity >= 0}
-            self._send(m.Finished(last_rounds=used))
+            self._send(m.Finished(last_rounds=self._registration.last_rounds()))
         self._call_or_keep(self._on_finished, done, ready=self.state is State.OVER)
 
     def fail(self, reason: str, now: float) -> None:
@@ -173,13 +173,17 @@ class GeneralNode:
 
     def abort(self, error: Exception, now: float) -> None:
         """Fail everything that is outstanding; say nothing to anybody."""
-        wrapped = error if isinstance(error, NetStormError) else errors.Closed(f"the I/O thread has died: {error!r}")
+        wrapped = (
+            error
+            if isinstance(error, NetStormError)
+            else errors.Closed(f"the I/O thread has died: {error!r}")
+        )
         self._stop(wrapped)
 
     def outstanding(self) -> int:
         """Return how many operations are not complete."""
-        queued = sum(len(operations) for operations in self._unregistered.values())
-        return queued + (0 if self._aggregation is None else sum(1 for _ in self._aggregation.outstanding()))
+        running = () if self._aggregation is None else self._aggregation.outstanding()
+        return len(self._registration.waiting()) + sum(1 for _ in running)
 
     # -------------------------------------------------------------------------------------- what others want
 
@@ -191,15 +195,11 @@ class GeneralNode:
             return Refuse(f"rank {self.rank} has left the job")
         if self.state is State.JOINING:
             return NotYet()
-        if hello.receiver != self.rank:
-            return Refuse(f"this is rank {self.rank}, not rank {hello.receiver}")
-        if not 0 <= hello.sender < len(self.members):
-            return Refuse(f"no rank {hello.sender} in a job of {len(self.members)} nodes")
-        if self.members[hello.sender].incarnation != hello.incarnation:
-            return Refuse(f"another process is rank {hello.sender} of this job")
-        return Admit(Peer(hello.sender))
+        return self.roster.admit(hello)
 
-    def receive(self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float) -> None:
+    def receive(
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+    ) -> None:
         """Take a message from a peer."""
         if self.failure is not None:
             return
@@ -208,24 +208,28 @@ class GeneralNode:
                 raise ProtocolViolation("the scheduler sends no parts")
             self._running().receive(peer, message, payload, payload_crc)
             return
-        handler = _FROM_SCHEDULER.get(type(message))
+        handler = self._handlers.get(type(message))
         if peer != SCHEDULER or handler is None:
             raise ProtocolViolation(f"a general node takes no {type(message).__name__} from peer {peer}")
-        handler(self, message, now)
+        handler(message, now)
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
         if self.failure is not None or self.state is State.OVER:
             return
         if peer != SCHEDULER:
-            self._suspected[int(peer)] = (now, reason)
+            self.roster.suspect(int(peer), reason, now)
             self._send(m.Suspect(rank=int(peer), reason=reason))
         elif self.state is State.JOINING and now < self._join_deadline:
-            _log.warning("no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason)
+            _log.warning(
+                "no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason
+            )
             self._instructions.append(Disconnect(peer=SCHEDULER, at_once=True))
             self._ask_to_join()
         else:
-            self._stop(errors.SchedulerLost(f"rank {self.rank} cannot reach the scheduler any more: {reason}"))
+            self._stop(
+                errors.SchedulerLost(f"rank {self.rank} cannot reach the scheduler any more: {reason}")
+            )
 
     def tick(self, now: float) -> None:
         """Send what is due, and look at deadlines."""
@@ -236,21 +240,25 @@ class GeneralNode:
             self._next_heartbeat = now + self._heartbeat_interval_s
             self._send(m.Heartbeat(busy=self._waiting_text(now)))
         if self.state is State.JOINING and now >= self._join_deadline:
-            missing = self._last_waiting or f"no answer from {self._scheduler_name()}"
+            missing = self._last_waiting or f"no answer from {self.options.scheduler_name()}"
             limit = self.options.join_timeout_s
-            self._blame(errors.WaitTimeout(f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {missing}"))
+            self._blame(
+                errors.WaitTimeout(
+                    f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {missing}"
+                )
+            )
             return
-        for rank, (since, reason) in self._suspected.items():
-            if now - since > self._heartbeat_timeout_s + _DECISION_S:
-                self._blame(errors.NodeLost(f"{self._describe(rank)} cannot be reached from rank {self.rank}: {reason}"))
-                return
+        lost = self.roster.undecided(now, self._heartbeat_timeout_s + _DECISION_S)
+        if lost is not None:
+            self._blame(lost)
+            return
         if now >= self._next_look:
             self._next_look = now + _SAY_EVERY_S
             self._look_at_deadlines(now)
 
     def next_tick(self) -> float:
         """Return when something is due."""
-        if self._to_register or (self._aggregation is not None and self._aggregation.begun):
+        if self._aggregation is not None and (self._registration.has_request() or self._aggregation.begun):
             return 0.0
         if self.failure is not None or self.state is State.OVER:
             return math.inf
@@ -266,13 +274,14 @@ class GeneralNode:
         self._instructions = []
         return taken
 
-    # ------------------------------------------------------------------------------------------ the scheduler says
+    # ------------------------------------------------------------------------------------------ the scheduler
+    # says
 
     def _joined(self, message: m.Joined, now: float) -> None:
         if self.state is not State.JOINING:
             raise ProtocolViolation("joined twice")
         self.state = State.RUNNING
-        self.rank, self.members, self.chunk_size = message.rank, message.members, message.chunk_size
+        self.roster, self.chunk_size = Roster(message.rank, message.members), message.chunk_size
         self._heartbeat_interval_s = message.heartbeat_interval_s
         self._heartbeat_timeout_s = message.heartbeat_timeout_s
         self._next_heartbeat = now
@@ -280,9 +289,8 @@ class GeneralNode:
         self._bindings.install(message.policy)
         self._aggregation = Aggregation(self.rank, self._bindings, self.counters)
         self._instructions.append(Become(rank=self.rank))
-        for member in self.members:
-            if member.rank != self.rank:
-                self._instructions.append(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
+        for member in self.roster.others():
+            self._instructions.append(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
         self._complete_all(self._on_joined, None)
 
     def _waiting(self, message: m.Waiting, now: float) -> None:
@@ -295,12 +303,9 @@ class GeneralNode:
         for binding in message.bindings:
             bindings.bind(binding)
         for grant in message.grants:
-            key = self._keys.get((grant.namespace, grant.name))
-            if key is None or key.identity >= 0:
-                raise ProtocolViolation(f"the scheduler grants key {grant.name!r}, which was not asked for")
-            key.granted(grant, self.chunk_size)
+            key, operations = self._registration.granted(grant, self.chunk_size)
             aggregation.add_key(key)
-            for operation in self._unregistered.pop((grant.namespace, grant.name), ()):
+            for operation in operations:
                 aggregation.submit(operation, operation.begun_at)
         self._check_for_finished_peers()
 
@@ -323,15 +328,14 @@ class GeneralNode:
         self._complete(waiting[1], None)
 
     def _peer_finished(self, message: m.PeerFinished, now: float) -> None:
-        self._finished_peers[message.rank] = message.last_rounds
+        self.roster.finished(message.rank, message.last_rounds)
         self._check_for_finished_peers()
 
     def _all_finished(self, message: m.AllFinished, now: float) -> None:
         self.state = State.OVER
         self._send(m.Leave())
-        for member in self.members:
-            if member.rank != self.rank:
-                self._instructions.append(Disconnect(peer=Peer(member.rank)))
+        for member in self.roster.others():
+            self._instructions.append(Disconnect(peer=Peer(member.rank)))
         self._instructions.append(Disconnect(peer=SCHEDULER))
         self._complete_all(self._on_finished, None)
 
@@ -340,27 +344,15 @@ class GeneralNode:
             return
         self._stop(_KINDS.get(message.kind, errors.Unavailable)(message.reason))
 
-    # --------------------------------------------------------------------------------------------------- helpers
+    # ---------------------------------------------------------------------------------------------------
+    # helpers
 
     def _check_for_finished_peers(self) -> None:
         """A round that a finished rank never pushed will not complete: say so now."""
-        if not self._finished_peers or self._aggregation is None:
-            return
-        for operation in self._aggregation.outstanding():
-            for rank, last_rounds in self._finished_peers.items():
-                last = last_rounds.get(operation.key.identity, -1)
-                if operation.round > last:
-                    self._uneven(operation, rank, last)
-                    return
-
-    def _uneven(self, operation: Operation, rank: int, last: int) -> None:
-        self._blame(
-            errors.UnevenRounds(
-                f"rank {self.rank} waits for {operation}, but {self._describe(rank)} has finished "
-                + (f"after round {last}" if last >= 0 else "without ever using that key")
-                + ": every rank must push every key equally often (the same number of batches)"
-            )
-        )
+        if self._aggregation is not None:
+            uneven = self.roster.uneven(self._aggregation.outstanding())
+            if uneven is not None:
+                self._blame(uneven)
 
     def _look_at_deadlines(self, now: float) -> None:
         text = self._waiting_text(now)
@@ -370,12 +362,16 @@ class GeneralNode:
         oldest = math.inf if self._aggregation is None else self._aggregation.oldest()
         oldest = min([oldest, *(since for since, _ in self._barriers.values())])
         if now - oldest > limit or now > self._finish_deadline:
-            self._blame(errors.WaitTimeout(f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT): {text or self._last_waiting}"))
+            self._blame(
+                errors.WaitTimeout(
+                    f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT): {text or self._last_waiting}"
+                )
+            )
 
     def _waiting_text(self, now: float) -> str:
         """Say what this node has been waiting for for a while; empty if for nothing."""
         if self.state is State.JOINING:
-            return self._last_waiting or f"waiting for {self._scheduler_name()}"
+            return self._last_waiting or f"waiting for {self.options.scheduler_name()}"
         if self._aggregation is not None:
             for operation in self._aggregation.outstanding():
                 if now - operation.begun_at >= self._heartbeat_interval_s:
@@ -383,38 +379,33 @@ class GeneralNode:
         if self._barriers:
             return f"barrier {min(self._barriers)}: {self._last_waiting}"
         if self.state is State.FINISHING:
-            there = sorted(set(range(len(self.members))) - set(self._finished_peers) - {self.rank})
-            return f"finished; ranks {there} have not"
+            return f"finished; ranks {self.roster.unfinished()} have not"
         return ""
 
     def _flush(self) -> None:
         """Send registrations and topology requests, one message for all that have gathered."""
-        if self.failure is not None:
-            self._to_register.clear()
-            return
-        if self._aggregation is not None:
-            if self._to_register:
-                self._send(m.RegisterKeys(keys=tuple(key.spec for key in self._to_register)))
-                self._to_register = []
+        if self.failure is None and self._aggregation is not None:
+            if self._registration.has_request():
+                self._send(self._registration.take_request())
             if self._aggregation.begun:
                 self._send(m.TopologyRequest(begun=tuple(self._aggregation.begun)))
                 self._aggregation.begun = []
 
     def _stop(self, error: NetStormError, *, say: str | None = None) -> None:
-        """Fail everything, now and later; the first reason stays. `say`: what to tell the others, if they don't know."""
+        """Fail everything, now and later; the first reason stays. `say`: what to tell the others, if they
+        don't know.
+        """
         if self.failure is not None or self.state is State.OVER:
             return
         self.failure = error
         self._send(m.Leave() if say is None else m.Failed(reason=say))
-        for member in self.members:
-            if member.rank != self.rank:
-                self._instructions.append(Disconnect(peer=Peer(member.rank), at_once=True))
+        for member in self.roster.others():
+            self._instructions.append(Disconnect(peer=Peer(member.rank), at_once=True))
         if self._aggregation is not None:
             self._aggregation.fail_all(error)
-        for operations in self._unregistered.values():
-            for operation in operations:
-                self._complete(operation.done, error)
-        self._unregistered.clear()
+        for operation in self._registration.waiting():
+            self._complete(operation.done, error)
+        self._registration.clear()
         for _, done in self._barriers.values():
             self._complete(done, error)
         self._barriers.clear()
@@ -448,26 +439,8 @@ class GeneralNode:
         else:
             waiting.append(done)
 
-    def _describe(self, rank: int) -> str:
-        member = self.members[rank]
-        site = f", {member.site}" if member.site else ""
-        return f"rank {rank} ({member.host}:{member.port}{site})"
-
-    def _scheduler_name(self) -> str:
-        return f"the scheduler at {self.options.scheduler_host}:{self.options.scheduler_port}"
-
 
 _DECISION_S: Final = 2.0
-"""How much longer than the heartbeat time-out a node waits for the scheduler's word on a rank it cannot reach."""
-
-_FROM_SCHEDULER: Final[dict[type[m.Message], Callable[..., None]]] = {
-    m.Joined: GeneralNode._joined,
-    m.Waiting: GeneralNode._waiting,
-    m.KeysRegistered: GeneralNode._keys_registered,
-    m.TopologyAnswer: GeneralNode._topology_answer,
-    m.NewPolicy: GeneralNode._new_policy,
-    m.BarrierReached: GeneralNode._barrier_reached,
-    m.PeerFinished: GeneralNode._peer_finished,
-    m.AllFinished: GeneralNode._all_finished,
-    m.PeerGone: GeneralNode._peer_gone,
-}
+"""How much longer than the heartbeat time-out a node waits for the scheduler's word on a rank it cannot
+reach.
+"""

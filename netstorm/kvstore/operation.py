@@ -20,8 +20,9 @@ Done = Callable[[Exception | None], None]
 class Operation:
     """Sum `source` over all ranks into `destination`, for one round of one key.
 
-    `source` and `destination` are flat arrays of the key's type and may be the same memory. `source` None contributes
-    zeros; `destination` None drops the result. Both must stay valid until `done` is called, and unchanged but by us.
+    `source` and `destination` are flat arrays of the key's type and may be the same memory. `source` None
+    contributes zeros; `destination` None drops the result. Both must stay valid until `done` is called, and
+    unchanged but by us.
     """
 
     __slots__ = ("begun_at", "destination", "done", "key", "priority", "round", "rule", "source")

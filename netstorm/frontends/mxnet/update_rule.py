@@ -1,0 +1,112 @@
+"""What happens to a stored value when a sum arrives, and its fingerprint: all ranks must do the same.
+
+Replicas stay equal because every rank runs the same rule on the same bytes. The fingerprint goes with every
+round; the scheduler compares, so that a different optimiser, or a learning rate changed on one rank only, is
+an error that names both and not a model that drifts apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, Final
+
+from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.compat import mx
+
+__all__ = ["UpdateRule", "write_atomically"]
+
+_log = logging.getLogger(__name__)
+
+_READS_VALUES: Final = ("LARS", "LBSGD")
+"""Optimisers whose update waits for a value (a norm)."""
+
+_NOT_COMPARED: Final = frozenset(
+    {"param_dict", "idx2name", "sym_info", "num_update", "begin_num_update", "lr", "rescale_grad"}
+)
+"""Attributes that may differ (names of parameters), change with every update, or are in the live part."""
+
+
+class UpdateRule:
+    """An updater and what to call it."""
+
+    def __init__(self, updater: Callable[..., Any], text: str, optimizer: Any | None) -> None:
+        self.updater: Final[Any] = updater
+        self._text: Final = text
+        self._optimizer: Final = optimizer
+
+    @classmethod
+    def of_optimizer(cls, optimizer: Any) -> UpdateRule:
+        """Return the rule of an `mx.optimizer.Optimizer`."""
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise UsageError(f"set_optimizer takes an mxnet Optimizer, not {type(optimizer).__name__}")
+        name = type(optimizer).__name__
+        if name in _READS_VALUES:
+            _log.warning(
+                "%s reads values in its update, so each key waits for its own round trip: "
+                "with gluon.Trainer set update_on_kvstore=False, and all keys travel together",
+                name,
+            )
+        details = ", ".join(
+            f"{attribute}={_plain(value)}"
+            for attribute, value in sorted(vars(optimizer).items())
+            if not attribute.startswith("_") and attribute not in _NOT_COMPARED
+        )
+        _log.info("update rule: %s(%s)", name, details)
+        digest = hashlib.sha256(details.encode()).hexdigest()[:8]
+        return cls(mx.optimizer.get_updater(optimizer), f"{name}#{digest}", optimizer)
+
+    @classmethod
+    def of_function(cls, updater: Any) -> UpdateRule:
+        """Return the rule of a user's own function (key, sum, stored)."""
+        if not callable(updater):
+            raise UsageError(
+                f"_set_updater takes a function (key, sum, stored), not {type(updater).__name__}"
+            )
+        name = f"{getattr(updater, '__module__', '?')}.{getattr(updater, '__qualname__', type(updater).__qualname__)}"
+        return cls(updater, f"updater {name}", None)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there is an optimiser whose states can be saved."""
+        return self._optimizer is not None
+
+    def now(self) -> str:
+        """Return the fingerprint at this moment: with what scripts change between steps."""
+        if self._optimizer is None:
+            return self._text
+        return f"{self._text} lr={self._optimizer.lr!r} rescale_grad={self._optimizer.rescale_grad!r}"
+
+
+def _plain(value: Any) -> str:
+    """Return a value as text that is the same on all ranks for the same settings."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_plain(value[key])}" for key in sorted(value, key=str)) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_plain, value)) + "]"
+    settings = (
+        {name: inner for name, inner in vars(value).items() if not name.startswith("_")}
+        if hasattr(value, "__dict__")
+        else {}
+    )
+    return type(value).__name__ + (_plain(settings) if settings else "")
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Write a file so that a reader, or another rank that writes the same bytes, never sees half of it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=os.path.basename(path) + ".")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise

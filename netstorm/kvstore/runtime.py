@@ -1,0 +1,243 @@
+"""The shell around a general node: its threads, sockets, signals and end. Frontends come in here.
+
+One runtime a process, shared by all its stores. Calls come from any thread; everything that happens to the
+node happens on the I/O thread.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+from typing import Final
+
+import netstorm
+from netstorm import clock
+from netstorm.errors import Closed, NetStormError, UsageError
+from netstorm.kvstore.keys import Key
+from netstorm.kvstore.node import GeneralNode
+from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.signals import SignalWatch
+from netstorm.observe.counters import Counters
+from netstorm.pslite.addresses import advertised_host, resolve
+from netstorm.pslite.driver import Driver, start_driver
+from netstorm.settings import Settings, declarations
+
+__all__ = ["Runtime"]
+
+_SLICE_S: Final = 0.2
+"""Blocking waits are cut into slices, so that Python's signal handlers run."""
+
+_LINGER_S: Final = 2.0
+"""How long a last word (finished, failed) may take to leave."""
+
+_MUST_AGREE: Final = ("chunk_size", "num_roots", "topology", "hub")
+"""Settings of the whole job: the scheduler's count; a node that was given others is refused."""
+
+
+class Runtime:
+    """A general node at work in this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Bind, connect to the scheduler and wait until all nodes are here.
+
+        Raises:
+            SettingsError: an address cannot be used.
+            JoinRefused, Disagreement, WaitTimeout, SchedulerLost: the job does not come together; says why.
+        """
+        self.settings: Final = settings
+        self.counters: Final = Counters()
+        self._pid: Final = os.getpid()
+        self._namespaces = 0
+        self._closing = threading.Lock()
+        self._closed = False
+        host = advertised_host(
+            node_host=settings.node_host, interface=settings.interface, scheduler_host=settings.scheduler_host
+        )
+
+        def make_node(port: int, incarnation: int) -> GeneralNode:
+            return GeneralNode(
+                NodeOptions(
+                    scheduler_host=resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI"),
+                    scheduler_port=settings.scheduler_port,
+                    host=host,
+                    port=settings.advertised_port or port,
+                    job=settings.job,
+                    site=settings.site,
+                    asked_rank=settings.rank,
+                    num_workers=settings.num_workers,
+                    release=netstorm.__version__,
+                    pid=self._pid,
+                    must_agree=_given(settings),
+                    join_timeout_s=settings.join_timeout_s,
+                    wait_timeout_s=settings.wait_timeout_s,
+                ),
+                now=clock.monotonic(),
+                counters=self.counters,
+            )
+
+        self._driver: Final[Driver[GeneralNode]] = start_driver(
+            make_node,
+            settings=settings,
+            counters=self.counters,
+            host=host,
+            bind_host=settings.bind_host or host,
+        )
+        self.node: Final = self._driver.machine
+        self._signals: Final = SignalWatch(self._driver, self.interrupted)
+        try:
+            self._wait(self._driver.ask(lambda done, now: self.node.on_joined(done)))
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def rank(self) -> int:
+        """This node's rank."""
+        return self.node.rank
+
+    @property
+    def size(self) -> int:
+        """How many nodes the job has."""
+        return len(self.node.members)
+
+    @property
+    def failure(self) -> NetStormError | None:
+        """Why nothing works any more; None while it does."""
+        return self.node.failure
+
+    def is_mine(self) -> bool:
+        """Return whether this process made the runtime; a forked child did not."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raise what has made this runtime useless, if anything has.
+
+        Raises:
+            Closed: after `close`, or in a forked child.
+            NetStormError: the failure of the job, the same for every call.
+        """
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"this store belongs to process {self._pid}; process {os.getpid()} was forked from it and cannot use it: "
+                "create the store in the process that trains"
+            )
+        failure = self.node.failure
+        if failure is not None:
+            raise type(failure)(*failure.args)
+        if self._closed:
+            raise Closed("the store has been closed")
+
+    # -------------------------------------------------------------------------------------------- what it
+    # does
+
+    def open_namespace(self) -> int:
+        """Return the number of a new store: the n-th of this process is the n-th of every process."""
+        self.check()
+        self._namespaces += 1
+        return self._namespaces - 1
+
+    def register(self, namespace: int, name: str, shape: tuple[int, ...], dtype: str) -> Key:
+        """Make a key known to the job; does not wait for the scheduler's answer.
+
+        Raises:
+            UsageError: a type that cannot be summed.
+        """
+        self.check()
+        key = Key(namespace, name, shape, dtype)
+        self._driver.post(lambda now: self.node.register(key, now))
+        return key
+
+    def submit(self, operation: Operation) -> None:
+        """Begin an all-reduce; its `done` is called on the I/O thread, whatever happens. Never raises, never
+        blocks.
+        """
+        try:
+            self._driver.post(lambda now: self.node.submit(operation, now))
+        except Closed as error:
+            operation.done(error)
+
+    def allreduce(self, operation: Operation, timeout_s: float | None = None) -> None:
+        """Like `submit`, and wait for the result.
+
+        Raises:
+            WaitTimeout: after `timeout_s` (None: NETSTORM_WAIT_TIMEOUT).
+            NetStormError: whatever has made it fail.
+        """
+        self.check()
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        operation.done = lambda error: (
+            future.set_result(None) if error is None else future.set_exception(error)
+        )
+        self.submit(operation)
+        self._wait(future, timeout_s)
+
+    def barrier(self) -> None:
+        """Wait until every rank has come to its n-th barrier.
+
+        Raises:
+            WaitTimeout: names the ranks that are missing.
+            NetStormError: whatever has made it fail.
+        """
+        self.check()
+        self._wait(self._driver.ask(self.node.barrier))
+
+    def fail(self, reason: str) -> None:
+        """Tell everybody that this rank's program has failed. Nothing works afterwards; `close` does not
+        wait.
+        """
+        if os.getpid() == self._pid and not self._closed:
+            self._driver.post(lambda now: self.node.fail(reason, now))
+
+    def interrupted(self, signal_name: str) -> None:
+        """A signal has come: fail what is outstanding, since Python is deaf while it is blocked inside a
+        library.
+        """
+        self.node.fail(f"interrupted by {signal_name}", clock.monotonic())
+
+    def finish(self) -> None:
+        """Push no more, and wait until no rank needs this node: it goes on forwarding until then.
+
+        Raises:
+            NetStormError: the job has failed before all had finished.
+        """
+        self.check()
+        self._wait(self._driver.ask(self.node.finish))
+
+    def close(self) -> None:
+        """Stop the I/O thread and close the sockets. Twice does no harm; in a forked child it does
+        nothing.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._signals.close()
+        self._driver.close(linger_s=_LINGER_S)
+
+    def _wait(self, future: concurrent.futures.Future[None], timeout_s: float | None = None) -> None:
+        deadline = None if timeout_s is None else clock.monotonic() + timeout_s
+        while True:
+            try:
+                future.result(timeout=_SLICE_S)
+            except concurrent.futures.TimeoutError:
+                if future.done():
+                    raise
+                if deadline is not None and clock.monotonic() > deadline:
+                    raise UsageError(f"no result within {timeout_s:g} s") from None
+            else:
+                return
+
+
+def _given(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Return the job-wide settings that this process was given explicitly, by variable."""
+    return tuple(
+        (declarations()[name].variable, str(getattr(settings, name)))
+        for name in _MUST_AGREE
+        if settings.sources.get(name, "default") != "default"
+    )
