@@ -1,16 +1,29 @@
-"""What kinds of value a setting takes: how each is read from text, checked, and written."""
+"""How a setting is declared, and what kinds of value there are: how each is read, checked and written."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from netstorm import units
 
-__all__ = ["Kind", "amount", "host", "one_of", "ratio", "seconds", "switch", "whole", "words"]
+__all__ = [
+    "Declaration",
+    "Kind",
+    "amount",
+    "host",
+    "one_of",
+    "ratio",
+    "seconds",
+    "setting",
+    "switch",
+    "whole",
+    "words",
+]
 
 T = TypeVar("T")
 W = TypeVar("W", bound=str)
@@ -48,6 +61,24 @@ class Kind(Generic[T]):
     def for_people(self, value: T) -> str:
         """Return the text that people see."""
         return self.show(value) if self.show is not None else self.write(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """All that is known of one setting but its value."""
+
+    variable: str
+    kind: Kind[Any]
+    default: Any
+    unit: str
+    meaning: str
+
+
+def setting(variable: str, kind: Kind[T], default: T, unit: str, meaning: str) -> T:
+    """Declare a field of `Settings`. Its `unit` is empty where a number is not one of something."""
+    declaration = Declaration(variable, kind, default, unit, meaning)
+    field: T = dataclasses.field(default=default, metadata={"declaration": declaration})
+    return field
 
 
 def whole(least: int, most: int | None = None) -> Kind[int]:

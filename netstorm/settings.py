@@ -17,51 +17,41 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 from netstorm.errors import SettingsError, UsageError
-from netstorm.setting_kinds import Kind, amount, host, one_of, ratio, seconds, switch, whole, words
+from netstorm.setting_kinds import (
+    Declaration,
+    amount,
+    host,
+    one_of,
+    ratio,
+    seconds,
+    setting,
+    switch,
+    whole,
+    words,
+)
 
 __all__ = [
     "FOREIGN_VARIABLES",
     "LogLevel",
     "Role",
-    "SettingRow",
     "Settings",
     "Source",
     "TopologyName",
     "child_environment",
     "declarations",
-    "describe",
     "foreign_variable",
-    "notes",
+    "unknown_variables",
 ]
 
-T = TypeVar("T")
 Source: TypeAlias = Literal["default", "environment", "argument"]
 Role: TypeAlias = Literal["worker", "scheduler", "server"]
 TopologyName: TypeAlias = Literal["fapt", "star"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """All that is known of one setting but its value."""
-
-    variable: str
-    kind: Kind[Any]
-    default: Any
-    unit: str
-    meaning: str
-
-
-def setting(variable: str, kind: Kind[T], default: T, unit: str, meaning: str) -> T:
-    """Declare a field of `Settings`. Its `unit` is empty where a number is not one of something."""
-    declaration = Declaration(variable, kind, default, unit, meaning)
-    field: T = dataclasses.field(default=default, metadata={"declaration": declaration})
-    return field
 
 
 _LATER: Final = "accepted and checked; takes effect when measuring the network arrives"
@@ -320,15 +310,15 @@ class Settings:
             except ValueError:
                 problems.append(_wrong(name, declaration, given, sources[name]))
         _raise(problems)
-        for problem in _unknown_variables(environ):
+        for problem in unknown_variables(environ):
             _logger.warning("%s", problem)
-        return cls(**values, sources=MappingProxyType(sources))
+        return cls(**values, sources=sources)
 
     def changed(self, **overrides: object) -> Settings:
         """Return a copy with other values, typed or as text, which count as arguments."""
         copy = Settings.from_environment(self.as_variables(), **overrides)
         kept = {name: self.source(name) for name in declarations() if overrides.get(name) is None}
-        return dataclasses.replace(copy, sources=MappingProxyType({**copy.sources, **kept}))
+        return dataclasses.replace(copy, sources={**copy.sources, **kept})
 
     def source(self, name: str) -> Source:
         """Return where the value of an attribute came from."""
@@ -354,50 +344,15 @@ def declarations() -> Mapping[str, Declaration]:
     return _DECLARATIONS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRow:
-    """One setting as `netstorm env` shows it."""
-
-    name: str
-    """The attribute of `Settings`, and the argument that overrides the variable."""
-    variable: str
-    value: Any
-    value_text: str
-    source: Source
-    default: Any
-    default_text: str
-    unit: str
-    allowed: str
-    meaning: str
-
-
-def describe(settings: Settings) -> list[SettingRow]:
-    """Return all there is to say about each setting."""
+def unknown_variables(environ: Iterable[str] | None = None) -> list[str]:
+    """Return a sentence about each variable `NETSTORM_*` that is no setting: probably a misspelled one."""
+    known = [declaration.variable for declaration in declarations().values()]
+    names = os.environ if environ is None else environ
     return [
-        SettingRow(
-            name=name,
-            variable=declaration.variable,
-            value=getattr(settings, name),
-            value_text=declaration.kind.for_people(getattr(settings, name)),
-            source=settings.source(name),
-            default=declaration.default,
-            default_text=declaration.kind.for_people(declaration.default),
-            unit=declaration.unit,
-            allowed=declaration.kind.allowed,
-            meaning=declaration.meaning,
-        )
-        for name, declaration in declarations().items()
+        _unknown("variable", name, known)
+        for name in names
+        if name.startswith("NETSTORM_") and name not in known
     ]
-
-
-def notes(settings: Settings, environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return what is not wrong, but probably not what its author expects."""
-    found = _unknown_variables(os.environ if environ is None else environ)
-    if settings.num_servers:
-        found.append(
-            f"DMLC_NUM_SERVER={settings.num_servers} is ignored: there are no servers, every node aggregates"
-        )
-    return found
 
 
 # Variables of other programs whose values matter here, each with the reason.
@@ -434,7 +389,7 @@ def child_environment(base: Mapping[str, str] | None = None, **variables: object
     """
     environment = dict(os.environ if base is None else base)
     by_variable = {declaration.variable: (name, declaration) for name, declaration in declarations().items()}
-    problems = _unknown_variables(variables)
+    problems = unknown_variables(variables)
     for variable, value in variables.items():
         if value is None:
             environment.pop(variable, None)
@@ -501,18 +456,11 @@ def _contradictions(s: Settings) -> list[str]:
     return found
 
 
-def _unknown_variables(environ: Mapping[str, object]) -> list[str]:
-    known = [declaration.variable for declaration in declarations().values()]
-    return [
-        _unknown("variable", name, known)
-        for name in environ
-        if name.startswith("NETSTORM_") and name not in known
-    ]
-
-
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {close[0]}?" if close else "`netstorm env` lists all settings"
+    # The prefix that all have in common would make any two names look alike.
+    by_rest = {other.removeprefix("NETSTORM_"): other for other in known}
+    close = difflib.get_close_matches(name.removeprefix("NETSTORM_"), by_rest, n=1)
+    hint = f"did you mean {by_rest[close[0]]}?" if close else "`netstorm env` lists all settings"
     return f"{name}: there is no setting of that name ({what}); {hint}"
 
 

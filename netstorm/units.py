@@ -52,7 +52,7 @@ _FRACTIONS: Units = {"%": Decimal("0.01")}
 
 def parse_rate(value: object) -> float:
     """Return the bit/s of a text such as "100Mbit", "2.5Gbit" or "64 kbit/s": decimal, as networks count."""
-    text = value.removesuffix("/s") if isinstance(value, str) else value
+    text = value.strip().removesuffix("/s") if isinstance(value, str) else value
     return float(_parse(text, value, "rate", _RATES))
 
 

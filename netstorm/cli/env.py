@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from netstorm.cli.failing import exit_on_usage_error
-from netstorm.settings import SettingRow, Settings, describe, notes
+from netstorm.setting_rows import SettingRow, describe, notes
+from netstorm.settings import Settings
 
 __all__ = ["env", "markdown_page"]
 

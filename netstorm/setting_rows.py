@@ -1,0 +1,62 @@
+"""Settings as people read them: a row for each, in `netstorm env` and in docs/settings.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from netstorm.settings import Settings, Source, declarations, unknown_variables
+
+__all__ = ["SettingRow", "describe", "notes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """One setting as `netstorm env` shows it."""
+
+    name: str
+    """The attribute of `Settings`, and the argument that overrides the variable."""
+    variable: str
+    value: Any
+    value_text: str
+    source: Source
+    default: Any
+    default_text: str
+    unit: str
+    allowed: str
+    meaning: str
+
+
+def describe(settings: Settings) -> list[SettingRow]:
+    """Return all there is to say about each setting."""
+    return [
+        SettingRow(
+            name=name,
+            variable=declaration.variable,
+            value=getattr(settings, name),
+            value_text=declaration.kind.for_people(getattr(settings, name)),
+            source=settings.source(name),
+            default=declaration.default,
+            default_text=declaration.kind.for_people(declaration.default),
+            unit=declaration.unit,
+            allowed=declaration.kind.allowed,
+            meaning=declaration.meaning,
+        )
+        for name, declaration in declarations().items()
+    ]
+
+
+def notes(settings: Settings, environ: Iterable[str] | None = None) -> list[str]:
+    """Return what is not wrong, but probably not what its author expects.
+
+    Args:
+        settings: those in force.
+        environ: names of all variables; this process's if None.
+    """
+    found = unknown_variables(environ)
+    if settings.num_servers:
+        found.append(
+            f"DMLC_NUM_SERVER={settings.num_servers} is ignored: there are no servers, every node aggregates"
+        )
+    return found

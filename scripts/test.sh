@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# All checks and all tests, in the order of their speed; stops at the first that fails. CI runs exactly this.
+#
+#   scripts/test.sh [PYTEST ARGUMENT...]        for example: scripts/test.sh tests/unit -k units
+#
+# EXTRAS=mxnet,torch,dev scripts/test.sh        also installs, and so tests, what needs PyTorch
+# HYPOTHESIS_PROFILE=nightly scripts/test.sh    more, and each time other, generated examples
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/venv.sh
+
+step() {
+    printf '\n== %s\n' "$*"
+    "$@"
+}
+
+make_venv "${EXTRAS:-mxnet,dev}"
+PATH="$PWD/.venv/bin:$PATH"
+
+typed=(netstorm tests)
+for folder in benchmarks examples scripts; do
+    [ -z "$(find "$folder" -name '*.py' -print -quit 2>/dev/null)" ] || typed+=("$folder")
+done
+
+step ruff check .
+step ruff format --check .
+step mypy "${typed[@]}"
+step lint-imports
+step pytest "$@"
