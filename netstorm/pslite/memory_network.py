@@ -141,6 +141,7 @@ class MemoryNetwork:
         corrupt_probability: that one byte of a payload changes on its way.
         break_probability: that a connection breaks instead of delivering a message.
         detect_s: how long until a path that swallows everything is taken for broken (ZMTP heartbeats).
+        extra_delay_s: what is added to the link model's times, by (source host, target host).
         traffic: bytes and messages delivered, by (source host, target host).
         watch: called with (source host, target host, frame 0, payload) of everything that is delivered.
     """
@@ -161,6 +162,7 @@ class MemoryNetwork:
         self.corrupt_probability = corrupt_probability
         self.break_probability = break_probability
         self.detect_s = detect_s
+        self.extra_delay_s: dict[tuple[str, str], float] = {}
         self.traffic: dict[tuple[str, str], tuple[int, int]] = {}
         self.watch: Callable[[str, str, bytes, Buffer | None], None] | None = None
         self.corrupted = 0
@@ -300,7 +302,14 @@ class MemoryNetwork:
             flight.arrived = True
             self._arrive(pipe, way)
 
-        self.link_model.carry(self._flow(pipe, way), source, target, flight.size(), arrived)
+        def late() -> None:
+            extra = self.extra_delay_s.get((source, target), 0.0)
+            if extra:
+                self.timeline.after(extra, arrived)
+            else:
+                arrived()
+
+        self.link_model.carry(self._flow(pipe, way), source, target, flight.size(), late)
 
     def _drop(self, pipe: Pipe, way: deque[_Flight]) -> None:
         way.clear()

@@ -1,0 +1,233 @@
+"""Fault plans as values: what goes wrong, when and where. A failing run can be written down and run again.
+
+    plan = [Reset(at=0.2, source=0, target=1), Corrupt(probability=0.01)]
+    cluster = SimulatedCluster(nodes=4, seed=7, faults=plan)
+
+Times are in s since the cluster's start. Ends are ranks, or `SCHEDULER`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from netstorm.protocol.ids import SCHEDULER
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = [
+    "Breaks",
+    "Corrupt",
+    "Crash",
+    "Cut",
+    "Delay",
+    "Fault",
+    "FaultyCluster",
+    "Partition",
+    "Reset",
+    "fault_plans",
+    "random_plan",
+]
+
+
+class FaultyCluster(Protocol):
+    """What a fault needs of a cluster; `SimulatedCluster` has it."""
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Call `action` (no arguments) at `time`."""
+
+    def reset(self, source: int, target: int) -> None:
+        """Break all connections between two processes; they may connect again at once."""
+
+    def cut(self, source: int, target: int, *, one_way: bool = False) -> None:
+        """Swallow everything between two processes."""
+
+    def heal(self, source: int, target: int) -> None:
+        """End a cut."""
+
+    def crash(self, rank: int, *, silent: bool = False) -> None:
+        """End a process without warning."""
+
+    def set_corruption(self, probability: float) -> None:
+        """Change a byte of each payload with this probability."""
+
+    def set_breaks(self, probability: float) -> None:
+        """Break a connection instead of delivering a message, with this probability."""
+
+    def delay(self, source: int, target: int, seconds: float) -> None:
+        """Delay everything from one process to another by this much more."""
+
+
+class Fault(Protocol):
+    """One thing that goes wrong."""
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """Make it happen in `cluster`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """All connections between two processes break; what is in flight is lost; they may connect again."""
+
+    at: float
+    source: int
+    target: int
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        cluster.at(self.at, lambda: cluster.reset(self.source, self.target))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Nothing gets through between two processes until it is healed (None: for ever)."""
+
+    at: float
+    source: int
+    target: int
+    heal_at: float | None = None
+    one_way: bool = False
+    """Only from `source` to `target`."""
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        cluster.at(self.at, lambda: cluster.cut(self.source, self.target, one_way=self.one_way))
+        if self.heal_at is not None:
+            cluster.at(self.heal_at, lambda: cluster.heal(self.source, self.target))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Nothing gets through between processes of different groups; those in no group reach everybody."""
+
+    at: float
+    groups: tuple[tuple[int, ...], ...]
+    heal_at: float | None = None
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        for number, group in enumerate(self.groups):
+            for other in self.groups[number + 1 :]:
+                for source in group:
+                    for target in other:
+                        Cut(at=self.at, source=source, target=target, heal_at=self.heal_at).schedule(cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """A process ends without warning."""
+
+    at: float
+    rank: int
+    silent: bool = False
+    """Its host loses power: no resets, just silence."""
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        cluster.at(self.at, lambda: cluster.crash(self.rank, silent=self.silent))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrupt:
+    """Payloads change on their way: a bit of each, with this probability."""
+
+    probability: float
+    at: float = 0.0
+    until: float | None = None
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        cluster.at(self.at, lambda: cluster.set_corruption(self.probability))
+        if self.until is not None:
+            cluster.at(self.until, lambda: cluster.set_corruption(0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaks:
+    """Each message, instead of arriving, breaks its connection with this probability."""
+
+    probability: float
+    at: float = 0.0
+    until: float | None = None
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        cluster.at(self.at, lambda: cluster.set_breaks(self.probability))
+        if self.until is not None:
+            cluster.at(self.until, lambda: cluster.set_breaks(0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """Everything from `source` to `target` takes `seconds` longer for a while."""
+
+    at: float
+    source: int
+    target: int
+    seconds: float
+    until: float | None = None
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        cluster.at(self.at, lambda: cluster.delay(self.source, self.target, self.seconds))
+        if self.until is not None:
+            cluster.at(self.until, lambda: cluster.delay(self.source, self.target, 0.0))
+
+
+def random_plan(
+    nodes: int, seed: int, *, duration_s: float = 1.0, faults: int = 4, longest_cut_s: float = 5.0
+) -> tuple[Fault, ...]:
+    """Return faults that a job must survive: resets, healed cuts, delays, corruption; nobody dies.
+
+    Args:
+        nodes: how many ranks the job has; the scheduler's links fail, too.
+        seed: the same seed gives the same plan.
+        duration_s: faults begin in this time.
+        faults: how many there are.
+        longest_cut_s: cuts are healed after at most so long: less than the job's time-outs, if it is to live.
+    """
+    chance = random.Random(f"fault plan {seed}")
+    return tuple(_random_fault(chance, nodes, duration_s, longest_cut_s) for _ in range(faults))
+
+
+def _random_fault(chance: random.Random, nodes: int, duration_s: float, longest_cut_s: float) -> Fault:
+    at = chance.random() * duration_s
+    ends = [int(SCHEDULER), *range(nodes)]
+    source, target = chance.sample(ends, 2)
+    length = chance.random() * longest_cut_s
+    kind = chance.choice(("reset", "reset", "cut", "partition", "corrupt", "breaks", "delay"))
+    if kind == "reset":
+        return Reset(at=at, source=source, target=target)
+    if kind == "cut":
+        return Cut(at=at, source=source, target=target, heal_at=at + length, one_way=chance.random() < 0.3)
+    if kind == "partition":
+        chance.shuffle(ends)
+        middle = chance.randrange(1, len(ends))
+        return Partition(at=at, groups=(tuple(ends[:middle]), tuple(ends[middle:])), heal_at=at + length)
+    if kind == "corrupt":
+        return Corrupt(probability=chance.random() * 0.1, at=at, until=at + length)
+    if kind == "breaks":
+        return Breaks(probability=chance.random() * 0.02, at=at, until=at + length)
+    return Delay(at=at, source=source, target=target, seconds=chance.random() * 0.3, until=at + length)
+
+
+def fault_plans(
+    nodes: int, *, duration_s: float = 1.0, most: int = 5, longest_cut_s: float = 5.0
+) -> SearchStrategy[Sequence[Fault]]:
+    """Return a Hypothesis strategy for plans as `random_plan` makes them, which shrink fault by fault.
+
+    Needs the `hypothesis` package, which NetStorm itself does not.
+    """
+    from hypothesis import strategies as st  # noqa: PLC0415 (a test tool, not a dependency)
+
+    return st.lists(
+        st.integers(0, 2**20).map(
+            lambda seed: random_plan(
+                nodes, seed, duration_s=duration_s, faults=1, longest_cut_s=longest_cut_s
+            )[0]
+        ),
+        max_size=most,
+    )
