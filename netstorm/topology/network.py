@@ -1,0 +1,298 @@
+"""A network: nodes, directed links, and how they change. What trees are formed from."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, NewType
+
+from netstorm.errors import Unreachable, UsageError
+from netstorm.topology.routes import Hops, next_hops, reached_from
+
+__all__ = ["Bounds", "Change", "Link", "Misfit", "Network", "Node", "Rank", "Routing"]
+
+Rank = NewType("Rank", int)
+
+
+class Routing(enum.Enum):
+    """Which pairs of nodes may talk."""
+
+    OVERLAY = "overlay"
+    """Only linked ones."""
+    UNDERLAY = "underlay"
+    """All, over the fewest hops; pairs share the links under them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The values that a quantity may have."""
+
+    least: float
+    most: float
+    words: str
+
+    def allow(self, value: float) -> bool:
+        """Return whether `value` is within the bounds (NaN is not)."""
+        return self.least <= value <= self.most
+
+    def require(self, value: float | None, what: str) -> None:
+        """Raise `UsageError` if there is a value, and it is out of bounds."""
+        if value is not None and not self.allow(value):
+            raise UsageError(f"{what} is {value!r}: expected {self.words}")
+
+
+RATE: Final = Bounds(1.0, 1e15, "more than 0: from 1bit/s to 1000Tbit/s")
+LATENCY: Final = Bounds(0.0, 3600.0, "from 0s to 1h")
+LOSS: Final = Bounds(0.0, math.nextafter(1.0, 0.0), "at least 0% and less than 100%")
+TIME: Final = Bounds(0.0, 1e9, "from 0s to 1e9s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A general node, and the caps of its access link in bit/s (None: not capped)."""
+
+    rank: Rank
+    site: str = ""
+    egress: float | None = None
+    ingress: float | None = None
+
+    def __post_init__(self) -> None:
+        RATE.require(self.egress, f"egress of rank {self.rank}")
+        RATE.require(self.ingress, f"ingress of rank {self.rank}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction of a link: rate in bit/s, latency in s, loss as a fraction of packets."""
+
+    source: Rank
+    target: Rank
+    rate: float
+    latency: float = 0.0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.source == self.target:
+            raise UsageError(f"link {self}: a link joins two different ranks")
+        RATE.require(self.rate, f"rate of link {self}")
+        LATENCY.require(self.latency, f"latency of link {self}")
+        LOSS.require(self.loss, f"loss of link {self}")
+
+    def __str__(self) -> str:
+        """Return the link as error messages name it."""
+        return f"{self.source}→{self.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """From `at` seconds after the start on, a link has these values (None: as before)."""
+
+    at: float
+    source: Rank
+    target: Rank
+    rate: float | None = None
+    latency: float | None = None
+    loss: float | None = None
+
+    def __post_init__(self) -> None:
+        TIME.require(self.at, f"time of the change of link {self}")
+        RATE.require(self.rate, f"new rate of link {self}")
+        LATENCY.require(self.latency, f"new latency of link {self}")
+        LOSS.require(self.loss, f"new loss of link {self}")
+
+    def __str__(self) -> str:
+        """Return the link that changes, as error messages name it."""
+        return f"{self.source}→{self.target}"
+
+    def apply(self, link: Link) -> Link:
+        """Return `link` after this change."""
+        return replace(
+            link,
+            rate=link.rate if self.rate is None else self.rate,
+            latency=link.latency if self.latency is None else self.latency,
+            loss=link.loss if self.loss is None else self.loss,
+        )
+
+
+class Misfit(UsageError):
+    """A node, link or change that does not fit the rest of its network."""
+
+    def __init__(self, item: Node | Link | Change, message: str) -> None:
+        super().__init__(message)
+        self.item: Final = item
+        """The very object that was given, so that a reader of files can say where it came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Nodes 0..n-1, directed links between them, and changes by time since the start.
+
+    It may be disconnected (links fail); what needs a path raises `Unreachable`, and `separated` tells.
+
+    Raises:
+        Misfit: nodes that are not 0..n-1 in order; two links, or none, where there must be one.
+    """
+
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+    routing: Routing = Routing.OVERLAY
+    changes: tuple[Change, ...] = ()
+    _direct: dict[tuple[int, int], Link] = field(init=False, repr=False, compare=False)
+    _linked: tuple[tuple[Rank, ...], ...] = field(init=False, repr=False, compare=False)
+    _hops: Hops = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise UsageError("a network without nodes: expected at least one")
+        direct = _index(self.nodes, self.links, self.changes)
+        targets: list[list[Rank]] = [[] for _ in self.nodes]
+        for source, target in sorted(direct):
+            targets[source].append(Rank(target))
+        linked = tuple(map(tuple, targets))
+        object.__setattr__(self, "_direct", direct)
+        object.__setattr__(self, "_linked", linked)
+        object.__setattr__(self, "_hops", next_hops(linked) if self.routing is Routing.UNDERLAY else ())
+
+    @classmethod
+    def uniform(cls, size: int, *, rate: float = 100e6, latency: float = 0.0) -> Network:
+        """Return a full mesh of equal links, which is assumed while nothing is known (rate in bit/s, latency
+        in s).
+        """
+        ranks = [Rank(rank) for rank in range(size)]
+        return cls(
+            nodes=tuple(Node(rank=rank) for rank in ranks),
+            links=tuple(
+                Link(source=source, target=target, rate=rate, latency=latency)
+                for source in ranks
+                for target in ranks
+                if source != target
+            ),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return len(self.nodes)
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """All ranks, in order."""
+        return tuple(node.rank for node in self.nodes)
+
+    def neighbours(self, rank: Rank) -> tuple[Rank, ...]:
+        """Return the ranks that `rank` may send to directly, in order."""
+        if self.routing is Routing.OVERLAY:
+            return self._linked[rank]
+        return tuple(Rank(target) for target in self.ranks if self._hops[target][rank] >= 0)
+
+    def route(self, source: Rank, target: Rank) -> tuple[Link, ...]:
+        """Return the links that data from `source` to `target` passes: one in an overlay.
+
+        Raises:
+            Unreachable: the two may not talk, or have no path.
+        """
+        if self.routing is Routing.OVERLAY:
+            link = self._direct.get((source, target))
+            if link is None:
+                raise Unreachable(
+                    f"rank {source} has no link to rank {target}, only to {list(self._linked[source])}"
+                )
+            return (link,)
+        return tuple(self._walk(source, target))
+
+    def _walk(self, source: Rank, target: Rank) -> Iterator[Link]:
+        here = source
+        while here != target:
+            there = Rank(self._hops[target][here])
+            if there < 0:
+                raise Unreachable(f"rank {source} has no path to rank {target}")
+            yield self._direct[here, there]
+            here = there
+
+    def link(self, source: Rank, target: Rank) -> Link:
+        """Return what `source` sees of its path to `target`: the route's least rate, total latency and loss.
+
+        In an overlay this is the link itself. Access caps are not in it (`throughput` has them).
+
+        Raises:
+            Unreachable: the two may not talk, or have no path.
+        """
+        route = self.route(source, target)
+        if len(route) == 1:
+            return route[0]
+        if not route:
+            raise UsageError(f"rank {source} needs no link to itself")
+        return Link(
+            source=source,
+            target=target,
+            rate=min(link.rate for link in route),
+            latency=sum(link.latency for link in route),
+            loss=1.0 - math.prod(1.0 - link.loss for link in route),
+        )
+
+    def throughput(self, source: Rank, target: Rank) -> float:
+        """Return the bit/s from `source` to `target` while nothing else is sent: route and access caps.
+
+        Raises:
+            Unreachable: the two may not talk, or have no path.
+        """
+        caps = (self.nodes[source].egress, self.nodes[target].ingress)
+        return min([self.link(source, target).rate, *(cap for cap in caps if cap is not None)])
+
+    def at(self, time: float) -> Network:
+        """Return the network `time` seconds after the start; later changes are still ahead of it."""
+        links = dict(self._direct)
+        for change in sorted(self.changes, key=lambda change: change.at):
+            if change.at <= time:
+                links[change.source, change.target] = change.apply(links[change.source, change.target])
+        return replace(
+            self,
+            links=tuple(links[link.source, link.target] for link in self.links),
+            changes=tuple(change for change in self.changes if change.at > time),
+        )
+
+    def separated(self) -> tuple[tuple[Rank, ...], tuple[Rank, ...]] | None:
+        """Return (A, B), together all ranks, if no rank of A has a path to one of B; else None."""
+        backwards: list[list[Rank]] = [[] for _ in self.nodes]
+        for source, target in self._direct:
+            backwards[target].append(Rank(source))
+        reached = reached_from(0, self._linked)
+        if len(reached) < self.size:
+            return self._split(reached)
+        reaching = reached_from(0, backwards)
+        if len(reaching) < self.size:
+            there, cut_off = self._split(reaching)
+            return cut_off, there
+        return None
+
+    def _split(self, inside: set[int]) -> tuple[tuple[Rank, ...], tuple[Rank, ...]]:
+        return (
+            tuple(rank for rank in self.ranks if rank in inside),
+            tuple(rank for rank in self.ranks if rank not in inside),
+        )
+
+
+def _index(
+    nodes: tuple[Node, ...], links: Iterable[Link], changes: Iterable[Change]
+) -> dict[tuple[int, int], Link]:
+    """Return the links by their ends, having checked that everything fits together."""
+    size = len(nodes)
+    for place, node in enumerate(nodes):
+        if node.rank != place:
+            raise Misfit(
+                node, f"rank {node.rank}: expected {place}, since ranks are 0 to {size - 1} without gaps"
+            )
+    direct: dict[tuple[int, int], Link] = {}
+    for link in links:
+        for rank in (link.source, link.target):
+            if not 0 <= rank < size:
+                raise Misfit(link, f"link {link}: there is no rank {rank}; ranks are 0 to {size - 1}")
+        if (link.source, link.target) in direct:
+            raise Misfit(link, f"link {link} is given twice")
+        direct[link.source, link.target] = link
+    for change in changes:
+        if (change.source, change.target) not in direct:
+            raise Misfit(change, f"a change of link {change}, which does not exist")
+    return direct

@@ -1,0 +1,214 @@
+"""What the scheduler decides: trees and their shares; and one node's view of it."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Final
+
+import msgspec
+
+from netstorm.errors import UsageError
+from netstorm.topology.network import Rank
+from netstorm.topology.schedule import interleave
+
+__all__ = ["MAX_TOTAL_WEIGHT", "Plan", "Policy", "Tree"]
+
+MAX_TOTAL_WEIGHT: Final = 1_000_000
+"""Bounds the table behind `Policy.tree_of`, which a peer's policy must not make larger than memory."""
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
+    """Chunks are reduced along `reduce_parent` up to `root`, then broadcast along `broadcast_parent` down.
+
+    The two differ where the two directions of links do (in- and out-arborescences with a common root).
+
+    Raises:
+        UsageError: a map that is not a spanning tree with this root (`msgspec.ValidationError` in decoding).
+    """
+
+    root: Rank
+    reduce_parent: tuple[int, ...]
+    """By rank; -1 at the root."""
+    broadcast_parent: tuple[int, ...]
+    """By rank; -1 at the root."""
+
+    def __post_init__(self) -> None:
+        if len(self.reduce_parent) != len(self.broadcast_parent):
+            raise UsageError(
+                f"a tree with reduce parents for {len(self.reduce_parent)} ranks and broadcast parents for "
+                f"{len(self.broadcast_parent)}: expected the same number"
+            )
+        _check_spans(self.root, self.reduce_parent, "reduce")
+        if self.broadcast_parent != self.reduce_parent:
+            _check_spans(self.root, self.broadcast_parent, "broadcast")
+
+    @classmethod
+    def undirected(cls, root: Rank, parent: tuple[int, ...]) -> Tree:
+        """Return the tree that is reduced and broadcast along the same edges."""
+        return cls(root=root, reduce_parent=parent, broadcast_parent=parent)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.reduce_parent)
+
+    @cached_property
+    def reduce_children(self) -> tuple[tuple[int, ...], ...]:
+        """By rank: whose contributions arrive there, in order of rank."""
+        return _children(self.reduce_parent)
+
+    @cached_property
+    def broadcast_children(self) -> tuple[tuple[int, ...], ...]:
+        """By rank: to whom the result goes from there, in order of rank."""
+        return _children(self.broadcast_parent)
+
+    @cached_property
+    def subtree_mask(self) -> tuple[int, ...]:
+        """By rank: bit set of the ranks in its reduce subtree, itself included."""
+        masks = [1 << rank for rank in range(self.size)]
+        for rank in _leaves_first(self.root, self.reduce_children):
+            parent = self.reduce_parent[rank]
+            if parent >= 0:
+                masks[parent] |= masks[rank]
+        return tuple(masks)
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
+    """Trees with their shares, numbered. Every node computes the same from it.
+
+    Raises:
+        UsageError: trees and weights that do not fit together (`msgspec.ValidationError` in decoding).
+    """
+
+    version: int
+    trees: tuple[Tree, ...]
+    weights: tuple[int, ...]
+    """Of all slots, tree t gets weights[t] / sum(weights)."""
+    reason: str = ""
+    """How it came about, for a person."""
+
+    def __post_init__(self) -> None:
+        if self.version < 0:
+            raise UsageError(f"policy version {self.version}: expected 0 or more")
+        if not self.trees or len(self.trees) != len(self.weights):
+            raise UsageError(
+                f"policy {self.version} has {len(self.trees)} trees and {len(self.weights)} weights: "
+                "expected as many weights as trees, and at least one"
+            )
+        sizes = sorted({tree.size for tree in self.trees})
+        if len(sizes) > 1:
+            raise UsageError(f"policy {self.version} has trees of {sizes} ranks: expected the same in all")
+        if min(self.weights) < 1 or sum(self.weights) > MAX_TOTAL_WEIGHT:
+            raise UsageError(
+                f"policy {self.version} has weights from {min(self.weights)} up, {sum(self.weights)} in all: "
+                f"expected 1 or more each, {MAX_TOTAL_WEIGHT} at most in all"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.trees[0].size
+
+    @cached_property
+    def schedule(self) -> tuple[int, ...]:
+        """The trees of successive slots, for one period: `sum(weights) / gcd(weights)` slots."""
+        divisor = math.gcd(*self.weights)
+        return interleave([weight // divisor for weight in self.weights])
+
+    def tree_of(self, slot: int) -> int:
+        """Return the index of the tree for a slot, a number that the scheduler fixed for each chunk."""
+        schedule = self.schedule
+        return schedule[slot % len(schedule)]
+
+
+class Plan:
+    """One rank's part in a policy, as tables by tree index: it is read for every chunk."""
+
+    __slots__ = (
+        "_masks",
+        "_period",
+        "_schedule",
+        "broadcast_children",
+        "broadcast_parent",
+        "everybody",
+        "expected",
+        "policy",
+        "rank",
+        "reduce_children",
+        "reduce_parent",
+        "root",
+    )
+
+    def __init__(self, policy: Policy, rank: int) -> None:
+        """Look up what `rank` does under `policy`.
+
+        Raises:
+            UsageError: the policy knows no such rank.
+        """
+        if not 0 <= rank < policy.size:
+            raise UsageError(
+                f"policy {policy.version} has no rank {rank}: it is for ranks 0 to {policy.size - 1}"
+            )
+        trees = policy.trees
+        self.policy: Final = policy
+        self.rank: Final = rank
+        self.root: Final = tuple(tree.root for tree in trees)
+        self.reduce_parent: Final = tuple(tree.reduce_parent[rank] for tree in trees)
+        """To whom the sum over this rank's subtree goes; -1: this rank is the root."""
+        self.broadcast_parent: Final = tuple(tree.broadcast_parent[rank] for tree in trees)
+        """From whom the result comes; -1: this rank is the root."""
+        self.reduce_children: Final = tuple(tree.reduce_children[rank] for tree in trees)
+        self.broadcast_children: Final = tuple(tree.broadcast_children[rank] for tree in trees)
+        self.expected: Final = tuple(tree.subtree_mask[rank] for tree in trees)
+        """Bit set of the contributions that make this rank's sum complete."""
+        self.everybody: Final = (1 << policy.size) - 1
+        """Bit set of all ranks: the contributors of a result."""
+        self._masks: Final = tuple(tree.subtree_mask for tree in trees)
+        self._schedule: Final = policy.schedule
+        self._period: Final = len(policy.schedule)
+
+    def tree_of(self, slot: int) -> int:
+        """Return the index of the tree for a slot, as `Policy.tree_of` does."""
+        return self._schedule[slot % self._period]
+
+    def mask_of(self, tree: int, rank: int) -> int:
+        """Return the bit set of the contributions that `rank` forwards in a tree: its reduce subtree."""
+        return self._masks[tree][rank]
+
+
+def _children(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    children: list[list[int]] = [[] for _ in parents]
+    for rank, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(rank)
+    return tuple(map(tuple, children))
+
+
+def _leaves_first(root: int, children: tuple[tuple[int, ...], ...]) -> list[int]:
+    order = [root]
+    for rank in order:
+        order.extend(children[rank])
+    return order[::-1]
+
+
+def _check_spans(root: int, parents: tuple[int, ...], phase: str) -> None:
+    size = len(parents)
+    if not 0 <= root < size:
+        raise UsageError(
+            f"a tree of {size} ranks with root {root}: expected one of its ranks, 0 to {size - 1}"
+        )
+    roots = [rank for rank, parent in enumerate(parents) if parent == -1]
+    if roots != [root]:
+        raise UsageError(f"{phase} parents with -1 at ranks {roots}: expected it at the root, {root}, alone")
+    for rank, parent in enumerate(parents):
+        if not -1 <= parent < size or parent == rank:
+            raise UsageError(
+                f"{phase} parent {parent} of rank {rank}: expected another rank, from 0 to {size - 1}"
+            )
+    reached = _leaves_first(root, _children(parents))
+    if len(reached) < size:
+        missing = sorted(set(range(size)) - set(reached))
+        raise UsageError(
+            f"{phase} parents of ranks {missing} do not lead to the root, {root}: expected a tree"
+        )

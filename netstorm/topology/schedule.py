@@ -1,0 +1,69 @@
+"""Shares as integer weights, and weights as an even sequence: the same on every node, with no rounding."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Final
+
+from netstorm.errors import UsageError
+
+__all__ = ["PARTS", "interleave", "quantise"]
+
+PARTS: Final = 1000
+"""Shares are rounded to thousandths: far below what a link's rate can be known to."""
+
+_PARTS_EACH: Final = 10
+"""With hundreds of trees a thousandth is no small part of a share: there are at least this many parts a tree."""
+
+
+def quantise(shares: Sequence[float]) -> tuple[int, ...]:
+    """Return whole weights in proportion to positive `shares`: at least 1 each, 1000 in all.
+
+    With more than 100 shares, 10 times their number in all. Largest remainders; the first of equals.
+
+    Raises:
+        UsageError: no shares, or one that is not positive and finite.
+    """
+    if not shares or not all(0 < share < float("inf") for share in shares):
+        raise UsageError(f"shares {list(shares)}: expected at least one, all positive and finite")
+    spare = max(PARTS, _PARTS_EACH * len(shares)) - len(shares)  # what is left when each has its one part
+    largest = max(shares)
+    relative = [share / largest for share in shares]  # so that no sum overflows
+    total = sum(relative)
+    exact = [max(0.0, share / total * (spare + len(shares)) - 1) for share in relative]
+    scale = spare / sum(exact)
+    exact = [value * scale for value in exact]
+    weights = [int(value) for value in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (weights[i] - exact[i], i))
+    for i in by_remainder[: spare - sum(weights)]:
+        weights[i] += 1
+    return tuple(weight + 1 for weight in weights)
+
+
+def interleave(weights: Sequence[int]) -> tuple[int, ...]:
+    """Return one period (of sum(weights) slots) of an even sequence in which index i occurs weights[i] times.
+
+    After any number of slots from its start, the count of each index is within 1 of its exact share, and so
+    within 2 in any window. Earliest deadline first among those that are not ahead of their share: the quota
+    method [1]_, a smooth weighted round robin with a bound that the usual greedy rule does not keep.
+    O(period · log n).
+
+    References:
+        .. [1] Balinski and Young, The quota method of apportionment, Amer. Math. Monthly 82 (1975).
+    """
+    period = sum(weights)
+    due: list[list[int]] = [[] for _ in range(period + 1)]
+    due[0] = list(range(len(weights)))
+    counts = [0] * len(weights)
+    ready: list[tuple[float, int]] = []
+    sequence = []
+    for slot in range(period):
+        for i in due[slot]:
+            # Quotients of whole numbers below 2**26, correctly rounded, are ordered as the exact ratios are.
+            heapq.heappush(ready, ((counts[i] + 1) / weights[i], i))
+        _, i = heapq.heappop(ready)
+        sequence.append(i)
+        counts[i] += 1
+        due[max(slot + 1, counts[i] * period // weights[i])].append(i)
+    return tuple(sequence)
