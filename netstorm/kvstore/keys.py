@@ -9,28 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.errors import UsageError
-from netstorm.protocol.chunks import slot_of
+from netstorm.protocol.chunks import ITEM_BYTES, slot_of
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
-__all__ = ["DTYPES", "Array", "Key", "Layout"]
+__all__ = ["Array", "Key", "Layout"]
 
 Array = npt.NDArray[np.generic]
-
-DTYPES: Final = (
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-)
-"""Types that can be summed. Integers wrap around, as NumPy's do."""
-
 
 class Layout:
     """Where the chunks of a key are: pure arithmetic on numbers that the scheduler fixed."""
@@ -62,8 +46,8 @@ class Key:
         Raises:
             UsageError: a type that cannot be summed, or a negative dimension.
         """
-        if dtype not in DTYPES:
-            raise UsageError(f"key {name!r} has type {dtype}; NetStorm can sum {', '.join(DTYPES)}")
+        if dtype not in ITEM_BYTES:
+            raise UsageError(f"key {name!r} has type {dtype}; NetStorm can sum {', '.join(ITEM_BYTES)}")
         if any(side < 0 for side in shape):
             raise UsageError(f"key {name!r} has shape {shape}; dimensions must be known and not negative")
         self.spec: Final = KeySpec(namespace=namespace, name=name, shape=shape, dtype=dtype)

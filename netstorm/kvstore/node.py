@@ -92,7 +92,7 @@ class GeneralNode:
         self._finish_deadline = math.inf
         self._heartbeat_interval_s = 1.0
         self._heartbeat_timeout_s = 10.0
-        self._next_heartbeat = math.inf
+        self._next_heartbeat = now
         self._next_look = now + _SAY_EVERY_S
         self._handlers: Final[dict[type[m.Message], Callable[[Any, float], None]]] = {
             m.Joined: self._joined,
