@@ -18,9 +18,9 @@ from netstorm.simulation.shared_resource import SharedResource
 __all__ = ["Hop", "Passage"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hop:
-    """One resource of a path and the latency behind it, in s."""
+    """One resource of a path and the latency behind it, in s, which may change. Passages share hops."""
 
     resource: SharedResource
     latency_s: float
@@ -37,13 +37,9 @@ class Passage:
         self._hops = hops
         self._open = True
 
-    def send(self, bits: float, delay_s: float, arrived: Callable[[], None]) -> None:
-        """Send a message; `delay_s` is a latency before the first resource."""
-        transit = _Transit(self, bits, arrived)
-        if delay_s > 0:
-            self._timeline.after(delay_s, lambda: transit.enter(0))
-        else:
-            transit.enter(0)
+    def send(self, bits: float, arrived: Callable[[], None]) -> None:
+        """Send a message."""
+        _Transit(self, bits, arrived).enter(0)
 
     def close(self) -> None:
         """Drop what is under way."""

@@ -121,7 +121,7 @@ def cross(capacities, latencies, messages, bits):
     passage = Passage(timeline, 1, hops)
     times = []
     for _ in range(messages):
-        passage.send(bits, 0.0, lambda: times.append(timeline.now))
+        passage.send(bits, lambda: times.append(timeline.now))
     while timeline.step():
         pass
     return times
@@ -145,8 +145,8 @@ def test_a_closed_passage_delivers_nothing_and_frees_its_resources():
     arrived = []
     one = Passage(timeline, 1, (Hop(slow, 0.1), Hop(fast, 0.1)))
     two = Passage(timeline, 2, (Hop(slow, 0.1), Hop(fast, 0.1)))
-    one.send(10.0, 0.0, lambda: arrived.append((1, timeline.now)))
-    two.send(10.0, 0.0, lambda: arrived.append((2, timeline.now)))
+    one.send(10.0, lambda: arrived.append((1, timeline.now)))
+    two.send(10.0, lambda: arrived.append((2, timeline.now)))
     timeline.at(1.0, one.close)
     while timeline.step():
         pass

@@ -1,0 +1,161 @@
+"""The times that a network gives to messages: links, access lines and what shares them, on virtual time.
+
+Modelled:
+
+* each direction of a link is a capacity, shared equally by the connections that have something to send, as
+TCP
+  connections of like round-trip time share a bottleneck; so are each node's egress and ingress, if capped;
+* under underlay routing a pair's messages cross the links of its route, sharing them with all other pairs;
+* a message crosses its resources cut-through (`transit`): a path costs its bottleneck once, and all its
+latencies;
+* loss lowers a link's goodput to rate · (1 - loss), the repetitions' share of it; with `tcp="reno"` it also
+bounds
+  each connection to what a loss-driven congestion control reaches [1]_;
+* changes of rate, latency and loss at their times, also for what is under way.
+
+Not modelled: slow start, router queues and their drops, header overhead (rates are goodput), max-min fairness
+across several bottlenecks (each resource is fair by itself), processing time at the nodes.
+
+References:
+    .. [1] Mathis, Semke, Mahdavi and Ott, The macroscopic behavior of the TCP congestion avoidance algorithm,
+       Computer Communication Review 27 (1997): MSS / RTT · sqrt(3 / 2) / sqrt(loss).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from netstorm.pslite.virtual_time import Timeline
+from netstorm.simulation.shared_resource import SharedResource
+from netstorm.simulation.transit import Hop, Passage
+from netstorm.topology.network import Change, Link, Network, Rank
+
+__all__ = ["VirtualNetwork"]
+
+_SEGMENT_BITS: Final = 1448 * 8
+"""Payload of a TCP segment in an Ethernet frame."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    """One direction of a connection between nodes."""
+
+    passage: Passage
+    window: SharedResource | None
+    """What congestion control lets through, if that is modelled."""
+    source: Rank
+    target: Rank
+
+
+class VirtualNetwork:
+    """A `LinkModel` of a `Network`. Hosts without a rank (the scheduler's) are reached in a fixed time."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        network: Network,
+        ranks: Mapping[str, Rank],
+        *,
+        outside_latency_s: float = 0.005,
+        tcp: Literal["ideal", "reno"] = "ideal",
+    ) -> None:
+        """Build the network as it is at its start, which is now.
+
+        Args:
+            timeline: the clock.
+            network: links and their changes.
+            ranks: which host is which node.
+            outside_latency_s: one way, between any node and a host that is none.
+            tcp: whether loss slows each connection down by itself.
+        """
+        self._timeline: Final = timeline
+        self._network: Final = network
+        self._ranks: Final = dict(ranks)
+        self._outside_latency_s = outside_latency_s
+        self._reno = tcp == "reno"
+        self._links: Final = {(link.source, link.target): link for link in network.links}
+        self._hops: Final = {
+            ends: Hop(SharedResource(timeline, _goodput(link)), link.latency)
+            for ends, link in self._links.items()
+        }
+        self._egress: Final = {
+            node.rank: Hop(SharedResource(timeline, node.egress), 0.0)
+            for node in network.nodes
+            if node.egress is not None
+        }
+        self._ingress: Final = {
+            node.rank: Hop(SharedResource(timeline, node.ingress), 0.0)
+            for node in network.nodes
+            if node.ingress is not None
+        }
+        self._flows: dict[int, _Flow] = {}
+        for change in network.changes:
+            timeline.after(change.at, self._changing(change))
+
+    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
+        """See `LinkModel`.
+
+        Raises:
+            Unreachable: the two nodes have no link, or no path.
+        """
+        one, other = self._ranks.get(source), self._ranks.get(target)
+        if one is None or other is None or one == other:
+            self._timeline.after(self._outside_latency_s if one != other else 0.0, arrived)
+            return
+        found = self._flows.get(flow)
+        if found is None:
+            found = self._flows[flow] = self._open(flow, one, other)
+        found.passage.send(size * 8.0, arrived)
+
+    def forget(self, flow: int) -> None:
+        """See `LinkModel`."""
+        found = self._flows.pop(flow, None)
+        if found is not None:
+            found.passage.close()
+
+    def bits(self, source: Rank, target: Rank) -> float:
+        """Return how much a link has carried so far."""
+        return self._hops[source, target].resource.bits
+
+    def _open(self, flow: int, source: Rank, target: Rank) -> _Flow:
+        hops = [self._hops[link.source, link.target] for link in self._network.route(source, target)]
+        if source in self._egress:
+            hops.insert(0, self._egress[source])
+        if target in self._ingress:
+            hops.append(self._ingress[target])
+        window = None
+        if self._reno:
+            window = SharedResource(self._timeline, self._reno_rate(source, target))
+            hops.insert(0, Hop(window, 0.0))
+        return _Flow(Passage(self._timeline, flow, tuple(hops)), window, source, target)
+
+    def _reno_rate(self, source: Rank, target: Rank) -> float:
+        there, back = self._route(source, target), self._route(target, source)
+        loss = 1.0 - math.prod(1.0 - link.loss for link in there)
+        round_trip = sum(link.latency for link in there) + sum(link.latency for link in back)
+        if loss <= 0.0 or round_trip <= 0.0:
+            return max(link.rate for link in there)
+        return _SEGMENT_BITS / round_trip * math.sqrt(1.5 / loss)
+
+    def _route(self, source: Rank, target: Rank) -> list[Link]:
+        """Return the links of a route as they are now."""
+        return [self._links[link.source, link.target] for link in self._network.route(source, target)]
+
+    def _changing(self, change: Change) -> Callable[[], None]:
+        def apply() -> None:
+            ends = (change.source, change.target)
+            link = self._links[ends] = change.apply(self._links[ends])
+            self._hops[ends].latency_s = link.latency
+            self._hops[ends].resource.set_capacity(_goodput(link))
+            for flow in self._flows.values():
+                if flow.window is not None:
+                    flow.window.set_capacity(self._reno_rate(flow.source, flow.target))
+
+        return apply
+
+
+def _goodput(link: Link) -> float:
+    return link.rate * (1.0 - link.loss)
