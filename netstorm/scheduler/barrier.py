@@ -1,0 +1,69 @@
+"""Barriers: the n-th barrier of every rank is the same one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from netstorm.errors import ProtocolViolation
+
+__all__ = ["BarrierCount"]
+
+_OUTSTANDING: Final = 64
+"""Barriers that a rank may come to before the first is reached. A thread blocks at each; only many threads
+have several."""
+
+
+class BarrierCount:
+    """How many barriers each rank has come to."""
+
+    def __init__(self, ranks: int) -> None:
+        self._come: Final = [0] * ranks
+        self._reached = 0
+        self._since: dict[int, float] = {}
+        """When the first rank came, by barrier; those not reached."""
+
+    @property
+    def oldest(self) -> int:
+        """Number of the first barrier that has not been reached."""
+        return self._reached
+
+    @property
+    def since(self) -> float:
+        """When the first rank came to the oldest barrier; inf if nobody has."""
+        return self._since.get(self._reached, math.inf)
+
+    def come(self, rank: int, number: int, now: float) -> list[int]:
+        """Note that a rank has come to barrier `number`; return the barriers that are reached by it.
+
+        Raises:
+            ProtocolViolation: a barrier out of order, or far too many.
+        """
+        if number != self._come[rank] or number >= self._reached + _OUTSTANDING:
+            raise ProtocolViolation(
+                f"rank {rank} comes to barrier {number}; its next one is {self._come[rank]}, and at most "
+                f"{_OUTSTANDING} may be outstanding"
+            )
+        self._come[rank] += 1
+        self._since.setdefault(number, now)
+        reached = []
+        while self._reached < min(self._come):
+            reached.append(self._reached)
+            del self._since[self._reached]
+            self._reached += 1
+        return reached
+
+    def waiting(self) -> list[int]:
+        """Return the ranks that wait at the oldest barrier."""
+        return [rank for rank, come in enumerate(self._come) if come > self._reached]
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not come to the oldest barrier; none if nobody waits at it."""
+        if not self._since:
+            return []
+        return [rank for rank, come in enumerate(self._come) if come <= self._reached]
+
+    def never_coming(self, finished: Iterable[int]) -> list[int]:
+        """Return which of the `finished` ranks somebody waits for at a barrier, in vain."""
+        return sorted(set(self.missing()).intersection(finished))

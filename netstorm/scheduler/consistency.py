@@ -1,0 +1,134 @@
+"""Which policy each round of each key runs under: the same at every rank (design, §7).
+
+Keys advance at different paces, so bindings are per key: a table of (first round, version). What has been
+granted never changes; a new version starts, for each key, one round after the highest that anybody has been
+granted. A rank asks about round t + 1 when it begins round t, so that a topology request (TRP,
+arXiv 2404.11352 §VII-A) costs no waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from netstorm.errors import ProtocolViolation
+from netstorm.protocol.ids import bits_of
+from netstorm.protocol.messages import Binding, RoundBegun
+
+__all__ = ["ROUNDS_AHEAD", "Consistency", "RuleConflict"]
+
+ROUNDS_AHEAD: Final = 1024
+"""How far a rank may be ahead of the slowest in one key. A general node never is more than a few: it
+contributes to two rounds beyond its last complete one. This only bounds what a faulty rank can make the
+scheduler remember."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleConflict:
+    """Two ranks would do different things with the sum of one round."""
+
+    first_rank: int
+    first_rule: str
+    rank: int
+    rule: str
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.first_rank} updates with {self.first_rule or 'no rule'!r}, rank {self.rank} with "
+            f"{self.rule or 'no rule'!r}: every rank must use the same optimiser and hyper-parameters"
+        )
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A round that some ranks have begun and some have not."""
+
+    first_rank: int
+    rule: str
+    ranks: int
+    """Bit set of those that have."""
+
+
+@dataclass(slots=True)
+class _Table:
+    """One key."""
+
+    rows: list[tuple[int, int]]
+    """(first round, version), by round; the first row covers the slowest rank's next round."""
+    granted: int = 0
+    """Highest round that anybody has been told a version of; round 0's comes with the registration."""
+    complete: int = -1
+    """Up to here, every rank has begun every round."""
+    open: dict[int, _Begun] = field(default_factory=dict)
+    """By round; those beyond `complete` that at least one rank has begun."""
+
+
+class Consistency:
+    """Bindings of all keys."""
+
+    def __init__(self, ranks: int, version: int) -> None:
+        """Begin with `ranks` nodes and one policy version for all that comes."""
+        self._everybody: Final = bits_of(range(ranks))
+        self._version = version
+        self._tables: dict[int, _Table] = {}
+
+    @property
+    def version(self) -> int:
+        """The version that the next unbound round of every key will run under."""
+        return self._version
+
+    def add_key(self, key: int) -> None:
+        """Begin a table: round 0 runs under the present version. A second time does nothing."""
+        if key not in self._tables:
+            self._tables[key] = _Table(rows=[(0, self._version)])
+
+    def install(self, version: int) -> None:
+        """Let `version` apply, in each key, from the first round on that nobody has been granted."""
+        self._version = version
+        for table in self._tables.values():
+            start = table.granted + 1
+            while table.rows and table.rows[-1][0] >= start:  # nobody has been told of that row
+                table.rows.pop()
+            table.rows.append((start, version))
+
+    def begun(self, rank: int, event: RoundBegun) -> RuleConflict | None:
+        """Note that a rank has begun a round, which grants it the next one.
+
+        Raises:
+            ProtocolViolation: a round that no correct node can have begun.
+        """
+        table = self._tables[event.key]
+        round = event.round
+        if not 0 <= round <= table.complete + ROUNDS_AHEAD:
+            raise ProtocolViolation(
+                f"rank {rank} says that it has begun round {round} of key {event.key}, of which every rank "
+                f"has begun round {table.complete}: more than {ROUNDS_AHEAD} rounds ahead"
+            )
+        table.granted = max(table.granted, round + 1)
+        if round <= table.complete:  # said before
+            return None
+        found = table.open.setdefault(round, _Begun(rank, event.rule, 0))
+        found.ranks |= 1 << rank
+        while table.complete + 1 in table.open and table.open[table.complete + 1].ranks == self._everybody:
+            table.complete += 1
+            del table.open[table.complete]
+        while len(table.rows) > 1 and table.rows[1][0] <= table.complete:
+            table.rows.pop(0)
+        if found.rule != event.rule:
+            return RuleConflict(found.first_rank, found.rule, rank, event.rule)
+        return None
+
+    def bindings(self, key: int, round: int) -> list[Binding]:
+        """Return what holds for a key from `round` on. Later answers only add to it."""
+        table = self._tables[key]
+        after = [index for index, (start, _) in enumerate(table.rows) if start > round]
+        first = max(0, (after[0] if after else len(table.rows)) - 1)
+        return [
+            Binding(key=key, from_round=start, version=version, granted=table.granted)
+            for start, version in table.rows[first:]
+            if start <= table.granted
+        ]
+
+    def versions_in_use(self) -> set[int]:
+        """Return the versions that some rank may still need to be told of, and the present one."""
+        return {self._version}.union(version for table in self._tables.values() for _, version in table.rows)

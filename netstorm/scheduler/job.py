@@ -1,0 +1,261 @@
+"""A job whose nodes are all here: what its members ask of the scheduler, and what it answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from netstorm.errors import ProtocolViolation, UsageError
+from netstorm.protocol import messages as m
+from netstorm.protocol.ids import Peer
+from netstorm.scheduler.barrier import BarrierCount
+from netstorm.scheduler.consistency import Consistency
+from netstorm.scheduler.liveness import Liveness
+from netstorm.scheduler.membership import describe, list_some
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.registry import KeyConflict, KeyRegistry
+from netstorm.topology.policy import Policy
+
+__all__ = ["SAY_EVERY_S", "Job"]
+
+_log = logging.getLogger(__name__)
+
+SAY_EVERY_S: Final = 3.0
+"""How often those who wait are told for whom."""
+
+_STATUS_EVERY_S: Final = 30.0
+"""How often the log says how the job is doing."""
+
+
+class Job:
+    """The members and all that they share. What may end the job is returned: its owner decides.
+
+    Attributes:
+        members, peers: by rank.
+        finished: by rank, the last round that it pushed of each key, once it will push no more.
+    """
+
+    def __init__(
+        self,
+        seats: Sequence[tuple[Peer, m.Member]],
+        policy: Policy,
+        options: SchedulerOptions,
+        outbox: Outbox,
+        now: float,
+    ) -> None:
+        """Begin with `seats`, by rank, under `policy`."""
+        self.peers: Final = tuple(peer for peer, _ in seats)
+        self.members: Final = tuple(member for _, member in seats)
+        self.finished: Final[dict[int, dict[int, int]]] = {}
+        self.liveness: Final = Liveness(self.members, options, now)
+        self.keys: Final = KeyRegistry(options.chunk_size)
+        self._options: Final = options
+        self._outbox: Final = outbox
+        self._policies: dict[int, Policy] = {policy.version: policy}
+        self._consistency: Final = Consistency(len(seats), policy.version)
+        self._barriers: Final = BarrierCount(len(seats))
+        self._say_at = now + SAY_EVERY_S
+        self._status_at = now + _STATUS_EVERY_S
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that rounds which nobody has been granted will run under."""
+        return self._policies[self._consistency.version]
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether nobody will push any more."""
+        return len(self.finished) == len(self.members)
+
+    def welcome(self, rank: int, now: float) -> None:
+        """Tell a node that it has joined, and all that it may need to know."""
+        self.liveness.heard(rank, now)
+        oldest, *newer = (self._policies[version] for version in sorted(self._policies))
+        joined = m.Joined(
+            rank=rank,
+            members=self.members,
+            policy=oldest,
+            chunk_size=self._options.chunk_size,
+            heartbeat_interval_s=self._options.heartbeat_interval_s,
+            heartbeat_timeout_s=self._options.heartbeat_timeout_s,
+        )
+        self._tell(rank, joined)
+        for policy in newer:
+            self._tell(rank, m.NewPolicy(policy=policy))
+        for other, last_rounds in self.finished.items():
+            self._tell(rank, m.PeerFinished(rank=other, last_rounds=last_rounds))
+
+    def install(self, policy: Policy) -> None:
+        """Let a new policy apply, in each key, from the first round on that nobody has been granted.
+
+        Raises:
+            UsageError: its version is not newer than all before, or it is for another number of nodes.
+        """
+        check_policy(policy, nodes=len(self.members), after=self._consistency.version)
+        self._policies[policy.version] = policy
+        self._consistency.install(policy.version)
+        in_use = self._consistency.versions_in_use()
+        self._policies = {version: known for version, known in self._policies.items() if version in in_use}
+        self._outbox.tell(self.peers, m.NewPolicy(policy=policy))
+
+    def receive(self, rank: int, message: m.Message, now: float) -> m.PeerGone | None:
+        """Take a member's message. Returns why the job cannot go on, if so.
+
+        Raises:
+            ProtocolViolation: no correct node sends that.
+        """
+        match message:
+            case m.Heartbeat():
+                self.liveness.busy(rank, message.busy)
+            case m.RegisterKeys():
+                return self._register(rank, message, now)
+            case m.TopologyRequest():
+                return self._topology_request(rank, message, now)
+            case m.Barrier():
+                return self._barrier(rank, message, now)
+            case m.Suspect():
+                self._suspect(rank, message, now)
+            case m.Finished():
+                return self._finish(rank, message, now)
+            case m.Failed():
+                reason = f"{describe(self.members[rank])} failed: {message.reason}"
+                return m.PeerGone(rank=rank, kind="failed", reason=reason)
+            case m.Leave():
+                return self.lost(rank, "it left before all had finished", now)
+            case _:
+                raise ProtocolViolation(
+                    f"the scheduler takes no {type(message).__name__}, as rank {rank} sent"
+                )
+        return None
+
+    def lost(self, rank: int, reason: str, now: float) -> m.PeerGone:
+        """Return the word that a rank is lost, with the last thing heard from it."""
+        text = f"{describe(self.members[rank])} is lost: {reason}; {self.liveness.last_heard(rank, now)}"
+        return m.PeerGone(rank=rank, kind="lost", reason=text)
+
+    def tick(self, now: float) -> m.PeerGone | None:
+        """Look who is silent, and tell those who wait for whom. Returns why the job cannot go on, if so."""
+        gone = self.liveness.verdict(now)
+        if gone is None and now >= self._say_at:
+            self._say_at = now + SAY_EVERY_S
+            gone = self._say_barrier(now)
+        if now >= self._status_at:
+            self._status_at = now + _STATUS_EVERY_S
+            _log.info("%s", self.status_text())
+        return gone
+
+    def next_tick(self) -> float:
+        """Return when something is due."""
+        return min(self._say_at, self._status_at, self.liveness.next_look())
+
+    def status_text(self) -> str:
+        """Return how the job is doing, in one line."""
+        waits = self.liveness.waits()
+        return (
+            f"job {self._options.job!r}: {len(self.members)} nodes, {len(self.keys)} keys, policy version "
+            f"{self.policy.version}, {len(self.finished)} finished"
+            + (f"; waiting: {list_some(waits)}" if waits else "")
+        )
+
+    # ------------------------------------------------------------------------------------- one message each
+
+    def _register(self, rank: int, message: m.RegisterKeys, now: float) -> m.PeerGone | None:
+        grants, bindings = [], []
+        for spec in message.keys:
+            grant = self.keys.register(rank, spec)
+            if isinstance(grant, KeyConflict):
+                return m.PeerGone(rank=-1, kind="key", reason=str(grant))
+            self._consistency.add_key(grant.key)
+            grants.append(grant)
+            bindings += self._consistency.bindings(grant.key, 0)
+        self.liveness.heard(rank, now, f"it registered {len(grants)} keys")
+        self._tell(rank, m.KeysRegistered(grants=tuple(grants), bindings=tuple(bindings)))
+        return None
+
+    def _topology_request(self, rank: int, message: m.TopologyRequest, now: float) -> m.PeerGone | None:
+        unknown = next((event.key for event in message.begun if event.key not in self.keys), None)
+        if unknown is not None:
+            raise ProtocolViolation(f"rank {rank} asks about key {unknown}, which nobody has registered")
+        bindings = []
+        for event in message.begun:
+            conflict = self._consistency.begun(rank, event)
+            name = self.keys.name(event.key)
+            if conflict is not None:
+                reason = f"round {event.round} of {name}: {conflict}"
+                return m.PeerGone(rank=-1, kind="disagreement", reason=reason)
+            bindings += self._consistency.bindings(event.key, event.round)
+            self.liveness.heard(rank, now, f"round {event.round} of {name}")
+        self._tell(rank, m.TopologyAnswer(bindings=tuple(bindings)))
+        return None
+
+    def _barrier(self, rank: int, message: m.Barrier, now: float) -> m.PeerGone | None:
+        self.liveness.heard(rank, now, f"it came to barrier {message.number}")
+        for number in self._barriers.come(rank, message.number, now):
+            self._outbox.tell(self.peers, m.BarrierReached(number=number))
+        return self._waits_in_vain()
+
+    def _suspect(self, rank: int, message: m.Suspect, now: float) -> None:
+        if message.rank == rank or not 0 <= message.rank < len(self.members):
+            raise ProtocolViolation(f"rank {rank} suspects rank {message.rank}")
+        target = describe(self.members[message.rank])
+        _log.warning("rank %d cannot reach %s: %s", rank, target, message.reason)
+        self.liveness.suspect(rank, message.rank, message.reason, now)
+
+    def _finish(self, rank: int, message: m.Finished, now: float) -> m.PeerGone | None:
+        if rank in self.finished:
+            raise ProtocolViolation(f"rank {rank} finishes a second time")
+        self.finished[rank] = message.last_rounds
+        self.liveness.heard(rank, now, "it finished")
+        others = [peer for other, peer in enumerate(self.peers) if other != rank]
+        self._outbox.tell(others, m.PeerFinished(rank=rank, last_rounds=message.last_rounds))
+        return self._waits_in_vain()
+
+    # --------------------------------------------------------------------------------------------- barriers
+
+    def _waits_in_vain(self) -> m.PeerGone | None:
+        """A rank that has finished comes to no more barriers: do not let the others wait for it."""
+        never = self._barriers.never_coming(self.finished)
+        if not never:
+            return None
+        reason = (
+            f"{_ranks(self._barriers.waiting())} waits at barrier {self._barriers.oldest}, but "
+            f"{_ranks(never)} has finished without coming to it: every rank must come to every barrier"
+        )
+        return m.PeerGone(rank=-1, kind="disagreement", reason=reason)
+
+    def _say_barrier(self, now: float) -> m.PeerGone | None:
+        missing = self._barriers.missing()
+        waited, limit = now - self._barriers.since, self._options.wait_timeout_s
+        if not missing or waited < SAY_EVERY_S:
+            return None
+        text = (
+            f"barrier {self._barriers.oldest}: waiting for {len(missing)} of {len(self.members)} nodes: "
+            + list_some(describe(self.members[rank]) for rank in missing)
+        )
+        if waited >= limit:
+            reason = f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT) at {text}"
+            return m.PeerGone(rank=-1, kind="timeout", reason=reason)
+        _log.info("%s", text)
+        self._outbox.tell([self.peers[rank] for rank in self._barriers.waiting()], m.Waiting(text=text))
+        return None
+
+    def _tell(self, rank: int, message: m.Message) -> None:
+        self._outbox.tell([self.peers[rank]], message)
+
+
+def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
+    """Check that a policy can follow version `after` in a job of so many nodes.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if policy.size != nodes:
+        raise UsageError(f"a policy for {policy.size} nodes in a job of {nodes} (DMLC_NUM_WORKER)")
+    if policy.version <= after:
+        raise UsageError(f"policy version {policy.version} is not newer than version {after}, now in force")
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "each of ranks ") + list_some(map(str, ranks))

@@ -1,0 +1,316 @@
+"""The scheduler as a pure state machine: from the first node at the door to the last that leaves.
+
+Peers are numbered in order of arrival, by incarnation (`strangers`). While not all nodes are here they wait
+(`membership`); then they get ranks, and `job` serves them. What ends a job is decided here, in one place.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+from netstorm.errors import NetStormError, ProtocolViolation
+from netstorm.observe.counters import Counters
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
+from netstorm.scheduler.ending import FAREWELL_S, Outcome, Phase
+from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy
+from netstorm.scheduler.membership import Applicant, Rendezvous, TurnedAway, describe, full, list_some, place
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.strangers import Door
+from netstorm.topology.policy import Policy
+
+__all__ = ["SchedulerMachine"]
+
+_log = logging.getLogger(__name__)
+
+
+class SchedulerMachine:
+    """One job's scheduler. Implements `pslite.machine.Machine`.
+
+    Attributes:
+        phase: where the job is in its life.
+        outcome: how it went; None until it is over.
+        on_over: called when it is over, if it is set.
+    """
+
+    def __init__(
+        self, options: SchedulerOptions, policy: Policy, *, now: float, counters: Counters | None = None
+    ) -> None:
+        """Begin to wait for nodes; the job will begin under `policy`.
+
+        Raises:
+            UsageError: the policy is for another number of nodes than the job has.
+        """
+        check_policy(policy, nodes=options.num_workers, after=-1)
+        self.options: Final = options
+        self.counters: Final = counters or Counters()
+        self.phase = Phase.GATHERING
+        self.outcome: Outcome | None = None
+        self.on_over: Callable[[Outcome], None] | None = None
+        self._first_policy = policy
+        self._outbox: Final = Outbox()
+        self._door: Final = Door()
+        self._rendezvous: Final = Rendezvous(options)
+        self._job: Job | None = None
+        self._ranks: dict[Peer, int] = {}
+        self._left: set[int] = set()
+        self._failure: m.PeerGone | None = None
+        self._started_at = now
+        self._say_at = now + SAY_EVERY_S
+        self._leave_at = math.inf
+        self._last_tick = now
+
+    # ------------------------------------------------------------------------------- what the shell wants
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that rounds which nobody has been granted will run under."""
+        return self._first_policy if self._job is None else self._job.policy
+
+    @property
+    def members(self) -> tuple[m.Member, ...]:
+        """The nodes, by rank; none until all are here."""
+        return () if self._job is None else self._job.members
+
+    def install_policy(self, policy: Policy) -> None:
+        """Let a new policy apply, in each key, from the first round on that nobody has been granted.
+
+        Raises:
+            UsageError: its version is not newer than all before, or it is for another number of nodes.
+        """
+        if self._job is not None:
+            self._job.install(policy)
+        else:
+            check_policy(policy, nodes=self.options.num_workers, after=self._first_policy.version)
+            self._first_policy = policy
+        self.counters.add("policies")
+
+    def stop(self, reason: str, now: float) -> None:
+        """End the job because this process is to end. If all have finished, just do not wait any more."""
+        if self.phase is Phase.FINISHED:
+            self._leave_at = now
+        else:
+            self._fail(m.PeerGone(rank=-1, kind="stopped", reason=reason), now)
+
+    def abort(self, error: Exception, now: float) -> None:
+        """End the job because this process cannot go on."""
+        text = str(error) if isinstance(error, NetStormError) else f"its I/O thread has died: {error!r}"
+        self.stop(f"the scheduler has stopped: {text}", now)
+
+    def status_text(self) -> str:
+        """Return how the job is doing, in one line."""
+        return self._rendezvous.waiting_text() if self._job is None else self._job.status_text()
+
+    # --------------------------------------------------------------------------------- what drives it wants
+
+    def admit(self, hello: m.Hello) -> Admission:
+        """Number whoever comes; who may join is decided when it asks, so that it hears why not."""
+        if hello.receiver != SCHEDULER:
+            return Refuse(f"this is the scheduler of job {self.options.job!r}, not rank {hello.receiver}")
+        peer = self._door.known(hello.incarnation)
+        if peer is None and hello.sender >= 0:
+            return Refuse(
+                f"the scheduler of job {self.options.job!r} does not know this rank {hello.sender}: it was "
+                "restarted, or another scheduler has taken the address of the one before"
+            )
+        return Admit(self._door.enter(hello.incarnation, hello.job) if peer is None else peer)
+
+    def receive(
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+    ) -> None:
+        """Take a message from a peer."""
+        rank = self._ranks.get(peer)
+        if isinstance(message, m.Join):
+            self._join(peer, message, now)
+        elif rank is None or self._job is None:
+            self._from_stranger(peer, message, now)
+        else:
+            self._job.liveness.heard(rank, now)
+            if self.phase is Phase.RUNNING:
+                self._from_member(self._job, rank, message, now)
+            elif isinstance(message, (m.Leave, m.Failed)):
+                self._leaves(rank, now)
+
+    def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
+        """React to a session that cannot be re-established."""
+        rank = self._ranks.get(peer)
+        if rank is None or self._job is None:
+            self._forget(peer, reason, now)
+        else:
+            if self.phase is Phase.RUNNING:
+                self._gone(self._job.lost(rank, reason, now), now)
+            self._leaves(rank, now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        late = now - self._last_tick - 2 * self.options.heartbeat_interval_s
+        if late > 0 and self._job is not None:
+            _log.warning("the scheduler itself did not run for %.1f s: heartbeats get that much longer", late)
+            self._job.liveness.deaf_for(late, now)
+        self._last_tick = now
+        if self.phase is Phase.GATHERING:
+            self._gather(now)
+        elif self._job is not None and self.phase is Phase.RUNNING:
+            gone = self._job.tick(now)
+            if gone is not None:
+                self._gone(gone, now)
+        if self._job is not None and self.phase in (Phase.FINISHED, Phase.FAILED):
+            for rank in self._job.liveness.silent(now):
+                self._leaves(rank, now)
+        if now >= self._leave_at and self.phase is not Phase.OVER:
+            self._over()
+
+    def next_tick(self) -> float:
+        """Return when something is due."""
+        if self.phase is Phase.OVER:
+            return math.inf
+        due = min(self._last_tick + self.options.heartbeat_interval_s, self._leave_at)
+        # No later than that: only who expects a tick notices that it comes late.
+        return due if self._job is None else min(due, self._job.next_tick())
+
+    def take_instructions(self) -> list[Instruction]:
+        """Return what is to be done."""
+        return self._outbox.take()
+
+    # --------------------------------------------------------------------------------------------- gathering
+
+    def _join(self, peer: Peer, join: m.Join, now: float) -> None:
+        name = place(join.host, join.port, join.site)
+        job = self._door.job_of(peer)
+        if job != self.options.job:
+            reason = (
+                f"the node at {name} is of job {job!r}, the scheduler of job {self.options.job!r}: give both "
+                "the same NETSTORM_JOB, or the node another DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+            )
+            self._turn_away(TurnedAway(peer, reason))
+        elif self._failure is not None:
+            self._turn_away(TurnedAway(peer, f"the job has already ended: {self._failure.reason}"))
+        elif self._job is None:
+            applicant = Applicant(
+                peer=peer, incarnation=self._door.incarnation_of(peer), join=join, heard_at=now
+            )
+            for turned_away in self._rendezvous.come(applicant, now):
+                self._turn_away(turned_away)
+            if peer in self._rendezvous:
+                _log.info("the node at %s is here", name)
+            if self._rendezvous.complete():
+                self._begin(now)
+        elif peer in self._ranks:  # its session broke before it could read that it had joined
+            self._job.welcome(self._ranks[peer], now)
+        else:
+            self._turn_away(TurnedAway(peer, full(self.options.job, self._job.members, name)))
+
+    def _turn_away(self, turned_away: TurnedAway) -> None:
+        _log.warning("refused: %s", turned_away.reason)
+        self.counters.add("refused")
+        refusal = m.PeerGone(rank=-1, kind="refused", reason=turned_away.reason)
+        self._outbox.tell([turned_away.peer], refusal)
+        self._outbox.add(Disconnect(peer=turned_away.peer))
+
+    def _begin(self, now: float) -> None:
+        """Everybody is here: give ranks."""
+        self.phase = Phase.RUNNING
+        self._job = Job(self._rendezvous.seats(), self._first_policy, self.options, self._outbox, now)
+        _log.info("all nodes are here: %s", list_some(describe(member) for member in self._job.members))
+        for rank, peer in enumerate(self._job.peers):
+            self._ranks[peer] = rank
+            self._door.keep(peer)
+            self._job.welcome(rank, now)
+
+    def _gather(self, now: float) -> None:
+        for gone in self._rendezvous.silent(now):
+            self._forget(gone.peer, f"no heartbeat for {self.options.heartbeat_timeout_s:g} s", now)
+        text = self._rendezvous.waiting_text()
+        limit = self.options.join_timeout_s
+        if now - self._started_at >= limit:
+            reason = f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {text}"
+            self._fail(m.PeerGone(rank=-1, kind="timeout", reason=reason), now)
+        elif now >= self._say_at:
+            self._say_at = now + SAY_EVERY_S
+            _log.info("%s", text)
+            self._outbox.tell([one.peer for one in self._rendezvous], m.Waiting(text=text))
+
+    def _from_stranger(self, peer: Peer, message: m.Message, now: float) -> None:
+        """Take a message of a process that has no rank."""
+        match message:
+            case m.Heartbeat():
+                if peer in self._rendezvous:
+                    self._rendezvous.heard(peer, now)
+            case m.Leave():
+                self._forget(peer, "it left", now)
+            case m.Failed():
+                self._forget(peer, f"it failed: {message.reason}", now)
+            case _:
+                raise ProtocolViolation(
+                    f"a process that has not joined sends a {type(message).__name__} to the scheduler"
+                )
+
+    def _forget(self, peer: Peer, reason: str, now: float) -> None:
+        """Let a process without a rank go. Others may take its place."""
+        gone = self._rendezvous.leave(peer)
+        if gone is not None and self.phase is Phase.GATHERING:
+            _log.warning("the node at %s has gone before all were here: %s", gone, reason)
+        self._outbox.add(Disconnect(peer=peer))
+        if self.phase is Phase.FAILED and not list(self._rendezvous):
+            self._leave_at = now
+
+    # ------------------------------------------------------------------------------------ running and ending
+
+    def _from_member(self, job: Job, rank: int, message: m.Message, now: float) -> None:
+        if isinstance(message, (m.Leave, m.Failed)):
+            self._leaves(rank, now)
+        gone = job.receive(rank, message, now)
+        if gone is not None:
+            self._gone(gone, now)
+        elif job.all_finished:
+            self.phase = Phase.FINISHED
+            _log.info("all nodes have finished")
+            self._outbox.tell(job.peers, m.AllFinished())
+
+    def _gone(self, gone: m.PeerGone, now: float) -> None:
+        """Decide what it means that a rank is gone or that ranks disagree. So far: the end of the job."""
+        self._fail(gone, now)
+
+    def _fail(self, failure: m.PeerGone, now: float) -> None:
+        """End the job; everybody who does not know is told why. The first reason stays."""
+        if self.phase not in (Phase.GATHERING, Phase.RUNNING):
+            return
+        _log.error("the job ends: %s", failure.reason)
+        waiting = (
+            [one.peer for one in self._rendezvous]
+            if self._job is None
+            else [peer for rank, peer in enumerate(self._job.peers) if rank not in self._left]
+        )
+        self.phase = Phase.FAILED
+        self._failure = failure
+        self._leave_at = now + FAREWELL_S if waiting else now
+        self._outbox.tell(waiting, failure)
+
+    def _leaves(self, rank: int, now: float) -> None:
+        """A member will not be heard of again."""
+        if self._job is None or rank in self._left:
+            return
+        self._left.add(rank)
+        self._job.liveness.stop_watching(rank)
+        self._outbox.add(Disconnect(peer=self._job.peers[rank]))
+        if len(self._left) == len(self._job.members):
+            self._leave_at = now
+
+    def _over(self) -> None:
+        self.phase = Phase.OVER
+        name = f"job {self.options.job!r}"
+        if self._failure is None:
+            keys = 0 if self._job is None else len(self._job.keys)
+            outcome = Outcome(0, f"{name} has ended well: {self.options.num_workers} nodes, {keys} keys")
+        else:
+            outcome = Outcome(1, f"{name} has failed: {self._failure.reason}")
+        self.outcome = outcome
+        on_over = self.on_over
+        if on_over is not None:
+            self._outbox.add(Call(function=lambda: on_over(outcome)))

@@ -1,0 +1,106 @@
+"""The keys of a job: who registered what, and where each is among the job's bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from netstorm.errors import ProtocolViolation
+from netstorm.protocol.chunks import ITEM_BYTES, aligned, slot_of
+from netstorm.protocol.messages import KeyGrant, KeySpec
+
+__all__ = ["KeyConflict", "KeyRegistry"]
+
+_MOST_BYTES: Final = 2**62
+"""Offsets travel as 64-bit integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConflict:
+    """Two ranks mean different things by one key."""
+
+    first_rank: int
+    first: KeySpec
+    rank: int
+    spec: KeySpec
+
+    def __str__(self) -> str:
+        store = f" (of store {self.spec.namespace})" if self.spec.namespace else ""
+        return (
+            f"rank {self.rank} has {self.spec.name}{store} as {_kind(self.spec)}, rank {self.first_rank} as "
+            f"{_kind(self.first)}: every rank must give a key the same shape and type"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    spec: KeySpec
+    grant: KeyGrant
+    first_rank: int
+
+
+class KeyRegistry:
+    """Keys by namespace and name. The first registration defines a key; all others must agree with it."""
+
+    def __init__(self, chunk_size: int) -> None:
+        self._chunk_size: Final = chunk_size
+        self._entries: dict[tuple[int, str], _Entry] = {}
+        self._names: list[str] = []
+        self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, key: int) -> bool:
+        return 0 <= key < len(self._names)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all keys together, with the gaps that alignment makes."""
+        return self._end
+
+    def name(self, key: int) -> str:
+        """Return the user's name of a key."""
+        return self._names[key]
+
+    def register(self, rank: int, spec: KeySpec) -> KeyGrant | KeyConflict:
+        """Take a rank's word on a key.
+
+        Raises:
+            ProtocolViolation: no correct node sends such a key.
+        """
+        item_bytes = ITEM_BYTES.get(spec.dtype)
+        if item_bytes is None:
+            raise ProtocolViolation(
+                f"rank {rank} registers {spec.name!r} as {spec.dtype!r}; what can be summed: "
+                + ", ".join(ITEM_BYTES)
+            )
+        found = self._entries.get((spec.namespace, spec.name))
+        if found is not None:
+            agree = (found.spec.shape, found.spec.dtype) == (spec.shape, spec.dtype)
+            return found.grant if agree else KeyConflict(found.first_rank, found.spec, rank, spec)
+        offset = aligned(self._end, item_bytes)
+        size = item_bytes
+        for side in spec.shape:
+            if side < 0:
+                raise ProtocolViolation(f"rank {rank} registers {spec.name!r} with the shape {spec.shape}")
+            size *= side
+        if offset + size > _MOST_BYTES:
+            raise ProtocolViolation(
+                f"rank {rank} registers {spec.name!r} with {size} bytes: too large for any job"
+            )
+        grant = KeyGrant(
+            namespace=spec.namespace,
+            name=spec.name,
+            key=len(self._names),
+            first_slot=slot_of(offset, self._chunk_size),
+            offset=offset,
+        )
+        self._end = offset + size
+        self._names.append(spec.name)
+        self._entries[spec.namespace, spec.name] = _Entry(spec, grant, rank)
+        return grant
+
+
+def _kind(spec: KeySpec) -> str:
+    return f"{tuple(spec.shape)} {spec.dtype}"

@@ -1,0 +1,180 @@
+"""Drives a SchedulerMachine by hand: hellos, messages and virtual time in; what each node was told out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netstorm.protocol import messages as m
+from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.machine import Admit, Call, Disconnect, Refuse, Send
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.topology.network import Rank
+from netstorm.topology.policy import Policy, Tree
+
+RELEASE = "1.2.3"
+
+
+def star(ranks: int, version: int = 1, hub: int = 0) -> Policy:
+    parents = tuple(-1 if rank == hub else hub for rank in range(ranks))
+    return Policy(version=version, trees=(Tree.undirected(Rank(hub), parents),), weights=(1,))
+
+
+class Driven:
+    """A scheduler and what it said to whom. Nodes are told apart by a name, which is also their host."""
+
+    def __init__(self, num_workers: int = 2, **options: Any) -> None:
+        self.options = SchedulerOptions(
+            **{
+                "num_workers": num_workers,
+                "job": "alexnet",
+                "release": RELEASE,
+                "job_wide": {"CHUNK_SIZE": "65536", "NETSTORM_TOPOLOGY": "fapt"},
+                **options,
+            }
+        )
+        self.now = 100.0
+        self.machine = SchedulerMachine(self.options, star(num_workers), now=self.now)
+        self.peers: dict[str, Peer] = {}
+        self.told: dict[Peer, list[m.Message]] = {}
+        self.disconnected: list[Peer] = []
+        self.called = 0
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def hello(
+        self, name: str, *, job: str = "alexnet", incarnation: int | None = None, sender: int = -1
+    ) -> Any:
+        hello = m.Hello(
+            job=job,
+            sender=sender,
+            incarnation=incarnation
+            if incarnation is not None
+            else sum(name.encode()) * 1000 + len(self.peers),
+            receiver=SCHEDULER,
+            session=1,
+            received=0,
+        )
+        verdict = self.machine.admit(hello)
+        if isinstance(verdict, Admit):
+            self.peers[name] = verdict.peer
+        return verdict
+
+    def join(self, name: str, rank: int = -1, *, site: str = "", job: str = "alexnet", **fields: Any) -> None:
+        if name not in self.peers:
+            assert isinstance(self.hello(name, job=job), Admit)
+        message = m.Join(
+            asked_rank=rank,
+            num_workers=self.options.num_workers,
+            host=name,
+            port=4000,
+            site=site,
+            release=RELEASE,
+            pid=1,
+        )
+        self.say(name, _replace(message, **fields))
+
+    def say(self, who: str | int, message: m.Message) -> None:
+        peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
+        self.machine.receive(peer, message, None, 0, self.now)
+        self._take()
+
+    def lose(self, who: str | int, reason: str = "no answer for 10 s") -> None:
+        peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
+        self.machine.peer_lost(peer, reason, self.now)
+        self._take()
+
+    def run(self, seconds: float, *, beating: tuple[int, ...] = (), busy: str = "") -> None:
+        """Let time pass in ticks as the machine asks for; ranks in `beating` send their heartbeats."""
+        end = self.now + seconds
+        beat_at = dict.fromkeys(beating, self.now)
+        while True:
+            due = min([self.machine.next_tick(), *beat_at.values()])
+            if due > end:
+                break
+            self.now = max(self.now, due)
+            for rank, at in beat_at.items():
+                if at <= self.now:
+                    beat_at[rank] = self.now + self.options.heartbeat_interval_s
+                    self.say(rank, m.Heartbeat(busy=busy))
+            if self.machine.next_tick() <= self.now:
+                self.tick()
+        self.now = end
+
+    def tick(self) -> None:
+        self.machine.tick(self.now)
+        self._take()
+
+    def stop(self, reason: str = "stopped") -> None:
+        self.machine.stop(reason, self.now)
+        self._take()
+
+    def install(self, policy: Policy) -> None:
+        self.machine.install_policy(policy)
+        self._take()
+
+    # ----------------------------------------------------------------------------------------- out
+
+    def heard(self, who: str | int, kind: type[m.Message] | None = None) -> list[Any]:
+        """Return what a node was told since the last call, or only one kind of it; forgets all of it."""
+        peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
+        told = self.told.pop(peer, [])
+        return [message for message in told if kind is None or isinstance(message, kind)]
+
+    def gone(self, who: str | int) -> m.PeerGone:
+        """Return the one word of an end that a node was told."""
+        (found,) = self.heard(who, m.PeerGone)
+        assert isinstance(found, m.PeerGone)
+        return found
+
+    def peer_of(self, rank: int) -> Peer:
+        return self.peers[self.machine.members[rank].host]
+
+    def forget(self) -> None:
+        self.told.clear()
+
+    def _take(self) -> None:
+        for instruction in self.machine.take_instructions():
+            match instruction:
+                case Send(peer=peer, message=message):
+                    self.told.setdefault(peer, []).append(message)
+                case Disconnect(peer=peer):
+                    self.disconnected.append(peer)
+                case Call(function=function):
+                    self.called += 1
+                    function()
+                case _:
+                    raise AssertionError(instruction)
+
+
+def running(ranks: int = 3, **options: Any) -> Driven:
+    """Return a scheduler whose nodes n0, n1, … (sites site0, …) have all joined."""
+    driven = Driven(ranks, **options)
+    for rank in range(ranks):
+        driven.join(f"n{rank}", rank, site=f"site{rank}")
+    driven.forget()
+    return driven
+
+
+def refused(verdict: Any) -> str:
+    assert isinstance(verdict, Refuse)
+    return verdict.reason
+
+
+def key(
+    name: str, shape: tuple[int, ...] = (10, 20), dtype: str = "float32", namespace: int = 0
+) -> m.KeySpec:
+    return m.KeySpec(namespace=namespace, name=name, shape=shape, dtype=dtype)
+
+
+def begun(key: int, round: int, rule: str = "") -> m.RoundBegun:
+    return m.RoundBegun(key=key, round=round, rule=rule)
+
+
+def _replace(message: m.Join, **fields: Any) -> m.Join:
+    values = {name: getattr(message, name) for name in message.__struct_fields__}
+    assert set(fields) <= set(values), fields
+    return m.Join(**{**values, **fields})
+
+
+__all__ = ["RELEASE", "Driven", "begun", "key", "refused", "running", "star"]
