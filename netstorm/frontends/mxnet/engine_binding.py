@@ -1,0 +1,155 @@
+"""The three C structures and one C function through which `engine` speaks to MXNet's dependency engine."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Collection
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine_errors import native_error
+
+__all__ = ["EngineCallback", "NDArray", "ReleaseFunction", "RunFunction", "push", "variable_of"]
+
+NDArray: TypeAlias = Any
+"""An `mxnet.nd.NDArray` (MXNet has no types)."""
+
+RunFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+"""`EngineAsyncFunc(run_context, on_complete, func_param)`, mxnet/c_api.h."""
+
+ReleaseFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+"""`EngineFuncParamDeleter(func_param)`: called when the engine destroys the operation."""
+
+_OnCompleteFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+# A function object of our own: argtypes set on the one in MXNet's library object would be MXNet's, too.
+_push: Final = mx.base._LIB["MXEnginePushAsyncND"]  # noqa: SLF001 -- the only handle there is
+_push.restype = ctypes.c_int
+_push.argtypes = [
+    RunFunction,
+    ctypes.c_void_p,
+    ReleaseFunction,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_int),
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_bool,
+]
+
+
+class _Context(ctypes.Structure):
+    """`mxnet::Context`: where the operation runs, not where its arrays are."""
+
+    _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
+
+
+class _CallbackOnComplete(ctypes.Structure):
+    """`mxnet::engine::CallbackOnComplete`, mxnet/engine.h."""
+
+    _fields_ = (("function", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("operation", ctypes.c_void_p))
+
+
+_CPU: Final = _Context(1, 0)
+_CPU_PRIORITIZED: Final = ctypes.c_int(3)  # mxnet::FnProperty::kCPUPrioritized, mxnet/engine.h
+_names: Final[dict[str, bytes]] = {}  # the engine keeps the pointer, and the profiler reads it much later
+
+# One error at a time goes into the engine's list of errors, which has no lock of its own. Reentrant, since a
+# signal handler or a destructor may fail operations in a thread that is doing so already.
+_failing: Final = threading.RLock()
+
+
+class EngineCallback(NamedTuple):
+    """What ends one operation: a function of the engine and its two arguments."""
+
+    function: int
+    engine: int
+    operation: int
+
+    @classmethod
+    def at(cls, address: int) -> EngineCallback:
+        """Return a copy of the structure at `address`, which is on the stack of our caller."""
+        fields = _CallbackOnComplete.from_address(address)
+        return cls(fields.function, fields.engine, fields.operation)
+
+    def __call__(self, error: BaseException | None) -> None:
+        """End the operation; exactly once, from any thread."""
+        on_complete = _OnCompleteFunction(self.function)
+        if error is None:
+            on_complete(self.engine, self.operation, None)
+        else:
+            with native_error(error) as address, _failing:
+                on_complete(self.engine, self.operation, address)
+
+
+def push(
+    run: Any,
+    release: Any,
+    token: int,
+    *,
+    reads: Collection[NDArray],
+    writes: Collection[NDArray],
+    priority: int,
+    name: str,
+) -> None:
+    """Give the engine an operation.
+
+    It will call `run` (a `RunFunction`) with `token` at most once, and `release` (a `ReleaseFunction`) once
+    after. The arrays must have different variables: one that occurs twice waits for itself for ever.
+    """
+    mx.base.check_call(
+        _push(
+            run,
+            token,
+            release,
+            ctypes.addressof(_CPU),
+            _handles(reads),
+            len(reads),
+            _handles(writes),
+            len(writes),
+            ctypes.byref(_CPU_PRIORITIZED),
+            priority,
+            _names.setdefault(name, name.encode()),
+            False,
+        )
+    )
+
+
+def variable_of(array: NDArray) -> int:
+    """Return what identifies the engine variable that `array` shares with its views.
+
+    The C API does not tell. But the first member of `mxnet::NDArray` is the pointer to the chunk that owns
+    memory and variable (mxnet/ndarray.h); `_check_layout` makes sure of it.
+
+    Raises:
+        UsageError: it is no NDArray, or one without memory.
+    """
+    if not isinstance(array, mx.nd.NDArray):
+        raise UsageError(f"MXNet's engine works on NDArrays, not on {type(array).__name__} ({array!r:.60})")
+    chunk = ctypes.c_void_p.from_address(array.handle.value).value
+    if chunk is None:
+        raise UsageError("an NDArray without shape and memory can be neither read nor written")
+    return chunk
+
+
+def _handles(arrays: Collection[NDArray]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
+
+
+def _check_layout() -> None:
+    whole, other = mx.nd.empty((2, 2)), mx.nd.empty((2, 2))
+    chunk = variable_of(whole)
+    views = (whole[1:], whole.reshape((4,)), whole.detach(), whole.as_np_ndarray())
+    if any(variable_of(view) != chunk for view in views) or variable_of(other) == chunk:
+        raise UsageError(
+            f"this build of MXNet {mx.__version__} does not lay out NDArrays as the 1.9.1 wheels do; "
+            "pip install --force-reinstall mxnet==1.9.1"
+        )
+
+
+_check_layout()
