@@ -1,6 +1,7 @@
 """Every error that NetStorm raises on purpose, in three families by who is to blame.
 
-`UsageError`: the caller or a setting. `PeerError`: what another process sent. `Unavailable`: loss or time-out.
+`UsageError`: the caller or a setting. `PeerError`: what another process sent. `Unavailable`: loss or
+time-out.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class KeyMismatch(UsageError):
 
 
 class Disagreement(UsageError):
-    """Ranks must agree on something (chunk size, update rule, number of nodes) and do not; both sides are named."""
+    """Ranks do not agree on what they must (chunk size, update rule, number of nodes); both sides are named."""
 
 
 class JoinRefused(UsageError):
@@ -81,7 +82,7 @@ class Unavailable(NetStormError, ConnectionError):
 
 
 class NodeLost(Unavailable):
-    """A general node has died or cannot be reached; the message names rank, host and the last thing heard from it."""
+    """A general node has died or cannot be reached; the message names rank, host and what was last heard."""
 
 
 class NodeFailed(Unavailable):
