@@ -54,7 +54,7 @@ class KeyMismatch(UsageError):
 
 
 class Disagreement(UsageError):
-    """Ranks do not agree on what they must (chunk size, update rule, number of nodes); both sides are named."""
+    """Ranks do not agree where they must (chunk size, update rule, number of nodes); both are named."""
 
 
 class JoinRefused(UsageError):
