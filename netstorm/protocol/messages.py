@@ -79,6 +79,8 @@ class Hello(SessionMessage, frozen=True, tag=1):
     """Highest contiguous sequence number received from the other side in this session."""
     beyond: tuple[int, ...] = ()
     """Sequence numbers received beyond it."""
+    resuming: bool = False
+    """This session has been welcomed before: whoever does not remember it must refuse, not begin anew."""
 
 
 class Welcome(SessionMessage, frozen=True, tag=2):
@@ -101,6 +103,8 @@ class Ack(SessionMessage, frozen=True, tag=4):
 
     received: int
     beyond: tuple[int, ...] = ()
+    query: int = 0
+    """Number of the last `Query` on this connection: whatever was sent before it and is missing here is lost."""
 
 
 class Nack(SessionMessage, frozen=True, tag=5):
@@ -111,6 +115,9 @@ class Nack(SessionMessage, frozen=True, tag=5):
 
 class Query(SessionMessage, frozen=True, tag=6):
     """No acknowledgement for a while: are you there? Answered by `Ack`."""
+
+    number: int = 0
+    """Counts the queries of a connection, from 1."""
 
 
 class Goodbye(SessionMessage, frozen=True, tag=7):

@@ -1,1 +1,11 @@
-"""Moving chunks between processes: sessions, queues, the vans and the thread that runs them."""
+"""Links between processes: exactly-once sessions over any van, and the vans."""
+
+from __future__ import annotations
+
+from netstorm.pslite.endpoint import Endpoint
+from netstorm.pslite.limits import Limits
+from netstorm.pslite.machine import Machine
+from netstorm.pslite.stack import Stack
+from netstorm.pslite.van import Van
+
+__all__ = ["Endpoint", "Limits", "Machine", "Stack", "Van"]
