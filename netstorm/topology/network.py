@@ -1,19 +1,18 @@
-"""A network: nodes, directed links, and how they change. What trees are formed from."""
+"""A network: nodes, directed links between them, and how they change. What trees are formed from."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, NewType
+from typing import Final
 
 from netstorm.errors import Unreachable, UsageError
+from netstorm.topology.elements import Change, Link, Node, Rank, shown_ranks
 from netstorm.topology.routes import Hops, next_hops, reached_from
 
-__all__ = ["Bounds", "Change", "Link", "Misfit", "Network", "Node", "Rank", "Routing"]
-
-Rank = NewType("Rank", int)
+__all__ = ["Change", "Link", "Misfit", "Network", "Node", "Rank", "Routing"]
 
 
 class Routing(enum.Enum):
@@ -23,97 +22,6 @@ class Routing(enum.Enum):
     """Only linked ones."""
     UNDERLAY = "underlay"
     """All, over the fewest hops; pairs share the links under them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The values that a quantity may have."""
-
-    least: float
-    most: float
-    words: str
-
-    def allow(self, value: float) -> bool:
-        """Return whether `value` is within the bounds (NaN is not)."""
-        return self.least <= value <= self.most
-
-    def require(self, value: float | None, what: str) -> None:
-        """Raise `UsageError` if there is a value, and it is out of bounds."""
-        if value is not None and not self.allow(value):
-            raise UsageError(f"{what} is {value!r}: expected {self.words}")
-
-
-RATE: Final = Bounds(1.0, 1e15, "more than 0: from 1bit/s to 1000Tbit/s")
-LATENCY: Final = Bounds(0.0, 3600.0, "from 0s to 1h")
-LOSS: Final = Bounds(0.0, math.nextafter(1.0, 0.0), "at least 0% and less than 100%")
-TIME: Final = Bounds(0.0, 1e9, "from 0s to 1e9s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A general node, and the caps of its access link in bit/s (None: not capped)."""
-
-    rank: Rank
-    site: str = ""
-    egress: float | None = None
-    ingress: float | None = None
-
-    def __post_init__(self) -> None:
-        RATE.require(self.egress, f"egress of rank {self.rank}")
-        RATE.require(self.ingress, f"ingress of rank {self.rank}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One direction of a link: rate in bit/s, latency in s, loss as a fraction of packets."""
-
-    source: Rank
-    target: Rank
-    rate: float
-    latency: float = 0.0
-    loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.source == self.target:
-            raise UsageError(f"link {self}: a link joins two different ranks")
-        RATE.require(self.rate, f"rate of link {self}")
-        LATENCY.require(self.latency, f"latency of link {self}")
-        LOSS.require(self.loss, f"loss of link {self}")
-
-    def __str__(self) -> str:
-        """Return the link as error messages name it."""
-        return f"{self.source}→{self.target}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """From `at` seconds after the start on, a link has these values (None: as before)."""
-
-    at: float
-    source: Rank
-    target: Rank
-    rate: float | None = None
-    latency: float | None = None
-    loss: float | None = None
-
-    def __post_init__(self) -> None:
-        TIME.require(self.at, f"time of the change of link {self}")
-        RATE.require(self.rate, f"new rate of link {self}")
-        LATENCY.require(self.latency, f"new latency of link {self}")
-        LOSS.require(self.loss, f"new loss of link {self}")
-
-    def __str__(self) -> str:
-        """Return the link that changes, as error messages name it."""
-        return f"{self.source}→{self.target}"
-
-    def apply(self, link: Link) -> Link:
-        """Return `link` after this change."""
-        return replace(
-            link,
-            rate=link.rate if self.rate is None else self.rate,
-            latency=link.latency if self.latency is None else self.latency,
-            loss=link.loss if self.loss is None else self.loss,
-        )
 
 
 class Misfit(UsageError):
@@ -129,10 +37,12 @@ class Misfit(UsageError):
 class Network:
     """Nodes 0..n-1, directed links between them, and changes by time since the start.
 
-    It may be disconnected (links fail); what needs a path raises `Unreachable`, and `separated` tells.
+    It may be disconnected (links fail); what needs a path raises `Unreachable`, and `separated` tells. Links
+    are kept in order of their ends, changes in order of time: networks are equal whatever order they came in.
 
     Raises:
-        Misfit: nodes that are not 0..n-1 in order; two links, or none, where there must be one.
+        Misfit: nodes that are not 0..n-1 in order; two links, or none, where there must be one; two changes
+            of a link at the same time.
     """
 
     nodes: tuple[Node, ...]
@@ -146,11 +56,14 @@ class Network:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise UsageError("a network without nodes: expected at least one")
-        direct = _index(self.nodes, self.links, self.changes)
+        direct = _index(self.nodes, self.links)
+        changes = _in_time(self.changes, direct)
         targets: list[list[Rank]] = [[] for _ in self.nodes]
-        for source, target in sorted(direct):
-            targets[source].append(Rank(target))
+        for link in direct.values():
+            targets[link.source].append(link.target)
         linked = tuple(map(tuple, targets))
+        object.__setattr__(self, "links", tuple(direct.values()))
+        object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "_direct", direct)
         object.__setattr__(self, "_linked", linked)
         object.__setattr__(self, "_hops", next_hops(linked) if self.routing is Routing.UNDERLAY else ())
@@ -185,7 +98,11 @@ class Network:
         """Return the ranks that `rank` may send to directly, in order."""
         if self.routing is Routing.OVERLAY:
             return self._linked[rank]
-        return tuple(Rank(target) for target in self.ranks if self._hops[target][rank] >= 0)
+        return tuple(target for target in self.ranks if self._hops[target][rank] >= 0)
+
+    def pairs(self) -> tuple[tuple[Rank, Rank], ...]:
+        """Return all (source, target) that may talk directly."""
+        return tuple((source, target) for source in self.ranks for target in self.neighbours(source))
 
     def route(self, source: Rank, target: Rank) -> tuple[Link, ...]:
         """Return the links that data from `source` to `target` passes: one in an overlay.
@@ -197,7 +114,7 @@ class Network:
             link = self._direct.get((source, target))
             if link is None:
                 raise Unreachable(
-                    f"rank {source} has no link to rank {target}, only to {list(self._linked[source])}"
+                    f"rank {source} has no link to rank {target}, only to {shown_ranks(self._linked[source])}"
                 )
             return (link,)
         return tuple(self._walk(source, target))
@@ -207,7 +124,7 @@ class Network:
         while here != target:
             there = Rank(self._hops[target][here])
             if there < 0:
-                raise Unreachable(f"rank {source} has no path to rank {target}")
+                raise Unreachable(f"there is no path from rank {source} to rank {target}")
             yield self._direct[here, there]
             here = there
 
@@ -244,12 +161,12 @@ class Network:
     def at(self, time: float) -> Network:
         """Return the network `time` seconds after the start; later changes are still ahead of it."""
         links = dict(self._direct)
-        for change in sorted(self.changes, key=lambda change: change.at):
+        for change in self.changes:
             if change.at <= time:
                 links[change.source, change.target] = change.apply(links[change.source, change.target])
         return replace(
             self,
-            links=tuple(links[link.source, link.target] for link in self.links),
+            links=tuple(links.values()),
             changes=tuple(change for change in self.changes if change.at > time),
         )
 
@@ -274,10 +191,8 @@ class Network:
         )
 
 
-def _index(
-    nodes: tuple[Node, ...], links: Iterable[Link], changes: Iterable[Change]
-) -> dict[tuple[int, int], Link]:
-    """Return the links by their ends, having checked that everything fits together."""
+def _index(nodes: tuple[Node, ...], links: Iterable[Link]) -> dict[tuple[int, int], Link]:
+    """Return the links by their ends, in order, having checked that they fit the nodes."""
     size = len(nodes)
     for place, node in enumerate(nodes):
         if node.rank != place:
@@ -292,7 +207,17 @@ def _index(
         if (link.source, link.target) in direct:
             raise Misfit(link, f"link {link} is given twice")
         direct[link.source, link.target] = link
+    return dict(sorted(direct.items()))
+
+
+def _in_time(changes: Iterable[Change], direct: Container[tuple[int, int]]) -> tuple[Change, ...]:
+    """Return the changes in order, having checked that they fit the links."""
+    ordered: dict[tuple[float, int, int], Change] = {}
     for change in changes:
         if (change.source, change.target) not in direct:
             raise Misfit(change, f"a change of link {change}, which does not exist")
-    return direct
+        when = (change.at, change.source, change.target)
+        if when in ordered:
+            raise Misfit(change, f"link {change} is changed twice at {change.at}s")
+        ordered[when] = change
+    return tuple(change for _, change in sorted(ordered.items()))

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from netstorm.errors import UsageError
-from netstorm.topology.network import Rank
+from netstorm.topology.elements import Rank, shown_ranks
 from netstorm.topology.schedule import interleave
 
 __all__ = ["MAX_TOTAL_WEIGHT", "Plan", "Policy", "Tree"]
@@ -200,7 +200,9 @@ def _check_spans(root: int, parents: tuple[int, ...], phase: str) -> None:
         )
     roots = [rank for rank, parent in enumerate(parents) if parent == -1]
     if roots != [root]:
-        raise UsageError(f"{phase} parents with -1 at ranks {roots}: expected it at the root, {root}, alone")
+        raise UsageError(
+            f"{phase} parents with -1 at {shown_ranks(roots)}: expected it at the root, {root}, alone"
+        )
     for rank, parent in enumerate(parents):
         if not -1 <= parent < size or parent == rank:
             raise UsageError(
@@ -210,5 +212,5 @@ def _check_spans(root: int, parents: tuple[int, ...], phase: str) -> None:
     if len(reached) < size:
         missing = sorted(set(range(size)) - set(reached))
         raise UsageError(
-            f"{phase} parents of ranks {missing} do not lead to the root, {root}: expected a tree"
+            f"{phase} parents of {shown_ranks(missing)} do not lead to the root, {root}: expected a tree"
         )

@@ -14,7 +14,7 @@ PARTS: Final = 1000
 """Shares are rounded to thousandths: far below what a link's rate can be known to."""
 
 _PARTS_EACH: Final = 10
-"""With hundreds of trees a thousandth is no small part of a share: there are at least this many parts a tree."""
+"""With hundreds of trees a thousandth is no small part of a share: a tree then gets this many on average."""
 
 
 def quantise(shares: Sequence[float]) -> tuple[int, ...]:

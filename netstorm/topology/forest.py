@@ -1,0 +1,25 @@
+"""What every scheme returns: trees with their shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.schedule import quantise
+
+__all__ = ["Forest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """Trees over the same ranks, and which share of the bytes each gets."""
+
+    trees: tuple[Tree, ...]
+    shares: tuple[float, ...]
+    """Positive, by tree; what counts is their proportion."""
+    reason: str
+    """How it came about, for a person."""
+
+    def policy(self, version: int) -> Policy:
+        """Return the numbered policy, its shares in whole weights."""
+        return Policy(version=version, trees=self.trees, weights=quantise(self.shares), reason=self.reason)

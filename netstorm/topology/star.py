@@ -1,0 +1,62 @@
+"""The parameter server's shape: everybody sends to one hub, and gets the result from it."""
+
+from __future__ import annotations
+
+from netstorm.errors import UsageError
+from netstorm.topology.forest import Forest
+from netstorm.topology.metric import Delays, tree_delay
+from netstorm.topology.network import Network, Rank
+from netstorm.topology.paths import Adjacency, adjacency, shallowest_tree
+from netstorm.topology.policy import Tree
+
+__all__ = ["star"]
+
+
+def star(network: Network, hub: Rank | None = None) -> Forest:
+    """Return one tree with all ranks below `hub`, or below the best hub if none is given.
+
+    The best hub has the fastest slowest spoke, by 1/rate up and down; of equals the one with the least
+    latency on its longest spoke, then the lowest rank.
+
+    In an overlay a rank may have no link to the hub. It is then below the rank next to it on the way there
+    with the fewest hops (of equals the fastest), whose sum its gradient joins: a tree as near to a star as
+    the links allow. A hub with links to and from all ranks is preferred, if there is one. O(N²) in a mesh,
+    else O(N · E log N).
+
+    Raises:
+        UsageError: there is no rank `hub`.
+        Unreachable: names the ranks that have no path to the hub, or from it.
+    """
+    if hub is not None and not 0 <= hub < network.size:
+        raise UsageError(f"hub {hub}: expected a rank from 0 to {network.size - 1}")
+    times: Delays = {pair: 1 / network.throughput(*pair) for pair in network.pairs()}
+    latencies: Delays = {pair: network.link(*pair).latency for pair in network.pairs()}
+    links = adjacency(network.ranks, times)
+    direct = {rank for rank in network.ranks if _spokes(links, rank) == network.size - 1}
+    candidates = [hub] if hub is not None else sorted(direct) or list(network.ranks)
+    trees = {rank: _tree(links, rank, direct=rank in direct) for rank in candidates}
+    best = min(
+        candidates,
+        key=lambda rank: (*(_rounded(tree_delay(trees[rank], costs)) for costs in (times, latencies)), rank),
+    )
+    relayed = sum(parent not in (-1, best) for parent in trees[best].reduce_parent)
+    return Forest(
+        trees=(trees[best],),
+        shares=(1.0,),
+        reason=f"star: rank {best} is the hub" + (f"; {relayed} ranks have no link to it" if relayed else ""),
+    )
+
+
+def _spokes(links: Adjacency, rank: Rank) -> int:
+    return min(len(links.sources[rank]), len(links.targets[rank]))
+
+
+def _tree(links: Adjacency, hub: Rank, *, direct: bool) -> Tree:
+    if not direct:
+        return shallowest_tree(links, hub)
+    return Tree.undirected(hub, tuple(-1 if rank == hub else hub for rank in range(len(links.sources))))
+
+
+def _rounded(delay: float) -> float:
+    """Return 12 digits of a delay, or the order of floating-point sums would choose between equal hubs."""
+    return float(f"{delay:.12g}")
