@@ -20,6 +20,7 @@ __all__ = ["COMMANDS", "app"]
 
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "launch": "Start a scheduler and N nodes, and see them to their end.",
         "env": "Print every setting, its value, and where the value came from.",
     }
 )
@@ -46,9 +47,10 @@ class LazyGroup(TyperGroup):
 def _load(name: str | None) -> Any:
     if name is None:  # typer has found no such subcommand, and says so itself
         return None
-    function = getattr(import_module(f"netstorm.cli.{name}"), name)
+    module = import_module(f"netstorm.cli.{name}")
+    function = getattr(module, name)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, help=function.__doc__)(function)
+    alone.command(name, help=function.__doc__, context_settings=getattr(module, "CONTEXT", None))(function)
     return typer.main.get_command(alone)
 
 

@@ -1,0 +1,171 @@
+"""The launcher's own output: whole lines of many processes, in order, without ever blocking the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import select
+from collections import deque
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["Console", "Stream"]
+
+
+class Stream(IntEnum):
+    """Where output goes; the value is the file descriptor."""
+
+    OUT = 1
+    ERR = 2
+
+
+_FULL: Final = 2**20
+"""Bytes waiting for a slow reader above which no more is read from the processes, so that they wait too."""
+
+_LAUNCHER: Final = "launch"
+_BOLD: Final = b"1"
+_COLOURS: Final = (
+    b"36",
+    b"32",
+    b"33",
+    b"35",
+    b"34",
+    b"96",
+    b"92",
+    b"93",
+    b"95",
+    b"94",
+)  # no red: not an error
+_ESCAPES: Final = re.compile(
+    rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])|[\x00-\x08\x0a-\x1f]"
+)
+"""Terminal control sequences (ECMA-48 §5.4) and control characters, which would move a status line about."""
+
+
+class Console:
+    """Lines to standard output and error, and on a terminal one status line below them.
+
+    One queue for both streams: where they are the same file, their lines do not mix either.
+    """
+
+    def __init__(self, *, prefixes: bool, environment: Mapping[str, str]) -> None:
+        """Look at what standard output and error are.
+
+        Args:
+            prefixes: whether each line begins with its process.
+            environment: NO_COLOR (https://no-color.org) and TERM matter.
+        """
+        self._prefixes: Final = prefixes
+        dumb = environment.get("TERM", "dumb") == "dumb"
+        self._coloured: Final = {
+            stream: not dumb and not environment.get("NO_COLOR") and os.isatty(stream) for stream in Stream
+        }
+        self._has_status: Final = not dumb and os.isatty(Stream.ERR)
+        self._queue: deque[tuple[Stream, bytearray]] = deque()
+        self._size = 0
+        self._closed: set[Stream] = set()
+        self._status = b""
+        self._labels: dict[str, bytes] = {}
+
+    @property
+    def wanted(self) -> Stream | None:
+        """The stream that `write` will write to next; None: there is nothing to write."""
+        return self._queue[0][0] if self._queue else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that no more should come."""
+        return self._size > _FULL
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody reads standard output any more, as behind `| head`."""
+        return Stream.OUT in self._closed
+
+    def line(self, stream: Stream, label: str, text: bytes) -> None:
+        """Queue one line of a process."""
+        self._erase_status()
+        prefix = self._prefix(stream, label) if self._prefixes or label == _LAUNCHER else b""
+        reset = b"\x1b[0m" if self._coloured[stream] and b"\x1b[" in text else b""  # or its colours run on
+        self._put(stream, prefix + text + reset + b"\n")
+
+    def say(self, text: str) -> None:
+        """Queue a line of the launcher's own, on standard error."""
+        self.line(Stream.ERR, _LAUNCHER, text.encode(errors="replace"))
+
+    def show(self, label: str, text: bytes) -> None:
+        """Show an unfinished line of a process below all others, if standard error is a terminal."""
+        if not self._has_status:
+            return
+        status = _cut(b"[%b] %b" % (label.encode(), _ESCAPES.sub(b"", text)) if text else b"")
+        if status != self._status:
+            self._erase_status()
+            self._put(Stream.ERR, status)
+            self._status = status
+
+    def write(self) -> None:
+        """Write a piece of what is queued: one that cannot block once poll(2) has said that there is room."""
+        stream, data = self._queue[0]
+        if stream not in self._closed:
+            try:
+                written = os.write(stream, data[: select.PIPE_BUF])
+            except BlockingIOError:  # somebody has made our terminal non-blocking
+                return
+            except OSError as error:
+                if error.errno not in {errno.EPIPE, errno.EIO, errno.EBADF}:
+                    raise  # a full disk is not a reader that has left
+                self._closed.add(stream)
+                written = len(data)
+        else:
+            written = len(data)
+        del data[:written]
+        self._size -= written
+        if not data:
+            self._queue.popleft()
+
+    def flush(self, patience_ms: int | None) -> None:
+        """Write all that is queued; give up when nothing moves for `patience_ms` (None: never)."""
+        self._erase_status()
+        while self.wanted is not None:
+            poller = select.poll()
+            poller.register(self.wanted, select.POLLOUT)
+            if not poller.poll(patience_ms):
+                return
+            self.write()
+
+    def _prefix(self, stream: Stream, label: str) -> bytes:
+        plain = b"[%b] " % label.encode()
+        if not self._coloured[stream]:
+            return plain
+        if label not in self._labels:
+            colour = _COLOURS[int(label) % len(_COLOURS)] if label.isdigit() else _BOLD
+            self._labels[label] = b"\x1b[%bm%b\x1b[0m" % (colour, plain)
+        return self._labels[label]
+
+    def _erase_status(self) -> None:
+        if self._status:
+            self._put(Stream.ERR, b"\r\x1b[K")
+            self._status = b""
+
+    def _put(self, stream: Stream, data: bytes) -> None:
+        if stream in self._closed or not data:
+            return
+        self._size += len(data)
+        if self._queue and self._queue[-1][0] is stream:
+            self._queue[-1][1].extend(data)
+        else:
+            self._queue.append((stream, bytearray(data)))
+
+
+def _cut(text: bytes) -> bytes:
+    """Return what of a status line fits the terminal: one that wraps cannot be erased."""
+    from rich.cells import set_cell_size
+
+    columns = 80
+    with contextlib.suppress(OSError):
+        columns = os.get_terminal_size(Stream.ERR).columns or columns
+    whole = text.decode(errors="replace")
+    return set_cell_size(whole, columns - 1).rstrip().encode(errors="replace")

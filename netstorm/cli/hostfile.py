@@ -1,0 +1,155 @@
+"""Host files: which node runs on which host.
+
+# host      options, in any order
+alice@tokyo-1   site=tokyo
+tokyo-2         site=tokyo slots=2
+paris-1         site=paris rank=0 address=203.0.113.7
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from netstorm.errors import UsageError
+
+__all__ = ["Placement", "check_host", "place", "read_hostfile"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one node runs."""
+
+    rank: int
+    host: str
+    """As ssh takes it: a name, an address or an alias, perhaps with `user@`."""
+    site: str | None = None
+    address: str | None = None
+    """What the node advertises to the others; None: the interface that reaches the scheduler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    number: int
+    host: str
+    slots: int = 1
+    site: str | None = None
+    rank: int | None = None
+    address: str | None = None
+
+
+_HOST: Final = re.compile(r"([^\s@=-][^\s@=]*@)?[^\s@=-][^\s@=]*")
+"""No leading dash: ssh would take it for an option."""
+
+
+def read_hostfile(path: Path) -> tuple[Placement, ...]:
+    """Return the placement of every rank, in the order of the file.
+
+    Raises:
+        UsageError: begins with file and line, and says what is allowed there.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{path}: cannot read the host file: {error}") from None
+    return place(text, str(path))
+
+
+def check_host(host: str, place: str) -> None:
+    """Check that ssh will take this for a host.
+
+    Raises:
+        UsageError: begins with `place`.
+    """
+    if not _HOST.fullmatch(host):
+        raise UsageError(
+            f"{place}: {host!r} is no host: expected a name or address, perhaps with USER@ before it"
+        )
+
+
+def place(text: str, name: str) -> tuple[Placement, ...]:
+    """Return the placement of every rank, in the order of the file, from its text.
+
+    A line with `slots=N` stands for N nodes, whose ranks are consecutive if it has `rank=R`. Nodes without a
+    rank get those that are left, in the order of the file.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        UsageError: begins with `name` and line, and says what is allowed there.
+    """
+    lines = []
+    for number, written in enumerate(text.splitlines(), start=1):
+        words = written.partition("#")[0].split()
+        if words:
+            lines.append(_read_line(words, number, name))
+    total = sum(line.slots for line in lines)
+    if not total:
+        raise UsageError(f"{name}: no hosts in it; expected one a line: HOST [slots=N] [site=NAME] [rank=R]")
+    owner: dict[int, _Line] = {}
+    for line in lines:
+        for rank in _asked(line):
+            if rank >= total:
+                raise UsageError(
+                    f"{name}, line {line.number}: rank={rank}: expected a rank from 0 to {total - 1}, since "
+                    f"the file has {total} nodes"
+                )
+            if rank in owner:
+                raise UsageError(
+                    f"{name}, line {line.number}: rank {rank} is taken by line {owner[rank].number} "
+                    f"({owner[rank].host}); give each rank to one node"
+                )
+            owner[rank] = line
+    free = iter([rank for rank in range(total) if rank not in owner])
+    return tuple(
+        Placement(rank=rank, host=line.host, site=line.site, address=line.address)
+        for line in lines
+        for rank in _asked(line) or [next(free) for _ in range(line.slots)]
+    )
+
+
+def _asked(line: _Line) -> Sequence[int]:
+    return range(line.rank, line.rank + line.slots) if line.rank is not None else ()
+
+
+def _whole(text: str, least: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < least:
+        raise ValueError(f"expected a whole number, at least {least}")
+    return int(text)
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError("expected a name")
+    return text
+
+
+_OPTIONS: Final[dict[str, Callable[[str], object]]] = {
+    "slots": lambda text: _whole(text, 1),
+    "rank": lambda text: _whole(text, 0),
+    "site": _name,
+    "address": _name,
+}
+
+
+def _read_line(words: list[str], number: int, name: str) -> _Line:
+    place = f"{name}, line {number}"
+    host, *options = words
+    check_host(host, place)
+    values: dict[str, object] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or key not in _OPTIONS:
+            known = ", ".join(f"{option}=" for option in _OPTIONS)
+            raise UsageError(f"{place}: {option!r}: expected one of {known}; one host a line")
+        if key in values:
+            raise UsageError(f"{place}: {key}= is there twice")
+        try:
+            values[key] = _OPTIONS[key](value)
+        except ValueError as error:
+            raise UsageError(f"{place}: {option!r}: {error}") from None
+    return _Line(number=number, host=host, **values)  # type: ignore[arg-type]

@@ -1,0 +1,154 @@
+"""The arguments of `netstorm launch`, checked before anything is started."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from netstorm.cli.children import run_job
+from netstorm.cli.console import Console
+from netstorm.cli.ending import Ending
+from netstorm.cli.hostfile import check_host, read_hostfile
+from netstorm.cli.job import RESERVED, Job, find_command
+from netstorm.cli.local_job import local_job, users_environment
+from netstorm.cli.ssh_job import passed_on, ssh_job
+from netstorm.errors import UsageError
+from netstorm.settings import Settings, child_environment
+
+__all__ = ["LaunchArguments"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchArguments:
+    """What the user has asked for; None, or empty: nothing. `netstorm launch --help` says what each means."""
+
+    command: tuple[str, ...]
+    nodes: int | None
+    port: int | None
+    sites: tuple[str, ...]
+    topology: str | None
+    network: Path | None
+    variables: tuple[str, ...]
+    folder: Path
+    grace_s: float
+    prefixes: bool
+    log_folder: Path | None
+    hosts: Path | None
+    scheduler_host: str | None
+    python: str | None
+    ssh: str | None
+    with_scheduler: bool
+
+    def run(self, scratch: Path) -> int:
+        """Run the job to its end, and return the exit code.
+
+        Args:
+            scratch: folder for files that nobody needs afterwards.
+
+        Raises:
+            UsageError: names what is wrong, and what is allowed.
+            CommandError: the command cannot be run.
+        """
+        variables = self._all_variables()
+        job = self._local(variables, scratch) if self.hosts is None else self._remote(variables, self.hosts)
+        environment = child_environment(None, **variables)
+        rank_0 = {"DMLC_ROLE": "worker", "NETSTORM_RANK": "0", "DMLC_NUM_WORKER": str(job.size)}
+        settings = Settings.from_environment(
+            {**environment, **rank_0}
+        )  # also for what contradicts each other
+        if self.log_folder is not None:
+            try:
+                self.log_folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"--log-dir {self.log_folder}: no such folder can be made: {error}"
+                ) from None
+        ending = Ending(
+            job.size,
+            grace_s=self.grace_s,
+            patience_s=settings.heartbeat_timeout_s + self.grace_s,
+            hosts=job.hosts,
+        )
+        return run_job(job, ending, Console(prefixes=self.prefixes, environment=environment), self.log_folder)
+
+    def _local(self, variables: dict[str, str], scratch: Path) -> Job:
+        for option, value in (
+            ("scheduler", self.scheduler_host),
+            ("python", self.python),
+            ("ssh", self.ssh),
+        ):
+            if value is not None:
+                raise UsageError(f"--{option} is for --hosts: without it everything runs on this machine")
+        if self.nodes is None:
+            raise UsageError("how many nodes? As in: netstorm launch -n 4 -- python train.py")
+        if self.nodes < 1:
+            raise UsageError(f"-n {self.nodes}: expected at least 1 node")
+        if not self.folder.is_dir():
+            raise UsageError(f"--chdir {self.folder}: no such folder")
+        environment = users_environment(variables)
+        find_command(self.command, self.folder, environment)
+        return local_job(
+            size=self.nodes,
+            command=self.command,
+            folder=self.folder,
+            environment=environment,
+            port=self.port or 0,
+            sites=self._sites(self.nodes),
+            ready_file=scratch / "scheduler" if self.with_scheduler else None,
+        )
+
+    def _remote(self, variables: dict[str, str], hosts: Path) -> Job:
+        if self.sites:
+            raise UsageError("--site: with --hosts sites are written in the host file, as site=NAME")
+        if self.port == 0:
+            raise UsageError(
+                "--port 0: nodes on other hosts must know the port before the scheduler chooses one"
+            )
+        placements = read_hostfile(hosts)
+        if self.nodes is not None and self.nodes != len(placements):
+            raise UsageError(f"-n {self.nodes}: {hosts} has {len(placements)} nodes; leave -n out")
+        if self.scheduler_host is not None:
+            check_host(self.scheduler_host, "--scheduler")
+        environment = child_environment(None, **variables)
+        ssh = shlex.split(self.ssh or "ssh") or ["ssh"]
+        find_command(ssh, Path.cwd(), environment)
+        if not self.command:
+            find_command(self.command, self.folder, environment)
+        return ssh_job(
+            placements=placements,
+            command=self.command,
+            folder=str(self.folder),
+            variables=passed_on(environment, variables),
+            scheduler_host=self.scheduler_host,
+            port=self.port or Settings.from_environment(environment).scheduler_port,
+            python=self.python or sys.executable,
+            ssh=ssh,
+            with_scheduler=self.with_scheduler,
+        )
+
+    def _all_variables(self) -> dict[str, str]:
+        """Return what all processes get beyond this process's environment."""
+        variables: dict[str, str] = {}
+        here = child_environment()
+        for text in self.variables:
+            name, equals, value = text.partition("=")
+            if not name or (not equals and name not in here):
+                raise UsageError(f"--env {text!r}: expected NAME=VALUE, or a NAME that is set here")
+            if name in RESERVED:
+                raise UsageError(f"--env {text!r}: {name} is set by the launcher itself, for each process")
+            variables[name] = value if equals else here[name]
+        if self.topology is not None:
+            variables["NETSTORM_TOPOLOGY"] = self.topology
+        if self.network is not None:
+            if self.hosts is None and not self.network.is_file():
+                raise UsageError(f"--network {self.network}: no such file")
+            variables["NETSTORM_NETWORK"] = str(self.network.absolute())
+        return variables
+
+    def _sites(self, size: int) -> list[str | None]:
+        names = [name for text in self.sites for name in text.split(",")]
+        if len(names) not in {0, 1, size}:
+            raise UsageError(f"--site: {len(names)} names for {size} nodes; give one for all, or one a rank")
+        return [*names] if len(names) == size else [names[0] if names else None] * size
