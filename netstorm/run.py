@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 from netstorm.errors import SettingsError
 from netstorm.settings import Settings
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
         return 0
     sys.argv = arguments
     script = arguments[0]
-    sys.path[0] = str(_folder(script))
+    sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
     except FileNotFoundError as error:
@@ -58,12 +59,6 @@ def main(arguments: list[str]) -> int:
         print(f"netstorm: no script {script!r}", file=sys.stderr)
         return 2
     return 0
-
-
-def _folder(script: str) -> str:
-    from pathlib import Path
-
-    return str(Path(script).resolve().parent)
 
 
 if __name__ == "__main__":

@@ -186,15 +186,16 @@ class Aggregation:
         # The sender may be two rounds ahead of what it has completed, and we may be one result behind it.
         if part.round > self._complete[part.key] + 2 * ROUNDS_AHEAD:
             raise ProtocolViolation(
-                f"{_name(part, key)} is more than {2 * ROUNDS_AHEAD} rounds ahead of round {self._complete[part.key]}, "
-                "the last complete one here"
+                f"{_name(part, key)} is more than {2 * ROUNDS_AHEAD} rounds ahead of round "
+                f"{self._complete[part.key]}, the last complete one here"
             )
         if part.dtype != key.dtype.name:
             raise ProtocolViolation(f"{_name(part, key)} is {part.dtype}; the key is {key.dtype.name}")
         start, end = layout.bounds[part.chunk]
         if payload is not None and memoryview(payload).nbytes != (end - start) * key.dtype.itemsize:
             raise ProtocolViolation(
-                f"{_name(part, key)} has {memoryview(payload).nbytes} bytes, not {(end - start) * key.dtype.itemsize}"
+                f"{_name(part, key)} has {memoryview(payload).nbytes} bytes, "
+                f"not {(end - start) * key.dtype.itemsize}"
             )
         bound = self._bindings.version_of(part.key, part.round)
         if bound is not None and bound != part.version:
@@ -226,7 +227,8 @@ class Aggregation:
             found = self._rounds[key.identity, number] = Round(key, number, version, plan)
         elif found.version != version:
             raise ProtocolViolation(
-                f"round {number} of {key.name} runs under policy {found.version} here and under {version} elsewhere"
+                f"round {number} of {key.name} runs under policy {found.version} here and under {version} "
+                "elsewhere"
             )
         return found
 
@@ -249,12 +251,12 @@ class Aggregation:
             parent,
             round,
             chunk,
-            tree,
-            Phase.REDUCE,
-            total.contributors,
-            total.to_send(round.key.dtype),
-            None,
-            priority,
+            tree=tree,
+            phase=Phase.REDUCE,
+            contributors=total.contributors,
+            payload=total.to_send(round.key.dtype),
+            crc=None,
+            priority=priority,
         )
         round.sums[chunk] = _SENT
 
@@ -269,7 +271,17 @@ class Aggregation:
         if crc is None and payload is not None and children:
             crc = checksum(payload)
         for child in children:
-            self._send(child, round, chunk, tree, Phase.BROADCAST, plan.everybody, payload, crc, priority)
+            self._send(
+                child,
+                round,
+                chunk,
+                tree=tree,
+                phase=Phase.BROADCAST,
+                contributors=plan.everybody,
+                payload=payload,
+                crc=crc,
+                priority=priority,
+            )
         round.store(chunk, payload)
         if round.missing == 0 and round.operation is not None:
             self._close(round)
@@ -279,6 +291,7 @@ class Aggregation:
         to: int,
         round: Round,
         chunk: int,
+        *,
         tree: int,
         phase: Phase,
         contributors: int,

@@ -43,8 +43,8 @@ class Bindings:
         known = dict(table).get(binding.from_round)
         if known is not None and known != binding.version:
             raise ProtocolViolation(
-                f"the scheduler bound round {binding.from_round} of key {binding.key} to policy {known} and now to "
-                f"{binding.version}"
+                f"the scheduler bound round {binding.from_round} of key {binding.key} to policy {known} "
+                f"and now to {binding.version}"
             )
         if known is None:
             table.append((binding.from_round, binding.version))

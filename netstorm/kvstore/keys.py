@@ -16,6 +16,7 @@ __all__ = ["Array", "Key", "Layout"]
 
 Array = npt.NDArray[np.generic]
 
+
 class Layout:
     """Where the chunks of a key are: pure arithmetic on numbers that the scheduler fixed."""
 

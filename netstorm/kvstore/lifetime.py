@@ -14,21 +14,28 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
-from netstorm import clock
-from netstorm.errors import NetStormError
 from netstorm.kvstore.runtime import Runtime
-from netstorm.observe.logging import configure_logging
+from netstorm.observe.log import configure_logging
 from netstorm.settings import Settings
 
 __all__ = ["before_finish", "runtime_of_this_process"]
 
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
-_runtime: Runtime | None = None
-_before_finish: list[Callable[[], None]] = []
-_script_error: BaseException | None = None
-_hooked = False
+
+
+class _Process:
+    """What this process has of NetStorm."""
+
+    def __init__(self) -> None:
+        self.lock: Final = threading.Lock()
+        self.runtime: Runtime | None = None
+        self.script_error: BaseException | None = None
+        self.before_finish: Final[list[Callable[[], None]]] = []
+
+
+_process: Final = _Process()
 
 
 def runtime_of_this_process(settings: Settings | None = None) -> Runtime:
@@ -36,57 +43,60 @@ def runtime_of_this_process(settings: Settings | None = None) -> Runtime:
 
     Args:
         settings: for the first call; the environment's if None.
-    Raises: NetStormError: the job does not come together, has failed, or belongs to the process this one was
-        forked from.
+
+    Raises:
+        NetStormError: the job does not come together, has failed, or belongs to the process this one was
+            forked from.
     """
-    global _runtime, _hooked
-    with _lock:
-        if _runtime is None:
+    with _process.lock:
+        if _process.runtime is None:
             settings = settings or Settings.from_environment()
             configure_logging(settings)
-            _runtime = Runtime(settings)
-            if not _hooked:
-                _hooked = True
-                atexit.register(_at_exit)
-                _watch_exceptions()
-        _runtime.check()
-        return _runtime
+            _process.runtime = Runtime(settings)
+            atexit.register(_at_exit)
+            _watch_exceptions()
+        _process.runtime.check()
+        return _process.runtime
 
 
 def before_finish(function: Callable[[], None]) -> None:
     """Call `function` before this process announces that it will push no more: a frontend waits for its
     engine there.
     """
-    if function not in _before_finish:
-        _before_finish.append(function)
+    if function not in _process.before_finish:
+        _process.before_finish.append(function)
 
 
 def _watch_exceptions() -> None:
     previous = sys.excepthook
 
     def tell_the_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _script_error
-        _script_error = error
-        if _runtime is not None:
-            _runtime.fail(f"{kind.__name__}: {error}")
+        _process.script_error = error
+        if _process.runtime is not None:
+            _process.runtime.fail(f"{kind.__name__}: {error}")
         previous(kind, error, trace)
 
     sys.excepthook = tell_the_others
 
 
 def _at_exit() -> None:
-    runtime = _runtime
+    runtime = _process.runtime
     if runtime is None or not runtime.is_mine():
         return
     code = 0
     try:
-        if _script_error is None:
-            _finish(runtime)
+        if _process.script_error is None:
+            for function in _process.before_finish:
+                function()
+            runtime.finish()
     except KeyboardInterrupt:
         runtime.fail("interrupted by Ctrl-C (SIGINT)")
         code = 130
-    except NetStormError as error:
-        print(f"netstorm: rank {runtime.rank}: {type(error).__name__}: {error}", file=sys.stderr)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except Exception as error:  # noqa: BLE001 -- a frontend's own: whatever it is, the job has not ended well
+        runtime.fail(f"{type(error).__name__}: {error}")
+        sys.stderr.write(f"netstorm: rank {runtime.rank}: {type(error).__name__}: {error}\n")
         code = 1
     finally:
         runtime.close()
@@ -95,11 +105,3 @@ def _at_exit() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _finish(runtime: Runtime) -> None:
-    for function in _before_finish:
-        function()
-    began = clock.monotonic()
-    runtime.finish()
-    _log.info("rank %d finished; the others took %.1f s more", runtime.rank, clock.monotonic() - began)

@@ -1,4 +1,4 @@
-"""Keys on their way to being known: what is asked of the scheduler, and operations that wait for its answer."""
+"""Keys on their way to being known: what is asked of the scheduler, and what waits for its answer."""
 
 from __future__ import annotations
 

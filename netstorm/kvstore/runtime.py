@@ -16,9 +16,10 @@ from netstorm import clock
 from netstorm.errors import Closed, NetStormError, UsageError
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.node import GeneralNode
-from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.signals import SignalWatch
+from netstorm.observe.busy import BusyTime
 from netstorm.observe.counters import Counters
 from netstorm.pslite.addresses import advertised_host, resolve
 from netstorm.pslite.driver import Driver, start_driver
@@ -49,6 +50,7 @@ class Runtime:
         self.settings: Final = settings
         self.counters: Final = Counters()
         self._pid: Final = os.getpid()
+        self._busy: Final = BusyTime()
         self._namespaces = 0
         self._closing = threading.Lock()
         self._closed = False
@@ -122,7 +124,8 @@ class Runtime:
         """
         if os.getpid() != self._pid:
             raise Closed(
-                f"this store belongs to process {self._pid}; process {os.getpid()} was forked from it and cannot use it: "
+                f"this store belongs to process {self._pid}; process {os.getpid()} was forked from it and "
+                "cannot use it: "
                 "create the store in the process that trains"
             )
         failure = self.node.failure
@@ -155,10 +158,33 @@ class Runtime:
         """Begin an all-reduce; its `done` is called on the I/O thread, whatever happens. Never raises, never
         blocks.
         """
+        busy, done = self._busy, operation.done
+
+        def ended(error: Exception | None) -> None:
+            busy.end(clock.monotonic())
+            done(error)
+
+        operation.done = ended
+        busy.begin(clock.monotonic())
         try:
             self._driver.post(lambda now: self.node.submit(operation, now))
         except Closed as error:
-            operation.done(error)
+            ended(error)
+
+    def statistics(self) -> dict[str, float]:
+        """Return what this node has done so far.
+
+        Returns:
+            `bytes_sent` and `bytes_received` to and from other nodes and the scheduler, headers included;
+            `network_s`, the time with at least one operation under way; and every counter of the process.
+        """
+        links = self._driver.call(lambda now: self._driver.endpoint.links())
+        return {
+            "bytes_sent": float(sum(link["bytes_sent"] for link in links.values())),
+            "bytes_received": float(sum(link["bytes_received"] for link in links.values())),
+            "network_s": self._busy.total(clock.monotonic()),
+            **self.counters.snapshot(),
+        }
 
     def allreduce(self, operation: Operation, timeout_s: float | None = None) -> None:
         """Like `submit`, and wait for the result.

@@ -41,7 +41,8 @@ def advertised_host(*, node_host: str, interface: str, scheduler_host: str) -> s
             probe.connect((resolve(scheduler_host, "DMLC_PS_ROOT_URI"), 9))
         except OSError as error:
             raise SettingsError(
-                f"DMLC_PS_ROOT_URI={scheduler_host!r}: no route to it ({error}); set DMLC_NODE_HOST to this node's address"
+                f"DMLC_PS_ROOT_URI={scheduler_host!r}: no route to it ({error}); "
+                "set DMLC_NODE_HOST to this node's address"
             ) from None
         return str(probe.getsockname()[0])
 

@@ -1,4 +1,5 @@
-"""What a protocol state machine looks like to whatever drives it. No I/O here: time and messages come in, instructions come out.
+"""What a protocol state machine looks like to whatever drives it. No I/O here: time and messages come in,
+instructions come out.
 
 A process is three layers, the same on real sockets and in the simulated cluster:
 
@@ -51,7 +52,9 @@ class Connect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send a message; sequenced unless it is a `Datagram`. `payload` must not change until it is acknowledged."""
+    """Send a message; sequenced unless it is a `Datagram`. `payload` must not change until it is
+    acknowledged.
+    """
 
     peer: Peer
     message: Message
@@ -63,7 +66,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnect:
-    """End the sessions with a peer on purpose, once what is queued for it is acknowledged or `now` it is not."""
+    """End the sessions with a peer on purpose, once what is queued for it is acknowledged or `now` it is
+    not.
+    """
 
     peer: Peer
     at_once: bool = False
@@ -114,11 +119,13 @@ class Machine(Protocol):
     def admit(self, hello: Hello) -> Admission:
         """Decide who may open a session."""
 
-    def receive(self, peer: Peer, message: Message, payload: Buffer | None, payload_crc: int, now: float) -> None:
+    def receive(
+        self, peer: Peer, message: Message, payload: Buffer | None, payload_crc: int, now: float
+    ) -> None:
         """Take a message, exactly once. `payload` is this machine's own: it may be changed in place.
 
-        When this returns, the message counts as stored, and is acknowledged. A `PeerError` raised here is counted
-        and logged with the sender; the message is dropped.
+        When this returns, the message counts as stored, and is acknowledged. A `PeerError` raised here is
+        counted and logged with the sender; the message is dropped.
         """
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
@@ -131,7 +138,9 @@ class Machine(Protocol):
         """Return when `tick` wants to be called next (`math.inf`: never)."""
 
     def abort(self, error: Exception, now: float) -> None:
-        """Fail everything that is outstanding with `error`: the process is ending, or its I/O thread has died."""
+        """Fail everything that is outstanding with `error`: the process is ending, or its I/O thread has
+        died.
+        """
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done, in order, and forget it."""

@@ -1,7 +1,8 @@
-"""The transport interface: what moves frames between processes. Two implementations ship, and one conformance suite.
+"""The transport interface: what moves frames between processes. Two implementations ship, and one conformance
+suite.
 
-A van knows connections, not peers, sessions or messages. It may lose what is in flight when a connection breaks; it never
-reorders within a connection and never duplicates.
+A van knows connections, not peers, sessions or messages. It may lose what is in flight when a connection
+breaks; it never reorders within a connection and never duplicates.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from netstorm.protocol.frames import Buffer
 __all__ = ["Broken", "Connection", "Received", "Van", "VanEvent"]
 
 Connection = NewType("Connection", int)
-"""Positive: opened here, numbered by the endpoint. Negative: opened by another process, numbered by the van."""
+"""Positive: opened here, numbered by the endpoint. Negative: opened by another process, numbered by the
+van.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,10 @@ class Van(Protocol):
         """Begin to connect under a fresh identity. Frames may be sent at once."""
 
     def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
-        """Hand over a message without blocking; the payload may be changed once this returns, unless it is a frame
-        that this van received itself (which is shared, not copied). False: not taken, and the connection is
-        or will be `Broken`."""
+        """Hand over a message without blocking; the payload may be changed once this returns, unless it is a
+        frame that this van received itself (which is shared, not copied). False: not taken, and the
+        connection is or will be `Broken`.
+        """
 
     def close(self, connection: Connection) -> None:
         """Forget a connection; unsent frames are dropped."""

@@ -44,7 +44,8 @@ def grouped(key: Any, value: Any, what: str) -> list[tuple[int | str, list[Any]]
         for array in several:
             if not isinstance(array, mx.nd.NDArray):
                 raise UsageError(
-                    f"{what} of key {single!r} with {type(array).__name__}; it must be an mxnet NDArray or a list of them"
+                    f"{what} of key {single!r} with {type(array).__name__}; "
+                    "it must be an mxnet NDArray or a list of them"
                 )
         groups.setdefault(single, []).extend(several)
     return list(groups.items())

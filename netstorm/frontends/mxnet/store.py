@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.arguments import grouped
@@ -22,7 +25,7 @@ from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.private import PrivateArray
 from netstorm.frontends.mxnet.update_rule import UpdateRule, write_atomically
 from netstorm.kvstore.keys import Key
-from netstorm.kvstore.lifetime import runtime_of_this_process
+from netstorm.kvstore.lifetime import before_finish, runtime_of_this_process
 from netstorm.kvstore.operation import Operation
 from netstorm.kvstore.runtime import Runtime
 
@@ -42,7 +45,7 @@ class _Entry:
         """Made at the first push: many keys of a frozen layer never have one."""
 
 
-class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[misc,name-defined]
+class NetStormKVStore(mx.kvstore.KVStore):
     """A distributed, synchronous key-value store of general nodes.
 
     Every rank keeps a replica of every value and runs the optimiser on it, so all ranks hold the same bytes.
@@ -88,6 +91,10 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[misc,name-defined]
         if capability.lower() == mx.kvstore.KVStoreBase.OPTIMIZER:
             return True
         raise mx.base.MXNetError(f"Unknown capability: {capability}")
+
+    def statistics(self) -> dict[str, float]:
+        """Return what this node has done so far: bytes sent and received, time with the network busy, counters."""
+        return self._runtime.statistics()
 
     # ------------------------------------------------------------------------------------------- keys and
     # values
@@ -179,7 +186,8 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[misc,name-defined]
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Refuse: this version sends plain values."""
         raise UsageError(
-            f"gradient compression {compression_params!r} is not supported by this version; leave compression_params out"
+            f"gradient compression {compression_params!r} is not supported by this version; "
+            "leave compression_params out"
         )
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -194,8 +202,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[misc,name-defined]
         """Read what `save_optimizer_states` wrote; every rank must."""
         if self._rule is None or not self._rule.has_states:
             raise UsageError("load_optimizer_states: call set_optimizer first, then load its states")
-        with open(fname, "rb") as file:
-            self._rule.updater.set_states(file.read())
+        self._rule.updater.set_states(Path(fname).read_bytes())
 
     def _barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -255,7 +262,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[misc,name-defined]
         round = key.take_round()
 
         def start(completion: Completion) -> None:
-            memory = array.memory()
+            memory = np.frombuffer(array.memory(), key.dtype)
 
             def done(error: Exception | None) -> None:
                 if error is None:
@@ -291,7 +298,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[misc,name-defined]
 
 
 def _dtype(array: NDArray) -> str:
-    return str(mx.base.np.dtype(array.dtype).name) if hasattr(mx.base, "np") else str(array.dtype)
+    return str(np.dtype(array.dtype).name)
 
 
 def _dense(array: NDArray, user_key: int | str, what: str) -> NDArray:
@@ -319,10 +326,6 @@ def _checked(array: NDArray, entry: _Entry, what: str) -> NDArray:
     return array
 
 
-def _finish_operations() -> None:
-    mx.nd.waitall()
-
-
 def _settle_before_fork() -> None:
     """Let MXNet finish: with an operation outstanding its own at-fork handler deadlocks."""
     try:
@@ -332,3 +335,4 @@ def _settle_before_fork() -> None:
 
 
 os.register_at_fork(before=_settle_before_fork)
+before_finish(mx.nd.waitall)

@@ -13,6 +13,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from netstorm.errors import UsageError
@@ -67,7 +68,8 @@ class UpdateRule:
             raise UsageError(
                 f"_set_updater takes a function (key, sum, stored), not {type(updater).__name__}"
             )
-        name = f"{getattr(updater, '__module__', '?')}.{getattr(updater, '__qualname__', type(updater).__qualname__)}"
+        own = getattr(updater, "__qualname__", type(updater).__qualname__)
+        name = f"{getattr(updater, '__module__', '?')}.{own}"
         return cls(updater, f"updater {name}", None)
 
     @property
@@ -100,13 +102,14 @@ def _plain(value: Any) -> str:
 
 def write_atomically(path: str, data: bytes) -> None:
     """Write a file so that a reader, or another rank that writes the same bytes, never sees half of it."""
-    folder = os.path.dirname(os.path.abspath(path))
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=os.path.basename(path) + ".")
+    target = Path(path)
+    descriptor, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=target.name + ".")
+    temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        os.replace(temporary, path)
+        temporary.replace(target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise

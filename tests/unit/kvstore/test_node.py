@@ -26,7 +26,9 @@ class Driven:
     def __init__(self, **options):
         self.now = 0.0
         self.node = GeneralNode(
-            NodeOptions(scheduler_host="10.0.0.9", scheduler_port=9091, host="10.0.0.1", port=4001, **options),
+            NodeOptions(
+                scheduler_host="10.0.0.9", scheduler_port=9091, host="10.0.0.1", port=4001, **options
+            ),
             now=self.now,
         )
         self.all = []
@@ -95,7 +97,12 @@ def test_the_first_word_is_a_request_to_join():
     driven = Driven(asked_rank=2, num_workers=3, site="denver", must_agree=(("CHUNK_SIZE", "4"),))
     assert isinstance(driven.all[0], Connect)
     [join] = driven.sent(m.Join)
-    assert (join.asked_rank, join.num_workers, join.site, join.must_agree) == (2, 3, "denver", {"CHUNK_SIZE": "4"})
+    assert (join.asked_rank, join.num_workers, join.site, join.must_agree) == (
+        2,
+        3,
+        "denver",
+        {"CHUNK_SIZE": "4"},
+    )
 
 
 def test_joining_gives_a_rank_and_everybodys_address():
@@ -193,8 +200,9 @@ def test_a_rank_that_finished_early_is_an_error_and_not_a_wait():
     outcome = driven.push(key)
     driven.hear(m.PeerFinished(rank=2, last_rounds={0: 0}))
     assert isinstance(outcome[0], errors.UnevenRounds)
-    assert "rank 1 waits for round 1 of w, but rank 2 (10.0.0.1:4002, denver) has finished after round 0" in str(
-        outcome[0]
+    assert (
+        "rank 1 waits for round 1 of w, but rank 2 (10.0.0.1:4002, denver) has finished after round 0"
+        in str(outcome[0])
     )
 
 
