@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         return 2
     if role == "server":
         print(
-            "netstorm: DMLC_ROLE=server has nothing to do: every node of NetStorm aggregates; this process ends"
+            "netstorm: DMLC_ROLE=server has nothing to do, since every node aggregates; this process ends"
         )
         return 0
     if role == "scheduler":

@@ -61,8 +61,8 @@ class Roster:
                 if operation.round > last:
                     end = f"after round {last}" if last >= 0 else "without ever using that key"
                     return UnevenRounds(
-                        f"rank {self.rank} waits for {operation}, but {self.describe(rank)} has finished {end}: "
-                        "every rank must push every key equally often (the same number of batches)"
+                        f"rank {self.rank} waits for {operation}, but {self.describe(rank)} has finished "
+                        f"{end}: every rank must push every key equally often (the same number of batches)"
                     )
         return None
 

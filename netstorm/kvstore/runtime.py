@@ -58,7 +58,7 @@ class Runtime:
             node_host=settings.node_host, interface=settings.interface, scheduler_host=settings.scheduler_host
         )
 
-        def make_node(port: int, incarnation: int) -> GeneralNode:
+        def make_node(port: int) -> GeneralNode:
             return GeneralNode(
                 NodeOptions(
                     scheduler_host=resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI"),
@@ -89,7 +89,7 @@ class Runtime:
         self.node: Final = self._driver.machine
         self._signals: Final = SignalWatch(self._driver, self.interrupted)
         try:
-            self._wait(self._driver.ask(lambda done, now: self.node.on_joined(done)))
+            self._wait(self._driver.ask(lambda done, _: self.node.on_joined(done)))
         except BaseException:
             self.close()
             raise
@@ -178,7 +178,7 @@ class Runtime:
             `bytes_sent` and `bytes_received` to and from other nodes and the scheduler, headers included;
             `network_s`, the time with at least one operation under way; and every counter of the process.
         """
-        links = self._driver.call(lambda now: self._driver.endpoint.links())
+        links = self._driver.call(lambda _: self._driver.endpoint.links())
         return {
             "bytes_sent": float(sum(link["bytes_sent"] for link in links.values())),
             "bytes_received": float(sum(link["bytes_received"] for link in links.values())),

@@ -73,5 +73,5 @@ class SignalWatch:
         self._read_end.close()
 
 
-def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
+def _exit_on_sigterm(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)

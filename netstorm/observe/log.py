@@ -13,7 +13,10 @@ _FORMAT: Final = "%(asctime)s netstorm %(levelname)s %(message)s"
 
 
 def configure_logging(settings: Settings) -> None:
-    """Send the package's log to standard error, unless the program has set up logging itself. Twice does no harm."""
+    """Send the package's log to standard error, unless the program has set up logging itself.
+
+    Twice does no harm.
+    """
     logger = logging.getLogger("netstorm")
     level = logging.getLevelName(settings.log_level.upper())
     if settings.verbose:

@@ -93,7 +93,7 @@ class NetStormKVStore(mx.kvstore.KVStore):
         raise mx.base.MXNetError(f"Unknown capability: {capability}")
 
     def statistics(self) -> dict[str, float]:
-        """Return what this node has done so far: bytes sent and received, time with the network busy, counters."""
+        """Return what this node has done so far: bytes, time with the network busy, counters (see `Runtime`)."""
         return self._runtime.statistics()
 
     # ------------------------------------------------------------------------------------------- keys and

@@ -20,6 +20,11 @@ MEMBERS = tuple(
 STAR = Policy(version=1, trees=(Tree.undirected(0, (-1, 0, 0)),), weights=(1,))
 
 
+JOINED = m.Joined(
+    rank=1, members=MEMBERS, policy=STAR, chunk_size=4, heartbeat_interval_s=1, heartbeat_timeout_s=10
+)
+
+
 class Driven:
     """A node, with its instructions sorted by kind."""
 
@@ -267,7 +272,7 @@ def test_heartbeats_say_what_is_waited_for():
         (Peer(0), m.AllFinished()),
         (SCHEDULER, m.Join(asked_rank=0, num_workers=1, host="", port=1, site="", release="", pid=1)),
         (SCHEDULER, m.BarrierReached(number=3)),
-        (SCHEDULER, m.Joined(rank=1, members=MEMBERS, policy=STAR, chunk_size=4, heartbeat_interval_s=1, heartbeat_timeout_s=10)),
+        (SCHEDULER, JOINED),
     ],
 )  # fmt: skip
 def test_what_a_peer_may_not_say_is_refused(peer, message):
