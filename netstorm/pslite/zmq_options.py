@@ -1,0 +1,100 @@
+"""ZeroMQ's options, all that we rely on, each with its reason. Its defaults are written down too where we need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SocketOption", "accepting", "both", "context_options", "opening"]
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOption:
+    """One option of a socket."""
+
+    name: str
+    """As in the `zmq` module."""
+    value: int
+    reason: str
+
+
+def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption, ...]:
+    """Return the options of every socket that reaches another process."""
+    link_timeout_ms = max(1, round(link_timeout_s * 1000))
+    return (
+        SocketOption("LINGER", 0, "closing a connection must not wait for a peer that is gone"),
+        SocketOption(
+            "SNDHWM",
+            65_536,
+            "messages; far above the window, so a full queue means that the peer has stopped reading",
+        ),
+        SocketOption(
+            "RCVHWM",
+            1_024,
+            "messages; what a process is too slow for waits in TCP and in the sender, not in its memory",
+        ),
+        SocketOption(
+            "MAXMSGSIZE", max_message_bytes, "bytes; a peer that sends a larger frame is disconnected"
+        ),
+        SocketOption(
+            "HEARTBEAT_IVL",
+            max(1, link_timeout_ms // 5),
+            "ms; answered by libzmq's own thread: a busy host is not a dead one",
+        ),
+        SocketOption(
+            "HEARTBEAT_TIMEOUT",
+            max(1, link_timeout_ms // 2),
+            "ms without a sign of life after which a connection is broken; leaves the other half for a new one",
+        ),
+        SocketOption("HEARTBEAT_TTL", link_timeout_ms, "ms; lets the other side forget us if we vanish"),
+        SocketOption(
+            "HANDSHAKE_IVL", link_timeout_ms, "ms; whoever connects and says nothing (a port scan) is let go"
+        ),
+        SocketOption("SNDBUF", -1, "the kernel sizes TCP's buffers by the bandwidth-delay product"),
+        SocketOption("RCVBUF", -1, "as SNDBUF"),
+        SocketOption("IPV6", 0, "switched on only for an address that is one"),
+    )
+
+
+def accepting() -> tuple[SocketOption, ...]:
+    """Return the further options of the ROUTER."""
+    return (
+        SocketOption("ROUTER_MANDATORY", 1, "a message to a peer that is gone is an error, not silence"),
+        SocketOption("ROUTER_HANDOVER", 0, "nobody takes over a connection by naming another's identity"),
+        SocketOption("BACKLOG", 1_024, "a whole large job connects at once when it starts"),
+    )
+
+
+def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
+    """Return the further options of a DEALER."""
+    return (
+        SocketOption(
+            "RECONNECT_IVL",
+            -1,
+            "a connection that broke stays broken: the session opens the next one, under a new identity",
+        ),
+        SocketOption(
+            "CONNECT_TIMEOUT",
+            max(1, round(link_timeout_s * 500)),
+            "ms; TCP's own is minutes; half the link time-out, so that there is a second attempt",
+        ),
+        SocketOption(
+            "IMMEDIATE",
+            0,
+            "Hello may be handed over before the connection stands, and only Hello is: all else waits for the Welcome",
+        ),
+    )
+
+
+def context_options() -> tuple[SocketOption, ...]:
+    """Return the options of the context."""
+    return (
+        SocketOption("IO_THREADS", 1, "one moves 6 GB/s; more would take cores from training"),
+        SocketOption(
+            "MAX_SOCKETS",
+            65_535,
+            "a connection opened here takes three (itself and both ends of its monitor)",
+        ),
+        SocketOption(
+            "BLOCKY", 0, "sockets that somebody forgot to close do not keep the process from ending"
+        ),
+    )
