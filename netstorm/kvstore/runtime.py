@@ -7,6 +7,7 @@ node happens on the I/O thread.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import threading
 from typing import Final
@@ -21,6 +22,7 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.signals import SignalWatch
 from netstorm.observe.busy import BusyTime
 from netstorm.observe.counters import Counters
+from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.addresses import advertised_host, resolve
 from netstorm.pslite.driver import Driver, start_driver
 from netstorm.settings import Settings, declarations
@@ -83,11 +85,15 @@ class Runtime:
             make_node,
             settings=settings,
             counters=self.counters,
-            host=host,
             bind_host=settings.bind_host or host,
+            port=settings.port,
+            rank=-1,
+            ordered=lambda peer: peer == SCHEDULER,
+            stamp=clock.wall_ns,
+            name="netstorm-node",
         )
         self.node: Final = self._driver.machine
-        self._signals: Final = SignalWatch(self._driver, self.interrupted)
+        self._signals: Final = SignalWatch(self._driver.thread, self.interrupted)
         try:
             self._wait(self._driver.ask(lambda done, _: self.node.on_joined(done)))
         except BaseException:
@@ -151,7 +157,7 @@ class Runtime:
         """
         self.check()
         key = Key(namespace, name, shape, dtype)
-        self._driver.post(lambda now: self.node.register(key, now))
+        self._driver.thread.post(lambda now: self.node.register(key, now))
         return key
 
     def submit(self, operation: Operation) -> None:
@@ -167,7 +173,7 @@ class Runtime:
         operation.done = ended
         busy.begin(clock.monotonic())
         try:
-            self._driver.post(lambda now: self.node.submit(operation, now))
+            self._driver.tell(lambda now: self.node.submit(operation, now), ended)
         except Closed as error:
             ended(error)
 
@@ -178,7 +184,7 @@ class Runtime:
             `bytes_sent` and `bytes_received` to and from other nodes and the scheduler, headers included;
             `network_s`, the time with at least one operation under way; and every counter of the process.
         """
-        links = self._driver.call(lambda _: self._driver.endpoint.links())
+        links = self._driver.thread.call(lambda _: self._driver.endpoint.links()).result()
         return {
             "bytes_sent": float(sum(link["bytes_sent"] for link in links.values())),
             "bytes_received": float(sum(link["bytes_received"] for link in links.values())),
@@ -216,7 +222,8 @@ class Runtime:
         wait.
         """
         if os.getpid() == self._pid and not self._closed:
-            self._driver.post(lambda now: self.node.fail(reason, now))
+            with contextlib.suppress(Closed):
+                self._driver.thread.post(lambda now: self.node.fail(reason, now))
 
     def interrupted(self, signal_name: str) -> None:
         """A signal has come: fail what is outstanding, since Python is deaf while it is blocked inside a
@@ -244,7 +251,7 @@ class Runtime:
                 return
             self._closed = True
         self._signals.close()
-        self._driver.close(linger_s=_LINGER_S)
+        self._driver.thread.close(linger_s=_LINGER_S)
 
     def _wait(self, future: concurrent.futures.Future[None], timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s

@@ -45,7 +45,7 @@ class _Entry:
         """Made at the first push: many keys of a frozen layer never have one."""
 
 
-class NetStormKVStore(mx.kvstore.KVStore):
+class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
     """A distributed, synchronous key-value store of general nodes.
 
     Every rank keeps a replica of every value and runs the optimiser on it, so all ranks hold the same bytes.
@@ -58,12 +58,11 @@ class NetStormKVStore(mx.kvstore.KVStore):
         Raises: netstorm.errors.NetStormError: the job does not come together; the message says why and who is
             missing.
         """
-        runtime = runtime_of_this_process()
         handle = mx.base.KVStoreHandle()  # MXNet's profiler and destructor want a real one
         mx.base.check_call(mx.base._LIB.MXKVStoreCreate(b"local", ctypes.byref(handle)))  # noqa: SLF001
         super().__init__(handle)
-        self._runtime: Final[Runtime] = runtime
-        self._namespace: Final = runtime.open_namespace()
+        self._runtime: Final[Runtime] = runtime_of_this_process()
+        self._namespace: Final = self._runtime.open_namespace()
         self._entries: Final[dict[str, _Entry]] = {}
         self._rule: UpdateRule | None = None
 

@@ -1,0 +1,123 @@
+"""Puts a machine to work on real sockets: van, endpoint, stack and I/O thread of one process."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from netstorm.observe.counters import Counters
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.endpoint import Endpoint
+from netstorm.pslite.io_thread import IoThread
+from netstorm.pslite.limits import Limits
+from netstorm.pslite.machine import Machine
+from netstorm.pslite.stack import Stack
+from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.settings import Settings
+
+__all__ = ["Ask", "Driver", "start_driver"]
+
+M = TypeVar("M", bound=Machine)
+
+Ask: TypeAlias = Callable[[Callable[[Exception | None], None], float], None]
+"""A method of a machine that calls its first argument when done; the second is the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver(Generic[M]):
+    """A machine at work, and what belongs to it."""
+
+    machine: M
+    endpoint: Endpoint
+    thread: IoThread[M]
+    port: int
+    """Where others can connect."""
+
+    def ask(self, method: Ask) -> Future[None]:
+        """Call a method of the machine on the I/O thread; the future ends when the machine says so.
+
+        Raises:
+            Closed: the thread has ended, or belongs to the process that this one was forked from.
+        """
+        future: Future[None] = Future()
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.tell(lambda now: method(done, now), done)
+        return future
+
+    def tell(self, function: Callable[[float], None], refused: Callable[[Exception], None]) -> None:
+        """Call a function on the I/O thread; `refused` is called if that never happens, or if it raises.
+
+        Raises:
+            Closed: as for `ask`.
+        """
+
+        def look(call: Future[None]) -> None:
+            error = call.exception()
+            if isinstance(error, Exception):
+                refused(error)
+
+        self.thread.call(function).add_done_callback(look)
+
+
+def start_driver(
+    make_machine: Callable[[int], M],
+    *,
+    settings: Settings,
+    counters: Counters,
+    bind_host: str,
+    port: int,
+    rank: int,
+    ordered: Callable[[Peer], bool],
+    stamp: Callable[[], int],
+    name: str,
+) -> Driver[M]:
+    """Listen, and let a machine work.
+
+    Args:
+        make_machine: makes it, given the port that others can connect to.
+        bind_host: address to listen on.
+        port: 0: any that is free.
+        rank: as every Hello says it: -1 for the scheduler, and for a node until it has one.
+        ordered: see `Endpoint`.
+        stamp: the cluster clock, in ns.
+        name: of the thread.
+
+    Raises:
+        SettingsError: the address or port cannot be listened on.
+    """
+    incarnation = secrets.randbits(63)
+    van = ZmqVan(
+        max_message_bytes=settings.max_message_bytes,
+        link_timeout_s=settings.link_timeout_s,
+        counters=counters,
+    )
+    try:
+        bound = van.bind(bind_host, port)
+        machine = make_machine(bound)
+        endpoint = Endpoint(
+            machine,
+            job=settings.job,
+            incarnation=incarnation,
+            rank=rank,
+            ordered=ordered,
+            stamp=stamp,
+            limits=Limits(link_timeout_s=settings.link_timeout_s, window_bytes=settings.window_bytes),
+            rng=random.Random(incarnation),
+            counters=counters,
+        )
+        stack = Stack(machine, endpoint)
+        thread = IoThread(stack, van, switch_interval_s=settings.switch_interval_s, name=name)
+    except BaseException:
+        van.shut(0.0)
+        raise
+    return Driver(machine, endpoint, thread, bound)

@@ -1,0 +1,147 @@
+"""Jobs of real processes on loopback, for tests: a scheduler, and nodes that each run a script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Ended:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Return everything that it said."""
+        return self.out + self.err
+
+
+class Job:
+    """A scheduler and its nodes. A context manager: nothing survives it."""
+
+    def __init__(self, folder: Path, nodes: int, **settings: object) -> None:
+        self.folder = folder
+        self.nodes = nodes
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._settings = {name: str(value) for name, value in settings.items()}
+        ready = folder / "ready"
+        self._start(
+            -1,
+            [sys.executable, "-m", "netstorm", "scheduler", "--port", "0", "--ready-file", str(ready)],
+            {"DMLC_NUM_WORKER": nodes},
+        )
+        deadline = time.monotonic() + 60
+        while not ready.exists() or not ready.read_text().strip():
+            assert self._processes[-1].poll() is None, self.end(-1).text
+            assert time.monotonic() < deadline, "the scheduler does not start"
+            time.sleep(0.02)
+        self.address = ready.read_text().strip()
+
+    def start(self, rank: int, script: str, *, module: tuple[str, ...] = (), **variables: object) -> None:
+        """Start a node that runs `script`, Python source."""
+        path = self.folder / f"script{rank}.py"
+        path.write_text(script)
+        host, port = self.address.rsplit(":", 1)
+        self._start(
+            rank,
+            [sys.executable, *module, str(path)],
+            {
+                "DMLC_ROLE": "worker",
+                "DMLC_PS_ROOT_URI": host,
+                "DMLC_PS_ROOT_PORT": port,
+                "DMLC_NUM_WORKER": self.nodes,
+                "NETSTORM_RANK": rank,
+                **variables,
+            },
+        )
+
+    def _start(self, rank: int, command: list[str], variables: Mapping[str, object]) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            **{name: str(value) for name, value in {**self._settings, **variables}.items()},
+        }
+        with (self.folder / f"out{rank}").open("wb") as out, (self.folder / f"err{rank}").open("wb") as err:
+            self._processes[rank] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def pid(self, rank: int) -> int:
+        """Return a process's number; -1 is the scheduler."""
+        return self._processes[rank].pid
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        """Send a process a signal."""
+        self._processes[rank].send_signal(number)
+
+    def said(self, rank: int) -> str:
+        """Return what a process has written so far."""
+        return (self.folder / f"out{rank}").read_text(errors="replace") + (
+            self.folder / f"err{rank}"
+        ).read_text(errors="replace")
+
+    def wait_until_said(self, rank: int, text: str, timeout_s: float = 60) -> None:
+        """Wait until a process has written `text`."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.said(rank):
+            assert self._processes[rank].poll() is None, f"rank {rank} ended: {self.said(rank)}"
+            assert time.monotonic() < deadline, f"rank {rank} never said {text!r}: {self.said(rank)}"
+            time.sleep(0.02)
+
+    def end(self, rank: int, timeout_s: float = 90) -> Ended:
+        """Wait for a process's end."""
+        process = self._processes[rank]
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"rank {rank} does not end; it said: {self.said(rank)}; the scheduler: {self.said(-1)}"
+            ) from None
+        return Ended(
+            code,
+            (self.folder / f"out{rank}").read_text(errors="replace"),
+            (self.folder / f"err{rank}").read_text(errors="replace"),
+        )
+
+    def end_all(self, timeout_s: float = 90) -> list[Ended]:
+        """Wait for all nodes and return how they ended, by rank."""
+        return [self.end(rank, timeout_s) for rank in range(self.nodes)]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def run_job(
+    folder: Path, nodes: int, script: str, *, module: tuple[str, ...] = (), **settings: object
+) -> list[Ended]:
+    """Run one script on all nodes; return how each ended."""
+    with Job(folder, nodes, **settings) as job:
+        for rank in range(nodes):
+            job.start(rank, script, module=module)
+        return job.end_all()
