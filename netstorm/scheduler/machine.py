@@ -172,7 +172,7 @@ class SchedulerMachine:
             return math.inf
         due = min(self._last_tick + self.options.heartbeat_interval_s, self._leave_at)
         # No later than that: only who expects a tick notices that it comes late.
-        return due if self._job is None else min(due, self._job.next_tick())
+        return min(due, self._job.next_tick()) if self._job and self.phase is Phase.RUNNING else due
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""

@@ -99,6 +99,7 @@ class Driven:
                     self.say(rank, m.Heartbeat(busy=busy))
             if self.machine.next_tick() <= self.now:
                 self.tick()
+                assert self.machine.next_tick() > self.now, "a tick that leaves something due would spin"
         self.now = end
 
     def tick(self) -> None:

@@ -1,0 +1,119 @@
+"""Keys get numbers and places; ranks that mean different things by one key end the job."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import ProtocolViolation
+from netstorm.protocol import messages as m
+from netstorm.protocol.chunks import ITEM_BYTES, slot_of
+from netstorm.scheduler.ending import Phase
+from netstorm.scheduler.registry import KeyRegistry
+from tests.unit.scheduler.driving import begun, key, running, star
+
+
+def test_a_batch_of_keys_is_granted_at_once_and_round_0_may_begin():
+    driven = running(2)
+    driven.say(1, m.RegisterKeys(keys=(key("w", (3, 5)), key("b", (7,), "float64"))))
+    (answer,) = driven.heard(1)
+    assert [(one.name, one.key, one.offset) for one in answer.grants] == [("w", 0, 0), ("b", 1, 64)]
+    assert answer.bindings == (m.Binding(0, 0, 1, 0), m.Binding(1, 0, 1, 0))
+
+
+def test_all_ranks_get_the_same_numbers_whatever_their_order():
+    driven = running(2)
+    names = ["a", "b", "c"]
+    driven.say(0, m.RegisterKeys(keys=tuple(map(key, names))))
+    driven.say(1, m.RegisterKeys(keys=tuple(map(key, reversed(names)))))
+    first, second = driven.heard(0)[0].grants, driven.heard(1)[0].grants
+    assert first == tuple(reversed(second))
+
+
+def test_the_same_name_in_two_stores_is_two_keys():
+    driven = running(1)
+    driven.say(0, m.RegisterKeys(keys=(key("0"), key("0", (3,), namespace=1))))
+    assert [one.key for one in driven.heard(0)[0].grants] == [0, 1]
+
+
+def test_a_key_that_is_registered_late_comes_with_every_binding_that_others_got():
+    driven = running(2)
+    driven.say(0, m.RegisterKeys(keys=(key("w"),)))
+    driven.say(0, m.TopologyRequest(begun=(begun(0, 0),)))
+    driven.install(star(2, version=2))
+    driven.say(0, m.TopologyRequest(begun=(begun(0, 1),)))
+    driven.say(1, m.RegisterKeys(keys=(key("w"),)))
+    (answer,) = driven.heard(1, m.KeysRegistered)
+    assert answer.bindings == (m.Binding(0, 0, 1, 2), m.Binding(0, 2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (key("fc1_weight", (10, 21)), "(10, 21) float32, rank 0 as (10, 20) float32"),
+        (key("fc1_weight", (10, 20), "float16"), "(10, 20) float16, rank 0 as (10, 20) float32"),
+    ],
+)
+def test_a_shape_or_type_that_differs_ends_the_job_for_everybody_and_names_both(other, text):
+    driven = running(4)
+    driven.say(0, m.RegisterKeys(keys=(key("fc1_weight"),)))
+    driven.say(3, m.RegisterKeys(keys=(other,)))
+    for rank in range(4):
+        gone = driven.gone(rank)
+        assert (gone.rank, gone.kind) == (-1, "key")
+        assert gone.reason == (
+            f"rank 3 has fc1_weight as {text}: every rank must give a key the same shape and type"
+        )
+    assert driven.machine.phase is Phase.FAILED
+
+
+def test_a_conflict_in_another_store_names_the_store():
+    driven = running(2)
+    driven.say(0, m.RegisterKeys(keys=(key("0", namespace=2),)))
+    driven.say(1, m.RegisterKeys(keys=(key("0", (), namespace=2),)))
+    assert "rank 1 has 0 (of store 2) as () float32" in driven.gone(0).reason
+
+
+@pytest.mark.parametrize(
+    "spec", [key("k", dtype="complex64"), key("k", (2, -1)), key("k", (2**40, 2**40)), key("k", dtype="")]
+)
+def test_a_key_that_no_correct_node_sends_is_a_violation_and_leaves_no_trace(spec):
+    registry = KeyRegistry(65_536)
+    with pytest.raises(ProtocolViolation, match="rank 5 registers 'k'"):
+        registry.register(5, spec)
+    assert (len(registry), registry.total_bytes) == (0, 0)
+
+
+def test_an_empty_key_takes_no_bytes():
+    registry = KeyRegistry(65_536)
+    registry.register(0, key("none", (0, 5)))
+    assert registry.total_bytes == 0
+
+
+shapes = st.lists(st.integers(0, 50), max_size=3).map(tuple)
+
+
+@given(st.lists(st.tuples(shapes, st.sampled_from(sorted(ITEM_BYTES))), max_size=20), st.integers(1, 100))
+def test_keys_are_aligned_do_not_overlap_and_waste_less_than_a_value_each(kinds, chunk_size):
+    registry = KeyRegistry(chunk_size)
+    end = 0
+    for index, (shape, dtype) in enumerate(kinds):
+        grant = registry.register(0, key(f"k{index}", shape, dtype))
+        assert isinstance(grant, m.KeyGrant)
+        assert grant.offset % ITEM_BYTES[dtype] == 0
+        assert 0 <= grant.offset - end < ITEM_BYTES[dtype]
+        assert grant.first_slot == grant.offset // (chunk_size * 4)
+        end = grant.offset + math.prod(shape) * ITEM_BYTES[dtype]
+    assert registry.total_bytes == end
+
+
+@given(st.integers(1, 1000), st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8]), st.integers(1, 40))
+def test_slots_are_shares_by_bytes(chunk_size, offset, item_bytes, chunks):
+    """Of n consecutive chunks, the slots span as many float32 chunks as the bytes do, give or take one."""
+    chunk_bytes = chunk_size * item_bytes
+    slots = [slot_of(offset + index * chunk_bytes, chunk_size) for index in range(chunks)]
+    assert slots == sorted(slots)
+    assert abs((slots[-1] - slots[0]) - (chunks - 1) * item_bytes / 4) <= 1
