@@ -11,7 +11,7 @@ from digits.models import InputShape, prepare
 __all__ = ["Batches"]
 
 
-class Batches(mx.io.DataIter):  # type: ignore[misc]  # MXNet has no types
+class Batches(mx.io.DataIter):
     """An MXNet data iterator over one pass (epoch) after another of (images, labels)."""
 
     def __init__(

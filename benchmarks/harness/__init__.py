@@ -1,0 +1,1 @@
+"""What the benchmarks share: groups of worker processes, exact test values, memory, results."""

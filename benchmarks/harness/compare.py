@@ -1,0 +1,95 @@
+"""Runs the systems of one case side by side: all stay alive, rounds alternate, one is active at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from harness.child import ChildError
+from harness.group import Group
+from harness.packing import pack, split_rounds
+from harness.results import Row
+from systems.alone import alone_launch
+from systems.base import Case, Launch, System
+
+__all__ = ["Comparison"]
+
+_IDLE_S = 1.0
+
+
+class Comparison:
+    """The systems to compare and how often."""
+
+    def __init__(
+        self,
+        systems: list[System],
+        *,
+        rounds: int,
+        warmup: int,
+        start_timeout_s: float,
+        round_timeout_s: float,
+        on_round: Callable[[str], None],
+    ) -> None:
+        """`on_round` is told the system's name after each of its rounds that count."""
+        self._systems = systems
+        self._rounds = rounds
+        self._warmup = warmup
+        self._start_timeout_s = start_timeout_s
+        self._round_timeout_s = round_timeout_s
+        self._on_round = on_round
+        # The order of the systems changes from round to round: none always runs after the same other one.
+        self._random = random.Random(1)
+
+    def run(self, case: Case, rows: dict[str, Row], memory_limit: int) -> None:
+        """Fill `rows`, one for each system; what fails is written there, and the others go on."""
+        sets, too_large = pack({system.name: system.memory(case) for system in self._systems}, memory_limit)
+        by_name = {system.name: system for system in self._systems}
+        for name in too_large:
+            need = by_name[name].memory(case)
+            rows[name].error = f"needs about {need / 1e9:.1f} GB; {memory_limit / 1e9:.1f} GB may be used"
+        passes = 1 if len(sets) <= 1 else min(3, self._rounds)
+        for number, rounds in enumerate(split_rounds(self._rounds, passes)):
+            for together in sets[number % len(sets) :] + sets[: number % len(sets)]:
+                able = [name for name in together if rows[name].error is None]
+                for name in able:
+                    rows[name].interleaved = "by round" if passes == 1 else f"in {passes} blocks"
+                self._run_together(case, [by_name[name] for name in able], rows, rounds)
+
+    def baseline(self, framework: str, case: Case) -> int:
+        """Return the peak memory of a worker with the arrays of `case` and no store, in bytes."""
+        with self._group(alone_launch(framework, case)) as group:
+            for number in range(3):
+                group.round(number)
+            return group.peak_rss()[0]
+
+    def _run_together(self, case: Case, systems: list[System], rows: dict[str, Row], rounds: int) -> None:
+        with ExitStack() as alive:
+            groups: dict[str, Group] = {}
+            for system in systems:
+                try:
+                    groups[system.name] = alive.enter_context(self._group(system.launch(case)))
+                except ChildError as error:
+                    rows[system.name].error = str(error)
+            for number in range(self._warmup + rounds):
+                order = list(groups)
+                self._random.shuffle(order)
+                for name in order:
+                    try:
+                        measured = groups[name].round(number)
+                    except ChildError as error:
+                        rows[name].error = str(error)
+                        groups.pop(name).stop()
+                        continue
+                    if number >= self._warmup:
+                        rows[name].rounds_s.append(measured.seconds)
+                        rows[name].cpu_s.append(measured.cpu_s)
+                        self._on_round(name)
+            for name, group in groups.items():
+                rows[name].idle_cpu_share = group.idle_cpu_share(_IDLE_S)
+                worker, helper = group.peak_rss()
+                rows[name].peak_rss = max(rows[name].peak_rss or 0, worker)
+                rows[name].helper_peak_rss = max(rows[name].helper_peak_rss or 0, helper)
+
+    def _group(self, launch: Launch) -> Group:
+        return Group(launch, start_timeout_s=self._start_timeout_s, round_timeout_s=self._round_timeout_s)

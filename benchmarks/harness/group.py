@@ -1,0 +1,134 @@
+"""The processes of one system: workers that do a round on command, and helpers (servers, scheduler)."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.child import Child, ChildError
+from systems.base import Launch
+
+__all__ = ["Group", "Round"]
+
+_HELPER_GRACE_S = 5.0
+_WORKER_GRACE_S = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One all-reduce of all workers."""
+
+    seconds: float
+    """From the first worker's start to the last one's end, on the clock that a machine's processes share."""
+    cpu_s: float
+    """Processor time of all processes of the group, helpers included."""
+
+
+class Group:
+    """Use as a context manager: no process outlives the block."""
+
+    def __init__(self, launch: Launch, *, start_timeout_s: float, round_timeout_s: float) -> None:
+        self._round_timeout_s = round_timeout_s
+        self._helpers: list[Child] = []
+        self._workers: list[Child] = []
+        self._broken = False
+        try:
+            for process in launch.helpers:
+                self._helpers.append(Child(process.name, process.command, process.environment))
+            for process in launch.workers:
+                self._workers.append(Child(process.name, process.command, process.environment))
+            self._answers("to join", start_timeout_s)
+        except BaseException:
+            self._broken = True
+            self.stop()
+            raise
+
+    def round(self, number: int) -> Round:
+        """Run one round, and check its sum on every worker.
+
+        Raises:
+            ChildError: a worker or helper ended, was wrong or too slow; the group can then only be stopped.
+        """
+        self._ask({"do": "prepare", "round": number})
+        before = self._cpu_s()
+        times = self._ask({"do": "allreduce", "round": number})
+        used = self._cpu_s() - before
+        self._ask({"do": "check", "round": number})
+        first = min(answer["start"] for answer in times)
+        return Round(seconds=max(answer["finish"] for answer in times) - first, cpu_s=used)
+
+    def ask(self, command: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Send `command` to every worker and return the answers, in the order of the workers."""
+        return self._ask(command)
+
+    def idle_cpu_share(self, seconds: float) -> float:
+        """Return the share of one core that the group uses while nothing is asked of it."""
+        before = self._cpu_s()
+        time.sleep(seconds)
+        return (self._cpu_s() - before) / seconds
+
+    def peak_rss(self) -> tuple[int, int]:
+        """Return the largest memory of a worker and of a helper so far, in bytes."""
+        return (
+            max(child.peak_rss() for child in self._workers),
+            max((child.peak_rss() for child in self._helpers), default=0),
+        )
+
+    def stop(self) -> None:
+        """End all processes; twice does no harm."""
+        workers, self._workers = self._workers, []
+        helpers, self._helpers = self._helpers, []
+        # Workers first and together: MXNet's wait for each other at the end, and their servers end with them.
+        for child in workers:
+            child.close_input()
+        for child in workers:
+            child.stop(0.0 if self._broken else _WORKER_GRACE_S)
+        if self._broken:
+            for child in helpers:
+                child.close_input()
+        deadline = time.monotonic() + _HELPER_GRACE_S
+        while not self._broken and any(child.alive() for child in helpers) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for child in helpers:
+            child.stop(1.0)
+
+    def __enter__(self) -> Group:  # noqa: PYI034 - Self is from Python 3.11
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        self._broken = self._broken or kind is not None
+        self.stop()
+
+    def _ask(self, command: Mapping[str, Any]) -> list[dict[str, Any]]:
+        try:
+            for child in self._workers:
+                child.send(command)
+            return self._answers(f"to {command['do']}", self._round_timeout_s)
+        except ChildError:
+            self._broken = True
+            raise
+
+    def _answers(self, what: str, timeout_s: float) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + timeout_s
+        answers: dict[Child, dict[str, Any]] = {}
+        waiting = list(self._workers)
+        while waiting:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ChildError(waiting[0].describe(f"took longer than {timeout_s:g} s {what}"))
+            select.select(waiting, [], [], min(left, 0.5))
+            for child in list(waiting):
+                answer = child.try_answer()
+                if answer is not None:
+                    answers[child] = answer
+                    waiting.remove(child)
+            for helper in self._helpers:
+                if not helper.alive():
+                    raise ChildError(helper.describe("ended while its workers needed it"))
+        return [answers[child] for child in self._workers]
+
+    def _cpu_s(self) -> float:
+        return sum(child.cpu_s() for child in (*self._workers, *self._helpers))

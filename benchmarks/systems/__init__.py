@@ -1,0 +1,1 @@
+"""The systems that are compared: how each is started, and how one of its workers reduces."""

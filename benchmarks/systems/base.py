@@ -1,0 +1,110 @@
+"""What every system gives: the processes to start, and a node that reduces arrays in place."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from harness.pattern import Arrays
+
+__all__ = ["Case", "Launch", "Node", "Process", "System", "environment", "free_port", "worker_command"]
+
+BENCHMARKS = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is measured."""
+
+    nodes: int
+    bytes: int
+    """Of float32, all arrays together."""
+    keys: int = 1
+    """How many arrays of about equal size the bytes are in."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each array."""
+        each, more = divmod(self.bytes // 4, self.keys)
+        return [each + (index < more) for index in range(self.keys)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process to start."""
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """All processes of one system."""
+
+    workers: list[Process]
+    helpers: list[Process] = field(default_factory=list)
+
+
+class Node(Arrays, Protocol):
+    """A worker's part in a system."""
+
+    rank: int
+    nodes: int
+
+    def settle(self) -> None:
+        """Wait until what was written is in memory."""
+
+    def allreduce(self) -> None:
+        """Replace every array by the sum over all ranks; returns when it can be read."""
+
+
+class System(Protocol):
+    """One of the systems compared."""
+
+    @property
+    def name(self) -> str:
+        """What the command line and the results call it."""
+
+    @property
+    def framework(self) -> str:
+        """Whose arrays it reduces, `mxnet` or `torch`: what a node without a store needs memory for."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What it was run with, for the reader of the results."""
+
+    def launch(self, case: Case) -> Launch:
+        """Return the processes of one group."""
+
+    def memory(self, case: Case) -> int:
+        """Return about how many bytes a group needs at its peak: a guard, measured, rounded up."""
+
+    def join(self, case: Case) -> Node:
+        """Join the group that this worker process was started for."""
+
+
+def environment(**variables: object) -> dict[str, str]:
+    """Return this process's environment without any job's variables, plus `variables`."""
+    foreign = ("DMLC_", "PS_", "NETSTORM_")
+    base = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {**base, **{name: str(value) for name, value in variables.items()}}
+
+
+def worker_command(system: str, case: Case) -> list[str]:
+    """Return the command of one worker process."""
+    numbers = [str(case.nodes), str(case.bytes), str(case.keys)]
+    return [sys.executable, str(BENCHMARKS / "worker.py"), system, *numbers]
+
+
+def free_port() -> int:
+    """Return a TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,95 @@
+"""Gloo, the CPU back end of PyTorch's `torch.distributed`: `all_reduce` in place over TCP on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from systems.base import Case, Launch, Node, Process, environment, free_port, worker_command
+
+__all__ = ["Gloo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gloo:
+    """PyTorch's Gloo process group."""
+
+    name: str = "gloo"
+    framework: str = "torch"
+    settings: Mapping[str, str] = field(
+        default_factory=lambda: {"backend": "gloo", "interface": "lo", "algorithm": "ring (its default)"}
+    )
+
+    def launch(self, case: Case) -> Launch:
+        """Return the processes of one group."""
+        port = free_port()
+        return Launch(
+            workers=[
+                Process(
+                    name=f"gloo worker {rank}",
+                    command=worker_command(self.name, case),
+                    environment=environment(
+                        MASTER_ADDR="127.0.0.1",
+                        MASTER_PORT=port,
+                        WORLD_SIZE=case.nodes,
+                        RANK=rank,
+                        GLOO_SOCKET_IFNAME="lo",
+                    ),
+                )
+                for rank in range(case.nodes)
+            ]
+        )
+
+    def memory(self, case: Case) -> int:
+        """Return about how many bytes a group needs at its peak."""
+        return case.nodes * (250_000_000 + 2 * case.bytes)
+
+    def join(self, case: Case) -> Node:
+        """Join the group that this worker process was started for."""
+        return _GlooNode(case)
+
+
+class Tensors:
+    """The arrays alone, without a process group."""
+
+    def __init__(self, case: Case) -> None:
+        import torch  # noqa: PLC0415 - the driver has no use for PyTorch
+
+        self.rank = 0
+        self.nodes = 1
+        self.sizes = case.sizes
+        self.values = [torch.zeros(size) for size in self.sizes]
+
+    def write(self, index: int, start: int, values: NDArray[np.float32]) -> None:
+        """Overwrite a part of array `index`."""
+        self.values[index].numpy()[start : start + len(values)] = values
+
+    def read(self, index: int, start: int, stop: int) -> NDArray[np.float32]:
+        """Return a part of array `index`."""
+        values: NDArray[np.float32] = self.values[index].numpy()[start:stop]
+        return values
+
+    def settle(self) -> None:
+        """Do nothing: writes are done when they return."""
+
+    def allreduce(self) -> None:
+        """Do nothing: the sum over one rank."""
+
+
+class _GlooNode(Tensors):
+    def __init__(self, case: Case) -> None:
+        import torch.distributed  # noqa: PLC0415
+
+        super().__init__(case)
+        self._distributed = torch.distributed
+        self._distributed.init_process_group("gloo")
+        self.rank = self._distributed.get_rank()
+        self.nodes = self._distributed.get_world_size()
+
+    def allreduce(self) -> None:
+        """Replace every array by the sum over all ranks."""
+        for work in [self._distributed.all_reduce(value, async_op=True) for value in self.values]:
+            work.wait()

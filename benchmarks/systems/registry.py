@@ -1,0 +1,18 @@
+"""All systems by name."""
+
+from __future__ import annotations
+
+from systems.base import System
+from systems.gloo import Gloo
+from systems.mxnet_dist import MXNetDist
+
+__all__ = ["SYSTEMS"]
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        MXNetDist(name="mxnet-1-server", servers=1),
+        MXNetDist(name="mxnet-n-servers", servers=None),
+        Gloo(),
+    )
+}
