@@ -189,8 +189,8 @@ class Aggregation:
                 f"{_name(part, key)} is more than {2 * ROUNDS_AHEAD} rounds ahead of round "
                 f"{self._complete[part.key]}, the last complete one here"
             )
-        if part.dtype != key.dtype.name:
-            raise ProtocolViolation(f"{_name(part, key)} is {part.dtype}; the key is {key.dtype.name}")
+        if part.dtype != key.spec.dtype:
+            raise ProtocolViolation(f"{_name(part, key)} is {part.dtype}; the key is {key.spec.dtype}")
         start, end = layout.bounds[part.chunk]
         if payload is not None and memoryview(payload).nbytes != (end - start) * key.dtype.itemsize:
             raise ProtocolViolation(
@@ -309,7 +309,7 @@ class Aggregation:
             version=round.version,
             tree=tree,
             contributors=bits_to_wire(contributors),
-            dtype=round.key.dtype.name,
+            dtype=round.key.spec.dtype,
             priority=priority,
         )
         order: Order = (-priority, round.round, layout.offsets[chunk])

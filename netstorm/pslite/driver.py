@@ -11,6 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer
+from netstorm.pslite.allocator import keep_freed_memory
 from netstorm.pslite.endpoint import Endpoint
 from netstorm.pslite.io_thread import IoThread
 from netstorm.pslite.limits import Limits
@@ -95,6 +96,7 @@ def start_driver(
     Raises:
         SettingsError: the address or port cannot be listened on.
     """
+    keep_freed_memory()
     incarnation = secrets.randbits(63)
     van = ZmqVan(
         max_message_bytes=settings.max_message_bytes,
