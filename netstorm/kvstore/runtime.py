@@ -20,7 +20,7 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operation import Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.signals import SignalWatch
-from netstorm.observe.busy import BusyTime
+from netstorm.kvstore.busy import BusyTime
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.addresses import advertised_host, resolve
