@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,17 +55,12 @@ class LaunchArguments:
         variables = self._all_variables()
         job = self._local(variables, scratch) if self.hosts is None else self._remote(variables, self.hosts)
         environment = child_environment(None, **variables)
-        rank_0 = {"DMLC_ROLE": "worker", "NETSTORM_RANK": "0", "DMLC_NUM_WORKER": str(job.size)}
-        settings = Settings.from_environment(
-            {**environment, **rank_0}
-        )  # also for what contradicts each other
+        settings = _rank_0s_settings(environment, job.size)  # also for what contradicts each other
         if self.log_folder is not None:
             try:
                 self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise UsageError(
-                    f"--log-dir {self.log_folder}: no such folder can be made: {error}"
-                ) from None
+                raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
         ending = Ending(
             job.size,
             grace_s=self.grace_s,
@@ -122,7 +118,7 @@ class LaunchArguments:
             folder=str(self.folder),
             variables=passed_on(environment, variables),
             scheduler_host=self.scheduler_host,
-            port=self.port or Settings.from_environment(environment).scheduler_port,
+            port=self.port or _rank_0s_settings(environment, len(placements)).scheduler_port,
             python=self.python or sys.executable,
             ssh=ssh,
             with_scheduler=self.with_scheduler,
@@ -152,3 +148,8 @@ class LaunchArguments:
         if len(names) not in {0, 1, size}:
             raise UsageError(f"--site: {len(names)} names for {size} nodes; give one for all, or one a rank")
         return [*names] if len(names) == size else [names[0] if names else None] * size
+
+
+def _rank_0s_settings(environment: Mapping[str, str], size: int) -> Settings:
+    own = {"DMLC_ROLE": "worker", "NETSTORM_RANK": "0", "DMLC_NUM_WORKER": str(size)}
+    return Settings.from_environment({**environment, **own})

@@ -50,7 +50,7 @@ def launch(*words: str) -> tuple[int, str]:
         (["-n", "2", "--ssh", "ssh", "--", "true"], "--ssh is for --hosts"),
         (
             ["-n", "2", "--log-dir", "/dev/null/x", "--", "true"],
-            "--log-dir /dev/null/x: no such folder can be made",
+            "--log-dir /dev/null/x: cannot be made",
         ),
         (["--hosts", "nowhere", "--", "true"], "nowhere: cannot read the host file"),
         (

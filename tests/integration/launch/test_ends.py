@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.integration.launch.launcher import Launcher, alive, ended, inside, until
+
+DEAF = """
+def note_signal(number, frame):
+    with open(f"signals-{rank}", "a") as file: file.write(signal.Signals(number).name + "\\n")
+signal.signal(signal.SIGINT, note_signal)
+signal.signal(signal.SIGTERM, note_signal)
+note(os.getpid(), f"deaf-{rank}")
+while True: time.sleep(0.01)
+"""
+"""Goes on after SIGINT and SIGTERM."""
+
+GRANDCHILD = """
+child = subprocess.Popen(["sleep", "600"], start_new_session={own_session})
+note(child.pid)
+"""
+
+
+def signals(launcher: Launcher, rank: int) -> list[str]:
+    return (launcher.folder / f"signals-{rank}").read_text().split()
+
+
+# --------------------------------------------------------------------------------------------------- failures
+
+
+def test_nodes_that_end_well_give_exit_code_0_and_no_message(launcher):
+    ended = launcher.run("", "-n", "3")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+def test_the_first_failures_rank_and_exit_code_are_reported_and_the_others_may_end_by_themselves(launcher):
+    program = """
+if rank == 2: sys.exit(3)
+while sum(1 for _ in pathlib.Path().glob("pid-*")) < 3: time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(1)
+"""
+    ended = launcher.run(program, "-n", "3", "--grace", "20")
+    assert ended.code == 3
+    assert ended.err.splitlines() == [
+        "[launch] rank 2 failed with exit code 3; ranks 0, 1 have 20.5 s to end by themselves",
+        "[launch] rank 2 failed with exit code 3",
+        "[launch] exit code 3: rank 2",
+        "[launch] exit code 1: ranks 0, 1",
+    ]
+
+
+def test_a_node_that_a_signal_has_killed_is_reported_by_the_signals_name(launcher):
+    ended = launcher.run("if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)", "-n", "2")
+    assert ended.code == 139
+    assert "[launch] rank 1 was killed by SIGSEGV" in ended.err
+
+
+def test_after_a_failure_the_others_are_interrupted_terminated_and_killed(launcher):
+    ended = launcher.run(f"if rank == 1: sys.exit(7)\n{DEAF}", "-n", "2", "--grace", "0.5")
+    assert ended.code == 7
+    assert signals(launcher, 0) == ["SIGINT", "SIGTERM"]
+    assert ended.err.splitlines()[1:4] == [
+        "[launch] not ended 1 s after the first failure: sending SIGINT to rank 0",
+        "[launch] not ended 0.5 s after SIGINT: sending SIGTERM to rank 0",
+        "[launch] not ended 0.5 s after SIGTERM: sending SIGKILL to rank 0",
+    ]
+
+
+def test_a_command_that_can_be_found_but_not_run_fails_in_words(launcher):
+    program = launcher.folder / "broken"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    launcher.words = lambda *options: [*type(launcher).words(launcher, *options)[:-3], "./broken"]
+    ended = launcher.run("", "-n", "1")
+    assert ended.code == 127
+    assert "[0] netstorm: cannot run './broken': No such file or directory" in ended.err
+
+
+# ---------------------------------------------------------------------------------------- Ctrl-C and SIGTERM
+
+
+def test_ctrl_c_interrupts_every_node_and_gives_exit_code_130(launcher):
+    with launcher.started(
+        "try: time.sleep(600)\nexcept KeyboardInterrupt: print('bye')", "-n", "2"
+    ) as process:
+        launcher.wait_for_pids(2)
+        process.send_signal(signal.SIGINT)
+        end = ended(process)
+    assert end.code == 130
+    assert "[launch] Ctrl-C: sending SIGINT to ranks 0, 1" in end.err
+
+
+def test_nodes_that_ignore_ctrl_c_get_sigterm_and_sigkill_after_the_grace(launcher):
+    with launcher.started(DEAF, "-n", "2", "--grace", "0.3") as process:
+        until_deaf(launcher, 2)
+        process.send_signal(signal.SIGINT)
+        end = ended(process)
+    assert end.code == 130
+    assert signals(launcher, 0) == signals(launcher, 1) == ["SIGINT", "SIGTERM"]
+    assert "[launch] killed by SIGKILL: ranks 0, 1" in end.err
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(launcher):
+    with launcher.started(DEAF, "-n", "1", "--grace", "500") as process:
+        until_deaf(launcher, 1)
+        for expected in (["SIGINT"], ["SIGINT", "SIGTERM"]):
+            process.send_signal(signal.SIGINT)
+            until((launcher.folder / "signals-0").exists, "a signal")
+            until(lambda expected=expected: signals(launcher, 0) == expected, f"{expected}")
+        process.send_signal(signal.SIGINT)
+        assert ended(process).code == 130
+
+
+def test_sigterm_to_the_launcher_terminates_every_node(launcher):
+    with launcher.started(DEAF, "-n", "2", "--grace", "0.3") as process:
+        until_deaf(launcher, 2)
+        process.send_signal(signal.SIGTERM)
+        assert ended(process).code == 143
+    assert signals(launcher, 0) == signals(launcher, 1) == ["SIGTERM"]
+
+
+def test_a_node_that_is_stopped_ends_too(launcher):
+    with launcher.started("os.kill(os.getpid(), signal.SIGSTOP)", "-n", "1", "--grace", "0.3") as process:
+        pids = launcher.wait_for_pids(1)
+        process.send_signal(signal.SIGTERM)
+        assert ended(process).code == 143
+        assert not alive(pids)
+
+
+def until_deaf(launcher, nodes: int) -> None:
+    until(lambda: len([*launcher.folder.glob("deaf-*")]) == nodes, "the nodes to have their handlers")
+
+
+# ------------------------------------------------------------------------------ nothing outlives the launcher
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+def test_what_a_node_leaves_running_is_killed_and_named(launcher, own_session):
+    ended = launcher.run(GRANDCHILD.format(own_session=own_session), "-n", "2")
+    assert ended.code == 0
+    assert not alive(launcher.pids())
+    assert len(launcher.pids()) == 4
+    assert ended.err.count("netstorm: killed what the command had left running: ") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_nodes_have_started_ends_with_them(launcher, number):
+    with launcher.started(GRANDCHILD.format(own_session=True) + DEAF, "-n", "2", "--grace", "0.2") as process:
+        until_deaf(launcher, 2)
+        process.send_signal(number)
+        ended(process)
+        assert not alive(launcher.pids())
+
+
+def test_nothing_outlives_a_launcher_that_was_killed(launcher):
+    with launcher.started(GRANDCHILD.format(own_session=True) + DEAF, "-n", "2") as process:
+        until_deaf(launcher, 2)
+        process.kill()
+        process.wait()
+        until(lambda: not inside(launcher.folder), "all processes to end")
+    assert len(launcher.pids()) == 4
+    assert signals(launcher, 0) == ["SIGTERM"]
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 0.5, 0.7])
+def test_nothing_outlives_a_launcher_that_was_killed_while_it_starts(launcher, delay_s):
+    with launcher.started(DEAF, "-n", "4") as process:
+        time.sleep(delay_s)  # somewhere within the start, wherever that is on this machine
+        process.kill()
+        process.wait()
+        until(lambda: not inside(launcher.folder), "all processes to end")
+
+
+def test_a_node_whose_keeper_is_killed_dies_with_it_and_all_that_it_has_started(launcher):
+    program = "note(os.getppid(), f'keeper-{rank}')\n" + GRANDCHILD.format(own_session=True) + DEAF
+    with launcher.started(program, "-n", "2", "--grace", "0.2") as process:
+        until_deaf(launcher, 2)
+        os.kill(int((launcher.folder / "keeper-1").read_text()), signal.SIGKILL)
+        end = ended(process)
+        assert not alive(launcher.pids())
+    assert "[launch] rank 1 was killed by SIGKILL" in end.err
+    assert end.code == 137

@@ -1,0 +1,99 @@
+"""scripts/run_node.sh and scripts/run_scheduler.sh; scripts/launch_ssh.sh is among the tests of ssh."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launch.launcher import PATIENCE_S, PREAMBLE, REPOSITORY
+
+NODE = str(REPOSITORY / "scripts" / "run_node.sh")
+SCHEDULER = str(REPOSITORY / "scripts" / "run_scheduler.sh")
+JOB = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_NUM_WORKER": "2"}
+
+
+def run(
+    script: str, *words: str, folder: Path = REPOSITORY, variables: Mapping[str, str] = JOB
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [script, *words],
+        check=False,
+        cwd=folder,
+        env=environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), **variables}
+
+
+def test_a_node_runs_its_command_as_a_worker_in_the_callers_folder(tmp_path):
+    show = 'echo "$DMLC_ROLE $NETSTORM_RANK $PWD $1"; exit 5'
+    ended = run(
+        NODE, "sh", "-c", show, "sh", "a  b", folder=tmp_path, variables={**JOB, "NETSTORM_RANK": "1"}
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (5, f"worker 1 {tmp_path} a  b\n", "")
+
+
+def test_signals_reach_the_nodes_command_itself(tmp_path):
+    (tmp_path / "program.py").write_text(PREAMBLE + "note(os.getpid(), 'up')\ntime.sleep(600)")
+    node = subprocess.Popen(
+        [NODE, "--", sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment(JOB),
+        stdout=subprocess.PIPE,
+    )
+    try:
+        while not (tmp_path / "up").exists():
+            assert node.poll() is None
+        assert (tmp_path / "up").read_text() == str(node.pid)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(PATIENCE_S) == -signal.SIGTERM
+    finally:
+        node.kill()
+        node.communicate()
+
+
+@pytest.mark.parametrize("script", [NODE, SCHEDULER])
+@pytest.mark.parametrize("missing", list(JOB))
+def test_a_variable_that_must_be_set_is_named(script, missing):
+    ended = run(script, *["true"] * (script == NODE), variables={**JOB, missing: ""})
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"netstorm: {missing} is not set: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "message"),
+    [
+        ([], {}, 2, "netstorm: no command: scripts/run_node.sh python train.py"),
+        (["no-such-command"], {}, 127, "netstorm: command no-such-command not found"),
+        (
+            ["true"],
+            {"DMLC_ROLE": "boss"},
+            2,
+            "netstorm: DMLC_ROLE='boss': expected worker, scheduler or server",
+        ),
+        (["true"], {"DMLC_PS_ROOT_PORT": "0"}, 2, "netstorm: DMLC_PS_ROOT_PORT='0': expected a whole number"),
+        (["true"], {"NETSTORM_RANK": "2"}, 2, "netstorm: NETSTORM_RANK=2: expected a rank from 0 to 1"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_nodes_command_starts(words, variables, code, message):
+    ended = run(NODE, *words, variables={**JOB, **variables})
+    assert ended.returncode == code
+    assert ended.stderr.startswith(message)
+
+
+def test_a_server_of_an_old_launcher_has_nothing_to_do():
+    ended = run(NODE, "false", variables={**JOB, "DMLC_ROLE": "server"})
+    assert ended.returncode == 0
+    assert "DMLC_ROLE=server has nothing to do" in ended.stdout

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import os
+
+SAY_ALL = """
+import json
+print(json.dumps({"folder": os.getcwd(), "arguments": sys.argv[1:], "input": sys.stdin.read(), **os.environ}))
+"""
+
+
+def test_each_node_knows_who_it_is_and_runs_in_the_callers_folder(launcher):
+    ended = launcher.run(SAY_ALL, "-n", "2", "--port", "4711", "--site", "east,west", "--env", "LR=a b=$c")
+    assert ended.code == 0
+    nodes = [json.loads(line[4:]) for line in sorted(ended.out.splitlines())]
+    for rank, site in enumerate(["east", "west"]):
+        expected = {
+            "DMLC_ROLE": "worker",
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": "4711",
+            "DMLC_NUM_WORKER": "2",
+            "DMLC_NODE_HOST": "127.0.0.1",
+            "NETSTORM_RANK": str(rank),
+            "NETSTORM_SITE": site,
+            "OMP_NUM_THREADS": os.environ.get(
+                "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2))
+            ),
+            "LR": "a b=$c",
+            "folder": str(launcher.folder),
+            "input": "",
+        }
+        assert {name: nodes[rank][name] for name in expected} == expected
+
+
+def test_nodes_run_in_the_folder_that_was_given(launcher):
+    (launcher.folder / "deep").mkdir()
+    ended = launcher.run("print(os.getcwd())\nos.chdir('..')", "-n", "1", "--chdir", "deep")
+    assert ended.out == f"[0] {launcher.folder}/deep\n"
+
+
+def test_options_behind_the_command_are_the_commands_with_or_without_dashes_before_it(launcher):
+    launcher.words = lambda *options: (
+        [word for word in type(launcher).words(launcher, *options) if word != "--"]
+        + ["-n", "5", "--port", "x"]
+    )
+    ended = launcher.run(SAY_ALL, "-n", "1")
+    assert json.loads(ended.out[4:])["arguments"] == ["-n", "5", "--port", "x"]
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(launcher):
+    scratch = launcher.folder / "scratch"
+    scratch.mkdir()
+    assert launcher.run("", "-n", "1", TMPDIR=str(scratch)).code == 0
+    assert list(scratch.iterdir()) == []
