@@ -20,7 +20,8 @@ _PARTS_EACH: Final = 10
 def quantise(shares: Sequence[float]) -> tuple[int, ...]:
     """Return whole weights in proportion to positive `shares`: at least 1 each, 1000 in all.
 
-    With more than 100 shares, 10 times their number in all. Largest remainders; the first of equals.
+    With more than 100 shares, 10 times their number in all. Largest remainders; of equals the larger share,
+    then the first.
 
     Raises:
         UsageError: no shares, or one that is not positive and finite.
@@ -35,7 +36,8 @@ def quantise(shares: Sequence[float]) -> tuple[int, ...]:
     scale = spare / sum(exact)
     exact = [value * scale for value in exact]
     weights = [int(value) for value in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (weights[i] - exact[i], i))
+    # To 9 digits, or noise in the last one would give a smaller share more than a larger one.
+    by_remainder = sorted(range(len(shares)), key=lambda i: (round(weights[i] - exact[i], 9), -shares[i], i))
     for i in by_remainder[: spare - sum(weights)]:
         weights[i] += 1
     return tuple(weight + 1 for weight in weights)

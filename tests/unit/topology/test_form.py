@@ -1,0 +1,70 @@
+"""One door to all schemes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import UsageError
+from netstorm.settings import TopologyName
+from netstorm.testing.strategies import networks
+from netstorm.topology import SCHEMES, Network, Routing, form_policy
+
+schemes = st.sampled_from(sorted(SCHEMES))
+
+
+@given(networks(symmetric=None, capped=True, routing=None), schemes, st.integers(0, 9))
+def test_every_edge_of_every_policy_is_a_pair_that_may_talk(network: Network, scheme: str, roots: int):
+    policy = form_policy(network, scheme, version=7, num_roots=min(roots, network.size))
+
+    pairs = set(network.pairs())
+    assert policy.version == 7
+    assert policy.size == network.size
+    assert sum(policy.weights) == 1000
+    for tree in policy.trees:  # that they span is checked when they are made
+        assert {(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0} <= pairs
+        assert {(parent, rank) for rank, parent in enumerate(tree.broadcast_parent) if parent >= 0} <= pairs
+
+
+@given(networks(symmetric=None), schemes, st.randoms(use_true_random=False))
+def test_a_policy_does_not_depend_on_the_order_of_links(network: Network, scheme: str, rng: random.Random):
+    links = list(network.links)
+    rng.shuffle(links)
+
+    assert form_policy(replace(network, links=tuple(links)), scheme) == form_policy(network, scheme)
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("routing", Routing)
+def test_a_single_node_is_a_tree_of_its_own(scheme: str, routing: Routing):
+    policy = form_policy(replace(Network.uniform(1), routing=routing), scheme)
+
+    assert [(tree.root, tree.reduce_parent, tree.broadcast_parent) for tree in policy.trees] == [
+        (0, (-1,), (-1,))
+    ]
+    assert policy.weights == (1000,)
+
+
+@pytest.mark.parametrize(("hub", "taken"), [(None, 0), (-1, 0), (2, 2)])
+def test_the_settings_way_to_say_any_hub_is_understood(hub: int | None, taken: int):
+    assert form_policy(Network.uniform(3), "star", hub=hub).trees[0].root == taken
+
+
+def test_the_number_of_roots_and_the_chunk_size_reach_the_scheme():
+    assert len(form_policy(Network.uniform(5), "fapt", num_roots=2).trees) == 2
+    with pytest.raises(UsageError, match="chunk_bytes is -4"):
+        form_policy(Network.uniform(2), "fapt", chunk_bytes=-4)
+
+
+def test_an_unknown_scheme_is_answered_with_those_there_are():
+    with pytest.raises(UsageError, match=r"^topology 'rings': expected one of fapt, star$"):
+        form_policy(Network.uniform(2), "rings")
+
+
+def test_the_settings_allow_exactly_the_schemes_there_are():
+    assert sorted(get_args(TopologyName)) == sorted(SCHEMES)

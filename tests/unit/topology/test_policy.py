@@ -1,0 +1,214 @@
+"""Trees and policies as values, on the wire, and as one node's tables."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import FrameError, UsageError
+from netstorm.protocol.frames import encode_body, open_frames, seal
+from netstorm.protocol.messages import NewPolicy
+from netstorm.topology import Plan, Policy, Rank, Tree
+
+# 0 is the root; up: 1 and 2 to 0, 3 to 1, 4 to 3; down: 0 to 4, 4 to 1 and 2, 1 to 3.
+LOPSIDED = Tree(root=Rank(0), reduce_parent=(-1, 0, 0, 1, 3), broadcast_parent=(-1, 4, 4, 1, 0))
+CHAIN = Tree.undirected(Rank(4), (1, 2, 3, 4, -1))
+
+
+@st.composite
+def parent_maps(draw: st.DrawFn, size: int, root: int) -> tuple[int, ...]:
+    others = draw(st.permutations([rank for rank in range(size) if rank != root]))
+    parents = [-1] * size
+    for place, rank in enumerate(others):
+        parents[rank] = draw(st.sampled_from([root, *others[:place]]))
+    return tuple(parents)
+
+
+@st.composite
+def trees(draw: st.DrawFn, size: int) -> Tree:
+    root = draw(st.integers(0, size - 1))
+    up = draw(parent_maps(size, root))
+    down = up if draw(st.booleans()) else draw(parent_maps(size, root))
+    return Tree(root=Rank(root), reduce_parent=up, broadcast_parent=down)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    size = draw(st.integers(1, 9))
+    chosen = draw(st.lists(trees(size), min_size=1, max_size=9))
+    return Policy(
+        version=draw(st.integers(0, 2**40)),
+        trees=tuple(chosen),
+        weights=tuple(draw(st.lists(st.integers(1, 300), min_size=len(chosen), max_size=len(chosen)))),
+        reason=draw(st.text(max_size=20)),
+    )
+
+
+def above(parents: tuple[int, ...], rank: int) -> list[int]:
+    """Return `rank` and everybody on its way to the root."""
+    return [rank] if parents[rank] < 0 else [rank, *above(parents, parents[rank])]
+
+
+@given(policies())
+def test_a_subtree_is_everybody_whose_way_to_the_root_leads_through_its_top(policy: Policy):
+    for tree in policy.trees:
+        for top in range(tree.size):
+            below = {rank for rank in range(tree.size) if top in above(tree.reduce_parent, rank)}
+            assert tree.subtree_mask[top] == sum(1 << rank for rank in below)
+
+
+@given(policies())
+def test_children_are_those_who_call_it_parent(policy: Policy):
+    for tree in policy.trees:
+        for rank in range(tree.size):
+            for parents, children in (
+                (tree.reduce_parent, tree.reduce_children),
+                (tree.broadcast_parent, tree.broadcast_children),
+            ):
+                assert children[rank] == tuple(child for child in range(tree.size) if parents[child] == rank)
+
+
+@given(policies())
+def test_plans_of_all_ranks_agree_with_the_policy_and_each_other(policy: Policy):
+    plans = [Plan(policy, rank) for rank in range(policy.size)]
+
+    for index, tree in enumerate(policy.trees):
+        root = plans[tree.root]
+        assert root.reduce_parent[index] == root.broadcast_parent[index] == -1
+        assert root.expected[index] == root.everybody == 2**policy.size - 1
+        for rank, plan in enumerate(plans):
+            assert plan.root[index] == tree.root
+            assert plan.expected[index] == plan.mask_of(index, rank)
+            assert all(plans[child].reduce_parent[index] == rank for child in plan.reduce_children[index])
+            assert all(
+                plans[child].broadcast_parent[index] == rank for child in plan.broadcast_children[index]
+            )
+            parts = [1 << rank, *(plan.mask_of(index, child) for child in plan.reduce_children[index])]
+            assert sum(parts) == plan.expected[index]
+
+
+@given(policies(), st.integers(0, 2**60))
+def test_every_node_maps_a_slot_to_the_same_tree(policy: Policy, slot: int):
+    copy = msgspec.msgpack.decode(msgspec.msgpack.encode(policy), type=Policy)
+
+    found = {Plan(each, rank).tree_of(slot) for each in (policy, copy) for rank in range(policy.size)}
+    assert found == {policy.tree_of(slot)}
+    assert policy.tree_of(slot) == policy.tree_of(slot + sum(policy.weights))
+
+
+def test_slots_follow_the_weights_as_evenly_as_they_can():
+    policy = Policy(version=0, trees=(CHAIN, LOPSIDED), weights=(700, 300))
+
+    assert [policy.tree_of(slot) for slot in range(12)] == [0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0]
+
+
+@given(policies())
+def test_a_policy_crosses_the_wire_unchanged(policy: Policy):
+    frame = seal(encode_body(NewPolicy(policy=policy)), sequence=1, sent_at=0, payload_crc=None)
+
+    message = open_frames(frame, 1).message
+
+    assert isinstance(message, NewPolicy)
+    assert message.policy == policy
+    assert hash(message.policy) == hash(policy)
+
+
+# Plain data in the place of a policy: a peer may send anything that MessagePack can say.
+small = st.integers(-2, 4)
+junk_trees = st.tuples(small, st.lists(small, max_size=4), st.lists(small, max_size=4))
+junk_policies = st.tuples(
+    small, st.lists(junk_trees, max_size=3), st.lists(st.integers(-1, 2**33), max_size=3), st.text(max_size=3)
+)
+
+
+def is_tree(root: int, parents: list[int]) -> bool:
+    """Return whether all ranks come to the root by as many steps as there are ranks."""
+    if not 0 <= root < len(parents) or parents[root] != -1:
+        return False
+    for start in range(len(parents)):
+        here = start
+        for _ in parents:
+            if here == root:
+                break
+            if not 0 <= parents[here] < len(parents):
+                return False
+            here = parents[here]
+        if here != root:
+            return False
+    return True
+
+
+@given(junk_policies)
+def test_a_peers_policy_is_refused_exactly_if_it_is_none(junk):
+    version, trees, weights, _ = junk
+    sizes = {len(parents) for _, up, down in trees for parents in (up, down)}
+    legal = (
+        version >= 0
+        and 1 <= len(trees) == len(weights)
+        and len(sizes) == 1
+        and all(is_tree(root, up) and is_tree(root, down) for root, up, down in trees)
+        and min(weights) >= 1
+        and sum(weights) <= 1_000_000
+    )
+    body = encode_body(NewPolicy(policy=junk))
+    frame = seal(body, sequence=1, sent_at=0, payload_crc=None)
+
+    if legal:
+        open_frames(frame, 1)
+    else:
+        with pytest.raises(FrameError, match=r"^the body does not decode: "):
+            open_frames(frame, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Tree(root=Rank(0), reduce_parent=(-1,), broadcast_parent=(-1, 0)),
+            "a tree with reduce parents for 1 ranks and broadcast parents for 2: expected the same number",
+        ),
+        (
+            lambda: Tree.undirected(Rank(2), (-1, 0)),
+            "a tree of 2 ranks with root 2: expected one of its ranks, 0 to 1",
+        ),
+        (
+            lambda: Tree.undirected(Rank(0), (-1, -1, 0)),
+            "reduce parents with -1 at ranks 0, 1: expected it at the root, 0, alone",
+        ),
+        (
+            lambda: Tree.undirected(Rank(0), (-1, 0, 3)),
+            "reduce parent 3 of rank 2: expected another rank, from 0 to 2",
+        ),
+        (
+            lambda: Tree(root=Rank(0), reduce_parent=(-1, 0, 1), broadcast_parent=(-1, 2, 1)),
+            "broadcast parents of ranks 1, 2 do not lead to the root, 0: expected a tree",
+        ),
+        (
+            lambda: Policy(version=-1, trees=(CHAIN,), weights=(1,)),
+            "policy version -1: expected 0 or more",
+        ),
+        (
+            lambda: Policy(version=3, trees=(CHAIN,), weights=(1, 2)),
+            "policy 3 has 1 trees and 2 weights: expected as many weights as trees, and at least one",
+        ),
+        (
+            lambda: Policy(version=3, trees=(CHAIN, Tree.undirected(Rank(0), (-1,))), weights=(1, 2)),
+            "policy 3 has trees of [1, 5] ranks: expected the same in all",
+        ),
+        (
+            lambda: Policy(version=3, trees=(CHAIN, CHAIN), weights=(0, 2)),
+            "policy 3 has weights from 0 up, 2 in all: expected 1 or more each, 1000000 at most in all",
+        ),
+        (
+            lambda: Plan(Policy(version=3, trees=(CHAIN,), weights=(1,)), 5),
+            "policy 3 has no rank 5: it is for ranks 0 to 4",
+        ),
+    ],
+)
+def test_what_is_no_policy_is_refused_by_name(make, message: str):
+    with pytest.raises(UsageError) as caught:
+        make()
+
+    assert str(caught.value) == message
