@@ -1,0 +1,177 @@
+"""The cluster clock over UDP: a server's socket and a client's, for a thread that watches descriptors.
+
+Arrival times are the kernel's (SO_TIMESTAMPNS): a thread that a busy training loop keeps from running would
+otherwise measure the interpreter and not the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from netstorm import clock
+from netstorm.errors import FrameError, SettingsError
+from netstorm.observe.counters import Counters
+from netstorm.pslite import sntp
+from netstorm.pslite.clock_sync import ClockSync
+
+__all__ = ["SntpClient", "SntpServer"]
+
+_SO_TIMESTAMPNS: Final = 35
+"""Linux's number on all architectures but PA-RISC and SPARC; Python has no name for it."""
+
+_TIMESPEC: Final = struct.Struct("@ll")
+_DATAGRAMS_AT_ONCE: Final = 64
+"""Read before the thread's other sockets get a turn."""
+
+_LONGEST_WAIT_S: Final = 10.0
+"""A datagram that seems to have waited longer shows that the wall clock was set."""
+
+
+class SntpServer:
+    """Tells the cluster's time to whoever asks."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        now: Callable[[], float] = clock.wall,
+        hops: int = 0,
+        counters: Counters | None = None,
+    ) -> None:
+        """Listen on UDP.
+
+        Args:
+            host: address to listen on; "" or "*" for all of them.
+            port: 0: any that is free.
+            now: the cluster clock, in seconds since the Unix epoch.
+            hops: between `now` and the cluster clock.
+
+        Raises:
+            SettingsError: the address or port cannot be listened on.
+        """
+        self.counters: Final = counters or Counters()
+        self._now: Final = now
+        self._hops: Final = hops
+        self._socket: Final = _udp_socket(host)
+        try:
+            self._socket.bind(("" if host == "*" else host, port))
+        except OSError as error:
+            self._socket.close()
+            raise SettingsError(
+                f"cannot tell the time at UDP {host or '*'}:{port}: {os.strerror(error.errno or 0)}; "
+                "NETSTORM_SNTP_PORT must be a UDP port that is free (0: the number of DMLC_PS_ROOT_PORT), "
+                "and NETSTORM_BIND an address of this machine (or *)"
+            ) from None
+        self.port: Final = int(self._socket.getsockname()[1])
+
+    def fileno(self) -> int:
+        """Return the descriptor to watch; when it is readable, call `readable`."""
+        return self._socket.fileno()
+
+    def readable(self) -> None:
+        """Answer what has come. Whatever was sent, nothing is raised."""
+        for data, address, waited in _datagrams(self._socket):
+            try:
+                now = self._now()
+                reply = sntp.answer(data, received=now - waited, transmitted=now, hops=self._hops)
+            except FrameError:
+                self.counters.add("sntp_garbage")
+                continue
+            with contextlib.suppress(OSError):  # a full buffer or an unreachable client: it will ask again
+                self._socket.sendto(reply, address)
+            self.counters.add("sntp_answers")
+
+    def close(self) -> None:
+        """Close the socket; it must not be watched any more. Twice does no harm."""
+        self._socket.close()
+
+
+class SntpClient:
+    """Keeps a `ClockSync` up to date. To be used by one thread; `now_ns` may be called by any."""
+
+    def __init__(self, host: str, port: int, *, counters: Counters | None = None) -> None:
+        """Prepare to ask the server at `host` (an address) and UDP `port`; nothing is sent yet."""
+        self.counters: Final = counters or Counters()
+        self.sync: Final = ClockSync(seed=secrets.randbits(64))
+        self._socket: Final = _udp_socket(host)
+        self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
+        with contextlib.suppress(OSError):  # no route yet: polls will tell
+            self._socket.connect((host, port))  # from now on the kernel drops what others send
+
+    def fileno(self) -> int:
+        """Return the descriptor to watch; when it is readable, call `readable`."""
+        return self._socket.fileno()
+
+    def next_poll(self) -> float:
+        """Return when `poll` has something to do, in monotonic seconds."""
+        return self.sync.next_poll()
+
+    def poll(self, now: float) -> None:
+        """Ask for the time if that is due. Call it about every second."""
+        if now < self.sync.next_poll():
+            return
+        self.counters.add("sntp_requests")
+        try:
+            self._socket.send(self.sync.poll(clock.monotonic()))
+        except OSError:  # the server is not there (yet): an ICMP error of the last packet shows here
+            self.counters.add("sntp_unreachable")
+
+    def readable(self) -> None:
+        """Take what has come. Whatever was sent, nothing is raised."""
+        for data, _, waited in _datagrams(self._socket):
+            try:
+                self.sync.take(data, clock.monotonic() - waited)
+            except FrameError:
+                self.counters.add("sntp_garbage")
+                continue
+            self.counters.add("sntp_exchanges")
+
+    def now_ns(self) -> int:
+        """Return the cluster clock in ns; until it is known, this host's own idea of the time."""
+        local = clock.monotonic_ns()
+        if not self.sync.synchronised:
+            return local + self._wall_offset_ns
+        return local + round(self.sync.offset(local / 1e9) * 1e9)
+
+    def close(self) -> None:
+        """Close the socket; it must not be watched any more. Twice does no harm."""
+        self._socket.close()
+
+
+def _udp_socket(host: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    with contextlib.suppress(OSError):  # elsewhere the time of reading has to do
+        made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    return made
+
+
+def _datagrams(source: socket.socket) -> list[tuple[bytes, tuple[object, ...], float]]:
+    """Read what is there: data, sender, and for how many seconds it has waited for us."""
+    found = []
+    for _ in range(_DATAGRAMS_AT_ONCE):
+        try:
+            data, ancillary, _, address = source.recvmsg(512, socket.CMSG_SPACE(_TIMESPEC.size))
+        except BlockingIOError:
+            break
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:  # nobody listened when we last sent
+                continue
+            break
+        waited = 0.0
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(content) >= _TIMESPEC.size:
+                seconds, nanoseconds = _TIMESPEC.unpack_from(content)
+                waited = (clock.wall_ns() - seconds * 1_000_000_000 - nanoseconds) / 1e9
+        if not 0.0 <= waited <= _LONGEST_WAIT_S:
+            waited = 0.0
+        found.append((data, address, waited))
+    return found
