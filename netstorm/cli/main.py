@@ -21,6 +21,7 @@ __all__ = ["COMMANDS", "app"]
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "launch": "Start a scheduler and N nodes, and see them to their end.",
+        "scheduler": "Run the scheduler of one job until all its nodes have left.",
         "env": "Print every setting, its value, and where the value came from.",
     }
 )

@@ -1,0 +1,84 @@
+"""`netstorm scheduler`: the scheduler of one job."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from netstorm.cli.failing import exit_on_usage_error
+
+__all__ = ["scheduler"]
+
+
+def scheduler(
+    *,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Name or address at which nodes reach it: DMLC_PS_ROOT_URI."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="TCP port: DMLC_PS_ROOT_PORT. 0: any that is free."
+        ),
+    ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Address to listen on, * for all, if not --host: NETSTORM_BIND."),
+    ] = None,
+    num_workers: Annotated[
+        int | None, typer.Option("-n", "--num-workers", metavar="N", help="How many nodes: DMLC_NUM_WORKER.")
+    ] = None,
+    network: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The network to plan for: NETSTORM_NETWORK.")
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How trees are formed: NETSTORM_TOPOLOGY.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job: NETSTORM_JOB.")] = None,
+    sntp_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="UDP port that tells the time: NETSTORM_SNTP_PORT."),
+    ] = None,
+    join_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Longest wait for all nodes to come: NETSTORM_JOIN_TIMEOUT."),
+    ] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write HOST:PORT there once nodes can connect.")
+    ] = None,
+) -> None:
+    """Run the scheduler of one job until all its nodes have left.
+
+    Options win over variables; everything else is set by variables (see `netstorm env`). It says where it
+    listens and, every few seconds, for whom it waits.
+
+    The exit code is 0 if the job ended well, 1 if it failed, 2 if it could not begin, and 130 or 143 if
+    SIGINT or SIGTERM stopped it (the nodes are told).
+    """
+    from netstorm.scheduler.process import run_scheduler
+    from netstorm.settings import Settings
+
+    with exit_on_usage_error():
+        settings = Settings.from_environment(
+            role="scheduler",
+            scheduler_host=host,
+            scheduler_port=port or None,
+            bind_host=bind,
+            num_workers=num_workers,
+            network_file=None if network is None else str(network),
+            topology=topology,
+            job=job,
+            sntp_port=sntp_port,
+            join_timeout_s=join_timeout,
+        )
+        code = run_scheduler(settings, any_port=port == 0, ready_file=ready_file, say=_say)
+    raise typer.Exit(code)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # whoever read our lines may be gone; the job goes on
+        typer.echo(line)

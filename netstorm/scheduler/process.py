@@ -1,0 +1,212 @@
+"""The shell around the scheduler's state machine: sockets, threads, signals, the time, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import netstorm
+from netstorm import clock
+from netstorm.errors import Closed, SettingsError, UsageError
+from netstorm.observe.counters import Counters
+from netstorm.observe.log import configure_logging
+from netstorm.pslite.addresses import resolve
+from netstorm.pslite.driver import Driver, start_driver
+from netstorm.pslite.sntp_socket import SntpServer
+from netstorm.scheduler.ending import Outcome
+from netstorm.scheduler.formation import first_policy
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.settings import Settings
+from netstorm.topology.policy import Policy
+
+__all__ = ["run_scheduler"]
+
+_SLICE_S: Final = 0.2
+"""How long a signal may wait to be noticed."""
+
+_LINGER_S: Final = 2.0
+"""How long last words may take to leave."""
+
+_PORT_TRIES: Final = 20
+"""A port that the system chose for TCP may be taken in UDP."""
+
+
+def run_scheduler(
+    settings: Settings,
+    *,
+    any_port: bool = False,
+    ready_file: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Run the scheduler of one job to its end. Call it on the main thread.
+
+    Args:
+        any_port: listen on a port that the system chooses, not on `settings.scheduler_port`.
+        ready_file: written once nodes can connect: HOST:PORT.
+        say: prints a line for the user. What is live (who is waited for) goes to the log.
+
+    Returns:
+        The exit code: 0 if the job ended well, 1 if it failed, 128 + the signal that stopped it.
+
+    Raises:
+        UsageError: the job cannot begin: settings that contradict each other, a wrong network file, a port
+            that is taken, a ready file that cannot be written.
+    """
+    with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
+        _forget(ready_file)
+        policy = first_policy(settings)
+        running = _start(settings, policy, any_port=any_port)
+        stack.callback(running.close)
+        host = settings.scheduler_host
+        say(
+            f"netstorm scheduler: job {settings.job!r} at {host}:{running.driver.port} (time at UDP port "
+            f"{running.sntp.port}), waiting for {settings.num_workers} nodes; "
+            f"policy 1: {policy.reason or settings.topology}"
+        )
+        _write(ready_file, f"{host}:{running.driver.port}\n")
+        outcome = running.wait(signals)
+    say(f"netstorm scheduler: {outcome.text}")
+    return 128 + signals[0] if signals and outcome.exit_code else outcome.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """Everything that must be closed."""
+
+    driver: Driver[SchedulerMachine]
+    sntp: SntpServer
+    over: threading.Event
+
+    def wait(self, signals: list[int]) -> Outcome:
+        """Wait for the job's end. The first signal ends the job, the second does not even wait for that."""
+        stopping = False
+        while not self.over.wait(_SLICE_S):
+            error = self.driver.thread.error
+            if error is not None:
+                return Outcome(1, f"the I/O thread has died: {error!r}")
+            if len(signals) > 1:
+                return Outcome(1, f"stopped by a second {signal.Signals(signals[1]).name}")
+            if signals and not stopping:
+                stopping = True
+                self._stop(f"the scheduler was stopped by {signal.Signals(signals[0]).name}")
+        outcome = self.driver.machine.outcome
+        assert outcome is not None
+        return outcome
+
+    def _stop(self, reason: str) -> None:
+        with contextlib.suppress(Closed):  # then it has just died, and `wait` will say of what
+            self.driver.thread.post(lambda now: self.driver.machine.stop(reason, now))
+
+    def close(self) -> None:
+        """Let last words leave, and close everything."""
+        self.driver.thread.unwatch(self.sntp.fileno())
+        self.driver.thread.close(linger_s=_LINGER_S)
+        self.sntp.close()
+
+
+def _start(settings: Settings, policy: Policy, *, any_port: bool) -> _Running:
+    counters = Counters()
+    # Set to the host's time once, and monotonic from then on: no step of that clock may look like slow links.
+    origin_ns = clock.wall_ns() - clock.monotonic_ns()
+    bind_host = settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+    over = threading.Event()
+
+    def make_machine(_: int) -> SchedulerMachine:
+        options = SchedulerOptions.from_settings(settings, release=netstorm.__version__)
+        machine = SchedulerMachine(options, policy, now=clock.monotonic(), counters=counters)
+        machine.on_over = lambda _: over.set()
+        return machine
+
+    def listen() -> _Running:
+        driver = start_driver(
+            make_machine,
+            settings=settings,
+            counters=counters,
+            bind_host=bind_host,
+            port=0 if any_port else settings.scheduler_port,
+            rank=-1,
+            ordered=lambda _: True,
+            stamp=lambda: origin_ns + clock.monotonic_ns(),
+            name="netstorm-scheduler",
+        )
+        try:
+            sntp = SntpServer(
+                bind_host,
+                settings.sntp_port or driver.port,
+                now=lambda: (origin_ns + clock.monotonic_ns()) / 1e9,
+                counters=counters,
+            )
+        except BaseException:
+            driver.thread.close()
+            raise
+        driver.thread.watch(sntp.fileno(), sntp.readable)
+        return _Running(driver, sntp, over)
+
+    for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
+        with contextlib.suppress(SettingsError):
+            return listen()
+    return listen()
+
+
+@contextlib.contextmanager
+def _logging(settings: Settings) -> Iterator[None]:
+    """Show what the scheduler logs from level info on, whatever the rest does: waiting is never silent."""
+    configure_logging(settings)
+    logger = logging.getLogger("netstorm.scheduler")
+    before = logger.level
+    logger.setLevel(min(logging.INFO, logging.getLogger("netstorm").getEffectiveLevel()))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect the numbers of the signals that ask this process to end."""
+    caught: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _forget(ready_file: Path | None) -> None:
+    """Remove what a scheduler before us has left: a launcher must not take its address for ours."""
+    if ready_file is not None:
+        with _naming(ready_file):
+            ready_file.unlink(missing_ok=True)
+
+
+def _write(ready_file: Path | None, text: str) -> None:
+    """Write a file that is complete whenever it is there."""
+    if ready_file is not None:
+        with _naming(ready_file):
+            draft = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
+            draft.write_text(text)
+            draft.replace(ready_file)
+
+
+@contextlib.contextmanager
+def _naming(ready_file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--ready-file {str(ready_file)!r}: {error.strerror}; it must be a file that can be written"
+        ) from None
