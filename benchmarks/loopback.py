@@ -13,21 +13,18 @@ is checked.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness.arguments import amounts, megabytes, number, numbers, writable
 from harness.compare import Comparison
 from harness.machine import describe_machine
 from harness.results import Results, Row
-from netstorm.errors import UsageError
-from netstorm.units import format_bytes, parse_bytes
+from harness.stopping import stop_on_sigterm
 from systems.base import Case
 from systems.registry import SYSTEMS
 
@@ -39,7 +36,7 @@ _MEMORY_SHARE = 0.8
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, and return the exit code: 1 if a system failed, 130 after Ctrl-C."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _terminate)
+    stop_on_sigterm()
     console = Console(stderr=True)
     systems = [SYSTEMS[name] for name in options.systems]
     results = Results(
@@ -62,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         try:
             for done, case in enumerate(cases):
-                what = f"{case.nodes} nodes, {format_bytes(case.bytes)}"
+                what = f"{case.nodes} nodes, {megabytes(case.bytes)}"
                 progress.update(bar, description=what, completed=done * len(systems) * options.rounds)
                 if not console.is_terminal:
                     console.print(what, highlight=False)
@@ -96,10 +93,6 @@ def _measure_baselines(comparison: Comparison, case: Case, rows: dict[str, Row])
                 row.baseline_rss = peak
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # SIGTERM ends like Ctrl-C: children stopped, results kept
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="All-reduce of float32 among processes of this machine, several systems side by side."
@@ -107,43 +100,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     sizes = "4MB,40MB,244MB"
     names = ", ".join(SYSTEMS)
-    add("--nodes", type=_numbers, default=[3, 9], metavar="N,...", help="default 3,9")
-    add("--sizes", type=_sizes, default=_sizes(sizes), metavar="SIZE,...", help=f"default {sizes}")
-    add("--keys", type=_number, default=1, metavar="N", help="arrays that a size is divided into; default 1")
-    add("--rounds", type=_number, default=10, metavar="N", help="rounds that count; default 10")
-    add("--warmup", type=_number, default=2, metavar="N", help="rounds before them; default 2")
+    add("--nodes", type=numbers, default=[3, 9], metavar="N,...", help="default 3,9")
+    add("--sizes", type=amounts, default=amounts(sizes), metavar="SIZE,...", help=f"default {sizes}")
+    add("--keys", type=number, default=1, metavar="N", help="arrays that a size is divided into; default 1")
+    add("--rounds", type=number, default=10, metavar="N", help="rounds that count; default 10")
+    add("--warmup", type=number, default=2, metavar="N", help="rounds before them; default 2")
     add("--systems", type=_systems, default=list(SYSTEMS), metavar="NAME,...", help=f"default all: {names}")
-    add("--json", type=_writable, metavar="FILE", help="write the results, also after each case and Ctrl-C")
+    add("--json", type=writable, metavar="FILE", help="write the results, also after each case and Ctrl-C")
     add("--memory", action="store_true", help="measure memory over a run without a store")
     add(
         "--timeout",
-        type=_number,
+        type=number,
         default=120,
         metavar="S",
         help="seconds for a start or a round; default 120",
     )
     options = parser.parse_args(arguments)
     for size in options.sizes:
-        if size % 4 or size // 4 < options.keys:
-            parser.error(f"--sizes: {size} bytes are not whole float32 numbers for {options.keys} keys")
+        if size // 4 < options.keys:
+            parser.error(f"--sizes: {megabytes(size)} are fewer values than --keys {options.keys}")
     return options
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def _numbers(text: str) -> list[int]:
-    return [_number(part) for part in text.split(",")]
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [parse_bytes(part) for part in text.split(",")]
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _systems(text: str) -> list[str]:
@@ -152,13 +128,6 @@ def _systems(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"no system {unknown[0]!r}; there are {', '.join(SYSTEMS)}")
     return list(dict.fromkeys(names))
-
-
-def _writable(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{path.parent} is not a folder")
-    return path
 
 
 if __name__ == "__main__":

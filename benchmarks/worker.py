@@ -1,4 +1,4 @@
-"""One worker process of a benchmark; `loopback.py` starts it and speaks JSON lines with it.
+"""One worker process of `loopback.py`.
 
 Commands: prepare (write this round's addend), allreduce (answers with its start and end on the monotonic
 clock, which the processes of one machine share), check (answers with an error if any element of the sum is
@@ -7,44 +7,28 @@ wrong).
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
-import traceback
+from collections.abc import Callable
 from typing import Any
 
-from harness.lifeline import commands_from_stdin
 from harness.pattern import fill, wrong_sum
+from harness.serving import Answer, serve
 from systems.alone import alone
 from systems.base import Case, Node
 from systems.registry import SYSTEMS
 
 
-def main() -> None:
-    """Serve until standard input is closed."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no answer
-    commands = commands_from_stdin()
+def join() -> tuple[Answer, Callable[[Answer], Answer]]:
+    """Join the group that the command line names."""
     name, *numbers = sys.argv[1:]
     nodes, size, keys = map(int, numbers)
     case = Case(nodes=nodes, bytes=size, keys=keys)
-
-    def answer(**values: Any) -> None:
-        print(json.dumps(values), file=answers)
-
-    try:
-        node = alone(name, case) if name.startswith("without-") else SYSTEMS[name].join(case)
-        answer(rank=node.rank)
-        while (line := commands.get()) is not None:
-            answer(**serve(node, json.loads(line)))
-    except BaseException as error:
-        traceback.print_exc()
-        answer(error=f"{type(error).__name__}: {error}")
-        raise
+    node = alone(name, case) if name.startswith("without-") else SYSTEMS[name].join(case)
+    return {"rank": node.rank}, lambda command: do(node, command)
 
 
-def serve(node: Node, command: dict[str, Any]) -> dict[str, Any]:
+def do(node: Node, command: dict[str, Any]) -> Answer:
     """Do one command and return its answer."""
     number = command["round"]
     if command["do"] == "prepare":
@@ -61,4 +45,4 @@ def serve(node: Node, command: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    serve(join)

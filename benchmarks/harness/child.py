@@ -86,6 +86,10 @@ class Child:
         """Return whether the process still runs."""
         return self._process.poll() is None
 
+    def exit_code(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self._process.poll()
+
     def cpu_s(self) -> float:
         """Return the processor time used so far, all threads, in seconds; 0 if it has ended."""
         try:

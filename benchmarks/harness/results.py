@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from netstorm.units import format_bytes
+from harness.arguments import megabytes
 from systems.base import Case, System
 
 __all__ = ["Results", "Row"]
@@ -123,7 +123,7 @@ class Results:
             "memory: peak of a node over a run without a store, in sizes of what is reduced (with --memory).",
         ]
         for row in self.rows:
-            what = f"{row.system.name}, {row.case.nodes} nodes, {format_bytes(row.case.bytes)}"
+            what = f"{row.system.name}, {row.case.nodes} nodes, {megabytes(row.case.bytes)}"
             if row.error:
                 notes.append(f"{what}: {row.error}")
             if row.interleaved != "by round":
@@ -133,7 +133,7 @@ class Results:
         return notes
 
     def _cells(self, row: Row, references: list[str]) -> list[str]:
-        cells = [str(row.case.nodes), format_bytes(row.case.bytes), row.system.name]
+        cells = [str(row.case.nodes), megabytes(row.case.bytes), row.system.name]
         median = row.median_s
         if median is None:
             return [*cells, "failed" if row.error else "-"]

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,10 @@ class Launch:
 
     workers: list[Process]
     helpers: list[Process] = field(default_factory=list)
+
+    def running(self, command: list[str]) -> Launch:
+        """Return the same job with another program in its workers."""
+        return replace(self, workers=[replace(worker, command=command) for worker in self.workers])
 
 
 class Node(Arrays, Protocol):

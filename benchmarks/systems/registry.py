@@ -5,12 +5,14 @@ from __future__ import annotations
 from systems.base import System
 from systems.gloo import Gloo
 from systems.mxnet_dist import MXNetDist
+from systems.netstorm_store import NetStormStore
 
 __all__ = ["SYSTEMS"]
 
 SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
+        NetStormStore(),
         MXNetDist(name="mxnet-1-server", servers=1),
         MXNetDist(name="mxnet-n-servers", servers=None),
         Gloo(),

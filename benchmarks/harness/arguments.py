@@ -1,0 +1,52 @@
+"""Values on a command line, with errors that say what is expected."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from netstorm.errors import UsageError
+from netstorm.units import parse_bytes
+
+__all__ = ["amount", "amounts", "megabytes", "number", "numbers", "writable"]
+
+
+def number(text: str) -> int:
+    """Parse a whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """Parse whole numbers with commas between."""
+    return [number(part) for part in text.split(",")]
+
+
+def amount(text: str) -> int:
+    """Parse an amount of float32 values in bytes, such as 40MB."""
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if size < 4 or size % 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of float32 values")
+    return size
+
+
+def amounts(text: str) -> list[int]:
+    """Parse amounts with commas between."""
+    return [amount(part) for part in text.split(",")]
+
+
+def megabytes(size: int) -> str:
+    """Return bytes as people say them."""
+    return f"{size / 1e6:g} MB"
+
+
+def writable(text: str) -> Path:
+    """Parse the name of a file whose folder exists."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent} is not a folder")
+    return path
