@@ -281,7 +281,6 @@ class SchedulerMachine:
         """End the job; everybody who does not know is told why. The first reason stays."""
         if self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return
-        _log.error("the job ends: %s", failure.reason)
         waiting = (
             [one.peer for one in self._rendezvous]
             if self._job is None
@@ -290,6 +289,8 @@ class SchedulerMachine:
         self.phase = Phase.FAILED
         self._failure = failure
         self._leave_at = now + FAREWELL_S if waiting else now
+        # Alone, the process's last line is enough.
+        _log.log(logging.ERROR if waiting else logging.DEBUG, "the job ends: %s", failure.reason)
         self._outbox.tell(waiting, failure)
 
     def _leaves(self, rank: int, now: float) -> None:

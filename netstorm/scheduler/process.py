@@ -67,12 +67,12 @@ def run_scheduler(
         running = _start(settings, policy, any_port=any_port)
         stack.callback(running.close)
         host = settings.scheduler_host
+        _write(ready_file, f"{host}:{running.driver.port}\n")
         say(
             f"netstorm scheduler: job {settings.job!r} at {host}:{running.driver.port} (time at UDP port "
             f"{running.sntp.port}), waiting for {settings.num_workers} nodes; "
             f"policy 1: {policy.reason or settings.topology}"
         )
-        _write(ready_file, f"{host}:{running.driver.port}\n")
         outcome = running.wait(signals)
     say(f"netstorm scheduler: {outcome.text}")
     return 128 + signals[0] if signals and outcome.exit_code else outcome.exit_code

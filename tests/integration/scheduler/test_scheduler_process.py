@@ -1,0 +1,196 @@
+"""The scheduler as a process: real sockets, signals, exit codes, and what it prints."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import ntplib
+import pytest
+
+from netstorm.protocol import messages as m
+from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode
+
+
+def test_a_whole_job_in_good_order(tmp_path):
+    with SchedulerProcess(tmp_path) as scheduler:
+        port = scheduler.port
+        with ScriptedNode(port, 1) as one, ScriptedNode(port, 0) as zero:
+            joined = one.hears(m.Joined)
+            assert [(one.rank, one.port) for one in joined.members] == [(0, zero.port), (1, one.port)]
+            assert zero.hears(m.Joined).policy == joined.policy
+            for node in (zero, one):
+                node.say(m.RegisterKeys(keys=(m.KeySpec(0, "w", (3,), "float32"),)))
+                assert node.hears(m.KeysRegistered).grants[0].key == 0
+                node.say(m.TopologyRequest(begun=(m.RoundBegun(0, 0, "sgd"),)))
+                assert node.hears(m.TopologyAnswer).bindings[0].granted == 1
+                node.say(m.Barrier(number=0))
+            for node in (zero, one):
+                node.hears(m.BarrierReached)
+                node.say(m.Finished(last_rounds={0: 0}))
+            for node in (zero, one):
+                node.hears(m.AllFinished)
+                node.leave()
+            assert scheduler.exit_code() == 0
+        output = scheduler.output()
+        assert f"netstorm scheduler: job 'default' at 127.0.0.1:{port}" in output
+        assert output.endswith("netstorm scheduler: job 'default' has ended well: 2 nodes, 1 keys\n")
+
+
+def test_it_says_live_whom_it_waits_for_and_so_do_the_nodes(tmp_path):
+    with SchedulerProcess(tmp_path) as scheduler, ScriptedNode(scheduler.port, 1) as node:
+        text = f"waiting for 1 of 2 nodes; here: 1 (127.0.0.1:{node.port}, site1); not here: 0"
+        assert node.hears(m.Waiting).text == text
+        scheduler.says(text)
+
+
+def test_a_node_that_dies_is_reported_to_the_others_and_the_exit_code_is_1(tmp_path):
+    scheduler = SchedulerProcess(tmp_path, PS_HEARTBEAT_INTERVAL="0.2", PS_HEARTBEAT_TIMEOUT="2")
+    with scheduler, ScriptedNode(scheduler.port, 0) as zero:
+        with ScriptedNode(scheduler.port, 1) as one:
+            zero.hears(m.Joined)
+            one.hears(m.Joined)
+        gone = zero.hears(m.PeerGone)
+        assert (gone.rank, gone.kind) == (1, "lost")
+        assert gone.reason.startswith(f"rank 1 (127.0.0.1:{one.port}, site1) is lost: no heartbeat for 2.")
+        zero.leave()
+        assert scheduler.exit_code() == 1
+        assert f"has failed: {gone.reason}" in scheduler.output()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_job_and_the_nodes_are_told(tmp_path, number, code):
+    with SchedulerProcess(tmp_path) as scheduler:
+        with ScriptedNode(scheduler.port, 0) as zero, ScriptedNode(scheduler.port, 1) as one:
+            zero.hears(m.Joined)
+            one.hears(m.Joined)
+            scheduler.signal(number)
+            for node in (zero, one):
+                assert node.hears(m.PeerGone) == m.PeerGone(
+                    rank=-1, kind="stopped", reason=f"the scheduler was stopped by {number.name}"
+                )
+                node.leave()
+        assert scheduler.exit_code() == code
+
+
+def test_a_second_signal_does_not_wait_for_nodes(tmp_path):
+    with SchedulerProcess(tmp_path) as scheduler:
+        with ScriptedNode(scheduler.port, 0) as zero, ScriptedNode(scheduler.port, 1):
+            zero.hears(m.Joined)
+            scheduler.signal(signal.SIGTERM)
+            zero.hears(m.PeerGone)
+            scheduler.signal(signal.SIGTERM)
+            assert scheduler.exit_code() == 143
+        scheduler.says("stopped by a second SIGTERM")
+
+
+def test_a_scheduler_that_nobody_comes_to_gives_up_after_the_join_timeout(tmp_path):
+    with SchedulerProcess(tmp_path, "--join-timeout", "500ms") as scheduler:
+        assert scheduler.exit_code() == 1
+        assert (
+            "not every node came within 0.5 s (NETSTORM_JOIN_TIMEOUT): waiting for 2 of 2"
+            in scheduler.output()
+        )
+
+
+def test_a_node_of_another_job_hears_why_it_is_refused(tmp_path):
+    scheduler = SchedulerProcess(tmp_path, "--job", "mine")
+    with scheduler, ScriptedNode(scheduler.port, job="yours") as node:
+        gone = node.hears(m.PeerGone)
+        assert gone.kind == "refused"
+        assert "is of job 'yours', the scheduler of job 'mine'" in gone.reason
+
+
+def test_the_ready_file_is_there_when_nodes_can_connect_and_never_an_old_one(tmp_path):
+    (tmp_path / "ready").write_text("127.0.0.1:1\n")
+    with SchedulerProcess(tmp_path) as scheduler:
+        scheduler.says("netstorm scheduler: job")
+        assert scheduler.port != 1
+        socket.create_connection(("127.0.0.1", scheduler.port), timeout=10).close()
+        assert scheduler.ready_file.read_text() == f"127.0.0.1:{scheduler.port}\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "ready"]
+
+
+def test_any_ntp_client_gets_the_cluster_time_at_the_same_port(tmp_path):
+    with SchedulerProcess(tmp_path) as scheduler:
+        stats = ntplib.NTPClient().request("127.0.0.1", port=scheduler.port, timeout=10)
+        assert abs(stats.offset) < 0.5
+
+
+def test_random_bytes_on_both_ports_do_not_disturb_the_job(tmp_path):
+    chance = random.Random(4)
+    with SchedulerProcess(tmp_path) as scheduler, ScriptedNode(scheduler.port, 0) as zero:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            for _ in range(50):
+                udp.sendto(chance.randbytes(chance.randrange(200)), ("127.0.0.1", scheduler.port))
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", scheduler.port), timeout=10) as tcp:
+                tcp.sendall(chance.randbytes(chance.randrange(1, 2000)))
+        with ScriptedNode(scheduler.port, 1) as one:
+            assert (zero.hears(m.Joined).rank, one.hears(m.Joined).rank) == (0, 1)
+
+
+# ------------------------------------------------------------------------------------- it cannot begin
+
+
+def fails(*arguments: str, **variables: str) -> str:
+    """Run a scheduler that cannot begin; return its only line on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "netstorm", "scheduler", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **variables},
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_the_variable():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        line = fails("--port", str(port))
+    assert line.startswith(f"netstorm: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert "DMLC_PS_ROOT_PORT" in line
+
+
+def test_a_udp_port_that_is_taken_is_an_error_that_names_the_variable():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        line = fails("--port", "0", "--sntp-port", str(other.getsockname()[1]))
+    assert "cannot tell the time at UDP 127.0.0.1" in line
+    assert "NETSTORM_SNTP_PORT" in line
+
+
+def test_a_network_file_for_another_number_of_nodes_is_an_error_that_names_both(tmp_path):
+    path = tmp_path / "two.yaml"
+    path.write_text("nodes: {0: {}, 1: {}}\nlinks: [{between: [0, 1], rate: 100Mbit}]\n")
+    line = fails("--num-workers", "3", "--network", str(path))
+    assert line == (
+        f"netstorm: NETSTORM_NETWORK='{path}' describes 2 nodes, but DMLC_NUM_WORKER=3: both must be the same"
+    )
+
+
+def test_a_network_file_that_is_wrong_is_an_error_with_file_and_line(tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text("nodes: {0: {}, 1: {}}\nlinks: [{between: [0, 1], rate: -5Mbit}]\n")
+    assert fails("--num-workers", "2", "--network", str(path)).startswith(f"netstorm: {path}:2")
+
+
+def test_a_wrong_variable_is_an_error_that_names_it():
+    assert "DMLC_NUM_WORKER='none'" in fails(DMLC_NUM_WORKER="none")
+
+
+def test_a_ready_file_that_cannot_be_written_is_an_error(tmp_path):
+    line = fails("--port", "0", "--ready-file", str(tmp_path / "no" / "such" / "folder"))
+    assert "--ready-file" in line
+    assert "No such file or directory" in line
