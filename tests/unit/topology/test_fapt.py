@@ -130,6 +130,17 @@ def test_with_tiny_chunks_latency_decides_and_with_huge_ones_the_rate():
     assert fastest_paths(slow_but_near, Rank(0), chunk_bytes=1 << 20).reduce_parent == (-1, 0, 1)
 
 
+def test_of_equally_fast_ways_the_one_with_fewer_hops_is_taken():
+    network = Network.uniform(3, rate=100e6)
+    half_as_fast = tuple(
+        replace(link, rate=50e6) if {link.source, link.target} == {0, 2} else link for link in network.links
+    )
+
+    tree = fastest_paths(replace(network, links=half_as_fast), Rank(0))
+
+    assert tree.reduce_parent == tree.broadcast_parent == (-1, 0, 0)
+
+
 def test_the_example_network_gets_the_shares_that_its_delays_imply():
     network = load_network(NINE_NODES)
     delays = transfer_delays(network)

@@ -91,6 +91,19 @@ def test_a_hub_with_links_to_all_is_preferred_to_a_faster_one_without():
     assert tree.reduce_parent == (-1, 0, 0, 0)
 
 
+def test_of_relays_equally_near_the_hub_the_fastest_is_taken():
+    network = Network.uniform(4, rate=20e6)
+    without_spoke = tuple(
+        replace(link, rate=100e6) if {link.source, link.target} == {2, 3} else link
+        for link in network.links
+        if {link.source, link.target} != {0, 3}
+    )
+
+    (tree,) = star(replace(network, links=without_spoke), Rank(0)).trees
+
+    assert tree.reduce_parent == tree.broadcast_parent == (-1, 0, 0, 2)
+
+
 @pytest.mark.parametrize("hub", [-2, 3])
 def test_a_hub_that_is_no_rank_is_refused(hub: int):
     with pytest.raises(UsageError, match=f"^hub {hub}: expected a rank from 0 to 2$"):
