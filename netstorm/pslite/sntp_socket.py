@@ -13,15 +13,16 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from netstorm import clock
 from netstorm.errors import FrameError, SettingsError
 from netstorm.observe.counters import Counters
 from netstorm.pslite import sntp
 from netstorm.pslite.clock_sync import ClockSync
+from netstorm.pslite.timer_fd import TimerFd
 
-__all__ = ["SntpClient", "SntpServer"]
+__all__ = ["SntpClient", "SntpServer", "Watcher"]
 
 _SO_TIMESTAMPNS: Final = 35
 """Linux's number on all architectures but PA-RISC and SPARC; Python has no name for it."""
@@ -32,6 +33,16 @@ _DATAGRAMS_AT_ONCE: Final = 64
 
 _LONGEST_WAIT_S: Final = 10.0
 """A datagram that seems to have waited longer shows that the wall clock was set."""
+
+
+class Watcher(Protocol):
+    """A thread that watches descriptors, such as `IoThread`."""
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever `fd` is readable."""
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching."""
 
 
 class SntpServer:
@@ -72,11 +83,17 @@ class SntpServer:
             ) from None
         self.port: Final = int(self._socket.getsockname()[1])
 
-    def fileno(self) -> int:
-        """Return the descriptor to watch; when it is readable, call `readable`."""
-        return self._socket.fileno()
+    def start(self, watcher: Watcher) -> None:
+        """Begin to answer."""
+        watcher.watch(self._socket.fileno(), self._readable)
 
-    def readable(self) -> None:
+    def stop(self, watcher: Watcher) -> None:
+        """Stop answering, and close the socket. Twice does no harm."""
+        if self._socket.fileno() >= 0:
+            watcher.unwatch(self._socket.fileno())
+            self._socket.close()
+
+    def _readable(self) -> None:
         """Answer what has come. Whatever was sent, nothing is raised."""
         for data, address, waited in _datagrams(self._socket):
             try:
@@ -89,13 +106,9 @@ class SntpServer:
                 self._socket.sendto(reply, address)
             self.counters.add("sntp_answers")
 
-    def close(self) -> None:
-        """Close the socket; it must not be watched any more. Twice does no harm."""
-        self._socket.close()
-
 
 class SntpClient:
-    """Keeps a `ClockSync` up to date. To be used by one thread; `now_ns` may be called by any."""
+    """Follows the cluster clock on the thread of a `Watcher`; `now_ns` may be called by any thread."""
 
     def __init__(self, host: str, port: int, *, counters: Counters | None = None) -> None:
         """Prepare to ask the server at `host` (an address) and UDP `port`; nothing is sent yet."""
@@ -105,26 +118,35 @@ class SntpClient:
         self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
         with contextlib.suppress(OSError):  # no route yet: polls will tell
             self._socket.connect((host, port))  # from now on the kernel drops what others send
+        self._timer: Final = TimerFd()
+        self._timer.arm(0.0)
 
-    def fileno(self) -> int:
-        """Return the descriptor to watch; when it is readable, call `readable`."""
-        return self._socket.fileno()
+    def start(self, watcher: Watcher) -> None:
+        """Begin to ask."""
+        watcher.watch(self._socket.fileno(), self._readable)
+        watcher.watch(self._timer.fileno(), self._due)
 
-    def next_poll(self) -> float:
-        """Return when `poll` has something to do, in monotonic seconds."""
-        return self.sync.next_poll()
+    def stop(self, watcher: Watcher) -> None:
+        """Stop asking, and close everything. Twice does no harm."""
+        if self._socket.fileno() >= 0:
+            watcher.unwatch(self._timer.fileno())
+            watcher.unwatch(self._socket.fileno())
+            self._timer.close()
+            self._socket.close()
 
-    def poll(self, now: float) -> None:
-        """Ask for the time if that is due. Call it about every second."""
-        if now < self.sync.next_poll():
-            return
+    def _due(self) -> None:
+        if self._timer.take() and clock.monotonic() >= self.sync.next_poll():
+            self._ask()
+        self._timer.arm(self.sync.next_poll() - clock.monotonic())
+
+    def _ask(self) -> None:
         self.counters.add("sntp_requests")
         try:
             self._socket.send(self.sync.poll(clock.monotonic()))
         except OSError:  # the server is not there (yet): an ICMP error of the last packet shows here
             self.counters.add("sntp_unreachable")
 
-    def readable(self) -> None:
+    def _readable(self) -> None:
         """Take what has come. Whatever was sent, nothing is raised."""
         for data, _, waited in _datagrams(self._socket):
             try:
@@ -133,6 +155,7 @@ class SntpClient:
                 self.counters.add("sntp_garbage")
                 continue
             self.counters.add("sntp_exchanges")
+        self._timer.arm(self.sync.next_poll() - clock.monotonic())  # sooner, if a clock has been set
 
     def now_ns(self) -> int:
         """Return the cluster clock in ns; until it is known, this host's own idea of the time."""
@@ -140,10 +163,6 @@ class SntpClient:
         if not self.sync.synchronised:
             return local + self._wall_offset_ns
         return local + round(self.sync.offset(local / 1e9) * 1e9)
-
-    def close(self) -> None:
-        """Close the socket; it must not be watched any more. Twice does no harm."""
-        self._socket.close()
 
 
 def _udp_socket(host: str) -> socket.socket:

@@ -108,9 +108,8 @@ class _Running:
 
     def close(self) -> None:
         """Let last words leave, and close everything."""
-        self.driver.thread.unwatch(self.sntp.fileno())
+        self.sntp.stop(self.driver.thread)
         self.driver.thread.close(linger_s=_LINGER_S)
-        self.sntp.close()
 
 
 def _start(settings: Settings, policy: Policy, *, any_port: bool) -> _Running:
@@ -148,7 +147,7 @@ def _start(settings: Settings, policy: Policy, *, any_port: bool) -> _Running:
         except BaseException:
             driver.thread.close()
             raise
-        driver.thread.watch(sntp.fileno(), sntp.readable)
+        sntp.start(driver.thread)
         return _Running(driver, sntp, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):

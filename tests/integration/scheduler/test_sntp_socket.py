@@ -7,120 +7,156 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import ntplib
 import pytest
 
 from netstorm.errors import SettingsError
 from netstorm.pslite.sntp_socket import SntpClient, SntpServer
+from netstorm.pslite.timer_fd import TimerFd
 
 
-def serve(server, client, until, limit_s=10.0):
-    """Drive both from one thread, as an I/O thread does."""
-    deadline = time.monotonic() + limit_s
-    while not until():
-        assert time.monotonic() < deadline
-        client.poll(time.monotonic())
-        readable, _, _ = select.select([server, client], [], [], 0.05)
-        for one in readable:
-            one.readable()
+class Watching:
+    """Watches descriptors as an I/O thread does, but only while `run_until` is called."""
+
+    def __init__(self):
+        self.callbacks: dict[int, Callable[[], None]] = {}
+
+    def watch(self, fd, callback):
+        self.callbacks[fd] = callback
+
+    def unwatch(self, fd):
+        self.callbacks.pop(fd, None)
+
+    def run_until(self, wanted, limit_s=10.0):
+        deadline = time.monotonic() + limit_s
+        while not wanted():
+            assert time.monotonic() < deadline
+            readable, _, _ = select.select(list(self.callbacks), [], [], 0.05)
+            for fd in readable:
+                self.callbacks[fd]()
+
+    @contextlib.contextmanager
+    def on_a_thread(self):
+        """Run while somebody blocks."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self.run_until, args=(stop.is_set, 60.0))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
 
-@contextlib.contextmanager
-def answering(server):
-    """Run a server on a thread of its own while a blocking client asks."""
-    stop = threading.Event()
-
-    def run():
-        while not stop.is_set():
-            if select.select([server], [], [], 0.05)[0]:
-                server.readable()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield server
-    finally:
-        stop.set()
-        thread.join()
-        server.close()
+@pytest.fixture
+def watching():
+    return Watching()
 
 
-def test_a_stock_ntp_client_gets_the_time():
-    with answering(SntpServer("127.0.0.1", 0, now=lambda: time.time() + 42.0)) as server:
+@pytest.fixture
+def server(watching):
+    made = SntpServer("127.0.0.1", 0, now=lambda: time.time() + 5.0)
+    made.start(watching)
+    yield made
+    made.stop(watching)
+
+
+@pytest.fixture
+def client(watching, server):
+    made = SntpClient("127.0.0.1", server.port)
+    made.start(watching)
+    yield made
+    made.stop(watching)
+
+
+def test_a_stock_ntp_client_gets_the_time(watching, server):
+    with watching.on_a_thread():
         stats = ntplib.NTPClient().request("127.0.0.1", port=server.port, version=4, timeout=5)
-    assert stats.offset == pytest.approx(42.0, abs=0.05)
+    assert stats.offset == pytest.approx(5.0, abs=0.05)
     assert 0 <= stats.delay < 1.0
     assert (stats.stratum, stats.leap, ntplib.ref_id_to_text(stats.ref_id, 2)) == (10, 0, "127.127.1.0")
 
 
-def test_a_node_finds_the_schedulers_clock():
-    ahead_ns = 5_000_000_000
-    server = SntpServer("127.0.0.1", 0, now=lambda: time.time() + 5.0)
-    client = SntpClient("127.0.0.1", server.port)
-    serve(server, client, lambda: client.counters.get("sntp_exchanges") >= 3)
-    error_s = (client.now_ns() - time.time_ns() - ahead_ns) / 1e9
+def test_a_node_finds_the_schedulers_clock(watching, client):
+    watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 3)
+    error_s = (client.now_ns() - time.time_ns()) / 1e9 - 5.0
     assert abs(error_s) <= client.sync.error_bound(time.monotonic()) + 1e-4
-    server.close()
-    client.close()
 
 
-def test_the_time_that_a_datagram_waited_for_a_busy_thread_is_not_measured():
-    server = SntpServer("127.0.0.1", 0)
-    client = SntpClient("127.0.0.1", server.port)
-    client.poll(time.monotonic())
+def test_the_time_that_a_datagram_waited_for_a_busy_thread_is_not_measured(watching, server, client):
+    (timer,) = set(watching.callbacks) - {server._socket.fileno(), client._socket.fileno()}
+    watching.callbacks[timer]()
     time.sleep(0.3)
-    server.readable()
+    watching.callbacks[server._socket.fileno()]()
     time.sleep(0.2)
-    client.readable()
+    watching.callbacks[client._socket.fileno()]()
     assert client.sync.error_bound(time.monotonic()) < 0.1
-    assert abs(client.now_ns() - time.time_ns()) < 50_000_000
-    server.close()
-    client.close()
+    assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
 
 
-def test_garbage_is_counted_and_the_time_goes_on_being_told():
-    server = SntpServer("127.0.0.1", 0)
-    client = SntpClient("127.0.0.1", server.port)
+def test_garbage_is_counted_and_the_time_goes_on_being_told(watching, server, client):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for data in (b"", b"x", bytes(48), bytes(400), b"\xff" * 48):
             stranger.sendto(data, ("127.0.0.1", server.port))
-    serve(server, client, lambda: client.counters.get("sntp_exchanges") >= 1)
+    watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 1)
     assert server.counters.get("sntp_garbage") == 5
-    server.close()
-    client.close()
 
 
-def test_what_a_stranger_sends_to_a_client_never_reaches_it():
-    server = SntpServer("127.0.0.1", 0)
-    client = SntpClient("127.0.0.1", server.port)
-    port = client._socket.getsockname()[1]
+def test_what_a_stranger_sends_to_a_client_never_reaches_it(watching, client):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        stranger.sendto(b"x" * 48, ("127.0.0.1", port))
-    serve(server, client, lambda: client.counters.get("sntp_exchanges") >= 1)
+        stranger.sendto(b"x" * 48, ("127.0.0.1", client._socket.getsockname()[1]))
+    watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 1)
     assert client.counters.get("sntp_garbage") == 0
-    server.close()
-    client.close()
 
 
-def test_a_client_without_a_server_keeps_asking_and_has_its_own_time():
+def test_a_client_without_a_server_keeps_asking_and_has_its_own_time(watching):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     client = SntpClient("127.0.0.1", port)
-    for _ in range(3):
-        client.poll(time.monotonic())
-        client.readable()
-        time.sleep(0.6)
-    assert client.counters.get("sntp_requests") == 3
+    client.start(watching)
+    watching.run_until(lambda: client.counters.get("sntp_requests") >= 3)
     assert abs(client.now_ns() - time.time_ns()) < 50_000_000
-    client.close()
+    client.stop(watching)
+    client.stop(watching)
 
 
-def test_a_port_that_is_taken_is_an_error_that_names_the_variable():
-    with contextlib.closing(SntpServer("127.0.0.1", 0)) as other:
-        with pytest.raises(SettingsError, match="NETSTORM_SNTP_PORT") as caught:
-            SntpServer("127.0.0.1", other.port)
-        assert f"cannot tell the time at UDP 127.0.0.1:{other.port}: Address already in use" in str(
-            caught.value
-        )
+def test_a_port_that_is_taken_is_an_error_that_names_the_variable(server):
+    with pytest.raises(SettingsError, match="NETSTORM_SNTP_PORT") as caught:
+        SntpServer("127.0.0.1", server.port)
+    assert f"cannot tell the time at UDP 127.0.0.1:{server.port}: Address already in use" in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------- timers
+
+
+@pytest.fixture
+def timer():
+    made = TimerFd()
+    yield made
+    made.close()
+
+
+def test_a_timer_goes_off_once_not_before_its_time(timer):
+    began = time.monotonic()
+    timer.arm(0.2)
+    assert not timer.take()
+    assert select.select([timer], [], [], 10.0)[0]
+    assert time.monotonic() - began >= 0.2
+    assert timer.take()
+    assert not timer.take()
+    assert not select.select([timer], [], [], 0.05)[0]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0, float("-inf"), 1e-12])
+def test_a_timer_armed_for_the_past_goes_off_at_once(timer, seconds):
+    timer.arm(seconds)
+    assert select.select([timer], [], [], 10.0)[0]
+
+
+def test_arming_a_timer_again_forgets_the_first_time(timer):
+    timer.arm(0.01)
+    timer.arm(3600.0)
+    assert not select.select([timer], [], [], 0.1)[0]
