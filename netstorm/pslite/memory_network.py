@@ -44,7 +44,8 @@ class LinkModel(Protocol):
     def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
         """Call `arrived` when `size` bytes, handed over now at host `source`, are at host `target`.
 
-        A flow is one direction of a connection; if what it carries overtakes, the network restores the order.
+        A flow is one direction of a connection: even numbers lead away from its opener, odd ones back. If what
+        it carries overtakes, the network restores the order.
         """
 
     def forget(self, flow: int) -> None:
@@ -63,7 +64,7 @@ class FixedDelay:
         self.delay_s = delay_s
         self.jitter_s = jitter_s
 
-    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:  # noqa: ARG002
+    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
         """See `LinkModel`."""
         jitter = self._random.random() * self.jitter_s if self.jitter_s else 0.0
         self._timeline.after(self.delay_s + jitter, arrived)

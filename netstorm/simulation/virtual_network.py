@@ -11,6 +11,7 @@ latencies;
 * loss lowers a link's goodput to rate · (1 - loss), the repetitions' share of it; with `tcp="reno"` it also
 bounds
   each connection to what a loss-driven congestion control reaches [1]_;
+* acknowledgements over a link that leads one way only come back with its latency, using nobody's capacity;
 * changes of rate, latency and loss at their times, also for what is under way.
 
 Not modelled: slow start, router queues and their drops, header overhead (rates are goodput), max-min fairness
@@ -91,6 +92,9 @@ class VirtualNetwork:
             for node in network.nodes
             if node.ingress is not None
         }
+        self._pairs: Final = {
+            (source, target) for source in network.ranks for target in network.neighbours(source)
+        }
         self._flows: dict[int, _Flow] = {}
         for change in network.changes:
             timeline.after(change.at, self._changing(change))
@@ -104,6 +108,9 @@ class VirtualNetwork:
         one, other = self._ranks.get(source), self._ranks.get(target)
         if one is None or other is None or one == other:
             self._timeline.after(self._outside_latency_s if one != other else 0.0, arrived)
+            return
+        if flow % 2 == 1 and not self._leads(one, other):
+            self._timeline.after(self._latency(other, one), arrived)
             return
         found = self._flows.get(flow)
         if found is None:
@@ -133,12 +140,20 @@ class VirtualNetwork:
         return _Flow(Passage(self._timeline, flow, tuple(hops)), window, source, target)
 
     def _reno_rate(self, source: Rank, target: Rank) -> float:
-        there, back = self._route(source, target), self._route(target, source)
-        loss = 1.0 - math.prod(1.0 - link.loss for link in there)
-        round_trip = sum(link.latency for link in there) + sum(link.latency for link in back)
+        route = self._route(source, target)
+        loss = 1.0 - math.prod(1.0 - link.loss for link in route)
+        back = (target, source) if self._leads(target, source) else (source, target)
+        round_trip = self._latency(source, target) + self._latency(*back)
         if loss <= 0.0 or round_trip <= 0.0:
-            return max(link.rate for link in there)
+            return max(link.rate for link in route)
         return _SEGMENT_BITS / round_trip * math.sqrt(1.5 / loss)
+
+    def _leads(self, source: Rank, target: Rank) -> bool:
+        """Return whether data may go this way."""
+        return (source, target) in self._pairs
+
+    def _latency(self, source: Rank, target: Rank) -> float:
+        return sum(link.latency for link in self._route(source, target))
 
     def _route(self, source: Rank, target: Rank) -> list[Link]:
         """Return the links of a route as they are now."""

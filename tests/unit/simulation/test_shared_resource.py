@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,9 +77,7 @@ def test_messages_finish_as_in_a_simulation_of_small_steps(jobs):
     log = Log()
     resource = SharedResource(log.timeline, 100.0)
     for number, (flow, bits, start) in enumerate(jobs):
-        log.timeline.at(
-            float(start), lambda flow=flow, bits=bits, n=number: log.enter(resource, flow, float(bits), n)
-        )
+        log.timeline.at(float(start), functools.partial(log.enter, resource, flow, float(bits), number))
     expected = _by_events([(flow, float(bits), float(start)) for flow, bits, start in jobs], 100.0)
     done = log.run()
     assert done == {number: pytest.approx(time, abs=1e-6) for number, time in expected.items()}
@@ -87,7 +87,9 @@ def test_messages_finish_as_in_a_simulation_of_small_steps(jobs):
 def _by_events(jobs, capacity):
     """Processor sharing, said plainly: between two events, everyone in service gets the same."""
     waiting = sorted(range(len(jobs)), key=lambda n: jobs[n][2])
-    queues, left, done, now = {}, {}, {}, 0.0
+    queues: dict[int, list[int]] = {}
+    left: dict[int, float] = {}
+    done, now = {}, 0.0
     while waiting or queues:
         heads = [queue[0] for queue in queues.values()]
         share = capacity / len(heads) if heads else 0.0

@@ -33,9 +33,10 @@ class Run:
         ranks = {f"n{rank}": rank for rank in network.ranks}
         self.model = VirtualNetwork(self.timeline, network, ranks, **options)
         self.arrivals = {}
+        self.flows = {}
 
     def send(self, name, source, target, megabit, *, flow=None, at=0.0):
-        flow = hash((source, target)) if flow is None else flow
+        flow = self.flows.setdefault((source, target), 2 * len(self.flows)) if flow is None else flow
         size = int(megabit * MBIT / 8)
         self.timeline.at(
             at,
@@ -100,6 +101,20 @@ def test_an_overlay_has_no_way_between_unlinked_nodes():
         run.finish()
 
 
+def test_answers_come_back_over_a_link_that_leads_one_way_only():
+    one_way = Network(
+        nodes=tuple(Node(rank=Rank(rank)) for rank in range(2)),
+        links=(Link(source=Rank(0), target=Rank(1), rate=10 * MBIT, latency=0.1),),
+    )
+    run = Run(one_way)
+    run.send("there", "n0", "n1", 10, flow=2)
+    run.send("back", "n1", "n0", 10, flow=3)
+    assert run.finish() == {"there": 1.1, "back": 0.1}
+    run.send("a connection that way", "n1", "n0", 10, flow=4)
+    with pytest.raises(Unreachable):
+        run.finish()
+
+
 def test_a_change_of_rate_counts_for_what_is_under_way():
     change = Change(at=1.0, source=Rank(0), target=Rank(1), rate=5 * MBIT)
     run = Run(network(2, [(0, 1)], rate=10 * MBIT, changes=(change,)))
@@ -125,10 +140,10 @@ def test_reno_is_slowed_down_by_loss_and_round_trip_time_but_two_connections_are
     lossy = network(2, [(0, 1)], rate=1000 * MBIT, loss=0.0006, latency=0.05)
     rate = 1448 * 8 / 0.1 * 50  # sqrt(1.5 / 0.0006) is 50
     one, two = Run(lossy, tcp="reno"), Run(lossy, tcp="reno")
-    one.send("a", "n0", "n1", 10, flow=1)
-    one.send("b", "n0", "n1", 10, flow=1)
-    two.send("a", "n0", "n1", 10, flow=1)
-    two.send("b", "n0", "n1", 10, flow=2)
+    one.send("a", "n0", "n1", 10, flow=10)
+    one.send("b", "n0", "n1", 10, flow=10)
+    two.send("a", "n0", "n1", 10, flow=10)
+    two.send("b", "n0", "n1", 10, flow=12)
     assert one.finish()["b"] == 0.05 + 20 * MBIT / rate
     assert two.finish()["b"] == 0.05 + 10 * MBIT / rate
 
@@ -142,9 +157,9 @@ def test_hosts_without_a_rank_are_reached_in_a_fixed_time():
 
 def test_a_forgotten_flow_leaves_its_links():
     run = Run(network(2, [(0, 1)], rate=10 * MBIT))
-    run.send("a", "n0", "n1", 10, flow=1)
-    run.send("b", "n0", "n1", 10, flow=2)
-    run.timeline.at(1.0, lambda: run.model.forget(1))
+    run.send("a", "n0", "n1", 10, flow=10)
+    run.send("b", "n0", "n1", 10, flow=20)
+    run.timeline.at(1.0, lambda: run.model.forget(10))
     assert run.finish() == {"b": 1.5}
 
 
@@ -165,10 +180,9 @@ def test_nothing_is_faster_than_the_busiest_resource_allows(sends, routing, cap)
     pairs = pairs or [(x, y) for x in range(4) for y in range(x)]
     ring = network(4, pairs, nodes=nodes, routing=routing, rate=10 * MBIT)
     run = Run(ring)
-    load = {}
+    load: dict[object, float] = {}
     for n, (source, target, megabit, at) in enumerate(sends):
         run.send(n, f"n{source}", f"n{target}", megabit, at=at)
-        capped = min(cap, 10)
         load["out", source] = load.get(("out", source), 0) + megabit / cap
         load["in", target] = load.get(("in", target), 0) + megabit / cap
         for link in ring.route(Rank(source), Rank(target)):
@@ -177,4 +191,4 @@ def test_nothing_is_faster_than_the_busiest_resource_allows(sends, routing, cap)
     end = max(time.expected for time in arrivals.values())
     assert len(arrivals) == len(sends)
     assert end >= max(load.values()) * (1 - 1e-3)
-    assert end <= 3 + sum(megabit / capped for _, _, megabit, _ in sends) * (1 + 1e-3)
+    assert end <= 3 + sum(megabit / min(cap, 10) for _, _, megabit, _ in sends) * (1 + 1e-3)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 from hypothesis import given
@@ -11,9 +12,9 @@ from netstorm.pslite.virtual_time import Timeline
 @given(st.lists(st.floats(0, 100)))
 def test_actions_run_in_order_of_time_and_then_of_asking(times):
     timeline = Timeline()
-    done = []
+    done: list[tuple[float, int]] = []
     for number, time in enumerate(times):
-        timeline.at(time, lambda number=number, time=time: done.append((time, number)))
+        timeline.at(time, functools.partial(done.append, (time, number)))
     while timeline.step():
         pass
     assert done == sorted(done)

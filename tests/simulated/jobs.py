@@ -1,0 +1,151 @@
+"""Random jobs: what each rank pushes and when, under which trees, and what must come out."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.topology.policy import Policy, Tree
+
+LARGEST = 7
+"""Of the integers that are summed: sums of nine are exact in every type."""
+
+
+def random_parents(chance, size, root):
+    """Return the parents of a random spanning tree of any shape: chains, stars and between."""
+    parents = [-1] * size
+    reached = [root]
+    others = [rank for rank in range(size) if rank != root]
+    chance.shuffle(others)
+    depth = chance.choice((1, 2, size))
+    for rank in others:
+        parents[rank] = chance.choice(reached[-depth:])
+        reached.append(rank)
+    return tuple(parents)
+
+
+def random_policy(chance, size, version=0):
+    """Return trees of any shape, whose two directions differ half of the time."""
+    trees = []
+    for _ in range(chance.randint(1, 4)):
+        root = chance.randrange(size)
+        reduce_parent = random_parents(chance, size, root)
+        broadcast_parent = random_parents(chance, size, root) if chance.random() < 0.5 else reduce_parent
+        trees.append(Tree(root=root, reduce_parent=reduce_parent, broadcast_parent=broadcast_parent))
+    weights = tuple(chance.randint(1, 5) for _ in trees)
+    return Policy(version=version, trees=tuple(trees), weights=weights, reason="drawn at random")
+
+
+@dataclass(frozen=True)
+class KeyUse:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a run depends on."""
+
+    nodes: int
+    seed: int
+    keys: tuple[KeyUse, ...]
+    rounds: int
+    chunk_size: int
+    jitter_s: float = 0.0
+    spread_s: float = 0.0
+    """Pushes come at any time within it."""
+    policies: int = 1
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def cluster(self, **more):
+        return SimulatedCluster(
+            self.nodes,
+            seed=self.seed,
+            policy=random_policy(random.Random(f"policy {self.seed}"), self.nodes),
+            chunk_size=self.chunk_size,
+            jitter_s=self.jitter_s,
+            **{**self.settings, **more},
+        )
+
+    def values(self, rank, key, number):
+        """Return what a rank pushes: small integers, whatever the type."""
+        drawn = np.random.default_rng([self.seed, rank, number, *key.name.encode()])
+        low = 0 if key.dtype.startswith("u") else -LARGEST
+        return drawn.integers(low, LARGEST + 1, key.shape).astype(key.dtype)
+
+    def sums(self, key, number):
+        """Return the right answer."""
+        total = sum(self.values(rank, key, number).astype(np.int64) for rank in range(self.nodes))
+        return np.asarray(total).astype(key.dtype)
+
+    def pushes(self, rank):
+        """Return (time, key, round) in the order in which a rank pushes: its own, but rounds in order."""
+        chance = random.Random(f"order {self.seed} {rank}")
+        todo = [key for key in self.keys for _ in range(self.rounds)]
+        chance.shuffle(todo)
+        times = sorted(chance.random() * self.spread_s for _ in todo)
+        count: dict[str, int] = {}
+        for time, key in zip(times, todo, strict=True):
+            number = count[key.name] = count.get(key.name, -1) + 1
+            yield time, key, number
+
+    def push_all(self, cluster):
+        """Let every rank push everything at its times; return what they wait for, by rank, key and round."""
+        pending = {}
+        begin = cluster.now
+        for node in cluster.nodes:
+            for time, key, number in self.pushes(node.rank):
+
+                def push(node=node, key=key, number=number):
+                    if node.alive:
+                        values = self.values(node.rank, key, number)
+                        in_place = (node.rank + number) % 2 == 0
+                        pending[node.rank, key, number] = node.push(
+                            key.name, values, priority=len(key.name) - number, in_place=in_place
+                        )
+
+                cluster.at(begin + time, push)
+        self.change_policies(cluster)
+        expected = self.nodes * len(self.keys) * self.rounds
+        cluster.run_until(lambda: len(pending) == expected, self.spread_s + 1, "all pushes")
+        return pending
+
+    def change_policies(self, cluster):
+        chance = random.Random(f"policies {self.seed}")
+        times = sorted(chance.random() * self.spread_s for _ in range(1, self.policies))
+        for version, time in enumerate(times, 1):
+            policy = random_policy(chance, self.nodes, version)
+            cluster.at(cluster.now + time, lambda policy=policy: cluster.install_policy(policy))
+
+    def check(self, pending):
+        """Every rank has the same bytes, and they are the right sum."""
+        for (rank, key, number), one in pending.items():
+            got, right = one.result(), self.sums(key, number)
+            assert got.dtype == right.dtype
+            assert got.shape == right.shape
+            assert got.tobytes() == right.tobytes(), f"rank {rank}, {key.name}, round {number}"
+
+
+def jobs(*, nodes=(1, 9), policies=(1, 1)):
+    """Generate jobs, with numbers of nodes and policies in these ranges."""
+    shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
+    kinds = st.tuples(shapes, st.sampled_from(sorted(ITEM_BYTES)))
+    return st.builds(
+        Job,
+        nodes=st.integers(*nodes),
+        seed=st.integers(0, 2**32),
+        keys=st.lists(kinds, min_size=1, max_size=4).map(
+            lambda drawn: tuple(KeyUse(f"key{n}", shape, dtype) for n, (shape, dtype) in enumerate(drawn))
+        ),
+        rounds=st.integers(1, 4),
+        chunk_size=st.sampled_from([1, 7, 16, 100, 65_536]),
+        jitter_s=st.sampled_from([0.0, 0.003, 0.1]),
+        spread_s=st.sampled_from([0.0, 0.01, 0.5]),
+        policies=st.integers(*policies),
+    )

@@ -1,0 +1,176 @@
+"""What a failure looks like at the surviving ranks: an error that says who and why, in time, for good."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netstorm.errors import (
+    JoinRefused,
+    KeyMismatch,
+    NodeFailed,
+    NodeLost,
+    SchedulerLost,
+    UnevenRounds,
+    WaitTimeout,
+)
+from netstorm.protocol.ids import SCHEDULER
+from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.testing.faults import Crash, Cut
+
+MARGIN_S = 3.0
+"""Beyond the time-out: heartbeat intervals, round trips, the scheduler's decision."""
+
+
+def endless_rounds(cluster, size=200):
+    """Let every rank push the next round of "w" as soon as it has the last one; return what all wait for."""
+    pending = []
+
+    def push(node):
+        if not node.alive or node.failure is not None:
+            return
+        one = node.push("w", np.full(size, node.rank, np.float32))
+        pending.append((node, one))
+
+        one.then(lambda: one.error is None and push(node))
+
+    for node in cluster.nodes:
+        push(node)
+    return pending
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.data())
+@settings(max_examples=40)
+def test_when_a_node_dies_all_others_are_told_who_in_time_and_for_good(seed, nodes, data):
+    victim = data.draw(st.integers(0, nodes - 1))
+    silent = data.draw(st.booleans())
+    cluster = SimulatedCluster(nodes, seed=seed, chunk_size=50, delay_s=0.01).join()
+    start = cluster.now
+    pending = endless_rounds(cluster)
+    death = start + data.draw(st.floats(0.0, 0.5))
+    Crash(at=death, rank=victim, silent=silent).schedule(cluster)
+    cluster.run_for(death - cluster.now)
+    survivors = [node for node in cluster.nodes if node.rank != victim]
+    limit = cluster.settings.heartbeat_timeout_s + MARGIN_S
+    cluster.run_until(lambda: all(node.failure for node in survivors), limit, "everybody's NodeLost")
+    for node in survivors:
+        assert isinstance(node.failure, NodeLost)
+        assert re.search(rf"rank {victim} \(node{victim}:\d+\)", str(node.failure))
+        assert "last heard" in str(node.failure)
+        assert all(one.ended for owner, one in pending if owner is node)
+        later = node.push("w", np.zeros(200, np.float32))
+        cluster.run_for(0.0)
+        with pytest.raises(NodeLost, match=f"rank {victim} "):
+            later.result()
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.booleans(), st.floats(0.0, 0.5))
+@settings(max_examples=25)
+def test_when_the_scheduler_dies_all_nodes_say_so(seed, nodes, silent, after):
+    cluster = SimulatedCluster(nodes, seed=seed, chunk_size=50, delay_s=0.01).join()
+    endless_rounds(cluster)
+    Crash(at=cluster.now + after, rank=SCHEDULER, silent=silent).schedule(cluster)
+    limit = after + cluster.settings.heartbeat_timeout_s + cluster.settings.link_timeout_s + MARGIN_S
+    cluster.run_until(lambda: all(node.failure for node in cluster.nodes), limit, "SchedulerLost")
+    for node in cluster.nodes:
+        assert isinstance(node.failure, SchedulerLost)
+        assert "scheduler" in str(node.failure)
+
+
+def test_a_link_that_stays_cut_ends_the_job_and_names_both_its_ends():
+    cluster = SimulatedCluster(3, seed=5, topology="star", hub=0).join()
+    endless_rounds(cluster)
+    Cut(at=cluster.now + 0.1, source=0, target=2).schedule(cluster)
+    limit = cluster.settings.link_timeout_s + cluster.settings.heartbeat_timeout_s + 2 * MARGIN_S
+    cluster.run_until(lambda: all(node.failure for node in cluster.nodes), limit, "NodeLost")
+    for node in cluster.nodes:
+        assert isinstance(node.failure, NodeLost)
+        assert "rank 0 (node0:" in str(node.failure)
+        assert "rank 2 (node2:" in str(node.failure)
+
+
+def test_a_rank_that_finishes_early_is_named_with_its_last_round_and_the_one_that_is_waited_for():
+    cluster = SimulatedCluster(3, seed=2)
+    cluster.allreduce("w", [np.ones(4)] * 3)
+    cluster.nodes[1].finish()
+    waiting = [cluster.nodes[rank].push("w", np.ones(4)) for rank in (0, 2)]
+    cluster.run_until_ended(waiting, 5.0)
+    for one, rank in zip(waiting, (0, 2), strict=True):
+        with pytest.raises(UnevenRounds) as error:
+            one.result()
+        assert f"rank {rank} waits for round 1 of w" in str(error.value)
+        assert "rank 1 (node1:" in str(error.value)
+        assert "finished after round 0" in str(error.value)
+
+
+def test_a_rank_that_never_used_a_key_is_named():
+    cluster = SimulatedCluster(2, seed=2).join()
+    waiting = cluster.nodes[0].push("w", np.ones(4))
+    cluster.nodes[1].finish()
+    cluster.run_until_ended([waiting], 5.0)
+    with pytest.raises(UnevenRounds, match=r"rank 1 \(node1:\d+\) has finished without ever using that key"):
+        waiting.result()
+
+
+def test_a_program_that_fails_is_quoted_at_all_other_ranks():
+    cluster = SimulatedCluster(3, seed=4).join()
+    endless_rounds(cluster)
+    cluster.run_for(0.1)
+    cluster.nodes[2].fail("ValueError: no such file")
+    cluster.run_until(lambda: all(node.failure for node in cluster.nodes), 1.0)
+    for rank in (0, 1):
+        assert isinstance(cluster.nodes[rank].failure, NodeFailed)
+        assert "rank 2 (node2:" in str(cluster.nodes[rank].failure)
+        assert "ValueError: no such file" in str(cluster.nodes[rank].failure)
+
+
+def test_ranks_that_mean_different_things_by_a_key_are_both_told_both_meanings():
+    cluster = SimulatedCluster(3, seed=1).join()
+    pending = [node.push("w", np.ones((4, 2 + (node.rank == 1)), np.float32)) for node in cluster.nodes]
+    cluster.run_until_ended(pending, 5.0)
+    for one in pending:
+        with pytest.raises(KeyMismatch, match=r"rank 1 has w.* as \(4, 3\)|rank \d has w.* as \(4, 2\)"):
+            one.result()
+
+
+def test_two_processes_cannot_have_one_rank():
+    cluster = SimulatedCluster(2, seed=1, start_at={1: 100.0})
+    cluster.run_for(1.0)
+    first = cluster.start_another(0, "other")
+    cluster.run_until(lambda: first.failure is not None, 10.0)
+    assert isinstance(first.failure, JoinRefused)
+    assert "NETSTORM_RANK" in str(first.failure)
+
+
+def test_nodes_wait_for_a_scheduler_and_for_each_other():
+    cluster = SimulatedCluster(3, seed=9, start_at={SCHEDULER: 20.0, 2: 40.0})
+    cluster.run_for(39.0)
+    assert not any(cluster.started(rank).joined.ended for rank in (0, 1))
+    results = cluster.allreduce("w", [np.ones(3)] * 3)
+    assert all((total == 3).all() for total in results)
+
+
+def test_a_node_that_never_comes_is_missed_by_rank():
+    cluster = SimulatedCluster(3, seed=9, start_at={1: 1000.0}, join_timeout_s=30.0)
+    cluster.run_for(0.5)
+    waiting = [cluster.started(rank).joined for rank in (0, 2)]
+    cluster.run_until_ended(waiting, 40.0)
+    for one in waiting:
+        assert isinstance(one.error, WaitTimeout)
+        assert "waiting for 1 of 3 nodes" in str(one.error)
+        assert "not here: 1" in str(one.error)
+
+
+def test_a_wait_that_is_in_vain_says_what_every_process_waits_for():
+    cluster = SimulatedCluster(2, seed=1).join()
+    one = cluster.nodes[0].push("w", np.ones(3))
+    with pytest.raises(WaitTimeout) as error:
+        cluster.run_until_ended([one], 2.0)
+    assert "rank 0 is running, waits for round 0 of w" in str(error.value)
+    assert "rank 1 is running, waits for nothing" in str(error.value)
+    assert "scheduler: " in str(error.value)
+    assert "Heartbeat" in str(error.value)
