@@ -55,9 +55,9 @@ _ANY_MESSAGE = (
     m.Hello | m.Welcome | m.Refused | m.Ack | m.Nack | m.Query | m.Goodbye
     | m.Heartbeat | m.Waiting
     | m.Part
-    | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy
-    | m.Barrier | m.BarrierReached | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone
-    | m.Leave
+    | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered
+    | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy | m.Barrier | m.BarrierReached
+    | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone | m.Leave
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_ANY_MESSAGE)

@@ -8,8 +8,9 @@ from typing import NewType
 __all__ = ["SCHEDULER", "Peer", "bits_from_wire", "bits_of", "bits_to_wire", "ranks_in"]
 
 Peer = NewType("Peer", int)
-"""The other end of a session: a node's rank (0 and up) or `SCHEDULER`. At the scheduler, before ranks are given, the
-order of arrival."""
+"""The other end of a session: a node's rank (0 and up) or `SCHEDULER`. At the scheduler, before ranks are
+given, the order of arrival.
+"""
 
 SCHEDULER = Peer(-1)
 

@@ -1,7 +1,7 @@
 """Every message, one class each. Fields are append-only: a new one goes to the end and has a default.
 
-Messages of a *session* (Hello … Query) carry no sequence number. *Datagrams* are sent once and may be lost with a
-connection. All others are *sequenced*: the session delivers each exactly once.
+Messages of a *session* (Hello … Query) carry no sequence number. *Datagrams* are sent once and may be lost
+with a connection. All others are *sequenced*: the session delivers each exactly once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class Ack(SessionMessage, frozen=True, tag=4):
     received: int
     beyond: tuple[int, ...] = ()
     query: int = 0
-    """Number of the last `Query` on this connection: whatever was sent before it and is missing here is lost."""
+    """Number of the last `Query` on this connection: whatever was sent before it and is missing here is
+    lost.
+    """
 
 
 class Nack(SessionMessage, frozen=True, tag=5):
@@ -252,14 +254,17 @@ class KeyGrant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     key: int
     first_slot: int
-    """Slot of the key's first chunk. Slots number the job's bytes in units of a float32 chunk; `Policy.tree_of` maps
-    a slot to a tree, so registering a key never moves another's chunks."""
+    """Slot of the key's first chunk. Slots number the job's bytes in units of a float32 chunk;
+    `Policy.tree_of` maps a slot to a tree, so registering a key never moves another's chunks.
+    """
     offset: int
     """Byte offset of the key in the job: its chunks' place in the global order."""
 
 
 class KeysRegistered(Message, frozen=True, tag=63):
-    """The scheduler's answer to `RegisterKeys`; round 0 of each key may begin, under the bindings that come with it."""
+    """The scheduler's answer to `RegisterKeys`; round 0 of each key may begin, under the bindings that come
+    with it.
+    """
 
     grants: tuple[KeyGrant, ...]
     bindings: tuple[Binding, ...]
@@ -271,7 +276,9 @@ class RoundBegun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: int
     round: int
     rule: str
-    """Fingerprint of what the sender will do with the sum (its update rule); ranks must agree, round by round."""
+    """Fingerprint of what the sender will do with the sum (its update rule); ranks must agree, round by
+    round.
+    """
 
 
 class TopologyRequest(Message, frozen=True, tag=64):
@@ -281,7 +288,9 @@ class TopologyRequest(Message, frozen=True, tag=64):
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rounds of a key from `from_round` on run under `version`, until a later binding; valid up to `granted`."""
+    """Rounds of a key from `from_round` on run under `version`, until a later binding; valid up to
+    `granted`.
+    """
 
     key: int
     from_round: int

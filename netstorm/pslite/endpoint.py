@@ -1,7 +1,7 @@
 """All sessions of one process: who may have one, which message belongs to which. Pure.
 
-Data from i to j goes over a connection that i opened, and its acknowledgements come back over the same one, so
-they never wait behind j's own data. A peer whose address is not known here (a node, for the scheduler) is
+Data from i to j goes over a connection that i opened, and its acknowledgements come back over the same one,
+so they never wait behind j's own data. A peer whose address is not known here (a node, for the scheduler) is
 answered over the connection that it opened.
 """
 
@@ -40,8 +40,9 @@ _RETIRED: Final = 256
 _ENDED: Final = (State.OVER, State.LOST)
 
 ArrivalHook = Callable[[Peer, int, int, int, bool], None]
-"""Told of every data message: sender, size in bytes, `sent_at` and arrival in ns on the cluster clock, and whether
-it was sent before (then it measures nothing)."""
+"""Told of every data message: sender, size in bytes, `sent_at` and arrival in ns on the cluster clock, and
+whether it was sent before (then it measures nothing).
+"""
 
 
 class Endpoint:
@@ -182,14 +183,9 @@ class Endpoint:
             return
         session.heard_at = now
         session.heard = message
-        size = len(frames[0])
-        payload: Buffer | None = None
-        if header.has_payload:
-            payload = frames[1]
-            size += len(payload)
         counters = session.counters
         counters.messages_received += 1
-        counters.bytes_received += size
+        counters.bytes_received += sum(map(len, frames))
         if isinstance(message, m.SessionMessage):
             self._dirty[session] = None
             self._session_message(session, message, header, now)
@@ -200,18 +196,10 @@ class Endpoint:
                 raise ProtocolViolation(f"a numbered {type(message).__name__}")
             self._deliver(session, message, None, 0, now)
         else:
-            self._sequenced(session, message, payload, header, size, now)
+            self._sequenced(session, header, frames, now)
 
-    def _sequenced(
-        self,
-        session: Session,
-        message: m.Message,
-        payload: Buffer | None,
-        header: Header,
-        size: int,
-        now: float,
-    ) -> None:
-        sequence = header.sequence
+    def _sequenced(self, session: Session, header: Header, frames: tuple[Buffer, ...], now: float) -> None:
+        message, sequence = header.message, header.sequence
         if sequence <= 0:
             raise ProtocolViolation(f"{type(message).__name__} without a sequence number")
         session.acknowledge = True
@@ -220,7 +208,9 @@ class Endpoint:
         if receiving.has(sequence):
             session.counters.duplicates += 1
             return
-        if payload is not None:
+        payload: Buffer | None = None
+        if header.has_payload:
+            payload = frames[1]
             if not isinstance(message, m.DataMessage):
                 raise ProtocolViolation(f"{type(message).__name__} with a payload")
             if checksum(payload) != header.payload_crc:
@@ -228,6 +218,7 @@ class Endpoint:
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
         if self.on_arrival is not None and isinstance(message, m.DataMessage):
+            size = sum(map(len, frames))
             self.on_arrival(session.peer, size, header.sent_at, self.stamp(), header.resent)
         for arrival in receiving.take(sequence, (message, payload, header.payload_crc)):
             self._deliver(session, *arrival, now)
@@ -372,7 +363,7 @@ class Endpoint:
 
     def last_heard(self, peer: Peer) -> tuple[float, str] | None:
         """Return when something last came from a peer, and what; None if nothing ever did."""
-        heard = max(
+        return max(
             (
                 (session.heard_at, type(session.heard).__name__)
                 for session in (self._opened.get(peer), self._accepted.get(peer))
@@ -380,7 +371,11 @@ class Endpoint:
             ),
             default=None,
         )
-        return heard
+
+    def window_of(self, peer: Peer) -> int:
+        """Return how many bytes may be un-acknowledged on the link to a peer; 0 if there is no session."""
+        session = self._opened.get(peer) or self._accepted.get(peer)
+        return 0 if session is None else session.sending.window.size
 
     def links(self) -> dict[tuple[Peer, bool], dict[str, int]]:
         """Return the counters of every session, by peer and whether it was opened here."""

@@ -21,7 +21,9 @@ class Limits:
     """bytes/s that are taken for granted when judging how long an answer may take: a query waits behind what
     is in flight. 1 Mbit/s."""
     first_retry_s: float = 0.05
-    """Wait before the second attempt to connect; doubled with each, so that a restarted switch is no stampede."""
+    """Wait before the second attempt to connect; doubled with each, so that a restarted switch is no
+    stampede.
+    """
     longest_retry_s: float = 1.0
     goodbye_s: float = 1.0
     """How long a session that ends waits for the other side's goodbye."""

@@ -14,7 +14,9 @@ Arrival: TypeAlias = tuple[Message, "Buffer | None", int]
 """A message, its payload, the payload's checksum."""
 
 _BEYOND: Final = 16_384
-"""Most messages that may come before an earlier one. A correct sender has fewer in flight; a bound on memory."""
+"""Most messages that may come before an earlier one. A correct sender has fewer in flight; a bound on
+memory.
+"""
 
 
 class ReceivingHalf:
@@ -45,7 +47,7 @@ class ReceivingHalf:
             return [arrival]
         if len(self.beyond) >= _BEYOND and sequence != self.received + 1:
             raise ProtocolViolation(
-                f"message {sequence} came while {self.received + 1} is missing, and {_BEYOND} already wait for it"
+                f"message {sequence} came, {self.received + 1} is missing, and {_BEYOND} wait for it already"
             )
         self.beyond.add(sequence)
         if self.ordered:

@@ -1,5 +1,5 @@
-"""The sending half of a session: numbers messages, keeps them until they are acknowledged, sends again what is
-known to be lost. Pure.
+"""The sending half of a session: numbers messages, keeps them until they are acknowledged, sends again what
+is known to be lost. Pure.
 
 A connection keeps its order. So a message is known to be lost as soon as one transmitted after it on the same
 connection has arrived; nothing is ever sent again because time has passed: on a live but slow connection that

@@ -1,8 +1,10 @@
-"""A session: one exactly-once stream of messages in both directions, over one connection after the other. Pure.
+"""A session: one exactly-once stream of messages in both directions, over one connection after the other.
+Pure.
 
 The process that opened it (`OpenedSession`) makes the connections; the other one (`AcceptedSession`) can only
-wait for them. On every connection the opener says Hello before anything else, with what it has received so far;
-data flows after the Welcome, which says the same of the other side. What neither has is transmitted again.
+wait for them. On every connection the opener says Hello before anything else, with what it has received so
+far; data flows after the Welcome, which says the same of the other side. What neither has is transmitted
+again.
 
 `TRANSITIONS` is all there is to know about the states; docs draw their figure from it.
 """

@@ -21,10 +21,14 @@ from netstorm.pslite.queue import Outgoing
 __all__ = ["Window"]
 
 _SMALLEST: Final = 1024 * 1024
-"""Bytes: four chunks of the default size. Less cannot hide the latency of a thread that waits for its turn."""
+"""Bytes: four chunks of the default size. Less cannot hide the latency of a thread that waits for its
+turn.
+"""
 
 _LARGEST: Final = 512 * 1024 * 1024
-"""Bytes: four times the bandwidth-delay product of 10 Gbit/s at 100 ms. A bound, should an estimate go wrong."""
+"""Bytes: four times the bandwidth-delay product of 10 Gbit/s at 100 ms. A bound, should an estimate go
+wrong.
+"""
 
 _MESSAGES: Final = 4096
 """Most messages in flight, however small: a receiver keeps the number of each that comes out of order."""
@@ -124,8 +128,7 @@ class Window:
         if now - self._rate_since > _RATE_MEMORY_S and was_full:
             # a sender that has too little to send says nothing about the link, so only a full window forgets
             self._earlier_rate, self._rate, self._rate_since = self._rate, 0.0, now
-        if rate > self._rate:
-            self._rate = rate
+        self._rate = max(self._rate, rate)
         self._resize()
 
     def _resize(self) -> None:

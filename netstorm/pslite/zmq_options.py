@@ -1,4 +1,6 @@
-"""ZeroMQ's options, all that we rely on, each with its reason. Its defaults are written down too where we need them."""
+"""ZeroMQ's options, all that we rely on, each with its reason. Its defaults are written down too where we
+need them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
         SocketOption(
             "HEARTBEAT_TIMEOUT",
             max(1, link_timeout_ms // 2),
-            "ms without a sign of life after which a connection is broken; leaves the other half for a new one",
+            "ms without a sign of life, then a connection is broken; leaves the other half for a new one",
         ),
         SocketOption("HEARTBEAT_TTL", link_timeout_ms, "ms; lets the other side forget us if we vanish"),
         SocketOption(
@@ -80,7 +82,7 @@ def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
         SocketOption(
             "IMMEDIATE",
             0,
-            "Hello may be handed over before the connection stands, and only Hello is: all else waits for the Welcome",
+            "Hello may be handed over before the connection stands; all else waits for the Welcome",
         ),
     )
 

@@ -1,0 +1,60 @@
+"""The ZeroMQ van does what every van must, on real sockets, through a proxy that can cut connections."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.testing.tcp_proxy import TcpProxy
+from netstorm.testing.van_conformance import DeliveryConformance, VanConformance
+
+
+class ProxiedWorld:
+    def __init__(self):
+        self.vans = []
+        self.proxies = []
+
+    def make(self):
+        van = ZmqVan()
+        self.vans.append(van)
+        proxy = TcpProxy("127.0.0.1", van.bind("127.0.0.1", 0))
+        self.proxies.append(proxy)
+        return van, proxy.host, proxy.port
+
+    def unused_address(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return server.getsockname()
+
+    def break_connections(self):
+        for proxy in self.proxies:
+            proxy.cut()
+
+    def now(self):
+        return time.monotonic()
+
+    def pass_time(self, seconds):
+        time.sleep(seconds)
+
+    def close(self):
+        for van in self.vans:
+            van.shut(0)
+        for proxy in self.proxies:
+            proxy.close()
+
+
+@pytest.fixture
+def world():
+    world = ProxiedWorld()
+    yield world
+    world.close()
+
+
+class TestZmqVan(VanConformance):
+    pass
+
+
+class TestDeliveryOverZmqVans(DeliveryConformance):
+    pass
