@@ -62,9 +62,8 @@ from netstorm.frontends.mxnet.engine_errors import as_mxnet_error
 
 __all__ = ["Completion", "NDArray", "drain", "fail_all", "finish", "live_count", "push_async"]
 
-_ERROR_SLOTS: Final = 4096
-"""More operations than a step of the largest models leaves outstanding; to fill them takes a quarter of a
-second."""
+_ERROR_SLOTS: Final = 2048
+"""More operations than the largest models leave outstanding; to fill them takes some 0.15 s."""
 
 _EXIT_TIMEOUT_S: Final = 10.0
 """For the engine to let go of what has failed at exit: it may have to compute what an operation waits for."""
@@ -106,7 +105,7 @@ class Completion:
 class _Operation:
     """One pushed operation: waiting for its arrays, then started, then completed (or skipped)."""
 
-    __slots__ = ("callback", "error", "inline", "name", "skipped", "start", "token")
+    __slots__ = ("callback", "error", "inline", "name", "released", "skipped", "start", "token")
 
     def __init__(
         self, start: Callable[[Completion], None], skipped: Callable[[], None] | None, name: str
@@ -118,12 +117,13 @@ class _Operation:
         self.callback: EngineCallback | None = None  # from the start on
         self.inline: queue.SimpleQueue[None] | None = None  # NaiveEngine: where the pushing thread waits
         self.error: BaseException | None = None
+        self.released = False  # by the engine, before the push had returned
 
     def run(self, callback: EngineCallback, *, inline: bool) -> None:
         start, self.start, self.skipped = self.start, None, None  # what they refer to is free from here on
         if inline:
             self.inline = queue.SimpleQueue()
-        # The order matters: `abandon` sets the error and then looks for the callback, so one of us sees both.
+        # The order matters: `fail_all` sets the error, then looks for the callback, so one of us sees both.
         self.callback = callback
         if self.error is not None:
             self.complete(self.error)
@@ -146,12 +146,6 @@ class _Operation:
         else:
             self.error = error
             self.inline.put(None)
-
-    def abandon(self, error: BaseException) -> None:
-        """Complete with `error`: now if started, else as soon as the engine would start it."""
-        if self.error is None:
-            self.error = error
-        self.complete(error)
 
     def _wait_inline(self, completed: queue.SimpleQueue[None]) -> None:
         while True:
@@ -183,8 +177,9 @@ def push_async(
         writes: arrays that it changes. An array may be in both, and several may be views of one.
         name: what MXNet's profiler and our log call it. Kept for ever: use a bounded number of names.
         priority: larger first, among operations that are ready and wait for a thread.
-        skipped: called instead of `start`, in a thread of the engine, if one of the arrays is what a failed
-            operation should have written; must not block. Whoever reads `writes` gets that failure.
+        skipped: called instead of `start`, in a thread of the engine or before `push_async` returns, if one
+            of the arrays is what a failed operation should have written; must not block. Whoever reads
+            `writes` gets that failure.
 
     Raises:
         UsageError: something in `reads` or `writes` is no NDArray, or one without memory.
@@ -201,11 +196,14 @@ def push_async(
         push(
             _RUN, _RELEASE, token, reads=read.values(), writes=written.values(), priority=priority, name=name
         )
-    except BaseException:
+    except mx.base.MXNetError:  # not accepted; whatever else is raised here (Ctrl-C) comes after that
         _live.pop(token, None)
+        _held.pop(token, None)
         raise
     finally:
         _pushing.token = outer
+    if operation.released:
+        _let_go(operation)
     if operation.inline is not None and operation.error is not None:
         if isinstance(operation.error, Exception):
             raise as_mxnet_error(operation.error) from operation.error
@@ -224,8 +222,12 @@ def fail_all(error: BaseException) -> None:
     affected. Whoever works on the memory of started ones must have stopped: it is not the operations' any
     more.
     """
-    for operation in list(_live.values()):
-        operation.abandon(error)
+    operations = list(_live.values())
+    for operation in operations:  # all of them before the first completes and lets the engine start another
+        if operation.error is None:
+            operation.error = error
+    for operation in operations:
+        operation.complete(operation.error)
 
 
 def drain(timeout_s: float) -> bool:
@@ -264,19 +266,26 @@ def _run_operation(_context: int, on_complete: int, token: int) -> None:
 
 
 def _release_operation(token: int) -> None:
-    """The engine destroys an operation: completed, skipped, or (in the pushing thread) not accepted."""
     operation = _held.get(token)
     if operation is None:
         return
+    if getattr(_pushing, "token", None) == token:
+        operation.released = True  # by the push itself: whether the engine had accepted it, we shall see
+    else:
+        _let_go(operation)
+
+
+def _let_go(operation: _Operation) -> None:
+    """The engine has destroyed an operation that it had accepted: completed or skipped."""
     try:
-        if operation.callback is None and getattr(_pushing, "token", None) != token:
-            _live.pop(token, None)
+        if operation.callback is None:
+            _live.pop(operation.token, None)
             if operation.skipped is not None and operation.error is None:
                 operation.skipped()
     except BaseException:  # noqa: BLE001 -- the engine's thread has nobody to raise it to
         _log.exception("%s: the callback for a skipped operation raised", operation.name)
     finally:
-        _held.pop(token, None)
+        _held.pop(operation.token, None)
         if not _held:
             for woken in tuple(_drainers):
                 woken.put(None)

@@ -1,0 +1,55 @@
+"""Fixtures for tests with real MXNet."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine import Completion, NDArray, drain, push_async
+from tests.integration.mxnet.script_process import PROLOGUE, Script
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    """Start programs that find `PROLOGUE` done; whatever still runs at the end of the test is killed."""
+    scripts: list[Script] = []
+
+    def start(source: str, *, prologue: str = PROLOGUE, **environment: str) -> Script:
+        folder = tmp_path / str(len(scripts))
+        folder.mkdir()
+        scripts.append(Script(prologue + source, folder, **environment))
+        return scripts[-1]
+
+    yield start
+    for process in scripts:
+        process.kill()
+
+
+@pytest.fixture(autouse=True)
+def no_errors_left_behind() -> Iterator[None]:
+    """Raise here what a test has left pending in MXNet, which the next test's `waitall` would raise."""
+    yield
+    with contextlib.suppress(mx.base.MXNetError):
+        mx.nd.waitall()
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., Completion]]:
+    """Push an operation and return its completion once it has started; complete it after the test."""
+    completions: list[Completion] = []
+
+    def push(reads: tuple[NDArray, ...] = (), writes: tuple[NDArray, ...] = ()) -> Completion:
+        begun: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+        push_async(begun.put, reads=reads, writes=writes, name="test")
+        completions.append(begun.get(timeout=20))
+        return completions[-1]
+
+    yield push
+    for completion in completions:
+        completion.succeed()
+    assert drain(20)
