@@ -33,3 +33,5 @@ class Outcome:
 
     exit_code: int
     text: str
+    rank: int = -1
+    """Whose end was the first, if the job has failed for that; -1: nobody's."""

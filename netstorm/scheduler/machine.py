@@ -151,8 +151,9 @@ class SchedulerMachine:
         """Do what is due."""
         late = now - self._last_tick - 2 * self.options.heartbeat_interval_s
         if late > 0 and self._job is not None:
-            _log.warning("the scheduler itself did not run for %.1f s: heartbeats get that much longer", late)
             self._job.liveness.deaf_for(late, now)
+            if late >= 1.0:
+                _log.warning("the scheduler did not run for %.1f s: heartbeats get that much longer", late)
         self._last_tick = now
         if self.phase is Phase.GATHERING:
             self._gather(now)
@@ -310,7 +311,7 @@ class SchedulerMachine:
             keys = 0 if self._job is None else len(self._job.keys)
             outcome = Outcome(0, f"{name} has ended well: {self.options.num_workers} nodes, {keys} keys")
         else:
-            outcome = Outcome(1, f"{name} has failed: {self._failure.reason}")
+            outcome = Outcome(1, f"{name} has failed: {self._failure.reason}", self._failure.rank)
         self.outcome = outcome
         on_over = self.on_over
         if on_over is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,11 @@ __all__ = ["Applicant", "Rendezvous", "TurnedAway", "describe", "list_some", "pl
 
 _LISTED: Final = 32
 """Most nodes that one line for a person names."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:%-]{1,255}", re.ASCII)
+_SITE: Final = re.compile(r"[^\s,;/]{0,64}")
+_LAST_PORT: Final = 65_535
+_SHOWN: Final = 100
 
 _BEATS_MISSED: Final = 3
 """A waiting node whose heartbeats began and then missed this many in a row has probably died."""
@@ -142,6 +148,12 @@ class Rendezvous:
     def _objection(self, join: Join, name: str) -> str | None:
         """Return why a node cannot be in this job, whoever else is."""
         options = self._options
+        if not (_NAME.fullmatch(join.host) and 1 <= join.port <= _LAST_PORT and _SITE.fullmatch(join.site)):
+            return (
+                f"a node says that it can be reached at host {join.host[:_SHOWN]!r}, port {join.port}, site "
+                f"{join.site[:_SHOWN]!r}: nobody can use that; look at its DMLC_NODE_HOST, "
+                "NETSTORM_ADVERTISED_PORT and NETSTORM_SITE"
+            )
         if join.release != options.release:
             return (
                 f"the node at {name} runs NetStorm {join.release or '(unknown)'}, the scheduler "

@@ -46,6 +46,7 @@ def run_scheduler(
     any_port: bool = False,
     ready_file: Path | None = None,
     say: Callable[[str], None] = print,
+    on_outcome: Callable[[Outcome], None] | None = None,
 ) -> int:
     """Run the scheduler of one job to its end. Call it on the main thread.
 
@@ -53,6 +54,7 @@ def run_scheduler(
         any_port: listen on a port that the system chooses, not on `settings.scheduler_port`.
         ready_file: written once nodes can connect: HOST:PORT.
         say: prints a line for the user. What is live (who is waited for) goes to the log.
+        on_outcome: called with how it went, for programs.
 
     Returns:
         The exit code: 0 if the job ended well, 1 if it failed, 128 + the signal that stopped it.
@@ -70,11 +72,13 @@ def run_scheduler(
         _write(ready_file, f"{host}:{running.driver.port}\n")
         say(
             f"netstorm scheduler: job {settings.job!r} at {host}:{running.driver.port} (time at UDP port "
-            f"{running.sntp.port}), waiting for {settings.num_workers} nodes; "
-            f"policy 1: {policy.reason or settings.topology}"
+            f"{running.sntp.port}), waiting for {settings.num_workers} nodes; network: "
+            f"{settings.network_file or 'all links assumed equal'}; {policy.reason or settings.topology}"
         )
         outcome = running.wait(signals)
     say(f"netstorm scheduler: {outcome.text}")
+    if on_outcome is not None:
+        on_outcome(outcome)
     return 128 + signals[0] if signals and outcome.exit_code else outcome.exit_code
 
 

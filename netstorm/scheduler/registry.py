@@ -11,6 +11,9 @@ from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["KeyConflict", "KeyRegistry"]
 
+_MOST_DIMENSIONS: Final = 64
+"""NumPy 2's own limit; a million of them would keep the scheduler busy with their product."""
+
 _MOST_BYTES: Final = 2**62
 """Offsets travel as 64-bit integers."""
 
@@ -79,6 +82,8 @@ class KeyRegistry:
         if found is not None:
             agree = (found.spec.shape, found.spec.dtype) == (spec.shape, spec.dtype)
             return found.grant if agree else KeyConflict(found.first_rank, found.spec, rank, spec)
+        if len(spec.shape) > _MOST_DIMENSIONS:
+            raise ProtocolViolation(f"rank {rank} registers {spec.name!r} with {len(spec.shape)} dimensions")
         offset = aligned(self._end, item_bytes)
         size = item_bytes
         for side in spec.shape:

@@ -268,7 +268,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8))

@@ -78,7 +78,14 @@ def test_a_conflict_in_another_store_names_the_store():
 
 
 @pytest.mark.parametrize(
-    "spec", [key("k", dtype="complex64"), key("k", (2, -1)), key("k", (2**40, 2**40)), key("k", dtype="")]
+    "spec",
+    [
+        key("k", dtype="complex64"),
+        key("k", (2, -1)),
+        key("k", (2**40, 2**40)),
+        key("k", (1,) * 65),
+        key("k", dtype=""),
+    ],
 )
 def test_a_key_that_no_correct_node_sends_is_a_violation_and_leaves_no_trace(spec):
     registry = KeyRegistry(65_536)

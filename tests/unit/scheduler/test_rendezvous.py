@@ -110,6 +110,18 @@ def test_the_second_of_two_that_ask_for_one_rank_is_refused_by_name_of_both():
     assert [member.host for member in driven.machine.members] == ["c", "a", "d"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"host": ""}, {"host": "a b"}, {"host": "x" * 256}, {"port": 0}, {"port": 65_536}, {"site": "a\nb"}],
+)
+def test_an_address_that_nobody_can_use_is_refused(fields):
+    driven = Driven(3)
+    driven.join("a", **fields)
+    reason = refusal(driven, "a")
+    assert reason.startswith("a node says that it can be reached at host ")
+    assert "\n" not in reason
+
+
 @pytest.mark.parametrize("rank", [3, -2])
 def test_a_rank_out_of_range_is_refused(rank):
     driven = Driven(3)
