@@ -7,6 +7,7 @@ wants it (design, §5).
 
 from __future__ import annotations
 
+import bisect
 import logging
 import math
 from collections import deque
@@ -53,8 +54,9 @@ class Aggregation:
         self._complete: dict[int, int] = {}
         """Last round of each key below which all are complete here."""
         self._complete_beyond: dict[int, set[int]] = {}
-        self._waiting: dict[int, deque[Operation]] = {}
-        """Operations that may not begin yet: no binding, or too far ahead."""
+        self._waiting: dict[int, list[Operation]] = {}
+        """Operations that may not begin yet (no binding, or too far ahead), by round: they come in any order, since
+        the caller's engine starts them when their data is there."""
         self._early: dict[int, list[tuple[Peer, Part, Buffer | None, int]]] = {}
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
         self.begun: list[RoundBegun] = []
@@ -77,13 +79,13 @@ class Aggregation:
         """Begin an operation, or queue it until its policy is here. Its key must be known."""
         operation.begun_at = now
         key = operation.key.identity
-        self._waiting.setdefault(key, deque()).append(operation)
+        bisect.insort(self._waiting.setdefault(key, []), operation, key=lambda waiting: waiting.round)
         self.advance([key])
 
     def outstanding(self) -> Iterator[Operation]:
         """Yield the operations that are not complete."""
-        for queue in self._waiting.values():
-            yield from queue
+        for waiting in self._waiting.values():
+            yield from waiting
         for round in self._rounds.values():
             if round.operation is not None:
                 yield round.operation
@@ -95,9 +97,9 @@ class Aggregation:
             key = self._moved.popleft()
             if key not in self._keys:
                 continue
-            queue = self._waiting.get(key)
-            while queue and (version := self._may_begin(queue[0])) is not None:
-                self._begin(queue.popleft(), version)
+            waiting = self._waiting.get(key)
+            while waiting and (version := self._may_begin(waiting[0])) is not None:
+                self._begin(waiting.pop(0), version)
             for peer, part, payload, crc in self._early.pop(key, ()):
                 try:
                     self._take(peer, part, payload, crc)

@@ -4,14 +4,19 @@ Python runs its handlers between two of its own instructions; a thread that wait
 The interpreter's C handler, though, writes the signal's number to the wake-up descriptor at once. The I/O
 thread reads it there, fails what is outstanding, and so the blocked call returns and Python's handler gets
 its turn.
+
+A forked child inherits both the descriptor and the handler. It must lose them at once: a `multiprocessing.Pool`
+ends its workers with SIGTERM, which would be read here as a signal to the parent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, Protocol
@@ -51,6 +56,7 @@ class SignalWatch:
             self._took_sigterm
         ):  # the default kills without a word, and the others would wait for a heartbeat time-out
             signal.signal(signal.SIGTERM, _exit_on_sigterm)
+        _watches.add(self)
         driver.watch(self._read_end.fileno(), self._look)
 
     def _look(self) -> None:
@@ -65,13 +71,35 @@ class SignalWatch:
             return
         self._open = False
         if threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(self._previous_fd)
-            if self._took_sigterm and signal.getsignal(signal.SIGTERM) is _exit_on_sigterm:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._give_back()
         self._driver.unwatch(self._read_end.fileno())
         self._write_end.close()
         self._read_end.close()
 
+    def forget(self) -> None:
+        """In a forked child: signals are the child's own business."""
+        if self._open:
+            self._open = False
+            self._give_back()
+            self._write_end.close()
+            self._read_end.close()
+
+    def _give_back(self) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        if self._took_sigterm and signal.getsignal(signal.SIGTERM) is _exit_on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
 
 def _exit_on_sigterm(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+_watches: Final[weakref.WeakSet[SignalWatch]] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for watch in list(_watches):
+        watch.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

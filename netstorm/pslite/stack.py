@@ -29,6 +29,7 @@ class Stack(Generic[M]):
     def handle(self, event: VanEvent, now: float) -> None:
         """Take an event of the van. Whatever a peer sends, nothing is raised; an error of the machine is."""
         self.endpoint.handle(event, now)
+        self._carry_out(now)  # the next event may be a Hello, to be answered under a rank given just now
 
     def call(self, function: Callable[[float], T], now: float) -> T:
         """Call something that uses the machine, with the time."""

@@ -123,6 +123,30 @@ def test_a_rank_contributes_at_most_two_rounds_beyond_what_is_complete():
     assert {part.round for _, _, part, _ in ranks.in_flight} == {0, 1}
 
 
+def test_operations_may_be_submitted_in_any_order_of_their_rounds():
+    ranks = Ranks(CHAIN)
+    keys = [ranks.add_key(rank, 4, granted=0) for rank in range(3)]
+    outcomes = []
+    for rank, order in enumerate(([1, 0], [0, 1], [1, 0])):
+        for round in order:
+            values = np.full(4, 10.0**round, np.float32)
+            outcome = []
+            outcomes.append((values, 3 * 10**round, outcome))
+            operation = Operation(
+                key=keys[rank], round=round, source=values, destination=values, done=outcome.append
+            )
+            ranks.nodes[rank].submit(operation, now=0.0)
+            ranks.collect(rank)
+    for rank in range(3):  # round 1 is granted once round 0 has begun
+        ranks.bindings[rank].bind(Binding(key=0, from_round=0, version=1, granted=1))
+        ranks.nodes[rank].advance()
+        ranks.collect(rank)
+    ranks.deliver_all()
+    for values, expected, outcome in outcomes:
+        assert outcome == [None]
+        assert set(values.tolist()) == {expected}
+
+
 def test_zeros_travel_without_a_payload_and_one_contribution_arrives_bit_for_bit():
     ranks = Ranks(THREE_STARS)
     keys = [ranks.add_key(rank, 10) for rank in range(3)]
