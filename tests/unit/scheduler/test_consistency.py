@@ -142,6 +142,19 @@ def test_a_round_out_of_all_bounds_is_a_violation(round):
         consistency.begun(0, begun(0, round))
 
 
+def test_a_round_that_all_have_begun_takes_no_memory_nor_do_policies_that_nobody_can_need():
+    consistency = Consistency(2, 1)
+    consistency.add_key(0)
+    for round in range(50):
+        consistency.install(2 + round)
+        for rank in (0, 1):
+            consistency.begun(rank, begun(0, round, "sgd"))
+    (table,) = consistency._tables.values()
+    assert table.open == {}
+    assert len(table.rows) <= 2
+    assert len(consistency.versions_in_use()) <= 2
+
+
 # ---------------------------------------------------------------------------------------- update rules
 
 

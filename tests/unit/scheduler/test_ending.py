@@ -89,7 +89,7 @@ def test_the_scheduler_of_a_failed_job_ends_with_1_as_soon_as_all_have_left():
     driven.say(1, m.Failed(reason="boom too"))
     driven.tick()
     assert driven.machine.outcome == Outcome(
-        1, "job 'alexnet' has failed: rank 2 (n2:4000, site2) failed: boom"
+        1, "job 'alexnet' has failed: rank 2 (n2:4000, site2) failed: boom", rank=2
     )
 
 
