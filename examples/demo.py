@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from digits.data import Dataset, load
 from digits.framework import create_store, mx
 from digits.models import build
@@ -43,7 +44,9 @@ def train(kv: Any, data: Dataset, epochs: int) -> dict[str, Any]:
     net = build("cnn", data.classes)
     net.initialize(mx.init.MSRAPrelu(factor_type="in", slope=0))
     net(mx.nd.zeros((1, 1, 8, 8)))
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=kv)
+    trainer = mx.gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=kv
+    )
     loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     if kv.rank == 0:
         print("  ".join(COLUMNS), flush=True)
@@ -53,7 +56,7 @@ def train(kv: Any, data: Dataset, epochs: int) -> dict[str, Any]:
             with mx.autograd.record():
                 loss = loss_of(net(pixels(images)), mx.nd.array(labels))
             loss.backward()
-            losses.append(float(loss.mean().asnumpy()))
+            losses.append(loss.mean().asscalar())
             mx.nd.waitall()  # the gradients are there: what is waited for below is the network and the update
             ready = time.monotonic()
             trainer.step(16 * kv.num_workers)
@@ -99,12 +102,16 @@ def compare(folder: Path, ranks: int) -> int:
     for rank in range(1, ranks):
         with np.load(weights_of(folder, rank)) as other:
             found = {name: other[name].tobytes() for name in other.files}
-        wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        wrong = sorted(
+            name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+        )
         if wrong:
             print(f"The weights of rank {rank} differ from those of rank 0: {', '.join(wrong)}")
             return 1
     size = sum(map(len, expected.values()))
-    print(f"\nThe weights of all {ranks} nodes are the same, byte for byte: {len(expected)} tensors, {size} bytes.")
+    print(
+        f"\nThe weights of all {ranks} nodes are the same, byte for byte: {len(expected)} tensors, {size} bytes."
+    )
     return 0
 
 

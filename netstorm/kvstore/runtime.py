@@ -25,6 +25,7 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.addresses import advertised_host, resolve
 from netstorm.pslite.driver import Driver, start_driver
+from netstorm.pslite.sntp_socket import SntpClient
 from netstorm.settings import Settings, declarations
 
 __all__ = ["Runtime"]
@@ -60,10 +61,15 @@ class Runtime:
             node_host=settings.node_host, interface=settings.interface, scheduler_host=settings.scheduler_host
         )
 
+        scheduler = resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+        self._sntp: Final = SntpClient(
+            scheduler, settings.sntp_port or settings.scheduler_port, counters=self.counters
+        )
+
         def make_node(port: int) -> GeneralNode:
             return GeneralNode(
                 NodeOptions(
-                    scheduler_host=resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI"),
+                    scheduler_host=scheduler,
                     scheduler_port=settings.scheduler_port,
                     host=host,
                     port=settings.advertised_port or port,
@@ -89,9 +95,10 @@ class Runtime:
             port=settings.port,
             rank=-1,
             ordered=lambda peer: peer == SCHEDULER,
-            stamp=clock.wall_ns,
+            stamp=self._sntp.now_ns,
             name="netstorm-node",
         )
+        self._sntp.start(self._driver.thread)
         self.node: Final = self._driver.machine
         self._signals: Final = SignalWatch(self._driver.thread, self.interrupted)
         try:
@@ -182,13 +189,15 @@ class Runtime:
 
         Returns:
             `bytes_sent` and `bytes_received` to and from other nodes and the scheduler, headers included;
-            `network_s`, the time with at least one operation under way; and every counter of the process.
+            `network_s`, the time with at least one operation under way; `clock_error_s`, by how much this node's
+            idea of the cluster clock may be off (inf: not known yet); and every counter of the process.
         """
         links = self._driver.thread.call(lambda _: self._driver.endpoint.links()).result()
         return {
             "bytes_sent": float(sum(link["bytes_sent"] for link in links.values())),
             "bytes_received": float(sum(link["bytes_received"] for link in links.values())),
             "network_s": self._busy.total(clock.monotonic()),
+            "clock_error_s": self._sntp.sync.error_bound(clock.monotonic()),
             **self.counters.snapshot(),
         }
 
@@ -251,6 +260,7 @@ class Runtime:
                 return
             self._closed = True
         self._signals.close()
+        self._sntp.stop(self._driver.thread)
         self._driver.thread.close(linger_s=_LINGER_S)
 
     def _wait(self, future: concurrent.futures.Future[None], timeout_s: float | None = None) -> None:
