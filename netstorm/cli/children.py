@@ -23,13 +23,16 @@ from netstorm.cli.ending import Action, Ending, GiveUp, Say, Send
 from netstorm.cli.job import Job, Process
 from netstorm.cli.keeper import become_subreaper, kill_descendants
 from netstorm.cli.lines import Lines
-from netstorm.cli.members import Member, in_words
+from netstorm.cli.members import SCHEDULER, Member, in_words
+from netstorm.cli.verdict import blamed_rank
 
 __all__ = ["run_job"]
 
 _READY_CHECK_S: Final = 0.02
 _READY_S: Final = 60.0
 """For a scheduler to start: an interpreter and some imports, on a machine that may be busy."""
+_LONGEST_WAIT_S: Final = 3600.0
+"""For poll(2), whose argument is finite, as a grace need not be."""
 _LAST_WORDS_MS: Final = 500
 """For what an ended process has written to arrive; longer only if something else still holds its output."""
 _READER_MS: Final = 2000
@@ -55,7 +58,7 @@ def run_job(job: Job, ending: Ending, console: Console, log_folder: Path | None)
         The exit code, as `Ending.exit_code`.
 
     Raises:
-        OSError: a log cannot be written, or our own output.
+        OSError: something that no part of a job can cause, such as a machine without /proc.
     """
     become_subreaper()
     with _signals_to_descriptor() as woken:
@@ -135,11 +138,7 @@ class _Run:
             text = f"cannot start {in_words([process.member])}: {process.keeper[0]}: {error.strerror}"
             self._act(self._ending.cannot_go_on(text, clock.monotonic()))
             return
-        log = None
-        if self._log_folder is not None:
-            name = process.label if process.member < 0 else f"rank-{process.label}"
-            log = (self._log_folder / f"{name}.log").open("wb")
-        child = _Child(process.member, process.label, keeper, log)
+        child = _Child(process.member, process.label, keeper, self._open_log(process))
         assert keeper.stdout is not None
         assert keeper.stderr is not None
         child.streams[keeper.stdout.fileno()] = (Stream.OUT, Lines())
@@ -147,6 +146,17 @@ class _Run:
         self._children[process.member] = child
         self._ending.started(process.member)
         _tell(child, process.order)
+
+    def _open_log(self, process: Process) -> BinaryIO | None:
+        if self._log_folder is None:
+            return None
+        name = process.label if process.member == SCHEDULER else f"rank-{process.label}"
+        path = self._log_folder / f"{name}.log"
+        try:
+            return path.open("wb", buffering=0)
+        except OSError as error:
+            self._console.say(f"cannot write {path}: {error.strerror}; there will be none")
+            return None
 
     # --------------------------------------------------------------------------------------------- watching
 
@@ -171,14 +181,14 @@ class _Run:
                 self._console.write()
         self._show_unfinished()
 
-    def _timeout_ms(self) -> float | None:
-        """Return how long to wait at most; None: until something happens."""
-        waits = []
+    def _timeout_ms(self) -> float:
+        """Return how long to wait for events at most."""
+        waits = [_LONGEST_WAIT_S]
         if self._ending.deadline is not None:
             waits.append(self._ending.deadline - clock.monotonic())
         if not self._nodes_started and self._ending.may_start:
             waits.append(_READY_CHECK_S)
-        return max(0.0, min(waits)) * 1000 + 1 if waits else None
+        return max(0.0, min(waits)) * 1000 + 1
 
     def _heed_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -203,14 +213,30 @@ class _Run:
         stream, lines = child.streams[number]
         data = os.read(number, 65536)
         finished = lines.feed(data) if data else lines.end()
+        if child.member == SCHEDULER and stream is Stream.OUT:
+            finished = [line for line in finished if not self._is_verdict(line)]
         for line in finished:
             self._console.line(stream, child.label, line)
-            if child.log is not None:
-                child.log.write(line + b"\n")
-        if finished and child.log is not None:
-            child.log.flush()
+        if finished:
+            self._keep(child, finished)
         if not data:
             del child.streams[number]
+
+    def _is_verdict(self, line: bytes) -> bool:
+        rank = blamed_rank(line)
+        if rank is not None:
+            self._ending.judged(Member(rank) if rank >= 0 else None)
+        return rank is not None
+
+    def _keep(self, child: _Child, lines: list[bytes]) -> None:
+        if child.log is None:
+            return
+        try:
+            child.log.write(b"".join(line + b"\n" for line in lines))
+        except OSError as error:  # a full disk is no reason to end a training
+            self._console.say(f"cannot write {child.log.name}: {error.strerror}; it ends here")
+            child.log.close()
+            child.log = None
 
     def _read_last_words(self, child: _Child) -> None:
         """Pass on what a process has written before it ended, before its end is reported."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["Console", "Stream"]
+__all__ = ["Console", "Stream", "open_standard_streams"]
 
 
 class Stream(IntEnum):
@@ -24,6 +24,9 @@ class Stream(IntEnum):
 
 _FULL: Final = 2**20
 """Bytes waiting for a slow reader above which no more is read from the processes, so that they wait too."""
+
+_FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Reasons to print no more, and to go on: a training is worth more than its output."""
 
 _LAUNCHER: Final = "launch"
 _BOLD: Final = b"1"
@@ -43,6 +46,15 @@ _ESCAPES: Final = re.compile(
     rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])|[\x00-\x08\x0a-\x1f]"
 )
 """Terminal control sequences (ECMA-48 §5.4) and control characters, which would move a status line about."""
+
+
+def open_standard_streams() -> None:
+    """Open what is closed of descriptors 0 to 2, or the next pipe would become our standard output."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 class Console:
@@ -67,6 +79,7 @@ class Console:
         self._queue: deque[tuple[Stream, bytearray]] = deque()
         self._size = 0
         self._closed: set[Stream] = set()
+        self._full_disk = False
         self._status = b""
         self._labels: dict[str, bytes] = {}
 
@@ -82,8 +95,8 @@ class Console:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody reads standard output any more, as behind `| head`."""
-        return Stream.OUT in self._closed
+        """Whether nobody reads standard output any more, as behind `| head`; not whether a disk is full."""
+        return Stream.OUT in self._closed and not self._full_disk
 
     def line(self, stream: Stream, label: str, text: bytes) -> None:
         """Queue one line of a process."""
@@ -115,10 +128,9 @@ class Console:
             except BlockingIOError:  # somebody has made our terminal non-blocking
                 return
             except OSError as error:
-                if error.errno not in {errno.EPIPE, errno.EIO, errno.EBADF}:
-                    raise  # a full disk is not a reader that has left
-                self._closed.add(stream)
                 written = len(data)
+                self._closed.add(stream)
+                self._full_disk = self._full_disk or error.errno in _FULL_DISK
         else:
             written = len(data)
         del data[:written]

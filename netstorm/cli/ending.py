@@ -59,7 +59,7 @@ _SSH_FAILED: Final = 255
 _KILL_S: Final = 7.0
 """A keeper that lives ends at the latest 5 s after SIGKILL, even if a process hangs in the kernel."""
 _SCHEDULER_S: Final = 2.0
-"""Of a job that is being stopped, the scheduler has nothing left to do once the nodes are gone."""
+"""Of a job that has failed or is stopped, the scheduler has nothing left to do once the nodes are gone."""
 
 _LADDER: Final[Mapping[signal.Signals, signal.Signals | None]] = {
     signal.SIGINT: signal.SIGTERM,
@@ -97,7 +97,10 @@ class Ending:
         self._alive: set[Member] = set()
         self._codes: dict[Member, int] = {}
         self._stage = Stage.RUNNING
-        self._first: tuple[str, int] | None = None
+        self._failures: dict[Member | None, tuple[str, int]] = {}
+        """Text and exit code of each that was not made to end, in order; None: the launcher's own."""
+        self._judged = False
+        self._blamed: Member | None = None
         self._asked: signal.Signals | None = None
         self._step: signal.Signals | None = None
         self.deadline: float | None = None
@@ -118,21 +121,34 @@ class Ending:
     @property
     def exit_code(self) -> int:
         """The first failure's, or 128 + the signal that stopped the job, or 0."""
-        if self._first is not None:
-            return self._first[1]
+        first = self._first_failure()
+        if first is not None:
+            return first[1]
         return 0 if self._asked is None else 128 + self._asked
 
     def summary(self) -> list[str]:
         """Return how each process ended, unless all is well."""
         if not self.exit_code:
             return []
-        lines = [self._first[0]] if self._first is not None else []
+        first = self._first_failure()
+        lines = [first[0]] if first is not None else []
         by_code: dict[int, list[Member]] = defaultdict(list)
         for member, code in self._codes.items():
             by_code[code].append(member)
         lines += [f"{outcome(code)}: {in_words(by_code[code])}" for code in sorted(by_code, reverse=True)]
         missing = self._nodes - self._codes.keys()
         return lines + ([f"not started: {in_words(missing)}"] if missing else [])
+
+    def _first_failure(self) -> tuple[str, int] | None:
+        """Return the failure that the others came of, by the scheduler's word or else in time."""
+        if not self._failures:
+            return None
+        if self._blamed is not None and self._blamed in self._failures:
+            return self._failures[self._blamed]
+        # A scheduler that has passed judgement has not failed: it reports that the job has.
+        exempt = {SCHEDULER} if self._judged else set()
+        nodes = [failure for member, failure in self._failures.items() if member not in exempt]
+        return next(iter(nodes or self._failures.values()))
 
     # ---------------------------------------------------------------------------------------- what happens
 
@@ -151,14 +167,18 @@ class Ending:
         self._alive.discard(member)
         self._codes[member] = code
         actions: list[Action] = []
-        if code and self._stage is Stage.RUNNING:
-            actions += self._fail(self._failure(member, code), code, now)
+        if code and self._stage is not Stage.STOPPING:
+            actions += self._fail(member, self._failure(member, code), code, now)
         self._set_schedulers_deadline(now)
         return actions
 
     def cannot_go_on(self, reason: str, now: float) -> list[Action]:
         """Note a failure of the launcher's own, such as a process that cannot be started."""
-        return self._fail(reason, 1, now) if self._stage is Stage.RUNNING else []
+        return self._fail(None, reason, 1, now) if self._stage is Stage.RUNNING else []
+
+    def judged(self, blamed: Member | None) -> None:
+        """Note the scheduler's word on whose end was the first; None: on nobody's in particular."""
+        self._judged, self._blamed = True, blamed
 
     def asked_to_stop(self, reason: signal.Signals, now: float) -> list[Action]:
         """Deal with Ctrl-C (SIGINT), SIGTERM, SIGHUP, or SIGPIPE for output that nobody reads."""
@@ -187,9 +207,11 @@ class Ending:
 
     # -------------------------------------------------------------------------------------------- decisions
 
-    def _fail(self, text: str, code: int, now: float) -> list[Action]:
+    def _fail(self, member: Member | None, text: str, code: int, now: float) -> list[Action]:
+        self._failures[member] = (text, code)
+        if self._stage is Stage.FAILED:
+            return []
         self._stage = Stage.FAILED
-        self._first = (text, code)
         others = self._alive - {SCHEDULER}
         if not others:
             self.deadline = now + self._schedulers_time()
@@ -199,6 +221,8 @@ class Ending:
         return [Say(f"{text}; {in_words(others)} {have} {self._patience_s:g} s to end by themselves")]
 
     def _failure(self, member: Member, code: int) -> str:
+        if member == SCHEDULER and self._judged:
+            return "the job has failed"
         where = f" on {self._hosts[member]}" if member in self._hosts else ""
         how = outcome(code)
         how = f"was {how}" if how.startswith("killed") else f"failed with {how}"

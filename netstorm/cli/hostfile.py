@@ -28,7 +28,7 @@ class Placement:
     """As ssh takes it: a name, an address or an alias, perhaps with `user@`."""
     site: str | None = None
     address: str | None = None
-    """What the node advertises to the others; None: the interface that reaches the scheduler."""
+    """What the node advertises, and the scheduler if it is on this host; None: what they find."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

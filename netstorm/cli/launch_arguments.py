@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netstorm.cli.children import run_job
-from netstorm.cli.console import Console
+from netstorm.cli.console import Console, open_standard_streams
 from netstorm.cli.ending import Ending
 from netstorm.cli.hostfile import check_host, read_hostfile
 from netstorm.cli.job import RESERVED, Job, find_command
@@ -52,6 +52,7 @@ class LaunchArguments:
             UsageError: names what is wrong, and what is allowed.
             CommandError: the command cannot be run.
         """
+        open_standard_streams()
         variables = self._all_variables()
         job = self._local(variables, scratch) if self.hosts is None else self._remote(variables, self.hosts)
         environment = child_environment(None, **variables)

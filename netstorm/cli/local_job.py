@@ -86,7 +86,7 @@ def local_job(
     scheduler = None
     if ready_file is not None:
         words = [sys.executable, "-m", "netstorm", "scheduler"]
-        words += ["--port", str(port), "--ready-file", str(ready_file)]
+        words += ["--port", str(port), "--ready-file", str(ready_file), "--print-outcome"]
         scheduler = Process(
             member=SCHEDULER,
             keeper=_KEEPER,

@@ -50,6 +50,7 @@ def scheduler(
     ready_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write HOST:PORT there once nodes can connect.")
     ] = None,
+    print_outcome: Annotated[bool, typer.Option("--print-outcome", hidden=True)] = False,
 ) -> None:
     """Run the scheduler of one job until all its nodes have left.
 
@@ -59,6 +60,7 @@ def scheduler(
     The exit code is 0 if the job ended well, 1 if it failed, 2 if it could not begin, and 130 or 143 if
     SIGINT or SIGTERM stopped it (the nodes are told).
     """
+    from netstorm.cli.verdict import verdict_line
     from netstorm.scheduler.process import run_scheduler
     from netstorm.settings import Settings
 
@@ -75,7 +77,13 @@ def scheduler(
             sntp_port=sntp_port,
             join_timeout_s=join_timeout,
         )
-        code = run_scheduler(settings, any_port=port == 0, ready_file=ready_file, say=_say)
+        code = run_scheduler(
+            settings,
+            any_port=port == 0,
+            ready_file=ready_file,
+            say=_say,
+            on_outcome=(lambda outcome: _say(verdict_line(outcome.rank))) if print_outcome else None,
+        )
     raise typer.Exit(code)
 
 

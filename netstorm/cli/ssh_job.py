@@ -61,7 +61,8 @@ def ssh_job(
     """
     size = len(placements)
     host = scheduler_host or placements[0].host
-    address = host.rpartition("@")[2]
+    known = [each.address for each in placements if each.host == host and each.address is not None]
+    address = known[0] if known else host.rpartition("@")[2]
     elsewhere = sorted({each.host for each in placements if not _is_loopback(each.host)})
     if _is_loopback(host) and elsewhere:
         raise UsageError(
@@ -69,7 +70,9 @@ def ssh_job(
         )
     crowd = Counter(each.host for each in placements)
 
-    def process(member: Member, where: str, words: Sequence[str], own: Mapping[str, object]) -> Process:
+    def process(
+        member: Member, where: str, words: Sequence[str], there: str | None, own: Mapping[str, object]
+    ) -> Process:
         merged = {**variables, **{name: str(value) for name, value in own.items()}}
         child_environment({}, **merged)  # for its checks: the same error from every host is no help
         return Process(
@@ -77,7 +80,7 @@ def ssh_job(
             keeper=(*ssh, *OPTIONS, where, shlex.join([python, "-m", "netstorm.cli.remote"])),
             environment=child_environment(),
             order=order_text(
-                command=list(words), folder=folder, variables=merged, nodes_here=max(1, crowd[where])
+                command=list(words), folder=there, variables=merged, nodes_here=max(1, crowd[where])
             ),
         )
 
@@ -86,11 +89,10 @@ def ssh_job(
         own = node_variables(rank=each.rank, size=size, host=address, port=port, site=each.site)
         if each.address is not None:
             own["DMLC_NODE_HOST"] = each.address
-        nodes.append(process(Member(each.rank), each.host, command, own))
+        nodes.append(process(Member(each.rank), each.host, command, folder, own))
     own = {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": port}
-    scheduler = process(
-        SCHEDULER, host, [python, "-m", "netstorm", "scheduler"], {**own, "DMLC_NUM_WORKER": size}
-    )
+    words = [python, "-m", "netstorm", "scheduler", "--print-outcome"]
+    scheduler = process(SCHEDULER, host, words, None, {**own, "DMLC_NUM_WORKER": size})
     return Job(
         size=size,
         scheduler=scheduler if with_scheduler else None,

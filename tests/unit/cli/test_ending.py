@@ -150,6 +150,45 @@ def test_a_scheduler_that_dies_first_is_the_first_failure():
     assert ending.exit_code == 137
 
 
+def test_the_scheduler_knows_who_was_first_even_if_others_end_sooner():
+    ending = started()
+    ending.exited(Member(0), 1, 0.0)
+    ending.exited(Member(2), 3, 0.2)
+    ending.judged(Member(2))
+    ending.exited(SCHEDULER, 1, 0.3)
+    ending.exited(Member(1), 1, 0.4)
+    assert ending.exit_code == 3
+    assert ending.summary()[0] == "rank 2 failed with exit code 3"
+
+
+def test_a_scheduler_that_reports_a_failed_job_is_not_what_failed():
+    ending = started()
+    ending.judged(None)
+    assert "the job has failed; ranks 0-2 have 20 s" in said(ending.exited(SCHEDULER, 1, 0.0))
+    exit_all(ending, 0, 5, 1)
+    assert ending.exit_code == 5
+    assert ending.summary()[0] == "rank 1 failed with exit code 5"
+
+
+def test_a_failed_job_whose_nodes_all_end_well_has_failed():
+    ending = started()
+    ending.judged(Member(2))
+    exit_all(ending, 0, 0, 0)
+    ending.exited(SCHEDULER, 1, 1.0)
+    assert ending.exit_code == 1
+    assert ending.summary()[0] == "the job has failed"
+
+
+def test_a_blamed_node_that_had_to_be_killed_does_not_hide_who_failed():
+    ending = started(2)
+    ending.exited(Member(0), 1, 0.0)
+    ending.tick(PATIENCE_S)
+    ending.exited(Member(1), 137, PATIENCE_S)
+    ending.judged(Member(1))
+    ending.exited(SCHEDULER, 1, PATIENCE_S + 1)
+    assert ending.exit_code == 1
+
+
 def test_a_scheduler_that_ends_well_before_the_nodes_is_no_failure():
     ending = started()
     ending.exited(SCHEDULER, 0, 0.0)

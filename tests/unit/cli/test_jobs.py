@@ -95,6 +95,7 @@ def test_the_scheduler_chooses_its_port_and_writes_it_to_the_ready_file():
         "0",
         "--ready-file",
         "/tmp/x",
+        "--print-outcome",
     ]
     assert scheduler.environment["DMLC_ROLE"] == "scheduler"
     assert scheduler.environment["DMLC_NUM_WORKER"] == "2"
@@ -152,7 +153,12 @@ def test_the_scheduler_runs_on_the_first_host_of_the_file_whatever_its_rank():
     job = over_ssh("paris rank=1\ntokyo rank=0")
     assert job.hosts == {SCHEDULER: "paris", Member(0): "tokyo", Member(1): "paris"}
     assert job.scheduler is not None
-    assert json.loads(job.scheduler.order)["command"][-3:] == ["-m", "netstorm", "scheduler"]
+    assert json.loads(job.scheduler.order)["command"][1:] == [
+        "-m",
+        "netstorm",
+        "scheduler",
+        "--print-outcome",
+    ]
     assert [node.member for node in job.nodes(None)] == [0, 1]
     assert json.loads(job.nodes(None)[0].order)["variables"]["DMLC_PS_ROOT_URI"] == "paris"
 
