@@ -119,6 +119,7 @@ class ScriptedNode:
             name=f"script-{rank}",
         )
         self.port = self._driver.port
+        self.thread = self._driver.thread
         self._script = self._driver.machine
 
     def __enter__(self) -> Self:

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import ntplib
 import pytest
 
 from netstorm.protocol import messages as m
-from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode
+from netstorm.pslite.sntp_socket import SntpClient
+from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode, wait_for
 
 
 def test_a_whole_job_in_good_order(tmp_path):
@@ -119,6 +121,16 @@ def test_any_ntp_client_gets_the_cluster_time_at_the_same_port(tmp_path):
     with SchedulerProcess(tmp_path) as scheduler:
         stats = ntplib.NTPClient().request("127.0.0.1", port=scheduler.port, timeout=10)
         assert abs(stats.offset) < 0.5
+
+
+def test_a_nodes_io_thread_follows_the_cluster_clock(tmp_path):
+    with SchedulerProcess(tmp_path) as scheduler, ScriptedNode(scheduler.port, 0) as node:
+        client = SntpClient("127.0.0.1", scheduler.port)
+        client.start(node.thread)
+        wait_for(lambda: client.counters.get("sntp_exchanges") >= 2, "the time")
+        assert client.sync.error_bound(time.monotonic()) < 0.1
+        assert abs(client.now_ns() - time.time_ns()) < 200_000_000
+        client.stop(node.thread)
 
 
 def test_random_bytes_on_both_ports_do_not_disturb_the_job(tmp_path):
