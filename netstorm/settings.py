@@ -268,6 +268,14 @@ class Settings:
         "",
         "least severe messages that are logged",
     )
+    compare_rounds: int = setting(
+        "NETSTORM_COMPARE",
+        whole(0),
+        100,
+        "rounds",
+        "how often what the ranks hold of each key is compared, since an update rule may not do the same everywhere; "
+        "0: never",
+    )
     seed: int = setting(
         "NETSTORM_SEED",
         whole(0, 2**63 - 1),

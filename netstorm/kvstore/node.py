@@ -147,6 +147,11 @@ class GeneralNode:
             self._running().submit(operation, now)
             self._check_for_finished_peers()
 
+    def report_replica(self, key: Key, round: int, digest: int, now: float) -> None:
+        """Have what this rank holds of a key after a round compared with what the others hold."""
+        if self.failure is None and self.state is not State.OVER and key.identity >= 0:
+            self._send(m.ReplicaDigest(key=key.identity, round=round, digest=digest))
+
     def barrier(self, done: Done, now: float) -> None:
         """Call `done` when every rank has come to as many barriers as this one."""
         if self.failure is not None:

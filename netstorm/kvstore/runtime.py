@@ -22,6 +22,7 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.signals import SignalWatch
 from netstorm.kvstore.busy import BusyTime
 from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.addresses import advertised_host, resolve
 from netstorm.pslite.driver import Driver, start_driver
@@ -215,6 +216,12 @@ class Runtime:
         )
         self.submit(operation)
         self._wait(future, timeout_s)
+
+    def report_replica(self, key: Key, round: int, value: Buffer) -> None:
+        """Have a key's value after a round compared over all ranks; a difference ends the job. Does not block."""
+        digest = checksum(value)
+        with contextlib.suppress(Closed):
+            self._driver.thread.post(lambda now: self.node.report_replica(key, round, digest, now))
 
     def barrier(self) -> None:
         """Wait until every rank has come to its n-th barrier.

@@ -42,6 +42,7 @@ __all__ = [
     "Query",
     "Refused",
     "RegisterKeys",
+    "ReplicaDigest",
     "RoundBegun",
     "SessionMessage",
     "Suspect",
@@ -365,3 +366,12 @@ class PeerGone(Message, frozen=True, tag=74):
 
 class Leave(Message, frozen=True, tag=75):
     """A node closes its connection for good; after `AllFinished`, or because it gives up."""
+
+
+class ReplicaDigest(Message, frozen=True, tag=76):
+    """A node to the scheduler: what it holds of a key after a round. All ranks must hold the same."""
+
+    key: int
+    round: int
+    digest: int
+    """CRC-32C of the value's bytes."""

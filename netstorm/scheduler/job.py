@@ -16,6 +16,7 @@ from netstorm.scheduler.membership import describe, list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.registry import KeyConflict, KeyRegistry
+from netstorm.scheduler.replicas import ReplicaCheck
 from netstorm.topology.policy import Policy
 
 __all__ = ["SAY_EVERY_S", "Job"]
@@ -56,6 +57,7 @@ class Job:
         self._policies: dict[int, Policy] = {policy.version: policy}
         self._consistency: Final = Consistency(len(seats), policy.version)
         self._barriers: Final = BarrierCount(len(seats))
+        self._replicas: Final = ReplicaCheck(len(seats))
         self._say_at = now + SAY_EVERY_S
         self._status_at = now + _STATUS_EVERY_S
 
@@ -113,6 +115,8 @@ class Job:
                 return self._register(rank, message, now)
             case m.TopologyRequest():
                 return self._topology_request(rank, message, now)
+            case m.ReplicaDigest():
+                return self._replica_digest(rank, message)
             case m.Barrier():
                 return self._barrier(rank, message, now)
             case m.Suspect():
@@ -189,6 +193,19 @@ class Job:
             self.liveness.heard(rank, now, f"round {event.round} of {name}")
         self._tell(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
+
+    def _replica_digest(self, rank: int, message: m.ReplicaDigest) -> m.PeerGone | None:
+        if message.key not in self.keys:
+            raise ProtocolViolation(f"rank {rank} reports key {message.key}, which nobody has registered")
+        drift = self._replicas.note(rank, message.key, message.round, message.digest)
+        if drift is None:
+            return None
+        reason = (
+            f"after round {drift.round} of {self.keys.name(drift.key)} rank {drift.rank} holds other values than rank "
+            f"{drift.first_rank}: the replicas have drifted apart; the update rule must do the same on all ranks "
+            "(no randomness of its own, no values that differ between ranks)"
+        )
+        return m.PeerGone(rank=-1, kind="disagreement", reason=reason)
 
     def _barrier(self, rank: int, message: m.Barrier, now: float) -> m.PeerGone | None:
         self.liveness.heard(rank, now, f"it came to barrier {message.number}")

@@ -244,6 +244,20 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                 entry.stored.copy_from(entry.merged.array)
             else:
                 self._rule.updater(entry.user_key, entry.merged.array, entry.stored.array)
+                self._compare(entry)
+
+    def _compare(self, entry: _Entry) -> None:
+        """Once in a while, have the replicas of a value compared, behind the update that is queued."""
+        key, round, runtime = entry.key, entry.key.last_taken, self._runtime
+        every = runtime.settings.compare_rounds
+        if every == 0 or round % every:
+            return
+
+        def start(completion: Completion) -> None:
+            runtime.report_replica(key, round, np.frombuffer(entry.stored.memory(), np.uint8))
+            completion.succeed()
+
+        push_async(start, reads=(entry.stored.array,), writes=(), name="netstorm_compare")
 
     def _copy_out(self, entry: _Entry, outs: list[NDArray], *, ignore_sparse: bool) -> None:
         for out in outs:
@@ -325,13 +339,4 @@ def _checked(array: NDArray, entry: _Entry, what: str) -> NDArray:
     return array
 
 
-def _settle_before_fork() -> None:
-    """Let MXNet finish: with an operation outstanding its own at-fork handler deadlocks."""
-    try:
-        mx.nd.waitall()
-    except mx.base.MXNetError:
-        return  # the store raises it again at its next call
-
-
-os.register_at_fork(before=_settle_before_fork)
 before_finish(mx.nd.waitall)

@@ -1,0 +1,49 @@
+"""Whether all ranks still hold the same values: the store is replicated, and an optimiser could make replicas differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Drift", "ReplicaCheck"]
+
+_OPEN: Final = 10_000
+"""Most (key, round) pairs that some ranks have reported and others have not; the oldest are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Two ranks hold different values of a key after the same round."""
+
+    key: int
+    round: int
+    first_rank: int
+    rank: int
+
+
+@dataclass(slots=True)
+class _Report:
+    rank: int
+    digest: int
+    ranks: int
+    """Bit set of those who have reported the same."""
+
+
+class ReplicaCheck:
+    """Compares what ranks say that they hold."""
+
+    def __init__(self, ranks: int) -> None:
+        self._everybody: Final = (1 << ranks) - 1
+        self._open: Final[dict[tuple[int, int], _Report]] = {}
+
+    def note(self, rank: int, key: int, round: int, digest: int) -> Drift | None:
+        """Take a rank's digest of a key's value after a round; return the first difference, if there is one."""
+        report = self._open.setdefault((key, round), _Report(rank, digest, 0))
+        if report.digest != digest:
+            return Drift(key, round, report.rank, rank)
+        report.ranks |= 1 << rank
+        if report.ranks == self._everybody:
+            del self._open[key, round]
+        while len(self._open) > _OPEN:
+            del self._open[next(iter(self._open))]
+        return None
