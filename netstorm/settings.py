@@ -273,8 +273,8 @@ class Settings:
         whole(0),
         100,
         "rounds",
-        "how often what the ranks hold of each key is compared, since an update rule may not do the same everywhere; "
-        "0: never",
+        "how often what the ranks hold of each key is compared, since an update rule may not do the same "
+        "everywhere; 0: never",
     )
     seed: int = setting(
         "NETSTORM_SEED",
