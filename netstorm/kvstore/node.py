@@ -263,10 +263,10 @@ class GeneralNode:
 
     def next_tick(self) -> float:
         """Return when something is due."""
-        if self._aggregation is not None and (self._registration.has_request() or self._aggregation.begun):
-            return 0.0
         if self.failure is not None or self.state is State.OVER:
             return math.inf
+        if self._aggregation is not None and (self._registration.has_request() or self._aggregation.begun):
+            return 0.0
         due = min(self._next_heartbeat, self._next_look)
         return min(due, self._join_deadline) if self.state is State.JOINING else due
 

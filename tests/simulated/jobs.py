@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
@@ -61,7 +62,6 @@ class Job:
     spread_s: float = 0.0
     """Pushes come at any time within it."""
     policies: int = 1
-    settings: dict[str, object] = field(default_factory=dict)
 
     def cluster(self, **more):
         return SimulatedCluster(
@@ -70,9 +70,10 @@ class Job:
             policy=random_policy(random.Random(f"policy {self.seed}"), self.nodes),
             chunk_size=self.chunk_size,
             jitter_s=self.jitter_s,
-            **{**self.settings, **more},
+            **more,
         )
 
+    @functools.cache  # noqa: B019 (jobs are few)
     def values(self, rank, key, number):
         """Return what a rank pushes: small integers, whatever the type."""
         drawn = np.random.default_rng([self.seed, rank, number, *key.name.encode()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import (
+    Closed,
     JoinRefused,
     KeyMismatch,
     NodeFailed,
@@ -126,6 +128,16 @@ def test_a_program_that_fails_is_quoted_at_all_other_ranks():
         assert isinstance(cluster.nodes[rank].failure, NodeFailed)
         assert "rank 2 (node2:" in str(cluster.nodes[rank].failure)
         assert "ValueError: no such file" in str(cluster.nodes[rank].failure)
+
+
+def test_a_program_that_fails_right_after_a_push_leaves_a_node_that_is_quiet():
+    cluster = SimulatedCluster(2, seed=1)
+    cluster.allreduce("w", [np.ones(3)] * 2)
+    pushed = cluster.nodes[0].push("w", np.ones(3))
+    cluster.nodes[0].fail("interrupted")
+    cluster.run_for(60.0)
+    assert isinstance(pushed.error, Closed)
+    assert cluster.nodes[0].process.stack.next_tick() == math.inf
 
 
 def test_ranks_that_mean_different_things_by_a_key_are_both_told_both_meanings():
