@@ -278,7 +278,7 @@ class Endpoint:
         ending = self._find_ending(hello)
         if ending is not None:
             session = ending
-        elif session is not None and session.identity != hello.session:
+        elif session is not None and not session.is_that_of(hello):
             if session.incarnation != hello.incarnation:
                 self._replace(session, f"{self.name_of(peer)} came back as another process", now)
                 self._machine.peer_lost(peer, session.reason, now)
@@ -315,7 +315,7 @@ class Endpoint:
 
     def _find_ending(self, hello: m.Hello) -> AcceptedSession | None:
         for session in self._ending:
-            if isinstance(session, AcceptedSession) and session.identity == hello.session:
+            if isinstance(session, AcceptedSession) and session.is_that_of(hello):
                 return session
         return None
 

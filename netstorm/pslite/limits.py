@@ -20,6 +20,9 @@ class Limits:
     slowest_link: float = 125_000.0
     """bytes/s that are taken for granted when judging how long an answer may take: a query waits behind what
     is in flight. 1 Mbit/s."""
+    greeting_s: float = 5.0
+    """How long a Hello waits for its answer before it is said again over another connection; doubled with
+    each failure, up to half of `link_timeout_s`."""
     first_retry_s: float = 0.05
     """Wait before the second attempt to connect; doubled with each, so that a restarted switch is no
     stampede.

@@ -227,7 +227,6 @@ class Session:
 
     def corrupt(self, sequence: int) -> None:
         """Ask for a message again whose payload failed its checksum."""
-        self.counters.drop("checksum")
         self._control.append(m.Nack(sequence=sequence))
 
     def broken(self, reason: str, now: float) -> None:
@@ -485,8 +484,7 @@ class OpenedSession(Session):
             if now >= self._lost_at():
                 self.reason = self.reason or "no answer"
                 self._lose(Event.TOO_LATE, self._away_text(), now)
-            elif now >= self._tried_at + self._limits.link_timeout_s / 2:
-                # a Hello or Welcome can get lost with a connection whose end nobody noticed
+            elif now >= self._greeting_until():  # Hello or Welcome was lost, corrupted maybe
                 self.broken("no answer", now)
         elif self.state is State.AWAY and now >= self._retry_at:
             since = self._since
@@ -497,7 +495,7 @@ class OpenedSession(Session):
     def due(self) -> float:
         """Return when `tick` has something to do."""
         if self.state is State.GREETING:
-            return min(self._lost_at(), self._tried_at + self._limits.link_timeout_s / 2)
+            return min(self._lost_at(), self._greeting_until())
         if self.state is State.AWAY:
             return min(self._lost_at(), self._retry_at)
         return super().due()
@@ -510,6 +508,10 @@ class OpenedSession(Session):
             if not self._hand_over(wire, self._shared.hello(self), now):
                 return
         super().flush(wire, now)
+
+    def _greeting_until(self) -> float:
+        patience = math.ldexp(self._limits.greeting_s, self._failures)
+        return self._tried_at + min(patience, self._limits.link_timeout_s / 2)
 
     def _connect(self, now: float) -> None:
         self.connection = self._shared.new_connection()
@@ -528,6 +530,10 @@ class AcceptedSession(Session):
     def __init__(self, shared: Shared, peer: Peer, hello: m.Hello, *, ordered: bool) -> None:
         super().__init__(shared, peer, hello.session, ordered=ordered, state=State.AWAY)
         self.incarnation = hello.incarnation
+
+    def is_that_of(self, hello: m.Hello) -> bool:
+        """Return whether a Hello wants to go on with this session."""
+        return (hello.incarnation, hello.session) == (self.incarnation, self.identity)
 
     def hello(self, hello: m.Hello, connection: Connection, now: float) -> None:
         """Go on over a new connection.

@@ -76,7 +76,7 @@ class World:
         """Let time pass."""
         self.run_until(lambda: False, seconds)
 
-    def run_until(self, wanted: Callable[[], bool], seconds: float = 600.0) -> bool:
+    def run_until(self, wanted: Callable[[], object], seconds: float = 600.0) -> bool:
         """Let time pass until `wanted` holds, at most `seconds`; return whether it holds."""
         limit = self.now + seconds
         while True:
@@ -86,7 +86,7 @@ class World:
             due = min((party.stack.next_tick() for party in self.parties if not party.dead), default=math.inf)
             if not self.timeline.step(min(limit, max(due, self.now))) and self.now >= limit:
                 self.settle()
-                return wanted()
+                return bool(wanted())
 
     def pair(self) -> tuple[Party, Party]:
         """Return the first two, the first of which knows where the second is."""

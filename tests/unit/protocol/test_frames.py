@@ -1,0 +1,243 @@
+"""Every message comes back from the wire as it went; everything else is a FrameError."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import types
+import typing
+
+import google_crc32c
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import FrameError
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import (
+    MAX_HEADER_BYTES,
+    PROTOCOL_VERSION,
+    checksum,
+    encode_body,
+    open_frames,
+    seal,
+)
+from netstorm.topology.network import Rank
+from netstorm.topology.policy import Policy, Tree
+
+PREFIX_BYTES = 28
+
+
+def all_subclasses(kind):
+    for child in kind.__subclasses__():
+        yield child
+        yield from all_subclasses(child)
+
+
+CONCRETE = sorted(
+    (kind for kind in all_subclasses(m.Message) if kind.__struct_config__.tag is not None),
+    key=lambda kind: kind.__name__,
+)
+
+
+POLICIES = st.builds(
+    lambda version, parents, weight, reason: Policy(
+        version=version,
+        trees=tuple(Tree.undirected(Rank(root), parent) for root, parent in parents),
+        weights=(weight,) * len(parents),
+        reason=reason,
+    ),
+    st.integers(0, 2**40),
+    st.lists(st.sampled_from([(0, (-1, 0, 0)), (1, (1, -1, 1)), (2, (1, 2, -1))]), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.text(max_size=20),
+)
+
+
+@functools.cache
+def values(hint):
+    """Return a strategy for the values of a field's type: the oracle knows types, not the encoder."""
+    hint = getattr(hint, "__supertype__", hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is bool:
+        return st.booleans()
+    if hint is int:
+        return st.integers(-(2**63), 2**63 - 1)
+    if hint is float:
+        return st.floats(allow_nan=False)
+    if hint is str:
+        return st.text(max_size=20)
+    if hint is bytes:
+        return st.binary(max_size=20)
+    if isinstance(hint, type) and issubclass(hint, m.Phase):
+        return st.sampled_from(m.Phase)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
+        return st.lists(values(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, arguments))
+    if origin is dict:
+        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*[st.none() if one is type(None) else values(one) for one in arguments])
+    if hint is Policy:
+        return POLICIES
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return structs(hint)
+    raise NotImplementedError(hint)
+
+
+@functools.cache
+def structs(kind):
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: values(hints[field.name]) for field in msgspec.structs.fields(kind)}
+    return st.fixed_dictionaries(fields).map(lambda given: kind(**given))
+
+
+messages = st.one_of([structs(kind) for kind in CONCRETE])
+frames = st.builds(
+    lambda message, sequence, sent_at, crc, resent: seal(
+        encode_body(message), sequence=sequence, sent_at=sent_at, payload_crc=crc, resent=resent
+    ),
+    messages,
+    st.integers(0, 2**64 - 1),
+    st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+
+
+def announced(frame):
+    """Return how many frames frame 0 announces."""
+    return 1 + (frame[3] & 1)
+
+
+def opens_or_frame_error(frame, number):
+    try:
+        open_frames(frame, number)
+    except FrameError:
+        return False
+    return True
+
+
+@given(messages, st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.data())
+def test_every_message_comes_back_as_it_went(message, sequence, sent_at, resent, data):
+    crc = data.draw(st.none() | st.integers(0, 2**32 - 1))
+    frame = seal(encode_body(message), sequence=sequence, sent_at=sent_at, payload_crc=crc, resent=resent)
+    header = open_frames(frame, 1 if crc is None else 2)
+    assert header.message == message
+    assert type(header.message) is type(message)
+    assert (header.sequence, header.sent_at, header.resent) == (sequence, sent_at, resent)
+    assert (header.has_payload, header.payload_crc) == (crc is not None, crc or 0)
+
+
+def test_every_message_class_has_a_tag_of_its_own_and_can_be_decoded():
+    tags = [kind.__struct_config__.tag for kind in CONCRETE]
+    assert len(CONCRETE) > 20
+    assert len(set(tags)) == len(tags)
+
+
+@given(st.binary(max_size=200), st.integers(1, 3))
+def test_random_bytes_are_a_frame_error(data, number):
+    assert not opens_or_frame_error(data, number)
+
+
+@given(frames, st.data())
+def test_a_truncated_frame_is_a_frame_error(frame, data):
+    length = data.draw(st.integers(0, len(frame) - 1))
+    assert not opens_or_frame_error(frame[:length], announced(frame))
+
+
+@given(frames, st.data())
+def test_a_changed_frame_is_a_frame_error(frame, data):
+    changed = bytearray(frame)
+    # A burst of up to 32 bits is always found by CRC-32C; magic and version are compared; of the flags only the
+    # two that mean something are looked at.
+    place = data.draw(st.integers(0, len(frame) - 1).filter(lambda place: place != 3))
+    changed[place] ^= data.draw(st.integers(1, 255))
+    assert not opens_or_frame_error(bytes(changed), announced(frame))
+
+
+@given(frames, st.integers(1, 4))
+def test_the_number_of_frames_must_be_what_the_header_says(frame, number):
+    assert opens_or_frame_error(frame, number) == (number == announced(frame))
+
+
+@given(st.binary(max_size=300))
+def test_a_body_with_a_right_checksum_but_no_message_in_it_is_a_frame_error_or_a_message(body):
+    frame = seal(body, sequence=1, sent_at=0, payload_crc=None)
+    if opens_or_frame_error(frame, 1):
+        assert isinstance(open_frames(frame, 1).message, m.Message)
+
+
+@given(messages, st.data())
+def test_a_valid_body_that_was_changed_and_signed_again_is_a_frame_error_or_a_message(message, data):
+    body = bytearray(encode_body(message))
+    for _ in range(data.draw(st.integers(1, 5))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    frame = seal(bytes(body), sequence=1, sent_at=0, payload_crc=None)
+    if opens_or_frame_error(frame, 1):
+        assert isinstance(open_frames(frame, 1).message, m.Message)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x91" * 100_000,  # arrays in arrays
+        b"\x82" * 10_000,
+        b"\xdd\xff\xff\xff\xff",  # an array of 4 billion
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",  # 4 GB of bytes, announced
+        b"\xd9\x02\xff\xff",  # text that is not UTF-8
+    ],
+)
+def test_hostile_messagepack_is_a_frame_error(body):
+    assert not opens_or_frame_error(seal(body, sequence=1, sent_at=0, payload_crc=None), 1)
+
+
+def test_another_protocol_version_is_named_with_ours():
+    frame = bytearray(seal(encode_body(m.Query()), sequence=0, sent_at=0, payload_crc=None))
+    frame[2] = PROTOCOL_VERSION + 1
+    with pytest.raises(FrameError, match=f"version {PROTOCOL_VERSION + 1}, this process {PROTOCOL_VERSION}"):
+        open_frames(bytes(frame), 1)
+
+
+def test_a_header_larger_than_any_legal_one_is_not_even_looked_at():
+    with pytest.raises(FrameError, match="bytes"):
+        open_frames(bytes(MAX_HEADER_BYTES + 1), 1)
+
+
+def test_a_field_added_later_does_not_trouble_an_older_reader_nor_its_absence_a_newer_one():
+    class Newer(m.SessionMessage, frozen=True, tag=4):
+        received: int
+        beyond: tuple[int, ...] = ()
+        query: int = 0
+        added: str = ""
+
+    body = msgspec.msgpack.encode(Newer(received=7, added="something"))
+    assert open_frames(seal(body, sequence=0, sent_at=0, payload_crc=None), 1).message == m.Ack(received=7)
+    older = msgspec.msgpack.encode([4, 7])
+    assert open_frames(seal(older, sequence=0, sent_at=0, payload_crc=None), 1).message == m.Ack(received=7)
+
+
+def test_frame_zero_is_laid_out_as_documented():
+    frame = seal(encode_body(m.Nack(sequence=5)), sequence=3, sent_at=-2, payload_crc=0xDEADBEEF, resent=True)
+    magic, version, flags, header_crc, payload_crc, sequence, sent_at = struct.unpack(
+        "<2sBBIIQq", frame[:PREFIX_BYTES]
+    )
+    assert (magic, version, flags) == (b"NS", PROTOCOL_VERSION, 0b11)
+    assert header_crc == google_crc32c.value(frame[8:])
+    assert (payload_crc, sequence, sent_at) == (0xDEADBEEF, 3, -2)
+    assert msgspec.msgpack.decode(frame[PREFIX_BYTES:]) == [5, 5]
+
+
+@given(st.binary(max_size=1000))
+def test_the_checksum_is_the_same_for_every_kind_of_buffer(data):
+    array = np.frombuffer(data, np.uint8)
+    for buffer in (bytearray(data), memoryview(data), memoryview(bytearray(data)), array, array.copy()):
+        assert checksum(buffer) == checksum(data)
+
+
+def test_the_checksum_is_crc_32c():
+    assert checksum(b"123456789") == 0xE3069283  # the check value in every catalogue of CRCs
