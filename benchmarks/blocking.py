@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.arguments import amount, megabytes, number, writable
+from harness.arguments import amount, megabytes, number, seconds, writable
 from harness.child import ChildError
 from harness.group import Group
 from harness.machine import describe_machine
@@ -148,7 +148,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=number, default=10, metavar="N", help="rounds of each kind; default 10")
     add("--json", type=writable, metavar="FILE", help="write the results")
     add(
-        "--timeout", type=number, default=120, metavar="S", help="for the start or a measurement; default 120"
+        "--timeout",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="for a start or measurement; default 120",
     )
     options = parser.parse_args(arguments)
     if options.kv_store == "local":

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from harness.arguments import number, writable
+from harness.arguments import number, seconds, writable
 from harness.child import ChildError
 from harness.job import run_job
 from harness.machine import describe_machine
@@ -156,7 +156,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--epochs", type=number, default=3, metavar="N", help="default 3")
     add("--seed", type=int, default=1)
     add("--json", type=writable, metavar="FILE", help="also write the results to FILE")
-    add("--timeout", type=number, default=120, metavar="S", help="for one training; default 120")
+    add("--timeout", type=seconds, default=120.0, metavar="S", help="for one training; default 120")
     return parser.parse_args(arguments)
 
 

@@ -20,7 +20,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness.arguments import amounts, megabytes, number, numbers, writable
+from harness.arguments import amounts, megabytes, number, numbers, seconds, writable
 from harness.compare import Comparison
 from harness.machine import describe_machine
 from harness.results import Results, Row
@@ -110,8 +110,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--memory", action="store_true", help="measure memory over a run without a store")
     add(
         "--timeout",
-        type=number,
-        default=120,
+        type=seconds,
+        default=120.0,
         metavar="S",
         help="seconds for a start or a round; default 120",
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from netstorm.errors import UsageError
 from netstorm.units import parse_bytes
 
-__all__ = ["amount", "amounts", "megabytes", "number", "numbers", "writable"]
+__all__ = ["amount", "amounts", "megabytes", "number", "numbers", "seconds", "writable"]
 
 
 def number(text: str) -> int:
@@ -21,6 +22,17 @@ def number(text: str) -> int:
 def numbers(text: str) -> list[int]:
     """Parse whole numbers with commas between."""
     return [number(part) for part in text.split(",")]
+
+
+def seconds(text: str) -> float:
+    """Parse a time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
 
 
 def amount(text: str) -> int:

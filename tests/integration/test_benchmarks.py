@@ -1,0 +1,249 @@
+"""The benchmarks, small: what they measure is right, what fails is a row, and nothing outlives them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+LONG = ("--nodes", "2", "--sizes", "1MB", "--rounds", "100000")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+GLOO = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+def command(benchmark: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(BENCHMARKS / benchmark), *map(str, arguments)]
+
+
+def run(benchmark: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(benchmark, *arguments),
+        env={**ENVIRONMENT, **variables},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def compared(path: Path, *arguments: object) -> list[dict[str, Any]]:
+    result = run("loopback.py", "--json", path, *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"]
+    return rows
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmarks' own package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for module in ("arguments", "child", "packing", "pattern"):
+        importlib.import_module(f"harness.{module}")
+    return importlib.import_module("harness")
+
+
+class Arrays:
+    """What a system reduces, as plain NumPy arrays."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.values = [np.zeros(size, np.float32) for size in sizes]
+
+    def write(self, index: int, start: int, values: NDArray[np.float32]) -> None:
+        self.values[index][start : start + len(values)] = values
+
+    def read(self, index: int, start: int, stop: int) -> NDArray[np.float32]:
+        return self.values[index][start:stop]
+
+
+def summed(harness: Any, sizes: list[int], *, nodes: int, number: int) -> Arrays:
+    total = Arrays(sizes)
+    for rank in range(nodes):
+        addend = Arrays(sizes)
+        harness.pattern.fill(addend, rank=rank, number=number)
+        for so_far, values in zip(total.values, addend.values, strict=True):
+            np.add(so_far, values, out=so_far)
+    return total
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 9])
+def test_a_right_sum_passes_the_check(harness: Any, nodes: int) -> None:
+    total = summed(harness, [3_000_000, 5], nodes=nodes, number=12)
+    assert harness.pattern.wrong_sum(total, nodes=nodes, number=12) is None
+
+
+@pytest.mark.parametrize("fault", ["lost", "twice", "moved", "stale"])
+def test_a_chunk_that_is_lost_doubled_moved_or_stale_fails_the_check(harness: Any, fault: str) -> None:
+    total = summed(harness, [300_000], nodes=3, number=4)
+    addend = Arrays([300_000])
+    harness.pattern.fill(addend, rank=1, number=4)
+    chunk = slice(65_536, 131_072)
+    if fault == "lost":
+        total.values[0][chunk] -= addend.values[0][chunk]
+    elif fault == "twice":
+        total.values[0][chunk] += addend.values[0][chunk]
+    elif fault == "moved":
+        total.values[0][chunk] = total.values[0][:65_536].copy()
+    else:
+        total.values[0][chunk] = summed(harness, [300_000], nodes=3, number=3).values[0][chunk]
+    said = harness.pattern.wrong_sum(total, nodes=3, number=4)
+    assert said is not None
+    assert "array 0" in said
+
+
+def test_systems_run_together_only_as_far_as_memory_goes(harness: Any) -> None:
+    pack = harness.packing.pack
+    needs = {"a": 4, "b": 6, "c": 3, "d": 11}
+    assert pack(needs, 30) == ([["a", "b", "c", "d"]], [])
+    sets, too_large = pack(needs, 10)
+    assert too_large == ["d"]
+    assert sorted(name for together in sets for name in together) == ["a", "b", "c"]
+    assert all(sum(needs[name] for name in together) <= 10 for together in sets)
+
+
+def test_rounds_are_shared_out_without_remainder(harness: Any) -> None:
+    assert [list(harness.packing.split_rounds(10, passes)) for passes in (1, 3)] == [[10], [3, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "system", ["netstorm", "mxnet-1-server", "mxnet-n-servers", pytest.param("gloo", marks=GLOO)]
+)
+def test_each_system_sums_exactly_and_is_measured(system: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    arguments = (
+        "--systems",
+        system,
+        "--nodes",
+        3,
+        "--sizes",
+        "1MB",
+        "--keys",
+        2,
+        "--rounds",
+        3,
+        "--warmup",
+        1,
+    )
+    [row] = compared(path, *arguments, "--memory")
+    assert row["error"] is None
+    assert (row["system"], row["nodes"], row["bytes"], row["keys"]) == (system, 3, 1_000_000, 2)
+    assert len(row["rounds_s"]) == 3
+    assert row["median_s"] == sorted(row["rounds_s"])[1]
+    assert 0 < row["median_s"] < 10
+    assert row["idle_cpu_share"] < 0.5
+    assert row["peak_rss_bytes"] > 50e6
+    assert row["baseline_rss_bytes"] > 50e6
+    assert json.loads(path.read_text())["machine"]["cores"] >= 1
+
+
+def test_a_system_that_does_not_start_in_time_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    # No framework is imported in a tenth of a second, so that every system fails, each in a row of its own.
+    arguments = ("--systems", "mxnet-1-server,netstorm", "--nodes", 2, "--sizes", "1MB", "--json", path)
+    result = run("loopback.py", *arguments, "--timeout", 0.1)
+    assert result.returncode == 1, result.stderr
+    rows = json.loads(path.read_text())["results"]
+    assert [row["system"] for row in rows] == ["mxnet-1-server", "netstorm"]
+    for row in rows:
+        assert "took longer than 0.1 s to join" in row["error"]
+        assert row["median_s"] is None
+    assert "failed" in result.stdout
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_comparison_keeps_its_results_and_stops_its_processes(
+    signalled: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.json"
+    long = command("loopback.py", *LONG, "--systems", "mxnet-1-server", "--json", path)
+    with subprocess.Popen(long, env=ENVIRONMENT, stdout=subprocess.PIPE) as driver:
+        children = wait_for_children(driver.pid, 4)
+        time.sleep(5.0)  # for some rounds; the assertions hold without
+        driver.send_signal(signalled)
+        output, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 130
+    assert b"mxnet-1-server" in output
+    found = json.loads(path.read_text())
+    assert found["interrupted"]
+    assert not [child for child in children if child.is_running()]
+
+
+def test_processes_of_a_driver_that_is_killed_end_by_themselves() -> None:
+    long = command("loopback.py", *LONG, "--systems", "mxnet-1-server,netstorm")
+    with subprocess.Popen(long, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as driver:
+        children = wait_for_children(driver.pid, 7)
+        driver.kill()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+
+
+def wait_for_children(pid: int, count: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 60
+    children: list[psutil.Process] = []
+    while time.monotonic() < deadline:
+        children = psutil.Process(pid).children(recursive=True)
+        if len(children) >= count:
+            return children
+        time.sleep(0.1)
+    pytest.fail(f"only {len(children)} of {count} processes were started")
+
+
+@pytest.mark.parametrize("store", ["local", "dist_sync_netstorm"])
+def test_blocking_times_every_call_of_every_rank(store: str, tmp_path: Path) -> None:
+    path = tmp_path / "blocking.json"
+    arguments = ("--nodes", 2, "--size", "1MB", "--keys", 4, "--steps", 3, "--rounds", 2)
+    result = run("blocking.py", "--kv-store", store, *arguments, "--json", path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(path.read_text())
+    ranks = 1 if store == "local" else 2
+    for operation in ("push", "pull", "pushpull"):
+        wall = found["calls"][operation]["wall"]
+        assert wall["count"] == 3 * 4 * ranks
+        assert 0 < wall["p50_s"] <= wall["p99_s"] <= wall["max_s"]
+    assert set(found["rounds_beside"]) == {"nothing", "native", "python"}
+    assert all(len(beside["rounds_s"]) == 2 for beside in found["rounds_beside"].values())
+
+
+def test_netstorm_trains_what_mxnets_servers_train(tmp_path: Path) -> None:
+    path = tmp_path / "equivalence.json"
+    arguments = ("--examples", "gluon", "--optimizers", "sgd", "--nodes", 2, "--runs", 2, "--epochs", 1)
+    run("equivalence.py", *arguments, "--json", path)
+    [found] = json.loads(path.read_text())["comparisons"]
+    assert found["errors"] == {}
+    assert found["ranks_identical"] == {"mxnet": True, "netstorm": True}
+    # Two ranks add the same two numbers, in one order or the other: there is no spread to compare with.
+    assert found["spread"] == 0
+    assert found["distance"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("benchmark_name", "arguments", "said"),
+    [
+        ("loopback.py", ("--sizes", "4"), "4"),
+        ("loopback.py", ("--sizes", "3B"), "whole number of float32 values"),
+        ("loopback.py", ("--systems", "glo"), "no system 'glo'"),
+        ("loopback.py", ("--nodes", "0"), "whole number from 1"),
+        ("loopback.py", ("--keys", "100", "--sizes", "4B"), "fewer values than --keys"),
+        ("blocking.py", ("--kv-store", "dist"), "invalid choice: 'dist'"),
+        ("equivalence.py", ("--json", "/nowhere/x"), "/nowhere is not a folder"),
+    ],
+)
+def test_a_wrong_option_is_refused(benchmark_name: str, arguments: tuple[str, ...], said: str) -> None:
+    result = run(benchmark_name, *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
