@@ -22,7 +22,7 @@ _LAST_PORT: Final = 65_535
 _SHOWN: Final = 100
 
 _BEATS_MISSED: Final = 3
-"""A waiting node whose heartbeats began and then missed this many in a row has probably died."""
+"""A waiting node that has missed this many heartbeats in a row has probably died."""
 
 
 def place(host: str, port: int, site: str) -> str:
@@ -113,9 +113,9 @@ class Rendezvous:
         self._here[peer].beats = True
 
     def silent(self, now: float) -> list[Applicant]:
-        """Return the nodes whose heartbeats have stopped for the time-out."""
+        """Return the nodes that were not heard for the time-out, even if they never beat."""
         limit = self._options.heartbeat_timeout_s
-        return [one for one in self._here.values() if one.beats and now - one.heard_at >= limit]
+        return [one for one in self._here.values() if now - one.heard_at >= limit]
 
     def waiting_text(self) -> str:
         """Say who is here and who is not."""
@@ -185,9 +185,7 @@ class Rendezvous:
 
     def _conflict(self, newcomer: Applicant, other: Applicant, now: float) -> str | TurnedAway | None:
         """Return why `newcomer` cannot be here beside `other`, or that it takes `other`'s place."""
-        beats_stopped = (
-            other.beats and now - other.heard_at > _BEATS_MISSED * self._options.heartbeat_interval_s
-        )
+        beats_stopped = now - other.heard_at > _BEATS_MISSED * self._options.heartbeat_interval_s
         if (newcomer.join.host, newcomer.join.port) == (other.join.host, other.join.port):
             # Two processes cannot listen at one address, so the first is dead; unless it is heard, and an
             # address is a mistake.

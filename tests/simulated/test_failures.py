@@ -158,6 +158,24 @@ def test_two_processes_cannot_have_one_rank():
     assert "NETSTORM_RANK" in str(first.failure)
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_node_that_dies_right_after_asking_to_join_does_not_keep_its_rank_from_the_next(silent):
+    cluster = SimulatedCluster(3, seed=1, start_at={2: 30.0})
+    cluster.at(0.5, lambda: cluster.crash(0, silent=silent))
+    cluster.at(6.0, lambda: cluster.start(0))
+    cluster.run_for(31.0)
+    results = cluster.allreduce("w", [np.ones(3)] * 3)
+    assert all((total == 3).all() for total in results)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_job_does_not_begin_with_a_node_that_died_while_it_waited(silent):
+    cluster = SimulatedCluster(3, seed=1, start_at={2: 30.0})
+    cluster.at(0.5, lambda: cluster.crash(0, silent=silent))
+    cluster.run_for(40.0)
+    assert "not here: 0" in cluster.scheduler.machine.status_text()
+
+
 def test_nodes_wait_for_a_scheduler_and_for_each_other():
     cluster = SimulatedCluster(3, seed=9, start_at={SCHEDULER: 20.0, 2: 40.0})
     cluster.run_for(39.0)

@@ -317,17 +317,17 @@ def test_a_member_that_could_not_read_that_it_joined_is_told_again_with_all_poli
 
 
 def test_join_timeout_tells_everybody_who_is_missing_and_ends_with_a_failure():
-    driven = Driven(3, join_timeout_s=60.0)
+    driven = Driven(3, join_timeout_s=9.0)
     driven.join("a", 0)
     driven.join("b", 2)
-    driven.run(59)
+    driven.run(8)
     driven.forget()
     driven.run(2)
     for name in "ab":
         gone = driven.gone(name)
         assert gone.kind == "timeout"
         assert gone.reason == (
-            "not every node came within 60 s (NETSTORM_JOIN_TIMEOUT): waiting for 1 of 3 nodes; here: 0 "
+            "not every node came within 9 s (NETSTORM_JOIN_TIMEOUT): waiting for 1 of 3 nodes; here: 0 "
             "(a:4000), "
             "2 (b:4000); not here: 1"
         )
