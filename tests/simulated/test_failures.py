@@ -17,12 +17,13 @@ from netstorm.errors import (
     NodeFailed,
     NodeLost,
     SchedulerLost,
+    Unavailable,
     UnevenRounds,
     WaitTimeout,
 )
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Crash, Cut
+from netstorm.testing.faults import Crash, Cut, fault_plans
 
 MARGIN_S = 3.0
 """Beyond the time-out: heartbeat intervals, round trips, the scheduler's decision."""
@@ -93,6 +94,39 @@ def test_a_link_that_stays_cut_ends_the_job_and_names_both_its_ends():
         assert isinstance(node.failure, NodeLost)
         assert "rank 0 (node0:" in str(node.failure)
         assert "rank 2 (node2:" in str(node.failure)
+
+
+def some_rounds(cluster, rounds):
+    """Let every rank do `rounds` rounds of "w", one after the other, and finish; return what all wait for."""
+    pending = []
+
+    def go_on(node, left):
+        one = node.push("w", np.full(100, node.rank, np.float32)) if left else node.finish()
+        pending.append(one)
+        if left:
+            one.then(lambda: one.error is None and go_on(node, left - 1))
+
+    for node in cluster.nodes:
+        go_on(node, rounds)
+    return pending
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.data())
+@settings(max_examples=60)
+def test_whatever_is_cut_and_however_long_everything_ends_well_or_with_an_error(seed, nodes, data):
+    plan = data.draw(fault_plans(nodes, duration_s=0.5, longest_cut_s=40.0))
+    cluster = SimulatedCluster(nodes, seed=seed, delay_s=0.01, chunk_size=30).join()
+    for fault in plan:
+        fault.schedule(cluster)
+    pending = some_rounds(cluster, rounds=12)
+    cluster.run_until(
+        lambda: all(node.over or node.failure for node in cluster.nodes),
+        2 * (cluster.settings.link_timeout_s + cluster.settings.heartbeat_timeout_s + MARGIN_S),
+        "an end at every node",
+    )
+    assert all(one.ended for one in pending)
+    for node in cluster.nodes:
+        assert node.over or isinstance(node.failure, Unavailable)
 
 
 def test_a_rank_that_finishes_early_is_named_with_its_last_round_and_the_one_that_is_waited_for():
