@@ -87,14 +87,18 @@ def _connected_pairs(draw: st.DrawFn, size: int, *, one_way: bool) -> list[Pair]
 
 
 def _changes(pairs: list[Pair]) -> st.SearchStrategy[tuple[Change, ...]]:
+    values = st.tuples(st.none() | rates(), st.none() | _latencies(), st.none() | _losses())
     change = st.builds(
-        lambda at, pair, rate, latency, loss: Change(
-            at=at, source=Rank(pair[0]), target=Rank(pair[1]), rate=rate, latency=latency, loss=loss
+        lambda at, pair, values: Change(
+            at=at,
+            source=Rank(pair[0]),
+            target=Rank(pair[1]),
+            rate=values[0],
+            latency=values[1],
+            loss=values[2],
         ),
-        st.integers(0, 3_600_000).map(lambda ms: ms / 1e3),
+        st.sampled_from([0.0, 180.0]) | st.integers(0, 3_600_000).map(lambda ms: ms / 1e3),
         st.sampled_from(pairs),
-        rates(),
-        st.none() | _latencies(),
-        st.none() | _losses(),
+        values.filter(lambda values: any(value is not None for value in values)),
     )
     return st.lists(change, max_size=6, unique_by=lambda c: (c.at, c.source, c.target)).map(tuple)

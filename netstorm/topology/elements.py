@@ -106,6 +106,8 @@ class Change:
         RATE.require(self.rate, f"new rate of link {self}")
         LATENCY.require(self.latency, f"new latency of link {self}")
         LOSS.require(self.loss, f"new loss of link {self}")
+        if self.rate is None and self.latency is None and self.loss is None:
+            raise UsageError(f"a change of link {self} to nothing: expected a new rate, latency or loss")
 
     def __str__(self) -> str:
         """Return the link that changes, as error messages name it."""

@@ -204,7 +204,7 @@ def _check_spans(root: int, parents: tuple[int, ...], phase: str) -> None:
             f"{phase} parents with -1 at {shown_ranks(roots)}: expected it at the root, {root}, alone"
         )
     for rank, parent in enumerate(parents):
-        if not -1 <= parent < size or parent == rank:
+        if not -1 <= parent < size:
             raise UsageError(
                 f"{phase} parent {parent} of rank {rank}: expected another rank, from 0 to {size - 1}"
             )

@@ -121,7 +121,7 @@ def test_changes_are_applied_in_time_and_only_to_what_they_name():
         changes=(
             Change(at=20, source=Rank(0), target=Rank(1), rate=50e6),
             Change(at=10, source=Rank(0), target=Rank(1), rate=40e6, latency=0.5),
-            Change(at=30, source=Rank(0), target=Rank(1), loss=0.25),
+            Change(at=30, source=Rank(0), target=Rank(1), latency=0.75, loss=0.25),
         ),
     )
 
@@ -132,7 +132,7 @@ def test_changes_are_applied_in_time_and_only_to_what_they_name():
     assert there(9.999) == (100e6, 0.01, 0.0)
     assert there(10) == (40e6, 0.5, 0.0)
     assert there(20) == (50e6, 0.5, 0.0)
-    assert there(30) == (50e6, 0.5, 0.25)
+    assert there(30) == (50e6, 0.75, 0.25)
     assert network.at(30).link(Rank(1), Rank(0)) == link(1, 0, 100e6, 0.01)
     assert [change.at for change in network.at(10).changes] == [20, 30]
 
@@ -204,7 +204,7 @@ def test_what_has_no_path_is_nobodys_neighbour_in_an_underlay(network: Network):
         (lambda: Network(nodes=nodes(2), links=(link(0, 1), link(0, 1))), "link 0→1 is given twice"),
         (
             lambda: Network(
-                nodes=nodes(2), links=(), changes=(Change(at=1, source=Rank(0), target=Rank(1)),)
+                nodes=nodes(2), links=(), changes=(Change(at=1, source=Rank(0), target=Rank(1), loss=0),)
             ),
             "a change of link 0→1, which does not exist",
         ),
@@ -212,7 +212,7 @@ def test_what_has_no_path_is_nobodys_neighbour_in_an_underlay(network: Network):
             lambda: Network(
                 nodes=nodes(2),
                 links=(link(0, 1),),
-                changes=(Change(at=1, source=Rank(0), target=Rank(1)),) * 2,
+                changes=(Change(at=1, source=Rank(0), target=Rank(1), loss=0),) * 2,
             ),
             "link 0→1 is changed twice at 1s",
         ),
@@ -240,6 +240,10 @@ def test_what_has_no_path_is_nobodys_neighbour_in_an_underlay(network: Network):
             "time of the change of link 0→1 is -1: expected from 0s to 1e9s",
         ),
         (
+            lambda: Change(at=1, source=Rank(0), target=Rank(1)),
+            "a change of link 0→1 to nothing: expected a new rate, latency or loss",
+        ),
+        (
             lambda: Change(at=1, source=Rank(0), target=Rank(1), rate=0),
             "new rate of link 0→1 is 0: expected more than 0: from 1bit/s to 1000Tbit/s",
         ),
@@ -259,3 +263,11 @@ def test_a_misfit_is_the_very_object_that_was_given():
         Network(nodes=nodes(2), links=(link(0, 1), link(1, 0), second))
 
     assert caught.value.item is second
+
+
+@pytest.mark.parametrize("routing", Routing)
+def test_nobody_has_a_link_to_itself(routing: Routing):
+    with pytest.raises(
+        UsageError, match=r"^rank 1 (needs no link to itself|has no link to rank 1, only to rank)"
+    ):
+        replace(Network.uniform(3), routing=routing).link(Rank(1), Rank(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,34 @@ def test_numbers_and_names_are_written_exactly(
     )
 
     assert parse_network(dump_network(network)) == network
+
+
+@pytest.mark.parametrize(
+    "site", ["null", "NULL", "~", "1", "yes", '"', "a\\b", "-", "{x}", "#a", "a:", "Zürich"]
+)
+def test_a_site_whose_name_means_something_to_yaml_keeps_it(site: str):
+    network = Network(nodes=(Node(rank=Rank(0), site=site),), links=())
+
+    assert parse_network(dump_network(network)) == network
+
+
+def test_changes_at_one_time_that_differ_by_direction_are_written_apart():
+    network = Network.uniform(2)
+    changes = (
+        Change(at=1, source=Rank(0), target=Rank(1), rate=1e6),
+        Change(at=1, source=Rank(1), target=Rank(0), rate=2e6),
+        Change(at=2, source=Rank(0), target=Rank(1), loss=0.5),
+        Change(at=2, source=Rank(1), target=Rank(0), loss=0.5),
+    )
+
+    text = dump_network(replace(network, changes=changes))
+
+    assert parse_network(text).changes == changes
+    assert text.splitlines()[-3:] == [
+        "  - {at: 1s, from: 0, to: 1, rate: 1Mbit}",
+        "  - {at: 1s, from: 1, to: 0, rate: 2Mbit}",
+        "  - {at: 2s, between: [0, 1], loss: 50%}",
+    ]
 
 
 def test_what_is_written_is_what_a_person_would_write():
