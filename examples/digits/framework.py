@@ -37,7 +37,7 @@ def create_store(name: str) -> Any:
 
     Raises:
         ExampleError: NetStorm is not installed (MXNet would take `netstorm` for a local store), or the
-            environment does not describe a job.
+            environment does not describe a job, or the job does not come together.
     """
     if "netstorm" in name:
         try:
@@ -50,7 +50,7 @@ def create_store(name: str) -> Any:
             ) from missing
     try:
         return mx.kv.create(name)
-    except ValueError as error:  # NetStorm's SettingsError and UsageError
+    except (ValueError, OSError) as error:  # NetStorm's UsageError and Unavailable
         raise ExampleError(f"--kv-store {name}: {error}") from error
     except mx.MXNetError as error:
         reason = str(error).strip().splitlines()[-1]

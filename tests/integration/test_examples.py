@@ -133,6 +133,39 @@ def test_local_copies_of_mnist_and_cifar10_train(example: str, tmp_path: Path) -
         )
 
 
+@pytest.mark.parametrize(
+    ("example", "update_on_kvstore"),
+    [("gluon_digits.py", "yes"), ("gluon_digits.py", "no"), ("module_digits.py", "auto")],
+)
+def test_all_ranks_of_netstorm_end_with_the_same_weights(
+    example: str, update_on_kvstore: str, tmp_path: Path
+) -> None:
+    nodes = 3
+    launch = [sys.executable, "-m", "netstorm", "launch", "-n", str(nodes), "--"]
+    script = [sys.executable, str(EXAMPLES / example), "--epochs", "1", "--digest"]
+    files = ["--save", str(tmp_path / "{rank}.npz"), "--json", str(tmp_path / "{rank}.json")]
+    result = subprocess.run(
+        [*launch, *script, *files, "--update-on-kvstore", update_on_kvstore],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(nodes)]
+    assert [report["ranks"] for report in reports] == [nodes] * nodes
+    assert len({report["digest"] for report in reports}) == 1
+    # Each rank has a shard of its own, so that losses differ; who tests is rank 0.
+    assert len({report["epochs"][0]["loss"] for report in reports}) == nodes
+    assert [report["epochs"][0]["accuracy"] is None for report in reports] == [False, True, True]
+    saved = [np.load(tmp_path / f"{rank}.npz") for rank in range(nodes)]
+    for name in saved[0].files:
+        assert len({weights[name].tobytes() for weights in saved}) == 1
+    for weights in saved:
+        weights.close()
+
+
 def test_without_rank_in_its_name_a_file_is_written_by_rank_0_only(digits: Any) -> None:
     assert digits.results.rank_path("w.npz", 0) == Path("w.npz")
     assert digits.results.rank_path("w.npz", 1) is None
