@@ -13,16 +13,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final
 
 from netstorm.kvstore.runtime import Runtime
+from netstorm.kvstore.script_end import ScriptEnd
 from netstorm.observe.log import configure_logging
 from netstorm.settings import Settings
 
-__all__ = ["before_finish", "runtime_of_this_process"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["after_close", "before_finish", "pass_through_io_thread", "runtime_of_this_process"]
 
 
 class _Process:
@@ -31,8 +29,9 @@ class _Process:
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
         self.runtime: Runtime | None = None
-        self.script_error: BaseException | None = None
+        self.script: Final = ScriptEnd()
         self.before_finish: Final[list[Callable[[], None]]] = []
+        self.after_close: Final[list[Callable[[], None]]] = []
 
 
 _process: Final = _Process()
@@ -52,9 +51,9 @@ def runtime_of_this_process(settings: Settings | None = None) -> Runtime:
         if _process.runtime is None:
             settings = settings or Settings.from_environment()
             configure_logging(settings)
-            _process.runtime = Runtime(settings)
+            _process.runtime = runtime = Runtime(settings)
             atexit.register(_at_exit)
-            _watch_exceptions()
+            _process.script.watch(runtime.fail)
         _process.runtime.check()
         return _process.runtime
 
@@ -63,20 +62,18 @@ def before_finish(function: Callable[[], None]) -> None:
     """Call `function` before this process announces that it will push no more: a frontend waits for its
     engine there.
     """
-    if function not in _process.before_finish:
-        _process.before_finish.append(function)
+    _process.before_finish.append(function)
 
 
-def _watch_exceptions() -> None:
-    previous = sys.excepthook
+def after_close(function: Callable[[], None]) -> None:
+    """Call `function` when nothing is outstanding any more: a frontend clears up what nobody will read."""
+    _process.after_close.append(function)
 
-    def tell_the_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _process.script_error = error
-        if _process.runtime is not None:
-            _process.runtime.fail(f"{kind.__name__}: {error}")
-        previous(kind, error, trace)
 
-    sys.excepthook = tell_the_others
+def pass_through_io_thread() -> None:
+    """Wait until the I/O thread, if there is one, has done what it was doing when this was called."""
+    if _process.runtime is not None:
+        _process.runtime.pass_through_io_thread()
 
 
 def _at_exit() -> None:
@@ -85,7 +82,8 @@ def _at_exit() -> None:
         return
     code = 0
     try:
-        if _process.script_error is None:
+        _process.script.look()
+        if not _process.script.failed:
             for function in _process.before_finish:
                 function()
             runtime.finish()
@@ -98,10 +96,15 @@ def _at_exit() -> None:
         runtime.fail(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"netstorm: rank {runtime.rank}: {type(error).__name__}: {error}\n")
         code = 1
-    finally:
+    try:
         runtime.close()
+        for function in _process.after_close:
+            function()
+    except (KeyboardInterrupt, SystemExit):  # a second signal, of somebody who has lost patience
+        code = code or 1
     if code:
         # The interpreter has settled on exit code 0 by now, and a failed job must not look like a good one.
+        logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -233,6 +233,12 @@ class Runtime:
         self.check()
         self._wait(self._driver.ask(self.node.barrier))
 
+    def pass_through_io_thread(self) -> None:
+        """Wait until the I/O thread has done what it was doing when this was called."""
+        if os.getpid() == self._pid and not self._closed:
+            with contextlib.suppress(Closed):
+                self._driver.thread.call(lambda _: None).result()
+
     def fail(self, reason: str) -> None:
         """Tell everybody that this rank's program has failed. Nothing works afterwards; `close` does not
         wait.

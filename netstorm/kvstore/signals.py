@@ -5,8 +5,9 @@ The interpreter's C handler, though, writes the signal's number to the wake-up d
 thread reads it there, fails what is outstanding, and so the blocked call returns and Python's handler gets
 its turn.
 
-A forked child inherits both the descriptor and the handler. It must lose them at once: a `multiprocessing.Pool`
-ends its workers with SIGTERM, which would be read here as a signal to the parent.
+A forked child inherits both the descriptor and the handler, and must lose them before it takes its first
+signal: a `multiprocessing.Pool` ends its workers with SIGTERM, which would be read here as a signal to the
+parent. So the two signals wait while the process forks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -91,15 +93,28 @@ class SignalWatch:
 
 
 def _exit_on_sigterm(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    sys.exit(128 + number)
 
 
+_held: Final[list[set[signal.Signals | int]]] = []
+"""The signals that were blocked before, while the process forks."""
 _watches: Final[weakref.WeakSet[SignalWatch]] = weakref.WeakSet()
+
+
+def _hold_signals() -> None:
+    if _watches:
+        _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _NAMES))
+
+
+def _let_signals_through() -> None:
+    if _held:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
 
 
 def _forget_all() -> None:
     for watch in list(_watches):
         watch.forget()
+    _let_signals_through()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=_forget_all)

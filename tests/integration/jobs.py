@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+SCHEDULER = (sys.executable, "-m", "netstorm", "scheduler")
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Job:
         ready = folder / "ready"
         self._start(
             -1,
-            [sys.executable, "-m", "netstorm", "scheduler", "--port", "0", "--ready-file", str(ready)],
+            [*SCHEDULER, "--port", "0", "--ready-file", str(ready)],
             {"DMLC_NUM_WORKER": nodes},
         )
         deadline = time.monotonic() + 60
@@ -50,7 +53,7 @@ class Job:
         self.address = ready.read_text().strip()
 
     def start(self, rank: int, script: str, *, module: tuple[str, ...] = (), **variables: object) -> None:
-        """Start a node that runs `script`, Python source."""
+        """Start a node that runs `script`, Python source, with `module` (as `-m NAME`) in front of it."""
         path = self.folder / f"script{rank}.py"
         path.write_text(script)
         host, port = self.address.rsplit(":", 1)
@@ -127,13 +130,13 @@ class Job:
         """Wait for all nodes and return how they ended, by rank."""
         return [self.end(rank, timeout_s) for rank in range(self.nodes)]
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Job:  # noqa: PYI034 -- Self is Python 3.11's
         return self
 
     def __exit__(self, *exception: object) -> None:
         for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
+            with contextlib.suppress(ProcessLookupError):  # the whole group: a node may have forked
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

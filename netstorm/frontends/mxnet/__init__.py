@@ -1,9 +1,10 @@
-"""MXNet's frontend. Importing it registers the KVStore types `dist_sync_netstorm` and, in short, `netstorm`."""
+"""MXNet's frontend. Importing it registers the KVStore types `dist_sync_netstorm` and, short, `netstorm`."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from netstorm.frontends.mxnet import forking as forking  # before a fork
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.store import NetStormKVStore
 

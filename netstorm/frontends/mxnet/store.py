@@ -12,7 +12,6 @@ none of that reaches the network.
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,11 +24,14 @@ from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.private import PrivateArray
 from netstorm.frontends.mxnet.update_rule import UpdateRule, write_atomically
 from netstorm.kvstore.keys import Key
-from netstorm.kvstore.lifetime import before_finish, runtime_of_this_process
+from netstorm.kvstore.lifetime import after_close, before_finish, runtime_of_this_process
 from netstorm.kvstore.operation import Operation
 from netstorm.kvstore.runtime import Runtime
 
 __all__ = ["NetStormKVStore"]
+
+_ERRORS_AT_EXIT: Final = 100
+"""Most independent errors of MXNet operations that are looked for at exit; each `waitall` raises one."""
 
 
 class _Entry:
@@ -42,7 +44,13 @@ class _Entry:
         self.user_key = user_key
         self.stored = stored
         self.merged: PrivateArray | None = None
-        """Made at the first push: many keys of a frozen layer never have one."""
+        """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
+
+    def array_for_sums(self) -> PrivateArray:
+        """Return `merged`, made if need be."""
+        if self.merged is None:
+            self.merged = PrivateArray.like(self.stored.array)
+        return self.merged
 
 
 class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
@@ -92,7 +100,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         raise mx.base.MXNetError(f"Unknown capability: {capability}")
 
     def statistics(self) -> dict[str, float]:
-        """Return what this node has done so far: bytes, time with the network busy, counters (see `Runtime`)."""
+        """Return what this node has done so far: bytes, seconds on the network, counters (see `Runtime`)."""
         return self._runtime.statistics()
 
     # ------------------------------------------------------------------------------------------- keys and
@@ -201,7 +209,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """Read what `save_optimizer_states` wrote; every rank must."""
         if self._rule is None or not self._rule.has_states:
             raise UsageError("load_optimizer_states: call set_optimizer first, then load its states")
-        self._rule.updater.set_states(Path(fname).read_bytes())
+        self._rule.load(Path(fname).read_bytes())
 
     def _barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -231,20 +239,18 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         ]  # before anything is queued: a bad array must not leave half of a step behind
         rule = "" if self._rule is None else self._rule.now()
         for entry, values in checked:
-            if entry.merged is None:
-                entry.merged = PrivateArray.like(entry.stored.array)
-            entry.merged.sum_of(values)
-            self._allreduce(entry, entry.merged, priority=priority, rule=rule, contributes=True)
+            # Without an updater the sum replaces the stored value: it travels there, and is not copied again.
+            summed = entry.stored if self._rule is None else entry.array_for_sums()
+            summed.sum_of(values)
+            self._allreduce(entry, summed, priority=priority, rule=rule, contributes=True)
         return [entry for entry, _ in checked]
 
     def _update_all(self, entries: list[_Entry]) -> None:
+        if self._rule is None:
+            return
         for entry in entries:
-            assert entry.merged is not None
-            if self._rule is None:
-                entry.stored.copy_from(entry.merged.array)
-            else:
-                self._rule.updater(entry.user_key, entry.merged.array, entry.stored.array)
-                self._compare(entry)
+            self._rule.updater(entry.user_key, entry.array_for_sums().array, entry.stored.array)
+            self._compare(entry)
 
     def _compare(self, entry: _Entry) -> None:
         """Once in a while, have the replicas of a value compared, behind the update that is queued."""
@@ -339,4 +345,15 @@ def _checked(array: NDArray, entry: _Entry, what: str) -> NDArray:
     return array
 
 
+def _forget_errors() -> None:
+    """Take what MXNet would raise, with a traceback, in its own exit function: it has been reported."""
+    for _ in range(_ERRORS_AT_EXIT):
+        try:
+            mx.nd.waitall()
+        except mx.base.MXNetError:
+            continue
+        return
+
+
 before_finish(mx.nd.waitall)
+after_close(_forget_errors)

@@ -35,10 +35,11 @@ _NOT_COMPARED: Final = frozenset(
 class UpdateRule:
     """An updater and what to call it."""
 
-    def __init__(self, updater: Callable[..., Any], text: str, optimizer: Any | None) -> None:
+    def __init__(self, updater: Callable[..., Any], text: str, *, has_states: bool) -> None:
         self.updater: Final[Any] = updater
-        self._text: Final = text
-        self._optimizer: Final = optimizer
+        self.has_states: Final = has_states
+        """There is an optimiser, whose states can be saved."""
+        self._text = text
 
     @classmethod
     def of_optimizer(cls, optimizer: Any) -> UpdateRule:
@@ -52,14 +53,7 @@ class UpdateRule:
                 "with gluon.Trainer set update_on_kvstore=False, and all keys travel together",
                 name,
             )
-        details = ", ".join(
-            f"{attribute}={_plain(value)}"
-            for attribute, value in sorted(vars(optimizer).items())
-            if not attribute.startswith("_") and attribute not in _NOT_COMPARED
-        )
-        _log.info("update rule: %s(%s)", name, details)
-        digest = hashlib.sha256(details.encode()).hexdigest()[:8]
-        return cls(mx.optimizer.get_updater(optimizer), f"{name}#{digest}", optimizer)
+        return cls(mx.optimizer.get_updater(optimizer), _fingerprint(optimizer), has_states=True)
 
     @classmethod
     def of_function(cls, updater: Any) -> UpdateRule:
@@ -70,18 +64,31 @@ class UpdateRule:
             )
         own = getattr(updater, "__qualname__", type(updater).__qualname__)
         name = f"{getattr(updater, '__module__', '?')}.{own}"
-        return cls(updater, f"updater {name}", None)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether there is an optimiser whose states can be saved."""
-        return self._optimizer is not None
+        return cls(updater, f"updater {name}", has_states=False)
 
     def now(self) -> str:
         """Return the fingerprint at this moment: with what scripts change between steps."""
-        if self._optimizer is None:
+        if not self.has_states:
             return self._text
-        return f"{self._text} lr={self._optimizer.lr!r} rescale_grad={self._optimizer.rescale_grad!r}"
+        optimizer = self.updater.optimizer
+        return f"{self._text} lr={optimizer.lr!r} rescale_grad={optimizer.rescale_grad!r}"
+
+    def load(self, states: bytes) -> None:
+        """Take up saved states, and the optimiser that was saved with them, if one was."""
+        self.updater.set_states(states)
+        self._text = _fingerprint(self.updater.optimizer)
+
+
+def _fingerprint(optimizer: Any) -> str:
+    """Return what must be the same on all ranks, but for what `UpdateRule.now` adds."""
+    name = type(optimizer).__name__
+    details = ", ".join(
+        f"{attribute}={_plain(value)}"
+        for attribute, value in sorted(vars(optimizer).items())
+        if not attribute.startswith("_") and attribute not in _NOT_COMPARED
+    )
+    _log.info("update rule: %s(%s)", name, details)
+    return f"{name}#{hashlib.sha256(details.encode()).hexdigest()[:8]}"
 
 
 def _plain(value: Any) -> str:

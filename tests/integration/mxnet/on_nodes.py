@@ -1,0 +1,133 @@
+"""Tests whose bodies run on all nodes of one real job: starting three MXNets costs more than most tests do.
+
+    @on_nodes
+    def test_all_contributions_are_added(kv): ...
+
+runs `test_all_contributions_are_added` on every node of the module's job, one test after the other, each with
+a store of its own. A test passes if it passes on every node. One that fails or hangs ends the job, and those after
+it say so.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from netstorm.frontends.mxnet.compat import mx
+from tests.integration.jobs import Ended, Job
+
+NODES = 3
+
+PASSED = "passed: "
+
+LONGEST_S = 150
+"""For all tests of a module together."""
+
+
+@dataclass
+class JobReport:
+    """What became of a module's job."""
+
+    names: list[str]
+    """Tests in the order in which they ran."""
+    ended: list[Ended]
+
+    def check(self, name: str) -> None:
+        """Fail unless the test has passed on all nodes."""
+        missing = [rank for rank, end in enumerate(self.ended) if name not in _passed(end)]
+        if not missing:
+            return
+        first = next(name for name in self.names if any(name not in _passed(end) for end in self.ended))
+        if first != name:
+            pytest.fail(f"not run: the job ended in {first}", pytrace=False)
+        texts = [f"--- rank {rank}, exit code {end.code}:\n{end.text}" for rank, end in enumerate(self.ended)]
+        pytest.fail(f"not passed on ranks {missing}\n" + "\n".join(texts), pytrace=False)
+
+
+def on_nodes(body: Callable[[Any], None]) -> Callable[..., None]:
+    """Turn `body`, which is given a store, into a test that runs it on every node."""
+
+    @pytest.mark.timeout(300)  # includes the whole job, if it is the first of its module
+    def test(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+        module = request.module
+        if module not in _reports:
+            _reports[module] = _run_job(module, request.session, tmp_path_factory)
+        _reports[module].check(body.__name__)
+
+    for attribute in functools.WRAPPER_ASSIGNMENTS[:4]:  # no __wrapped__: pytest would look at its parameters
+        setattr(test, attribute, getattr(body, attribute))
+    vars(test)["body"] = body
+    return test
+
+
+_reports: dict[ModuleType, JobReport] = {}
+
+
+def _run_job(module: ModuleType, session: pytest.Session, folders: pytest.TempPathFactory) -> JobReport:
+    """Run the bodies of a module's selected tests on all nodes of a job."""
+    selected = {item.name for item in session.items if getattr(item, "module", None) is module}
+    names = [name for name in _bodies(module) if name in selected]
+    script = f"from tests.integration.mxnet.on_nodes import run\nNAMES = {names!r}\nrun({module.__name__!r}, NAMES)\n"
+    settings = {"CHUNK_SIZE": 10_000, **getattr(module, "SETTINGS", {})}
+    with Job(folders.mktemp(module.__name__.rsplit(".", 1)[-1]), NODES, **settings) as job:
+        for rank in range(NODES):
+            job.start(rank, script)
+        try:
+            return JobReport(names, job.end_all(LONGEST_S + 30))
+        except AssertionError:  # not even that
+            return JobReport(names, [Ended(-1, job.said(rank), "") for rank in range(NODES)])
+
+
+def run(module: str, names: list[str]) -> None:
+    """On a node: run the bodies of tests. A hang ends in tracebacks of all threads."""
+    faulthandler.dump_traceback_later(LONGEST_S, exit=True)
+    bodies = _bodies(importlib.import_module(module))
+    for name in names:
+        kv = mx.kv.create("dist_sync_netstorm")
+        try:
+            bodies[name](kv)
+        except Exception as error:
+            sys.stderr.writelines(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+            sys.exit(1)
+        kv._barrier()
+        print(PASSED + name, flush=True)
+
+
+def _bodies(module: ModuleType) -> dict[str, Callable[[Any], None]]:
+    """Return the bodies that run on nodes, by the names of their tests, in the order of the source."""
+    found = {name: test.body for name, test in vars(module).items() if hasattr(test, "body")}
+    return dict(sorted(found.items(), key=lambda entry: inspect.getsourcelines(entry[1])[1]))
+
+
+def _passed(end: Ended) -> set[str]:
+    return {line.removeprefix(PASSED) for line in end.out.splitlines() if line.startswith(PASSED)}
+
+
+def everywhere(kv: Any, value: float) -> list[float]:
+    """On a node: return a number of every rank's, by rank."""
+    store = mx.kv.create(kv.type)
+    mine, found = (mx.nd.zeros((kv.num_workers,), dtype="float64") for _ in range(2))
+    mine[kv.rank] = value
+    store.init("value", found)
+    store.pushpull("value", mine, out=found)
+    return [float(number) for number in found.asnumpy()]
+
+
+def same_everywhere(kv: Any, *arrays: Any) -> bool:
+    """On a node: return whether all ranks have the same bytes in `arrays`."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(array.asnumpy().tobytes())
+    number = int.from_bytes(digest.digest()[:6], "big")  # a float64 holds 52 bits
+    return set(everywhere(kv, number)) == {float(number)}
