@@ -42,6 +42,27 @@ def test_what_is_outstanding_at_exit_fails_and_the_process_ends_with_its_own_cod
     assert "Closed: the process ended before the network operation did" in process.errors
 
 
+def test_a_process_that_ends_the_moment_its_operations_complete_does_not_abort(
+    script: Callable[..., Script],
+) -> None:
+    # Without the hook's `drain` two runs of five ended in "terminate called": the engine let go of the
+    # operations while the interpreter was being finalised.
+    process = script("""
+outs = [mx.nd.zeros((1,)) for _ in range(50)]
+completions = [started(writes=(out,)) for out in outs]
+go = threading.Event()
+def complete():
+    go.wait()
+    for completion in completions:
+        completion.succeed()
+threading.Thread(target=complete, daemon=True).start()
+go.set()
+mx.nd.waitall()
+""")
+    assert process.end() == 0
+    assert process.errors == ""
+
+
 # ------------------------------------------------------------------------------------------------------- fork
 
 
