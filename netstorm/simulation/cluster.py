@@ -16,7 +16,7 @@ import random
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class SimulatedCluster:
         jitter_s: float = 0.0,
         detect_s: float = 3.0,
         clocks: Callable[[int], LocalClock] | None = None,
-        tcp: str = "ideal",
+        tcp: Literal["ideal", "reno"] = "ideal",
         **settings: object,
     ) -> None:
         """Set up a cluster; nothing happens before time passes.
@@ -108,7 +108,7 @@ class SimulatedCluster:
             model = FixedDelay(self.timeline, delay_s=delay_s, jitter_s=jitter_s, seed=seed)
         else:
             ranks = {_host(rank): rank for rank in network.ranks}
-            model = VirtualNetwork(self.timeline, network, ranks, tcp=tcp)  # type: ignore[arg-type]
+            model = VirtualNetwork(self.timeline, network, ranks, tcp=tcp)
         self.link_model: Final = model
         self.network: Final = MemoryNetwork(self.timeline, model, seed=seed, detect_s=detect_s)
         self.network.watch = self._watch
