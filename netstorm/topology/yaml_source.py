@@ -41,8 +41,8 @@ class Source:
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             self.fail(line, f"not YAML: character {error.character!r}: {error.reason}")
-        except (ValueError, OverflowError) as error:  # an escape such as \UFFFFFFFF that is no character
-            self.fail(1, f"not YAML: {error}")
+        except (ValueError, OverflowError):  # the parser's own, with no line: \UFFFFFFFF, %YAML 1.999…
+            self.fail(1, "not YAML: an escaped character, or a number, that is out of range")
         except RecursionError:
             self.fail(1, "not YAML that can be read: nested too deeply")
         if node is None:
