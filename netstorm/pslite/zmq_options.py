@@ -51,8 +51,8 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
         SocketOption(
             "HANDSHAKE_IVL", link_timeout_ms, "ms; whoever connects and says nothing (a port scan) is let go"
         ),
-        SocketOption("SNDBUF", -1, "the kernel sizes TCP's buffers by the bandwidth-delay product"),
-        SocketOption("RCVBUF", -1, "as SNDBUF"),
+        SocketOption("SNDBUF", -1, "bytes; the kernel sizes TCP's buffers by the bandwidth-delay product"),
+        SocketOption("RCVBUF", -1, "bytes; left to the kernel, as SNDBUF"),
         SocketOption("IPV6", 0, "switched on only for an address that is one"),
     )
 

@@ -167,7 +167,7 @@ def test_a_hello_for_somebody_else_is_refused_ports_are_used_again():
     assert "this is rank 1, not rank 2" in here.machine.lost[0][1]
 
 
-# -------------------------------------------------------------------------------- breaking and resuming
+# -------------------------------------------------------------------------------- connections that break
 
 
 def test_after_a_break_exactly_what_was_not_acknowledged_goes_again_in_order():

@@ -1,0 +1,69 @@
+"""A process that forks while it sends. Reads commands from stdin, answers on stdout; see test_fork.py."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+
+from netstorm.errors import Closed
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.machine import Send
+from netstorm.testing.recorder import part
+from tests.integration.pslite.processes import RealParty, wait_until
+
+
+def child_of(party: RealParty, seconds: float, how: str) -> None:
+    """Be a forked child: find out that the store is of no use, live for a while, end."""
+    problems = []
+    for use in (
+        lambda: party.thread.call(lambda _: None),
+        lambda: party.thread.post(lambda _: None),
+    ):
+        try:
+            use()
+            problems.append("no error")
+        except Closed as error:
+            if str(os.getpid()) not in str(error) or str(os.getppid()) not in str(error):
+                problems.append(str(error))
+    party.thread.wake()
+    party.thread.close(5.0)
+    if sys.getswitchinterval() != 0.005:
+        problems.append(f"switch interval {sys.getswitchinterval()}")
+    print("child", os.getpid(), problems, flush=True)
+    time.sleep(seconds)
+    if how == "hard":
+        os._exit(0)
+    gc.collect()
+    sys.exit(0)
+
+
+def main() -> None:
+    party = RealParty(0, link_timeout_s=60.0, switch_interval_s=0.0005)
+    party.connect(1, int(sys.argv[1]))
+    print(party.port, flush=True)
+    sent = 0
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "send":
+            for _ in range(int(arguments[0])):
+                party.do(Send(peer=Peer(1), message=part(sent), payload=bytes(100_000), order=(0, 0, sent)))
+                sent += 1
+        elif command == "fork":
+            if os.fork() == 0:
+                with contextlib.suppress(KeyboardInterrupt):
+                    child_of(party, float(arguments[0]), arguments[1])
+        elif command == "wait":
+            os.wait()
+            print("waited", flush=True)
+        elif command == "idle":
+            wait_until(party.is_idle)
+            link = party.endpoint.links()[Peer(1), True]
+            print("idle", link["connections"], link["messages_resent"], party.machine.lost, flush=True)
+    party.thread.close(1.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,486 @@
+"""What only real sockets do: options, strangers on the port, names, heartbeats."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+
+from netstorm.errors import SettingsError, UsageError
+from netstorm.observe.counters import Counters
+from netstorm.pslite import zmq_options
+from netstorm.pslite.van import Broken, Connection, Received, VanEvent
+from netstorm.pslite.zmq_reader import LETTER
+from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.testing.tcp_proxy import TcpProxy
+
+A, B = Connection(1), Connection(2)
+
+
+@pytest.fixture
+def vans():
+    made = []
+
+    def make(**options):
+        van = ZmqVan(**options)
+        made.append(van)
+        return van, van.bind("127.0.0.1", 0)
+
+    yield make
+    for van in made:
+        van.shut(0)
+
+
+def poll_until(van, wanted, seconds=20.0):
+    events: list[VanEvent] = []
+    deadline = time.monotonic() + seconds
+    while not wanted(events):
+        assert time.monotonic() < deadline, events
+        events += van.poll(0.05)
+    return events
+
+
+def still_works(here, there, port, connection=B):
+    here.open(connection, "127.0.0.1", port)
+    assert here.transmit(connection, b"still there?", b"payload")
+    [event] = poll_until(there, bool)
+    assert [bytes(frame) for frame in event.frames] == [b"still there?", b"payload"]
+
+
+# ------------------------------------------------------------------------------------------------------
+# options
+
+
+def test_every_option_is_in_force_and_has_a_reason(vans):
+    van, port = vans(max_message_bytes=17 * 2**20, link_timeout_s=4.0)
+    van.open(A, "127.0.0.1", port)
+    common = zmq_options.both(max_message_bytes=17 * 2**20, link_timeout_s=4.0)
+    dealer = van._links[A].socket
+    for options, one in (
+        (common, van._router),
+        (common, dealer),
+        (zmq_options.opening(link_timeout_s=4.0), dealer),
+        (zmq_options.context_options(), van._context),
+    ):
+        for option in options:
+            assert one.get(getattr(zmq, option.name)) == option.value, option
+            assert len(option.reason) > 10
+    for option in zmq_options.accepting():
+        if option.name == "BACKLOG":  # the only one that libzmq lets us read
+            assert van._router.get(zmq.BACKLOG) == option.value
+
+
+def test_every_connection_has_an_identity_of_its_own(vans):
+    van, port = vans()
+    identities = set()
+    for number in range(1, 20):
+        van.open(Connection(number), "127.0.0.1", port)
+        identities.add(van._links[number].socket.get(zmq.ROUTING_ID))
+    assert len(identities) == 19
+    assert {identity[:1] for identity in identities} == {LETTER}
+
+
+def test_small_messages_are_not_held_back_by_nagle(vans):
+    here, _ = vans()
+    there, port = vans()
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"", None)
+    poll_until(there, bool)
+    ours = set()
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            one = socket.socket(fileno=int(entry.name))
+            if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
+                with contextlib.suppress(OSError):
+                    one.getpeername()
+                    ours.add(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            one.detach()
+    assert ours == {1}
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do(vans):
+    _, port = vans()
+    van = ZmqVan()
+    with pytest.raises(
+        SettingsError, match=rf"cannot listen on 127.0.0.1:{port}: Address already in use.*NETSTORM_PORT"
+    ):
+        van.bind("127.0.0.1", port)
+    van.shut(0)
+
+
+def test_an_address_of_another_machine_is_named_with_what_to_do():
+    van = ZmqVan()
+    with pytest.raises(SettingsError, match=r"cannot listen on 192\.0\.2\.1:0: .*NETSTORM_BIND"):
+        van.bind("192.0.2.1", 0)
+    van.shut(0)
+
+
+def test_listening_on_every_interface(vans):
+    here, _ = vans()
+    there = ZmqVan()
+    still_works(here, there, there.bind("*", 0))
+    there.shut(0)
+
+
+def test_ipv6_is_used_for_an_address_that_is_one(vans):
+    here, _ = vans()
+    there = ZmqVan()
+    try:
+        port = there.bind("::1", 0)
+    except SettingsError:
+        there.shut(0)
+        pytest.skip("this machine has no IPv6")
+    here.open(A, "::1", port)
+    here.transmit(A, b"six", None)
+    [event] = poll_until(there, bool)
+    assert event.frames == (b"six",)
+    there.shut(0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# strangers
+
+
+STRANGERS = {
+    "nothing": b"",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c8010000c403036158") + bytes(range(200)),
+    "SSH": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "zeros": bytes(5000),
+    "half a ZMTP greeting": b"\xff" + bytes(8) + b"\x7f\x03",
+    "a ZMTP greeting and garbage": b"\xff"
+    + bytes(8)
+    + b"\x7f\x03\x00NULL"
+    + bytes(16)
+    + b"\x00"
+    + bytes(31)
+    + b"\x9c" * 500,
+    "a ZMTP 1 greeting that announces a huge frame": b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00" * 10,
+}
+
+
+@pytest.mark.parametrize("hello", STRANGERS.values(), ids=STRANGERS)
+def test_strangers_on_the_port_do_no_harm(vans, hello):
+    here, _ = vans()
+    there, port = vans()
+    for close_at_once in (True, False):
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        for stranger in strangers:
+            with contextlib.suppress(OSError):
+                stranger.sendall(hello)
+            if close_at_once:
+                stranger.close()
+        still_works(here, there, port, Connection(10 + close_at_once))
+        for stranger in strangers:
+            stranger.close()
+    assert there.poll(0.05) == []
+
+
+def test_random_bytes_on_the_port_do_no_harm(vans):
+    here, _ = vans()
+    there, port = vans()
+    rng = random.Random(4)
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(rng.randbytes(rng.randrange(2000)))
+    still_works(here, there, port)
+
+
+@pytest.fixture
+def raw_dealer():
+    context = zmq.Context()
+    made = []
+
+    def make(port, identity):
+        dealer = context.socket(zmq.DEALER)
+        if identity:
+            dealer.set(zmq.ROUTING_ID, identity)
+        dealer.set(zmq.LINGER, 0)
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+        made.append(dealer)
+        return dealer
+
+    yield make
+    for dealer in made:
+        dealer.close()
+    context.term()
+
+
+@pytest.mark.parametrize("frames", [3, 4, 100])
+def test_messages_of_too_many_frames_are_dropped_and_counted(vans, raw_dealer, frames):
+    counters = Counters()
+    there, port = vans(counters=counters)
+    dealer = raw_dealer(port, LETTER + bytes(7) + b"\1")
+    dealer.send_multipart([b"frame"] * frames)
+    dealer.send_multipart([b"one", b"two"])
+    [event] = poll_until(there, bool)
+    assert [bytes(frame) for frame in event.frames] == [b"one", b"two"]
+    assert counters.get("dropped_frames") == 1
+
+
+def test_empty_frames_are_frames(vans, raw_dealer):
+    there, port = vans()
+    dealer = raw_dealer(port, LETTER + bytes(7) + b"\1")
+    dealer.send(b"")
+    dealer.send_multipart([b"", b""])
+    first, second = poll_until(there, lambda events: len(events) == 2)
+    assert (first.frames, len(second.frames), len(second.frames[1])) == ((b"",), 2, 0)
+
+
+@pytest.mark.parametrize("identity", [b"", b"N", b"X" + bytes(8), b"N" + bytes(8), b"N" * 255])
+def test_whoever_chooses_another_kind_of_identity_is_no_van(vans, raw_dealer, identity):
+    counters = Counters()
+    there, port = vans(counters=counters)
+    dealer = raw_dealer(port, identity)
+    dealer.send_multipart([b"one", b"two"])
+    deadline = time.monotonic() + 10
+    while not counters.get("dropped_identity"):
+        assert time.monotonic() < deadline
+        assert there.poll(0.05) == []
+
+
+def test_the_sender_of_a_dropped_message_is_logged_with_its_address(vans, raw_dealer, caplog):
+    counters = Counters()
+    there, port = vans(counters=counters)
+    raw_dealer(port, b"strange").send(b"one")
+    deadline = time.monotonic() + 10
+    while not counters.get("dropped_identity"):
+        assert time.monotonic() < deadline
+        there.poll(0.05)
+    assert "127.0.0.1" in caplog.text
+
+
+def test_nobody_takes_over_a_connection_by_naming_its_identity(vans, raw_dealer):
+    there, port = vans()
+    identity = LETTER + bytes(7) + b"\1"
+    honest = raw_dealer(port, identity)
+    honest.send(b"honest")
+    [first] = poll_until(there, bool)
+    thief = raw_dealer(port, identity)
+    thief.send(b"thief")
+    assert there.poll(0.3) == []
+    there.transmit(first.connection, b"for the honest", None)
+    assert honest.poll(5000)
+    assert honest.recv() == b"for the honest"
+
+
+def test_a_frame_that_is_too_large_ends_the_connection_that_it_came_over_and_nothing_else(vans):
+    here, _ = vans(max_message_bytes=2**26)
+    there, port = vans(max_message_bytes=17 * 2**20)
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"too large", bytes(18 * 2**20))
+    [event] = poll_until(here, bool)
+    assert isinstance(event, Broken)
+    assert there.poll(0.05) == []
+    still_works(here, there, port)
+
+
+# ---------------------------------------------------------------------------------------- connections that
+# fail
+
+
+def test_a_name_is_looked_up_and_what_was_handed_over_meanwhile_is_sent(vans):
+    here, _ = vans()
+    there, port = vans()
+    here.open(A, "localhost", port)
+    for number in range(10):
+        here.transmit(A, b"%d" % number, b"payload")
+    received: list[bytes] = []
+    deadline = time.monotonic() + 20
+    while len(received) < 10:
+        assert time.monotonic() < deadline
+        here.poll(0.01)
+        received += [event.frames[0] for event in there.poll(0.01)]
+    assert received == [b"%d" % number for number in range(10)]
+
+
+def test_a_name_without_an_address_breaks_the_connection_and_says_so(vans):
+    here, _ = vans()
+    here.open(A, "no-such-host.invalid", 1)
+    here.transmit(A, b"header", None)
+    [event] = poll_until(here, bool)
+    assert event.connection == A
+    assert "no address for the name 'no-such-host.invalid'" in event.reason
+
+
+def test_a_connection_closed_while_its_name_is_looked_up_is_forgotten(vans):
+    here, _ = vans()
+    here.open(A, "localhost", 1)
+    here.close(A)
+    assert here.poll(0.2) == []
+
+
+def test_a_host_that_accepts_and_says_nothing_is_given_up(vans):
+    here, _ = vans(link_timeout_s=0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        here.open(A, *silent.getsockname())
+        [event] = poll_until(here, bool)
+    assert isinstance(event, Broken)
+    assert "does not speak ZeroMQ's protocol" in event.reason
+
+
+def test_a_host_that_speaks_another_protocol_is_given_up(vans):
+    here, _ = vans()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here.open(A, *server.getsockname())
+        connection, _ = server.accept()
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 20)
+        connection.close()
+        # libzmq may take the text for a message of its first protocol, which had no greeting
+        events = poll_until(here, lambda events: any(isinstance(event, Broken) for event in events))
+    assert {event.connection for event in events} == {A}
+    assert [type(event) for event in events].index(Broken) == len(events) - 1
+
+
+def test_a_path_that_swallows_everything_is_noticed_by_heartbeats(vans):
+    here, _ = vans(link_timeout_s=1.0)
+    there, port = vans(link_timeout_s=1.0)
+    with TcpProxy("127.0.0.1", port) as proxy:
+        here.open(A, proxy.host, proxy.port)
+        here.transmit(A, b"hello", None)
+        poll_until(there, bool)
+        proxy.pause()
+        began = time.monotonic()
+        [event] = poll_until(here, bool)
+        assert isinstance(event, Broken)
+        assert 0.4 < time.monotonic() - began < 5
+
+
+def test_a_short_silence_breaks_nothing(vans):
+    here, _ = vans(link_timeout_s=4.0)
+    there, port = vans(link_timeout_s=4.0)
+    with TcpProxy("127.0.0.1", port) as proxy:
+        here.open(A, proxy.host, proxy.port)
+        here.transmit(A, b"hello", None)
+        poll_until(there, bool)
+        proxy.pause()
+        here.transmit(A, b"later", None)
+        assert there.poll(0.3) == []
+        proxy.resume()
+        [event] = poll_until(there, bool)
+        assert event.frames == (b"later",)
+        assert here.poll(0.1) == []
+
+
+def test_what_came_before_the_end_is_delivered_before_it(vans):
+    here, _ = vans()
+    there, port = vans()
+    here.open(A, "127.0.0.1", port)
+    here.transmit(A, b"question", None)
+    [question] = poll_until(there, bool)
+    for number in range(10):
+        there.transmit(question.connection, b"%d" % number, None)
+    there.shut(1.0)
+    time.sleep(0.2)
+    events = poll_until(here, lambda events: len(events) == 11)
+    assert [event.frames[0] for event in events[:-1]] == [b"%d" % number for number in range(10)]
+    assert isinstance(events[-1], Broken)
+
+
+# ---------------------------------------------------------------------------------------------------- the
+# rest
+
+
+def test_another_descriptor_can_be_watched(vans):
+    van, _ = vans()
+    ours, theirs = socket.socketpair()
+    heard = []
+    van.watch(ours.fileno(), lambda: heard.append(ours.recv(10)))
+    van.poll(0.05)
+    theirs.send(b"tick")
+    van.poll(5.0)
+    assert heard == [b"tick"]
+    van.unwatch(ours.fileno())
+    van.unwatch(ours.fileno())
+    theirs.send(b"tock")
+    van.poll(0.05)
+    assert heard == [b"tick"]
+    ours.close()
+    theirs.close()
+
+
+def test_a_wake_up_from_another_thread_ends_a_poll(vans):
+    van, _ = vans()
+    van.poll(0.01)
+    timer = threading.Timer(0.1, van.wake)
+    timer.start()
+    began = time.monotonic()
+    van.poll(20.0)
+    assert time.monotonic() - began < 10
+    timer.join()
+
+
+def test_waking_a_van_that_was_shut_does_nothing(vans):
+    van, _ = vans()
+    van.shut(0)
+    van.wake()
+    with pytest.raises(UsageError):
+        van.open(A, "127.0.0.1", 1)
+
+
+def test_a_poll_returns_a_bounded_number_of_messages_from_everybody_in_turn(vans):
+    there, port = vans()
+    others = [vans()[0] for _ in range(3)]
+    for other in others:
+        other.open(A, "127.0.0.1", port)
+        for _ in range(200):
+            other.transmit(A, b"", None)
+    first = poll_until(there, bool)
+    time.sleep(0.5)
+    events = there.poll(0.0)
+    assert 0 < len(events) <= 16
+    received = len(first) + len(events)
+    while received < 600:
+        received += len(poll_until(there, bool))
+    assert there.poll(0.05) == []
+
+
+def test_idle_connections_cost_next_to_nothing(vans):
+    van, port = vans()
+
+    def cost(turns=300):
+        began = time.thread_time()
+        for _ in range(turns):
+            van.poll(0.0)
+        return (time.thread_time() - began) / turns
+
+    van.poll(0.05)
+    alone = min(cost() for _ in range(5))
+    for number in range(1, 101):
+        van.open(Connection(number), "127.0.0.1", port)
+        van.transmit(Connection(number), b"", None)
+    received = 0
+    while received < 100:
+        received += len([event for event in van.poll(0.05) if isinstance(event, Received)])
+    van.poll(0.2)
+    assert min(cost() for _ in range(5)) < alone + 20e-6
+
+
+def test_a_peer_that_has_stopped_reading_breaks_its_connection_and_fills_no_memory(vans, monkeypatch):
+    small = zmq_options.both(max_message_bytes=2**24, link_timeout_s=10)
+    monkeypatch.setattr(
+        zmq_options,
+        "both",
+        lambda **_: tuple(
+            zmq_options.SocketOption("SNDHWM", 50, "") if option.name == "SNDHWM" else option
+            for option in small
+        ),
+    )
+    here, _ = vans()
+    there, port = vans()
+    with TcpProxy("127.0.0.1", port) as proxy:
+        here.open(A, proxy.host, proxy.port)
+        here.transmit(A, b"", None)
+        poll_until(there, bool)
+        proxy.pause()
+        taken = 0
+        while here.transmit(A, b"", bytes(1_000_000)):
+            taken += 1
+            assert taken < 1000
+        assert [event.connection for event in here.poll(0.0)] == [A]
