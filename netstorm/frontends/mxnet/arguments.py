@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from netstorm.errors import UsageError
+import numpy as np
+
+from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine import NDArray
+from netstorm.kvstore.keys import Key
 
-__all__ = ["grouped"]
+__all__ = ["Group", "check_fits", "dtype_of", "grouped"]
+
+Group = tuple[int | str, list[NDArray]]
+"""A key and its arrays, one a device."""
+
+_NDArray = mx.nd.NDArray
 
 
-def grouped(key: Any, value: Any, what: str) -> list[tuple[int | str, list[Any]]]:
+def grouped(key: Any, value: Any, what: str) -> list[Group]:
     """Return each key once, in order of appearance, with all of its arrays.
 
     Args:
@@ -18,34 +28,69 @@ def grouped(key: Any, value: Any, what: str) -> list[tuple[int | str, list[Any]]
             device.
         value: for a single key an NDArray or a list of them; for a list of keys a list of those.
         what: the method, for error messages.
-    Raises: UsageError: keys of several types or of a wrong one, numbers of keys and values that differ, or no
-        array.
+
+    Raises:
+        UsageError: keys of several types or of a wrong one, numbers of keys and values that differ, no array,
+            or something that is none.
     """
-    if isinstance(key, (list, tuple)):
-        if not isinstance(value, (list, tuple)) or len(value) != len(key):
-            count = len(value) if isinstance(value, (list, tuple)) else 1
-            raise UsageError(
-                f"{what} of {len(key)} keys with {count} values; give one value (or list of arrays) a key"
-            )
-        pairs = list(zip(key, value, strict=True))
-    else:
-        pairs = [(key, value)]
-    if len({type(single) for single, _ in pairs}) > 1:
+    if not isinstance(key, (list, tuple)):
+        return [(_key(key, what), _arrays(value, key, what))]
+    if not isinstance(value, (list, tuple)) or len(value) != len(key):
+        count = len(value) if isinstance(value, (list, tuple)) else 1
         raise UsageError(
-            f"{what}: keys must be all int or all str, not a mixture: {[single for single, _ in pairs][:5]}"
+            f"{what} of {len(key)} keys with {count} values; give one value (or list of arrays) a key"
         )
-    groups: dict[int | str, list[Any]] = {}
-    for single, arrays in pairs:
-        if isinstance(single, bool) or not isinstance(single, (int, str)):
-            raise UsageError(f"{what}: a key must be int or str, not {type(single).__name__} ({single!r})")
-        several = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
-        if not several:
-            raise UsageError(f"{what} of key {single!r} with an empty list of arrays")
-        for array in several:
-            if not isinstance(array, mx.nd.NDArray):
-                raise UsageError(
-                    f"{what} of key {single!r} with {type(array).__name__}; "
-                    "it must be an mxnet NDArray or a list of them"
-                )
-        groups.setdefault(single, []).extend(several)
+    if len({isinstance(single, str) for single in key}) > 1:
+        raise UsageError(f"{what}: keys must be all int or all str, not a mixture: {list(key)[:5]}")
+    groups: dict[int | str, list[NDArray]] = {}
+    for single, arrays in zip(key, value, strict=True):
+        groups.setdefault(_key(single, what), []).extend(_arrays(arrays, single, what))
     return list(groups.items())
+
+
+def check_fits(arrays: Sequence[NDArray], key: Key, what: str) -> None:
+    """Check that arrays can be pushed to, or pulled from, a key.
+
+    Raises:
+        UsageError: one is sparse.
+        KeyMismatch: one has another shape or type; the message has both.
+    """
+    for array in arrays:
+        _check_dense(array, key.name, what)
+        if tuple(array.shape) != key.spec.shape or array.dtype != key.dtype:
+            raise KeyMismatch(
+                f"{what} of key {key.name!r}: the array is {tuple(array.shape)} {dtype_of(array)}, the key "
+                f"was initialised as {key.spec.shape} {key.spec.dtype}"
+            )
+
+
+def dtype_of(array: NDArray) -> str:
+    """Return the name of an array's type."""
+    return str(np.dtype(array.dtype).name)
+
+
+def _key(key: Any, what: str) -> int | str:
+    if isinstance(key, bool) or not isinstance(key, (int, str)):
+        raise UsageError(f"{what}: a key must be int or str, not {type(key).__name__} ({key!r})")
+    return key
+
+
+def _arrays(value: Any, key: Any, what: str) -> list[NDArray]:
+    arrays = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not arrays:
+        raise UsageError(f"{what} of key {key!r} with an empty list of arrays")
+    for array in arrays:
+        if not isinstance(array, _NDArray):
+            raise UsageError(
+                f"{what} of key {key!r} with {type(array).__name__}; "
+                "it must be an mxnet NDArray or a list of them"
+            )
+    return arrays
+
+
+def _check_dense(array: NDArray, key: str, what: str) -> None:
+    if array.stype != "default":
+        raise UsageError(
+            f"{what} of key {key!r} with a {array.stype} array: this version has dense values only; "
+            "call tostype('default')"
+        )

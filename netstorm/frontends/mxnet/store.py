@@ -15,42 +15,19 @@ import ctypes
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from netstorm.errors import KeyMismatch, UsageError
-from netstorm.frontends.mxnet.arguments import grouped
+from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.arguments import Group, check_fits, dtype_of, grouped
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.private import PrivateArray
+from netstorm.frontends.mxnet.entry import Entry
 from netstorm.frontends.mxnet.update_rule import UpdateRule, write_atomically
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.lifetime import after_close, before_finish, runtime_of_this_process
-from netstorm.kvstore.operation import Operation
 from netstorm.kvstore.runtime import Runtime
 
 __all__ = ["NetStormKVStore"]
 
 _ERRORS_AT_EXIT: Final = 100
 """Most independent errors of MXNet operations that are looked for at exit; each `waitall` raises one."""
-
-
-class _Entry:
-    """One key: its value here, and the array that its rounds travel through."""
-
-    __slots__ = ("key", "merged", "stored", "user_key")
-
-    def __init__(self, key: Key, user_key: int | str, stored: PrivateArray) -> None:
-        self.key = key
-        self.user_key = user_key
-        self.stored = stored
-        self.merged: PrivateArray | None = None
-        """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
-
-    def array_for_sums(self) -> PrivateArray:
-        """Return `merged`, made if need be."""
-        if self.merged is None:
-            self.merged = PrivateArray.like(self.stored.array)
-        return self.merged
 
 
 class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
@@ -71,7 +48,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         super().__init__(handle)
         self._runtime: Final[Runtime] = runtime_of_this_process()
         self._namespace: Final = self._runtime.open_namespace()
-        self._entries: Final[dict[str, _Entry]] = {}
+        self._entries: Final[dict[int | str, Entry]] = {}
         self._rule: UpdateRule | None = None
 
     # ---------------------------------------------------------------------------------------------- what it
@@ -110,26 +87,23 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """Make keys known and give them rank 0's values, on all ranks.
 
         Args:
-            key: int, str, or a list of them.
+            key: int, str, or a list of them; either int or str throughout a store.
             value: one NDArray a key; all ranks give the same shape and type.
 
         Raises:
-            UsageError: a key that exists already, or an array that cannot be one's value.
+            UsageError: a key that exists already, or an array that cannot be one's value. No key has been
+                initialised then.
         """
         self._runtime.check()
-        for user_key, values in grouped(key, value, "init"):
-            if str(user_key) in self._entries:
-                raise UsageError(
-                    f"key {user_key!r} has been initialised before; each key is initialised once a store"
-                )
-            first = _dense(values[0], user_key, "initialise")
+        groups = grouped(key, value, "init")
+        for user_key, values in groups:
+            self._check_new(user_key, values)
+        for user_key, (first, *_) in groups:
             network_key = self._runtime.register(
-                self._namespace, str(user_key), tuple(first.shape), _dtype(first)
+                self._namespace, str(user_key), tuple(first.shape), dtype_of(first)
             )
-            entry = self._entries[str(user_key)] = _Entry(network_key, user_key, PrivateArray.like(first))
-            if self.rank == 0:
-                entry.stored.copy_from(first)
-            self._allreduce(entry, entry.stored, priority=0, rule="", contributes=self.rank == 0)
+            entry = self._entries[user_key] = Entry(self._runtime, network_key, user_key)
+            entry.begin_with(first if self.rank == 0 else None)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum values over all devices and ranks, and update the stored value with the sum (or replace it by
@@ -139,28 +113,46 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             key: int, str, or a list of them, all initialised.
             value: for each key an NDArray or a list of them, one a device; never changed.
             priority: larger goes first on every link.
+
+        Raises:
+            UsageError: a key or an array that does not fit. Nothing has been pushed then.
         """
         self._runtime.check()
-        pushed = self._push_all(key, value, priority)
-        self._update_all(pushed)
+        self._push_and_update(self._found(grouped(key, value, "push"), "push"), priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy stored values, as they are after all that was pushed before, to one or several arrays each."""
+        """Copy stored values, as they are after all that was pushed before, to one or several arrays each.
+
+        Args:
+            key: int, str, or a list of them, all initialised.
+            out: for each key an NDArray or a list of them, one a device.
+            priority: no matter; a pull is a copy on this node.
+            ignore_sparse: skip sparse arrays in `out`, as MXNet's stores do.
+
+        Raises:
+            UsageError: a key or an array that does not fit. Nothing has been pulled then.
+        """
         self._runtime.check()
         if out is None:
             raise UsageError("pull needs out: the arrays to write to")
-        for user_key, outs in grouped(key, out, "pull"):
-            self._copy_out(self._entry(user_key, "pull"), outs, ignore_sparse=ignore_sparse)
+        groups = grouped(key, out, "pull")
+        if ignore_sparse:
+            groups = [
+                (one, [array for array in arrays if array.stype == "default"]) for one, arrays in groups
+            ]
+        for entry, outs in self._found(groups, "pull"):
+            entry.pull(outs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out` (`value` itself if None); all keys of a list are on their way before
         the first update.
         """
         self._runtime.check()
-        pushed = self._push_all(key, value, priority)
-        self._update_all(pushed)
-        for user_key, outs in grouped(key, value if out is None else out, "pushpull"):
-            self._copy_out(self._entry(user_key, "pushpull"), outs, ignore_sparse=False)
+        pushed = self._found(grouped(key, value, "pushpull"), "pushpull")
+        pulled = pushed if out is None else self._found(grouped(key, out, "pushpull"), "pushpull")
+        self._push_and_update(pushed, priority)
+        for entry, outs in pulled:
+            entry.pull(outs)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """`init`, then `pull` to `out`."""
@@ -223,126 +215,52 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
     # --------------------------------------------------------------------------------------------------
     # helpers
 
-    def _entry(self, user_key: int | str, what: str) -> _Entry:
-        entry = self._entries.get(str(user_key))
-        if entry is None:
-            known = ", ".join(list(self._entries)[:5]) or "none"
-            raise UsageError(
-                f"{what} of key {user_key!r}, which has not been initialised; init it first (keys: {known})"
-            )
-        return entry
+    def _push_and_update(self, pushed: list[tuple[Entry, list[Any]]], priority: int) -> None:
+        rule = self._rule
+        said = "" if rule is None else rule.now()
+        for entry, values in pushed:
+            entry.push(values, priority=priority, rule=rule, said=said)
+        if rule is not None:
+            for entry, _ in pushed:
+                entry.update(rule)
 
-    def _push_all(self, key: Any, value: Any, priority: int) -> list[_Entry]:
-        checked = [
-            (entry := self._entry(user_key, "push"), [_checked(array, entry, "push") for array in values])
-            for user_key, values in grouped(key, value, "push")
-        ]  # before anything is queued: a bad array must not leave half of a step behind
-        rule = "" if self._rule is None else self._rule.now()
-        for entry, values in checked:
-            # Without an updater the sum replaces the stored value: it travels there, and is not copied again.
-            summed = entry.stored if self._rule is None else entry.array_for_sums()
-            summed.sum_of(values)
-            self._allreduce(entry, summed, priority=priority, rule=rule, contributes=True)
-        return [entry for entry, _ in checked]
-
-    def _update_all(self, entries: list[_Entry]) -> None:
-        if self._rule is None:
-            return
-        for entry in entries:
-            self._rule.updater(entry.user_key, entry.array_for_sums().array, entry.stored.array)
-            self._compare(entry)
-
-    def _compare(self, entry: _Entry) -> None:
-        """Once in a while, have the replicas of a value compared, behind the update that is queued."""
-        key, round, runtime = entry.key, entry.key.last_taken, self._runtime
-        every = runtime.settings.compare_rounds
-        if every == 0 or round % every:
-            return
-
-        def start(completion: Completion) -> None:
-            runtime.report_replica(key, round, np.frombuffer(entry.stored.memory(), np.uint8))
-            completion.succeed()
-
-        push_async(start, reads=(entry.stored.array,), writes=(), name="netstorm_compare")
-
-    def _copy_out(self, entry: _Entry, outs: list[NDArray], *, ignore_sparse: bool) -> None:
-        for out in outs:
-            if out.stype != "default" and ignore_sparse:
-                continue
-            entry.stored.copy_to(_checked(out, entry, "pull"))
-
-    def _allreduce(
-        self, entry: _Entry, array: PrivateArray, *, priority: int, rule: str, contributes: bool
-    ) -> None:
-        """Queue the network's part: `array` becomes the sum of all ranks' `array`s (zeros where one does not
-        contribute).
-        """
-        key, runtime = entry.key, self._runtime
-        round = key.take_round()
-
-        def start(completion: Completion) -> None:
-            memory = np.frombuffer(array.memory(), key.dtype)
-
-            def done(error: Exception | None) -> None:
-                if error is None:
-                    completion.succeed()
-                else:
-                    completion.fail(error)
-
-            runtime.submit(
-                Operation(
-                    key=key,
-                    round=round,
-                    source=memory if contributes else None,
-                    destination=memory,
-                    done=done,
-                    priority=priority,
-                    rule=rule,
+    def _found(self, groups: list[Group], what: str) -> list[tuple[Entry, list[Any]]]:
+        """Return the entries of keys, whose arrays have been checked."""
+        found = []
+        for user_key, arrays in groups:
+            entry = self._entries.get(user_key)
+            if entry is None:
+                self._check_type(user_key, what)
+                known = ", ".join(map(str, list(self._entries)[:5])) or "none"
+                raise UsageError(
+                    f"{what} of key {user_key!r}, which has not been initialised; init it first "
+                    f"(keys: {known})"
                 )
+            check_fits(arrays, entry.key, what)
+            found.append((entry, arrays))
+        return found
+
+    def _check_new(self, user_key: int | str, values: list[Any]) -> None:
+        if user_key in self._entries:
+            raise UsageError(
+                f"key {user_key!r} has been initialised before; each key is initialised once a store"
             )
+        self._check_type(user_key, "init")
+        if len(values) > 1:
+            raise UsageError(f"init of key {user_key!r} with {len(values)} arrays; give it one array")
+        (value,) = values
+        check_fits(values, Key(self._namespace, str(user_key), tuple(value.shape), dtype_of(value)), "init")
 
-        def skipped() -> None:
-            runtime.fail(
-                f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
+    def _check_type(self, user_key: int | str, what: str) -> None:
+        """Check that a key is of the type of those that exist: 3 and "3" are the same to MXNet's users."""
+        other = next(
+            (known for known in self._entries if isinstance(known, str) != isinstance(user_key, str)), None
+        )
+        if other is not None:
+            raise UsageError(
+                f"{what} of key {user_key!r}: this store has {type(other).__name__} keys, such as {other!r}; "
+                "keys must be all int or all str"
             )
-
-        push_async(
-            start,
-            reads=(),
-            writes=(array.array,),
-            name="netstorm_allreduce",
-            priority=priority,
-            skipped=skipped,
-        )
-
-
-def _dtype(array: NDArray) -> str:
-    return str(np.dtype(array.dtype).name)
-
-
-def _dense(array: NDArray, user_key: int | str, what: str) -> NDArray:
-    if not isinstance(array, mx.nd.NDArray):
-        raise UsageError(
-            f"cannot {what} key {user_key!r} with {type(array).__name__}; it must be an mxnet NDArray"
-        )
-    if array.stype != "default":
-        raise UsageError(
-            f"cannot {what} key {user_key!r} with a {array.stype} array: this version has dense values only; "
-            "call tostype('default')"
-        )
-    return array
-
-
-def _checked(array: NDArray, entry: _Entry, what: str) -> NDArray:
-    """Return `array` if it can be pushed to or pulled from `entry`."""
-    _dense(array, entry.user_key, what)
-    shape, dtype = tuple(array.shape), _dtype(array)
-    if shape != entry.key.spec.shape or dtype != entry.key.spec.dtype:
-        raise KeyMismatch(
-            f"{what} of key {entry.user_key!r}: the array is {shape} {dtype}, the key was initialised as "
-            f"{entry.key.spec.shape} {entry.key.spec.dtype}"
-        )
-    return array
 
 
 def _forget_errors() -> None:

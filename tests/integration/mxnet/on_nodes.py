@@ -4,8 +4,8 @@
     def test_all_contributions_are_added(kv): ...
 
 runs `test_all_contributions_are_added` on every node of the module's job, one test after the other, each with
-a store of its own. A test passes if it passes on every node. One that fails or hangs ends the job, and those after
-it say so.
+a store of its own. A test passes if it passes on every node. One that fails or hangs ends the job, and those
+after it say so.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ LONGEST_S = 150
 """For all tests of a module together."""
 
 
+_EXPECTED = (
+    "WARNING waiting for",  # the other nodes, on a slow machine
+    "GPU support is disabled",  # MXNet's word on a device that does not exist
+)
+
+
 @dataclass
 class JobReport:
     """What became of a module's job."""
@@ -42,6 +48,12 @@ class JobReport:
     names: list[str]
     """Tests in the order in which they ran."""
     ended: list[Ended]
+
+    def check_end(self) -> None:
+        """Fail unless all nodes have ended well and without a word on standard error."""
+        for rank, end in enumerate(self.ended):
+            said = [line for line in end.err.splitlines() if not any(text in line for text in _EXPECTED)]
+            assert (end.code, said) == (0, []), f"rank {rank}: exit code {end.code}, {said}"
 
     def check(self, name: str) -> None:
         """Fail unless the test has passed on all nodes."""
@@ -60,10 +72,7 @@ def on_nodes(body: Callable[[Any], None]) -> Callable[..., None]:
 
     @pytest.mark.timeout(300)  # includes the whole job, if it is the first of its module
     def test(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-        module = request.module
-        if module not in _reports:
-            _reports[module] = _run_job(module, request.session, tmp_path_factory)
-        _reports[module].check(body.__name__)
+        report_of(request, tmp_path_factory).check(body.__name__)
 
     for attribute in functools.WRAPPER_ASSIGNMENTS[:4]:  # no __wrapped__: pytest would look at its parameters
         setattr(test, attribute, getattr(body, attribute))
@@ -74,11 +83,19 @@ def on_nodes(body: Callable[[Any], None]) -> Callable[..., None]:
 _reports: dict[ModuleType, JobReport] = {}
 
 
+def report_of(request: pytest.FixtureRequest, folders: pytest.TempPathFactory) -> JobReport:
+    """Return what became of the job of a test's module; it runs now if it has not yet."""
+    module = request.module
+    if module not in _reports:
+        _reports[module] = _run_job(module, request.session, folders)
+    return _reports[module]
+
+
 def _run_job(module: ModuleType, session: pytest.Session, folders: pytest.TempPathFactory) -> JobReport:
     """Run the bodies of a module's selected tests on all nodes of a job."""
     selected = {item.name for item in session.items if getattr(item, "module", None) is module}
     names = [name for name in _bodies(module) if name in selected]
-    script = f"from tests.integration.mxnet.on_nodes import run\nNAMES = {names!r}\nrun({module.__name__!r}, NAMES)\n"
+    script = f"from {__name__} import run\nNAMES = {names!r}\nrun({module.__name__!r}, NAMES)\n"
     settings = {"CHUNK_SIZE": 10_000, **getattr(module, "SETTINGS", {})}
     with Job(folders.mktemp(module.__name__.rsplit(".", 1)[-1]), NODES, **settings) as job:
         for rank in range(NODES):
@@ -97,8 +114,11 @@ def run(module: str, names: list[str]) -> None:
         kv = mx.kv.create("dist_sync_netstorm")
         try:
             bodies[name](kv)
-        except Exception as error:
-            sys.stderr.writelines(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+        except Exception as error:  # noqa: BLE001 -- a test may fail in any way
+            assert error.__traceback__ is not None
+            own = error.with_traceback(error.__traceback__.tb_next)
+            report = traceback.TracebackException.from_exception(own, capture_locals=True)
+            sys.stderr.writelines(report.format())
             sys.exit(1)
         kv._barrier()
         print(PASSED + name, flush=True)

@@ -1,0 +1,117 @@
+"""One key of a store, on this node: its value, and how its rounds travel through MXNet's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.private import PrivateArray
+from netstorm.frontends.mxnet.update_rule import UpdateRule
+from netstorm.kvstore.keys import Key
+from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.runtime import Runtime
+
+__all__ = ["Entry"]
+
+
+class Entry:
+    """A key's value, and the array that its sums arrive in. All methods queue, and return at once."""
+
+    __slots__ = ("_merged", "_runtime", "_stored", "key", "user_key")
+
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        self.key: Final = key
+        self.user_key: Final = user_key
+        self._runtime: Final = runtime
+        self._stored: Final = PrivateArray(key.spec.shape, key.dtype)
+        self._merged: PrivateArray | None = None
+        """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
+
+    def begin_with(self, value: NDArray | None) -> None:
+        """Give all ranks the value of the one that has one; the others contribute zeros."""
+        if value is not None:
+            self._stored.copy_from(value)
+        self._allreduce(self._stored, priority=0, rule="", contributes=value is not None)
+
+    def push(self, values: Sequence[NDArray], *, priority: int, rule: UpdateRule | None, said: str) -> None:
+        """Sum `values` over devices and ranks; `update` belongs behind it.
+
+        Args:
+            rule: what `update` will be given.
+            said: its fingerprint.
+        """
+        if rule is None:
+            # The sum replaces the stored value: it travels there, and is not copied again.
+            summed = self._stored
+        else:
+            if self._merged is None:
+                self._merged = PrivateArray(self.key.spec.shape, self.key.dtype)
+            summed = self._merged
+        summed.sum_of(values)
+        self._allreduce(summed, priority=priority, rule=said, contributes=True)
+
+    def update(self, rule: UpdateRule) -> None:
+        """Update the value with the sum of the last push."""
+        assert self._merged is not None
+        rule.updater(self.user_key, self._merged.array, self._stored.array)
+        every = self._runtime.settings.compare_rounds
+        if every and self.key.last_taken % every == 0:
+            self._compare_replicas()
+
+    def pull(self, outs: Sequence[NDArray]) -> None:
+        """Copy the value, as it is after all that was pushed before."""
+        for out in outs:
+            self._stored.copy_to(out)
+
+    def _allreduce(self, array: PrivateArray, *, priority: int, rule: str, contributes: bool) -> None:
+        """Queue the network's part: `array` becomes the sum of the `array`s of all ranks that contribute."""
+        key, runtime = self.key, self._runtime
+        round = key.take_round()
+
+        def start(completion: Completion) -> None:
+            memory = np.frombuffer(array.memory(), key.dtype)
+
+            def done(error: Exception | None) -> None:
+                if error is None:
+                    completion.succeed()
+                else:
+                    completion.fail(error)
+
+            runtime.submit(
+                Operation(
+                    key=key,
+                    round=round,
+                    source=memory if contributes else None,
+                    destination=memory,
+                    done=done,
+                    priority=priority,
+                    rule=rule,
+                )
+            )
+
+        def skipped() -> None:
+            runtime.fail(
+                f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
+            )
+
+        push_async(
+            start,
+            reads=(),
+            writes=(array.array,),
+            name="netstorm_allreduce",
+            priority=priority,
+            skipped=skipped,
+        )
+
+    def _compare_replicas(self) -> None:
+        """Have the ranks' values compared, behind the update that is queued."""
+        key, round, runtime, stored = self.key, self.key.last_taken, self._runtime, self._stored
+
+        def start(completion: Completion) -> None:
+            runtime.report_replica(key, round, np.frombuffer(stored.memory(), np.uint8))
+            completion.succeed()
+
+        push_async(start, reads=(stored.array,), writes=(), name="netstorm_compare")
