@@ -7,10 +7,8 @@ answered over the connection that it opened.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
-import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -21,18 +19,21 @@ from netstorm.observe.drops import Drops
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Header, checksum, encode_body, open_frames, seal
 from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.accepted_session import AcceptedSession
 from netstorm.pslite.limits import Limits
+from netstorm.pslite.link_counters import LinkCounters
 from netstorm.pslite.machine import Admit, Connect, Disconnect, Machine, NotYet, Refuse, Send
+from netstorm.pslite.opened_session import OpenedSession
 from netstorm.pslite.queue import Outgoing
-from netstorm.pslite.session import AcceptedSession, OpenedSession, Session, State, Wire
+from netstorm.pslite.session import Session, Wire
+from netstorm.pslite.session_states import State
+from netstorm.pslite.timers import Timers
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
+from netstorm.pslite.waiting_room import WaitingRoom
 
 __all__ = ["ArrivalHook", "Endpoint"]
 
 _log = logging.getLogger(__name__)
-
-_ASK_AGAIN_S: Final = 0.05
-"""How often a machine is asked again about a Hello that it could not decide on."""
 
 _RETIRED: Final = 256
 """How many connections that were given up are remembered."""
@@ -98,12 +99,9 @@ class Endpoint:
         """Connections given up of late: what still comes over them is nobody's fault."""
         self._dirty: dict[Session, None] = {}
         """Sessions that may have something to hand over, in order."""
-        self._timers: list[tuple[float, int, Session]] = []
-        self._armed: dict[Session, float] = {}
-        self._timer_numbers: Final = itertools.count()
-        self._waiting: dict[Connection, m.Hello] = {}
-        """Those whom the machine could not decide on yet."""
-        self._ask_again_at = math.inf
+        self._timers: Final[Timers[Session]] = Timers()
+        self._waiting: Final = WaitingRoom(self.limits.waiting_hellos)
+        self._counters: dict[tuple[Peer, bool], LinkCounters] = {}
         self._answers: list[tuple[Connection, m.SessionMessage]] = []
         """To connections without a session."""
         self._released: list[Connection] = []
@@ -120,6 +118,7 @@ class Endpoint:
             self,
             instruction.peer,
             self.random.getrandbits(63),
+            counters=self._counters_of(instruction.peer, opened_here=True),
             ordered=self._ordered(instruction.peer),
             host=instruction.host,
             port=instruction.port,
@@ -181,9 +180,9 @@ class Endpoint:
             elif event.connection not in self._retired:
                 raise ProtocolViolation(f"{type(message).__name__} on a connection without a session")
             return
-        session.heard_at = now
-        session.heard = message
         counters = session.counters
+        counters.heard_at = now
+        counters.heard = message
         counters.messages_received += 1
         counters.bytes_received += sum(map(len, frames))
         if isinstance(message, m.SessionMessage):
@@ -253,16 +252,8 @@ class Endpoint:
     def _hello(self, connection: Connection, hello: m.Hello, now: float) -> None:
         decision = self._machine.admit(hello)
         if isinstance(decision, NotYet):
-            self._waiting.pop(connection, None)
-            for other, waiting in list(self._waiting.items()):
-                if waiting.session == hello.session and waiting.incarnation == hello.incarnation:
-                    del self._waiting[other]  # a newer connection of the same session
-            if len(self._waiting) >= self.limits.waiting_hellos:
-                del self._waiting[next(iter(self._waiting))]
-            self._waiting[connection] = hello
-            self._ask_again_at = now + _ASK_AGAIN_S
+            self._waiting.sit(connection, hello, now)
             return
-        self._waiting.pop(connection, None)
         if isinstance(decision, Admit):
             decision = self._admit(connection, hello, decision.peer, now) or decision
         if isinstance(decision, Refuse):
@@ -290,14 +281,15 @@ class Endpoint:
                 return Refuse("that session is not known here (any more)")
             if len(self._accepted) >= self.limits.sessions:
                 return Refuse(f"this process has {len(self._accepted)} sessions already")
-            session = AcceptedSession(self, peer, hello, ordered=self._ordered(peer))
+            counters = self._counters_of(peer, opened_here=False)
+            session = AcceptedSession(self, peer, hello, counters=counters, ordered=self._ordered(peer))
         try:
             session.hello(hello, connection, now)
         except ProtocolViolation as error:
             self._drop("protocol", connection, str(error), now)
             return Refuse(str(error))
-        session.heard_at = now
-        session.heard = hello
+        session.counters.heard_at = now
+        session.counters.heard = hello
         if session is not ending:
             self._accepted[peer] = session
         self._by_connection[connection] = session
@@ -323,22 +315,18 @@ class Endpoint:
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if now >= self._ask_again_at:
-            self._ask_again_at = math.inf
-            for connection, hello in list(self._waiting.items()):
+        if now >= self._waiting.ask_again_at:
+            for connection, hello in self._waiting.call():
                 self._hello(connection, hello, now)
-        while self._timers and self._timers[0][0] <= now:
-            due, _, session = heapq.heappop(self._timers)
-            if self._armed.get(session) == due:
-                del self._armed[session]
-                if session.due() <= now:
-                    session.tick(now)
-                    self._check_end(session, now)
-                self._dirty[session] = None
+        while (session := self._timers.take(now)) is not None:
+            if session.due() <= now:
+                session.tick(now)
+                self._check_end(session, now)
+            self._dirty[session] = None
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return min(self._ask_again_at, self._timers[0][0] if self._timers else math.inf)
+        return min(self._waiting.ask_again_at, self._timers.next())
 
     def flush(self, wire: Wire, now: float) -> None:
         """Acknowledge what has been taken, and hand over what may be handed over, to the van."""
@@ -351,7 +339,7 @@ class Endpoint:
             dirty, self._dirty = self._dirty, {}
             for session in dirty:
                 session.flush(wire, now)
-                self._arm(session)
+                self._timers.set(session, session.due())
                 if session.state in _ENDED:
                     self._ending.pop(session, None)
 
@@ -363,14 +351,12 @@ class Endpoint:
 
     def last_heard(self, peer: Peer) -> tuple[float, str] | None:
         """Return when something last came from a peer, and what; None if nothing ever did."""
-        return max(
-            (
-                (session.heard_at, type(session.heard).__name__)
-                for session in (self._opened.get(peer), self._accepted.get(peer))
-                if session is not None and session.heard is not None
-            ),
-            default=None,
-        )
+        heard = [
+            (counters.heard_at, type(counters.heard).__name__)
+            for counters in (self._counters.get((peer, True)), self._counters.get((peer, False)))
+            if counters is not None and counters.heard is not None
+        ]
+        return max(heard, default=None)
 
     def window_of(self, peer: Peer) -> int:
         """Return how many bytes may be un-acknowledged on the link to a peer; 0 if there is no session."""
@@ -378,10 +364,8 @@ class Endpoint:
         return 0 if session is None else session.sending.window.size
 
     def links(self) -> dict[tuple[Peer, bool], dict[str, int]]:
-        """Return the counters of every session, by peer and whether it was opened here."""
-        return {
-            (session.peer, session.opened_here): session.counters.snapshot() for session in self._sessions()
-        }
+        """Return what went over each link, present or past, by peer and whether it was opened here."""
+        return {link: counters.snapshot() for link, counters in self._counters.items()}
 
     # -------------------------------------------------------------------------------- for sessions (`Shared`)
 
@@ -389,7 +373,7 @@ class Endpoint:
         """Return a connection number that was never used."""
         return Connection(next(self._numbers))
 
-    def hello(self, session: OpenedSession) -> m.Hello:
+    def hello(self, session: Session) -> m.Hello:
         """Return how this process introduces itself."""
         assert session.connection is not None
         self._by_connection[session.connection] = session
@@ -425,15 +409,14 @@ class Endpoint:
         yield from self._opened.values()
         yield from self._accepted.values()
 
+    def _counters_of(self, peer: Peer, *, opened_here: bool) -> LinkCounters:
+        """Return a link's counters: its sessions, one after the other, share them."""
+        if len(self._counters) > 2 * self.limits.sessions:
+            del self._counters[next(iter(self._counters))]
+        return self._counters.setdefault((peer, opened_here), LinkCounters())
+
     def _seal(self, message: m.Message) -> bytes:
         return seal(encode_body(message), sequence=0, sent_at=self.stamp(), payload_crc=None)
-
-    def _arm(self, session: Session) -> None:
-        """Have a session's `tick` called when it is due. A timer that goes off early only looks again."""
-        due = session.due()
-        if due < self._armed.get(session, math.inf):
-            self._armed[session] = due
-            heapq.heappush(self._timers, (due, next(self._timer_numbers), session))
 
     def _check_end(self, session: Session, now: float) -> None:
         """Take a session off the books that has ended."""

@@ -1,12 +1,16 @@
-"""What went over one link, both ways."""
+"""What went over one link, both ways, in all its sessions."""
 
 from __future__ import annotations
+
+import math
+
+from netstorm.protocol.messages import Message
 
 __all__ = ["LinkCounters"]
 
 
 class LinkCounters:
-    """Numbers of one session that only grow. Bytes are those of frames, without ZeroMQ's and TCP's own."""
+    """Numbers that only grow. Bytes are those of frames, without ZeroMQ's and TCP's own."""
 
     __slots__ = (
         "bytes_received",
@@ -15,6 +19,8 @@ class LinkCounters:
         "connections",
         "dropped",
         "duplicates",
+        "heard",
+        "heard_at",
         "messages_received",
         "messages_resent",
         "messages_sent",
@@ -30,9 +36,13 @@ class LinkCounters:
         self.messages_received = 0
         self.duplicates = 0
         self.connections = 0
-        """Connections that this session has had."""
+        """Connections that it has had."""
         self.dropped: dict[str, int] = {}
         """By reason."""
+        self.heard: Message | None = None
+        """The last message that came, of any kind."""
+        self.heard_at = -math.inf
+        """When it came."""
 
     def drop(self, reason: str) -> None:
         """Count a message that was dropped."""
@@ -40,5 +50,6 @@ class LinkCounters:
 
     def snapshot(self) -> dict[str, int]:
         """Return all numbers by name; those dropped as `dropped_REASON`."""
-        numbers = {name: getattr(self, name) for name in self.__slots__ if name != "dropped"}
+        others = ("dropped", "heard", "heard_at")
+        numbers = {name: getattr(self, name) for name in self.__slots__ if name not in others}
         return numbers | {f"dropped_{reason}": number for reason, number in self.dropped.items()}

@@ -130,7 +130,7 @@ def test_a_connection_attempt_that_was_repeated_waits_once():
     party.machine.admission = lambda _: NotYet()
     for number in range(5):
         party.stack.handle(Received(Connection(-1 - number), (frame(hello()),)), 0.0)
-    assert list(party.endpoint._waiting) == [-5]
+    assert [connection for connection, _ in party.endpoint._waiting.call()] == [-5]
 
 
 def test_sessions_that_others_begin_are_bounded():
