@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import NDArray
+from netstorm.frontends.mxnet.quick import kind_of
 from netstorm.kvstore.keys import Key
 
-__all__ = ["Group", "check_fits", "dtype_of", "grouped"]
+__all__ = ["Group", "check_fits", "grouped"]
 
 Group = tuple[int | str, list[NDArray]]
 """A key and its arrays, one a device."""
@@ -56,17 +55,17 @@ def check_fits(arrays: Sequence[NDArray], key: Key, what: str) -> None:
         KeyMismatch: one has another shape or type; the message has both.
     """
     for array in arrays:
-        _check_dense(array, key.name, what)
-        if tuple(array.shape) != key.spec.shape or array.dtype != key.dtype:
+        kind = kind_of(array)
+        if not kind.dense:
+            raise UsageError(
+                f"{what} of key {key.name!r} with a {array.stype} array: this version has dense values only; "
+                "call tostype('default')"
+            )
+        if kind.shape != key.spec.shape or kind.dtype != key.dtype:
             raise KeyMismatch(
-                f"{what} of key {key.name!r}: the array is {tuple(array.shape)} {dtype_of(array)}, the key "
+                f"{what} of key {key.name!r}: the array is {kind.shape} {kind.dtype}, the key "
                 f"was initialised as {key.spec.shape} {key.spec.dtype}"
             )
-
-
-def dtype_of(array: NDArray) -> str:
-    """Return the name of an array's type."""
-    return str(np.dtype(array.dtype).name)
 
 
 def _key(key: Any, what: str) -> int | str:
@@ -86,11 +85,3 @@ def _arrays(value: Any, key: Any, what: str) -> list[NDArray]:
                 "it must be an mxnet NDArray or a list of them"
             )
     return arrays
-
-
-def _check_dense(array: NDArray, key: str, what: str) -> None:
-    if array.stype != "default":
-        raise UsageError(
-            f"{what} of key {key!r} with a {array.stype} array: this version has dense values only; "
-            "call tostype('default')"
-        )

@@ -25,16 +25,52 @@ import numpy as np
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
+from netstorm.frontends.mxnet.quick import is_recording, kind_of, queue_copy
 
 __all__ = ["PrivateArray", "memory_of"]
 
 _check: Final = mx.base.check_call
-_to_dlpack: Final = mx.base._LIB["MXNDArrayToDLPack"]  # noqa: SLF001 -- the only handle there is
+_library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- keeps Python's lock: neither call waits
+_to_dlpack: Final = _library["MXNDArrayToDLPack"]
 _to_dlpack.restype = ctypes.c_int
 _to_dlpack.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
-_free_dlpack: Final = mx.base._LIB["MXNDArrayCallDLPackDeleter"]  # noqa: SLF001
+_free_dlpack: Final = _library["MXNDArrayCallDLPackDeleter"]
 _free_dlpack.restype = ctypes.c_int
 _free_dlpack.argtypes = [ctypes.c_void_p]
+
+
+_HOST: Final = mx.cpu()
+
+
+class _FixedArray(mx.nd.NDArray):  # type: ignore[name-defined]
+    """An NDArray that knows what it is: an optimiser asks some ten times an update, and MXNet's own gives up
+    Python's lock for each answer (see `quick`).
+    """
+
+    __slots__ = ("_dtype", "_shape")
+
+    def __init__(self, plain: NDArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Take over the memory of `plain`, which nobody may use any more."""
+        super().__init__(plain.handle)
+        plain.handle = None
+        self._shape = shape
+        self._dtype = dtype.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        return self._dtype
+
+    @property
+    def stype(self) -> str:
+        return "default"
+
+    @property
+    def context(self) -> Any:
+        return _HOST
 
 
 class PrivateArray:
@@ -55,7 +91,8 @@ class PrivateArray:
         self.shape: Final = tuple(shape)
         self.dtype: Final[np.dtype[Any]] = _known(dtype)
         with _any_shape(self.shape):
-            self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=mx.cpu(), dtype=self.dtype)
+            plain = mx.nd.empty(self.shape, ctx=_HOST, dtype=self.dtype)
+        self.array: Final[NDArray] = _FixedArray(plain, self.shape, self.dtype)
 
     @classmethod
     def like(cls, array: NDArray) -> PrivateArray:
@@ -110,20 +147,24 @@ class PrivateArray:
                     mx.nd.elemwise_add(self.array, addend.array, out=self.array)
 
     def _copy(self, source: NDArray, target: NDArray) -> None:
+        if not is_recording() and self.shape and all(self.shape):
+            queue_copy(source, target)
+            return
         # Within `autograd.record()` a copy would become part of the user's graph.
         with mx.autograd.pause(), _any_shape(self.shape):
-            mx.nd._internal._copyto(source.as_nd_ndarray(), out=target.as_nd_ndarray())  # noqa: SLF001
+            queue_copy(source, target)
 
     def _require_like(self, array: NDArray) -> None:
         if not isinstance(array, mx.nd.NDArray):
             raise UsageError(f"expected an mxnet NDArray, not {type(array).__name__}")
-        if array.stype != "default":
+        kind = kind_of(array)
+        if not kind.dense:
             raise UsageError(
                 f"a {array.stype} array cannot be copied to a dense one; call tostype('default')"
             )
-        if tuple(array.shape) != self.shape or np.dtype(array.dtype) != self.dtype:
+        if kind.shape != self.shape or kind.dtype != self.dtype:
             raise UsageError(
-                f"an array of shape {tuple(array.shape)} and type {np.dtype(array.dtype)} does not fit "
+                f"an array of shape {kind.shape} and type {kind.dtype} does not fit "
                 f"one of shape {self.shape} and type {self.dtype}"
             )
 

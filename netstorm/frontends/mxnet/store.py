@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arguments import Group, check_fits, dtype_of, grouped
+from netstorm.frontends.mxnet.arguments import Group, check_fits, grouped
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.entry import Entry
+from netstorm.frontends.mxnet.quick import kind_of
 from netstorm.frontends.mxnet.update_rule import UpdateRule, write_atomically
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.lifetime import after_close, before_finish, runtime_of_this_process
@@ -99,9 +100,8 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         for user_key, values in groups:
             self._check_new(user_key, values)
         for user_key, (first, *_) in groups:
-            network_key = self._runtime.register(
-                self._namespace, str(user_key), tuple(first.shape), dtype_of(first)
-            )
+            kind = kind_of(first)
+            network_key = self._runtime.register(self._namespace, str(user_key), kind.shape, kind.dtype.name)
             entry = self._entries[user_key] = Entry(self._runtime, network_key, user_key)
             entry.begin_with(first if self.rank == 0 else None)
 
@@ -248,8 +248,8 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         self._check_type(user_key, "init")
         if len(values) > 1:
             raise UsageError(f"init of key {user_key!r} with {len(values)} arrays; give it one array")
-        (value,) = values
-        check_fits(values, Key(self._namespace, str(user_key), tuple(value.shape), dtype_of(value)), "init")
+        kind = kind_of(values[0])
+        check_fits(values, Key(self._namespace, str(user_key), kind.shape, kind.dtype.name), "init")
 
     def _check_type(self, user_key: int | str, what: str) -> None:
         """Check that a key is of the type of those that exist: 3 and "3" are the same to MXNet's users."""

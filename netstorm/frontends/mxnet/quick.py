@@ -1,0 +1,99 @@
+"""The few calls into MXNet that every push and pull makes, without giving up Python's lock.
+
+MXNet's own Python code gives the lock up at each call into its library, some ten times a push, and then waits
+to get it back behind the I/O thread and the engine's threads. None of these calls blocks: they look at an
+array, or queue a copy on the engine. So they keep the lock, and a push takes what it computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine_binding import NDArray
+
+__all__ = ["Kind", "is_recording", "kind_of", "queue_copy"]
+
+_check: Final = mx.base.check_call
+_library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- the only handle there is
+
+_shape: Final = _library["MXNDArrayGetShapeEx"]
+_shape64: Final = _library["MXNDArrayGetShapeEx64"]
+_dtype: Final = _library["MXNDArrayGetDType"]
+_storage: Final = _library["MXNDArrayGetStorageType"]
+_is_recording: Final = _library["MXAutogradIsRecording"]
+_invoke: Final = _library["MXImperativeInvokeEx"]
+
+_SHAPE_64: Final = bool(mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"))
+_DENSE: Final = 0  # mxnet::NDArrayStorageType::kDefaultStorage
+
+_TYPES: Final = {
+    code: np.dtype(kind)
+    for code, kind in mx.nd.ndarray._DTYPE_MX_TO_NP.items()  # noqa: SLF001 -- the table is not exported
+    if kind is not None
+}
+
+
+class Kind(NamedTuple):
+    """What must be equal for one array to be copied to another."""
+
+    dense: bool
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+
+def kind_of(array: NDArray) -> Kind:
+    """Return an array's shape and type, and whether it is dense."""
+    handle = array.handle
+    number = ctypes.c_int()
+    _check(_storage(handle, ctypes.byref(number)))
+    dense = number.value == _DENSE
+    _check(_dtype(handle, ctypes.byref(number)))
+    dtype = _TYPES[number.value]
+    if _SHAPE_64:
+        sides64 = ctypes.POINTER(ctypes.c_int64)()
+        _check(_shape64(handle, ctypes.byref(number), ctypes.byref(sides64)))
+        return Kind(dense, tuple(sides64[: number.value]), dtype)
+    sides = ctypes.POINTER(ctypes.c_int)()
+    _check(_shape(handle, ctypes.byref(number), ctypes.byref(sides)))
+    return Kind(dense, tuple(sides[: number.value]), dtype)
+
+
+def is_recording() -> bool:
+    """Return whether operations of this thread become part of a graph, as within `autograd.record()`."""
+    found = ctypes.c_bool()
+    _check(_is_recording(ctypes.byref(found)))
+    return found.value
+
+
+def queue_copy(source: NDArray, target: NDArray) -> None:
+    """Queue a copy, between any devices and layouts; both arrays are of one kind."""
+    count = ctypes.c_int(1)
+    inputs, outputs = (ctypes.c_void_p * 1)(source.handle), (ctypes.c_void_p * 1)(target.handle)
+    pointer = ctypes.cast(outputs, ctypes.POINTER(ctypes.c_void_p))
+    storage = ctypes.POINTER(ctypes.c_int)()
+    _check(
+        _invoke(
+            _COPY,
+            1,
+            inputs,
+            ctypes.byref(count),
+            ctypes.byref(pointer),
+            0,
+            None,
+            None,
+            ctypes.byref(storage),
+        )
+    )
+
+
+def _operator(name: str) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    _check(mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))  # noqa: SLF001 -- see above
+    return handle
+
+
+_COPY: Final = _operator("_copyto")
