@@ -1,0 +1,225 @@
+"""Two processes over a TCP path that cuts, corrupts, delays and swallows: everything arrives once."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.machine import Send
+from netstorm.testing.recorder import part
+from netstorm.testing.tcp_proxy import TcpProxy
+from tests.integration.pslite.processes import RealParty, wait_until
+
+
+@pytest.fixture
+def path():
+    """Return two parties, the first of which knows the second by the proxy's address, and the proxy."""
+    here, there = RealParty(0, link_timeout_s=5.0), RealParty(1, link_timeout_s=5.0)
+    proxy = TcpProxy("127.0.0.1", there.port, seed=1)
+    here.connect(1, proxy.port)
+    yield here, there, proxy
+    here.close()
+    there.close()
+    proxy.close()
+
+
+def payload(number):
+    return random.Random(number).randbytes(20_000 + number)
+
+
+def send(here, numbers):
+    here.do(
+        *[
+            Send(peer=Peer(1), message=part(number), payload=payload(number), order=(0, 0, number))
+            for number in numbers
+        ]
+    )
+
+
+def assert_all_arrived(here, there, count, seconds=60):
+    wait_until(lambda: len(there.machine.got) >= count and here.is_idle(), seconds)
+    time.sleep(0.1)
+    assert sorted(there.machine.numbers()) == list(range(count))
+    assert there.machine.payloads() == {number: payload(number) for number in range(count)}
+    assert here.machine.lost == there.machine.lost == []
+
+
+def test_connections_that_are_cut_again_and_again(path):
+    here, there, proxy = path
+    for batch in range(20):
+        send(here, range(batch * 10, batch * 10 + 10))
+        time.sleep(0.02)
+        proxy.cut()
+    assert_all_arrived(here, there, 200)
+    assert here.endpoint.links()[Peer(1), True]["connections"] > 3
+
+
+def test_bits_that_flip_anywhere_in_the_stream(path):
+    here, there, proxy = path
+    send(here, range(20))
+    wait_until(lambda: there.machine.got)
+    proxy.flip_probability = 0.02
+    for batch in range(1, 10):
+        send(here, range(batch * 20, batch * 20 + 20))
+        time.sleep(0.05)
+    time.sleep(1.0)
+    proxy.flip_probability = 0.0
+    assert_all_arrived(here, there, 200)
+
+
+def test_a_long_way(path):
+    here, there, proxy = path
+    proxy.delay_s = 0.1
+    send(here, range(100))
+    assert_all_arrived(here, there, 100)
+    link = here.endpoint.links()[Peer(1), True]
+    assert link["messages_resent"] == 0
+    assert link["connections"] == 1
+
+
+def test_a_path_that_is_silent_for_a_while(path):
+    here, there, proxy = path
+    send(here, range(10))
+    wait_until(lambda: there.machine.got)
+    proxy.pause()
+    send(here, range(10, 100))
+    time.sleep(1.0)
+    proxy.resume()
+    assert_all_arrived(here, there, 100)
+
+
+def test_a_path_that_stays_silent_is_lost_within_a_bounded_time_and_both_addresses_are_named(path):
+    here, there, proxy = path
+    send(here, range(10))
+    wait_until(lambda: there.machine.got)
+    proxy.pause()
+    began = time.monotonic()
+    wait_until(lambda: here.machine.lost, 30)
+    assert time.monotonic() - began < 12  # half the link time-out to notice, all of it to try again
+    [(peer, reason)] = here.machine.lost
+    assert peer == 1
+    assert f"127.0.0.1:{proxy.port}" in reason
+    proxy.resume()
+
+
+def test_a_path_that_refuses_is_lost_when_the_link_time_out_has_passed(path):
+    here, there, proxy = path
+    send(here, range(10))
+    wait_until(lambda: there.machine.got)
+    proxy.refuse()
+    proxy.cut()
+    began = time.monotonic()
+    wait_until(lambda: here.machine.lost, 30)
+    assert 4.5 < time.monotonic() - began < 8
+    assert proxy.connections > 5
+
+
+def test_a_path_that_comes_back_in_time_is_no_failure(path):
+    here, there, proxy = path
+    send(here, range(10))
+    wait_until(lambda: there.machine.got)
+    proxy.refuse()
+    proxy.cut()
+    send(here, range(10, 20))
+    time.sleep(2.0)
+    proxy.refuse(refuse=False)
+    assert_all_arrived(here, there, 20)
+
+
+# -------------------------------------------------------------------------------------------- the proxy itself
+
+
+@pytest.fixture
+def echo():
+    """Return the address of a server that sends back what it gets."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection):
+        with connection:
+            try:
+                while data := connection.recv(65_536):
+                    connection.sendall(data)
+            except OSError:
+                pass
+
+    def accept():
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threads.append(threading.Thread(target=serve, args=(connection,)))
+            threads[-1].start()
+
+    threads = [threading.Thread(target=accept)]
+    threads[0].start()
+    yield server.getsockname()
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    for thread in threads:
+        thread.join(10)
+
+
+def exchange(connection, data):
+    connection.settimeout(10)
+    threading.Thread(target=connection.sendall, args=(data,)).start()
+    back = b""
+    while len(back) < len(data):
+        more = connection.recv(65_536)
+        if not more:
+            break
+        back += more
+    return back
+
+
+def test_the_proxy_forwards_what_it_gets(echo):
+    data = random.Random(0).randbytes(20_000_000)  # more than fits in any buffer
+    with TcpProxy(*echo) as proxy, socket.create_connection((proxy.host, proxy.port)) as connection:
+        assert exchange(connection, data) == data
+
+
+def test_the_proxy_delays_both_ways(echo):
+    with TcpProxy(*echo) as proxy, socket.create_connection((proxy.host, proxy.port)) as connection:
+        proxy.delay_s = 0.1
+        began = time.monotonic()
+        assert exchange(connection, b"ping") == b"ping"
+        assert time.monotonic() - began >= 0.2
+
+
+def test_the_proxy_flips_bits(echo):
+    with TcpProxy(*echo) as proxy, socket.create_connection((proxy.host, proxy.port)) as connection:
+        proxy.flip_probability = 1.0
+        back = exchange(connection, bytes(1000))
+        assert (
+            1
+            <= sum(byte.bit_count() if hasattr(byte, "bit_count") else bin(byte).count("1") for byte in back)
+            < 100
+        )
+
+
+def test_the_proxy_resets_connections_and_takes_new_ones(echo):
+    with TcpProxy(*echo) as proxy:
+        with socket.create_connection((proxy.host, proxy.port)) as connection:
+            assert exchange(connection, b"ping") == b"ping"
+            proxy.cut()
+            with pytest.raises(ConnectionResetError):
+                connection.recv(1)
+        with socket.create_connection((proxy.host, proxy.port)) as connection:
+            assert exchange(connection, b"ping") == b"ping"
+        assert proxy.connections == 2
+
+
+def test_closing_the_proxy_ends_its_connections_and_its_thread(echo):
+    proxy = TcpProxy(*echo)
+    with socket.create_connection((proxy.host, proxy.port)) as connection:
+        assert exchange(connection, b"ping") == b"ping"
+        proxy.close()
+        proxy.close()
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+    assert not any(thread.name == "netstorm-tcp-proxy" for thread in threading.enumerate())
