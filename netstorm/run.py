@@ -30,9 +30,7 @@ def main(arguments: list[str]) -> int:
         print(f"netstorm: {error}", file=sys.stderr)
         return 2
     if role == "server":
-        print(
-            "netstorm: DMLC_ROLE=server has nothing to do, since every node aggregates; this process ends"
-        )
+        print("netstorm: DMLC_ROLE=server has nothing to do, since every node aggregates; this process ends")
         return 0
     if role == "scheduler":
         from netstorm.scheduler.process import run_scheduler

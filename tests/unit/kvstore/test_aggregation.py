@@ -15,17 +15,18 @@ from netstorm.protocol.frames import checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Binding, KeyGrant, Part, Phase
 from netstorm.pslite.machine import Call, Send
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
-CHAIN = Policy(version=1, trees=(Tree.undirected(0, (-1, 0, 1)),), weights=(1,))
+CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,))
 """2 -> 1 -> 0: rank 1 aggregates and forwards, rank 0 is the root."""
 
 THREE_STARS = Policy(
     version=1,
     trees=(
-        Tree.undirected(0, (-1, 0, 0)),
-        Tree(root=1, reduce_parent=(1, -1, 1), broadcast_parent=(2, -1, 1)),
-        Tree.undirected(2, (2, 0, -1)),
+        Tree.undirected(Rank(0), (-1, 0, 0)),
+        Tree(root=Rank(1), reduce_parent=(1, -1, 1), broadcast_parent=(2, -1, 1)),
+        Tree.undirected(Rank(2), (2, 0, -1)),
     ),
     weights=(1, 1, 1),
 )
@@ -58,7 +59,7 @@ class Ranks:
     def push(self, rank, key, values, *, destination=None, in_place=False):
         source = None if values is None else np.array(values, key.dtype)
         result = source if in_place else np.full(key.elements, -1, key.dtype)
-        outcome = []
+        outcome: list[Exception | None] = []
         operation = Operation(
             key=key, round=key.take_round(), source=source, destination=result, done=outcome.append
         )
@@ -130,7 +131,7 @@ def test_operations_may_be_submitted_in_any_order_of_their_rounds():
     for rank, order in enumerate(([1, 0], [0, 1], [1, 0])):
         for round in order:
             values = np.full(4, 10.0**round, np.float32)
-            outcome = []
+            outcome: list[Exception | None] = []
             outcomes.append((values, 3 * 10**round, outcome))
             operation = Operation(
                 key=keys[rank], round=round, source=values, destination=values, done=outcome.append
@@ -181,7 +182,7 @@ def test_parts_of_a_key_that_is_not_known_yet_are_kept():
 def test_parts_of_a_policy_that_is_not_here_yet_are_kept():
     ranks = Ranks(CHAIN)
     keys = [ranks.add_key(rank, 10, granted=0) for rank in range(3)]
-    star = Policy(version=2, trees=(Tree.undirected(2, (2, 2, -1)),), weights=(1,))
+    star = Policy(version=2, trees=(Tree.undirected(Rank(2), (2, 2, -1)),), weights=(1,))
     for rank in (0, 1, 2):
         ranks.push(rank, keys[rank], [1] * 10)
     ranks.deliver_all()

@@ -11,13 +11,14 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Become, Call, Connect, Disconnect, NotYet, Refuse, Send
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 MEMBERS = tuple(
     m.Member(rank=rank, host="10.0.0.1", port=4000 + rank, site="denver", incarnation=100 + rank)
     for rank in range(3)
 )
-STAR = Policy(version=1, trees=(Tree.undirected(0, (-1, 0, 0)),), weights=(1,))
+STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=(1,))
 
 
 JOINED = m.Joined(
@@ -78,7 +79,7 @@ class Driven:
         self.hear(m.KeysRegistered(grants=(grant,), bindings=(binding,)))
 
     def push(self, key, rule=""):
-        outcome = []
+        outcome: list[Exception | None] = []
         values = np.ones(key.elements, np.float32)
         operation = Operation(
             key=key,
@@ -112,7 +113,7 @@ def test_the_first_word_is_a_request_to_join():
 
 def test_joining_gives_a_rank_and_everybodys_address():
     driven = Driven()
-    joined = []
+    joined: list[Exception | None] = []
     driven.node.on_joined(joined.append)
     driven.join(rank=1)
     assert joined == [None]
@@ -173,7 +174,7 @@ def test_a_round_asks_for_the_next_one_when_it_begins():
 def test_a_failure_ends_what_is_outstanding_and_everything_later(kind, error):
     driven = Driven().join()
     outcome = driven.push(driven.new_key())
-    barrier = []
+    barrier: list[Exception | None] = []
     driven.node.barrier(barrier.append, driven.now)
     driven.hear(m.PeerGone(rank=2, kind=kind, reason="rank 2 (10.0.0.1:4002) is gone"))
     later = driven.push(driven.new_key("v"))
@@ -224,7 +225,7 @@ def test_finishing_waits_until_nobody_needs_this_node():
     key = driven.new_key()
     driven.grant()
     driven.push(key)
-    done = []
+    done: list[Exception | None] = []
     driven.node.finish(done.append, driven.now)
     driven.look()
     assert driven.sent(m.Finished) == [m.Finished(last_rounds={0: 0})]
@@ -236,7 +237,7 @@ def test_finishing_waits_until_nobody_needs_this_node():
 
 def test_no_scheduler_is_asked_for_again_until_the_deadline():
     driven = Driven(join_timeout_s=20)
-    joined = []
+    joined: list[Exception | None] = []
     driven.node.on_joined(joined.append)
     driven.node.peer_lost(SCHEDULER, "connection refused", driven.now)
     driven.look()
