@@ -93,7 +93,7 @@ def test_a_path_that_is_silent_for_a_while(path):
     assert_all_arrived(here, there, 100)
 
 
-def test_a_path_that_stays_silent_is_lost_within_a_bounded_time_and_both_addresses_are_named(path):
+def test_a_path_that_stays_silent_is_lost_within_a_bounded_time_and_named(path):
     here, there, proxy = path
     send(here, range(10))
     wait_until(lambda: there.machine.got)
@@ -167,13 +167,15 @@ def echo():
 
 def exchange(connection, data):
     connection.settimeout(10)
-    threading.Thread(target=connection.sendall, args=(data,)).start()
+    sender = threading.Thread(target=connection.sendall, args=(data,))
+    sender.start()
     back = b""
     while len(back) < len(data):
         more = connection.recv(65_536)
         if not more:
             break
         back += more
+    sender.join(10)
     return back
 
 
@@ -195,11 +197,7 @@ def test_the_proxy_flips_bits(echo):
     with TcpProxy(*echo) as proxy, socket.create_connection((proxy.host, proxy.port)) as connection:
         proxy.flip_probability = 1.0
         back = exchange(connection, bytes(1000))
-        assert (
-            1
-            <= sum(byte.bit_count() if hasattr(byte, "bit_count") else bin(byte).count("1") for byte in back)
-            < 100
-        )
+        assert 1 <= int.from_bytes(back, "big").bit_count() < 100
 
 
 def test_the_proxy_resets_connections_and_takes_new_ones(echo):
