@@ -3,13 +3,14 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.bindings import Bindings
 from netstorm.protocol.messages import Binding
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 
 def policy(version):
     return Policy(
         version=version,
-        trees=(Tree(root=0, reduce_parent=(-1, 0), broadcast_parent=(-1, 0)),),
+        trees=(Tree(root=Rank(0), reduce_parent=(-1, 0), broadcast_parent=(-1, 0)),),
         weights=(1000,),
         reason="test",
     )
