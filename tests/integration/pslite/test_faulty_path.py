@@ -131,7 +131,7 @@ def test_a_path_that_comes_back_in_time_is_no_failure(path):
     assert_all_arrived(here, there, 20)
 
 
-# -------------------------------------------------------------------------------------------- the proxy itself
+# --------------------------------------------------------------------------------------- the proxy itself
 
 
 @pytest.fixture
