@@ -73,7 +73,10 @@ def train(kv: Any, data: Dataset, epochs: int) -> dict[str, Any]:
                 f"{sent / 1e6:.1f}",
                 f"{waited:.1f} of {seconds:.1f} s",
             )
-            print("  ".join(cell.rjust(len(name)) for cell, name in zip(cells, COLUMNS)), flush=True)
+            print(
+                "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, COLUMNS, strict=True)),
+                flush=True,
+            )
     return {name: parameter.data().asnumpy() for name, parameter in net.collect_params().items()}
 
 
@@ -109,9 +112,8 @@ def compare(folder: Path, ranks: int) -> int:
             print(f"The weights of rank {rank} differ from those of rank 0: {', '.join(wrong)}")
             return 1
     size = sum(map(len, expected.values()))
-    print(
-        f"\nThe weights of all {ranks} nodes are the same, byte for byte: {len(expected)} tensors, {size} bytes."
-    )
+    print(f"\nThe weights of all {ranks} nodes are the same, byte for byte:")
+    print(f"{len(expected)} tensors, {size} bytes.")
     return 0
 
 
