@@ -32,7 +32,7 @@ def test_sums_are_right_for_all_shapes_types_orders_trees_and_delays(job):
     cluster.finish()
 
 
-@given(st.data(), jobs(nodes=(2, 6)))
+@given(st.data(), jobs(nodes=(2, 6), policies=(1, 3)))
 @settings(max_examples=150)
 def test_sums_are_right_whatever_breaks_as_long_as_nobody_dies(data, job):
     plan = data.draw(fault_plans(job.nodes, duration_s=max(0.05, job.spread_s), longest_cut_s=4.0))
