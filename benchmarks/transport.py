@@ -20,7 +20,8 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.pslite import Endpoint, Limits, Stack
+from netstorm.pslite.allocator import keep_freed_memory
 from netstorm.pslite.io_thread import IoThread
 from netstorm.pslite.machine import Admission, Admit, Connect, Instruction, Send
 from netstorm.pslite.zmq_van import ZmqVan
@@ -47,11 +49,13 @@ class Bench:
         self.done = threading.Event()
 
     def admit(self, hello: m.Hello) -> Admission:
+        """Admit everybody."""
         return Admit(Peer(hello.sender))
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
     ) -> None:
+        """Add a part in place."""
         if isinstance(message, m.Barrier):
             self.done.set()
         elif isinstance(message, m.Part):
@@ -61,19 +65,23 @@ class Bench:
                 self.instructions.append(Send(peer=peer, message=m.Barrier(number=0)))
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
+        """Give up."""
         print(f"lost {peer}: {reason}", file=sys.stderr)
         self.done.set()
 
     def tick(self, now: float) -> None:
-        pass
+        """Do nothing."""
 
     def next_tick(self) -> float:
+        """Never."""
         return float("inf")
 
     def abort(self, error: Exception, now: float) -> None:
+        """Give up."""
         self.done.set()
 
     def take_instructions(self) -> list[Instruction]:
+        """See `Machine`."""
         taken, self.instructions = self.instructions, []
         return taken
 
@@ -84,6 +92,7 @@ class ProfiledStack(Stack[Bench]):
     profile: cProfile.Profile | None = None
 
     def tick(self, now: float) -> None:
+        """Do what is due."""
         if self.profile is None:
             self.profile = cProfile.Profile(clock.monotonic)
             self.profile.enable()
@@ -91,6 +100,8 @@ class ProfiledStack(Stack[Bench]):
 
 
 def start(rank: int, arguments: argparse.Namespace) -> tuple[Bench, Endpoint, IoThread[Bench], int]:
+    """Put a machine to work."""
+    keep_freed_memory()
     machine = Bench(arguments.elements)
     van = ZmqVan()
     port = van.bind("127.0.0.1", 0)
@@ -99,7 +110,7 @@ def start(rank: int, arguments: argparse.Namespace) -> tuple[Bench, Endpoint, Io
         job="benchmark",
         incarnation=rank,
         rank=rank,
-        ordered=lambda peer: False,
+        ordered=lambda _: False,
         stamp=clock.monotonic_ns,
         limits=Limits(window_bytes=arguments.window),
     )
@@ -110,51 +121,52 @@ def start(rank: int, arguments: argparse.Namespace) -> tuple[Bench, Endpoint, Io
 
 
 def receive(arguments: argparse.Namespace) -> None:
-    machine, _, thread, port = start(RECEIVER, arguments)
+    """Be the receiver until stdin ends."""
+    _, _, thread, port = start(RECEIVER, arguments)
     print(port, flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        print(json.dumps(processor_time(thread)), flush=True)
     stop(thread)
 
 
+def processor_time(thread: IoThread[Bench]) -> tuple[float, float]:
+    """Return the seconds of processor time of the I/O thread, and of the whole process with libzmq's
+    thread.
+    """
+    return thread.call(lambda _: time.thread_time()).result(), time.process_time()
+
+
 def stop(thread: IoThread[Bench]) -> None:
+    """End the thread; print its profile, if it has one."""
     stack = thread._stack  # noqa: SLF001
     if isinstance(stack, ProfiledStack) and stack.profile is not None:
         profile = stack.profile
-        thread.call(lambda now: profile.disable()).result()
+        thread.call(lambda _: profile.disable()).result()
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(25)
     thread.close(1.0)
 
 
 def send(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Start a receiver, be the sender, return what was measured."""
     command = [sys.executable, __file__, "--role", "receiver", *sys.argv[1:]]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
         port = int(receiver.stdout.readline())
         machine, endpoint, thread, _ = start(SENDER, arguments)
         thread.post(
-            lambda now: machine.instructions.append(Connect(peer=RECEIVER, host="127.0.0.1", port=port))
+            lambda _: machine.instructions.append(Connect(peer=RECEIVER, host="127.0.0.1", port=port))
         )
         source = np.ones(arguments.elements, np.float32)
-        results = []
+
+        def processors() -> list[float]:
+            receiver.stdin.write("\n")  # type: ignore[union-attr]
+            receiver.stdin.flush()  # type: ignore[union-attr]
+            return [*processor_time(thread), *json.loads(receiver.stdout.readline())]  # type: ignore[union-attr]
+
         one_batch(machine, thread, source, 16)
-        for busy in (False, True):
-            rates, spins = [], []
-            for _ in range(arguments.batches):
-                with training(busy=busy) as count:
-                    began = clock.monotonic()
-                    one_batch(machine, thread, source, arguments.chunks)
-                    took = clock.monotonic() - began
-                rates.append(arguments.chunks * source.nbytes / took / 1e6)
-                spins.append(count() / took)
-            results.append(
-                {
-                    "main_thread": "busy" if busy else "idle",
-                    "median_MB_per_s": round(statistics.median(rates), 1),
-                    "MB_per_s": [round(rate, 1) for rate in rates],
-                    "busy_loops_per_s": round(statistics.median(spins)),
-                    "us_per_chunk": round(source.nbytes / statistics.median(rates), 2),
-                }
-            )
+        results = [
+            measure(machine, thread, source, arguments, processors, busy=busy) for busy in (False, True)
+        ]
         with training(busy=True) as count:
             began = clock.monotonic()
             clock.sleep(1.0)
@@ -182,22 +194,60 @@ def send(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def measure(
+    machine: Bench,
+    thread: IoThread[Bench],
+    source: np.ndarray[Any, Any],
+    arguments: argparse.Namespace,
+    processors: Callable[[], list[float]],
+    *,
+    busy: bool,
+) -> dict[str, Any]:
+    """Send several batches; return rates, and the processor time of a chunk."""
+    rates, spins = [], []
+    before = processors()
+    for _ in range(arguments.batches):
+        with training(busy=busy) as count:
+            began = clock.monotonic()
+            one_batch(machine, thread, source, arguments.chunks)
+            took = clock.monotonic() - began
+        rates.append(arguments.chunks * source.nbytes / took / 1e6)
+        spins.append(count() / took)
+    chunks = arguments.chunks * arguments.batches
+    spent = [
+        round((after - earlier) / chunks * 1e6, 1)
+        for earlier, after in zip(before, processors(), strict=True)
+    ]
+    names = ("sender_io_thread", "sender_process", "receiver_io_thread", "receiver_process")
+    return {
+        "main_thread": "busy" if busy else "idle",
+        "median_MB_per_s": round(statistics.median(rates), 1),
+        "MB_per_s": [round(rate, 1) for rate in rates],
+        "us_per_chunk": round(source.nbytes / statistics.median(rates), 1),
+        "processor_us_per_chunk": dict(zip(names, spent, strict=True)),
+        "busy_loops_per_s": round(statistics.median(spins)),
+    }
+
+
 def one_batch(machine: Bench, thread: IoThread[Bench], source: np.ndarray[Any, Any], chunks: int) -> None:
+    """Send so many chunks and wait until the other machine has the last."""
     machine.done.clear()
 
-    def submit(now: float) -> None:
-        machine.instructions += [
-            Send(
-                peer=RECEIVER,
-                message=m.Part(
-                    key=7, round=int(number == chunks - 1), chunk=number, phase=m.Phase.REDUCE, version=3, tree=1,
-                    contributors=bits_to_wire(0b101), dtype="float32",
-                ),
-                payload=source,
-                order=(0, 0, number),
+    def submit(_: float) -> None:
+        for number in range(chunks):
+            last = int(number == chunks - 1)
+            part = m.Part(
+                key=7,
+                round=last,
+                chunk=number,
+                phase=m.Phase.REDUCE,
+                version=3,
+                tree=1,
+                contributors=bits_to_wire(0b101),
+                dtype="float32",
             )
-            for number in range(chunks)
-        ]  # fmt: skip
+            order = (0, 0, number)
+            machine.instructions.append(Send(peer=RECEIVER, message=part, payload=source, order=order))
 
     thread.post(submit)
     if not machine.done.wait(120):
@@ -227,6 +277,7 @@ def training(*, busy: bool) -> Iterator[Any]:
 
 
 def main() -> None:
+    """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--role", choices=["sender", "receiver"], default="sender", help=argparse.SUPPRESS)
     parser.add_argument("--elements", type=int, default=65_536, help="float32 values in a chunk")

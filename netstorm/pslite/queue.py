@@ -22,6 +22,7 @@ class Outgoing:
         "body",
         "delivered_at",
         "delivered_by",
+        "flight_began_at",
         "order",
         "payload",
         "resend",
@@ -58,6 +59,8 @@ class Outgoing:
         """Bytes that had been acknowledged when it was transmitted."""
         self.delivered_at = 0.0
         """When the last of those was acknowledged."""
+        self.flight_began_at = 0.0
+        """When the last of those had been sent."""
 
     def crc(self) -> int | None:
         """Return the payload's checksum, computed at most once; None if there is no payload."""

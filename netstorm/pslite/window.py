@@ -5,7 +5,8 @@ product: max(4 messages, 4 x delivery rate x minimum RTT). With twice instead of
 longer, and with the mean RTT window and queue feed each other (design, section 4).
 
 The delivery rate is measured as BBR does [1]_: bytes acknowledged between a message's transmission and its
-acknowledgement, over that time, so that neither bursts of acknowledgements nor pauses of the sender count.
+acknowledgement, over the time that this took or, if longer, the time that it took to send them; so neither
+bursts of acknowledgements nor pauses of the sender count.
 
 References:
     .. [1] Cheng et al., Delivery Rate Estimation, draft-cheng-iccrg-delivery-rate-estimation.
@@ -46,6 +47,7 @@ class Window:
         "_delivered_at",
         "_earlier_rate",
         "_fixed",
+        "_flight_began_at",
         "_largest_message",
         "_rate",
         "_rate_since",
@@ -68,6 +70,8 @@ class Window:
         self._largest_message = 0
         self._delivered = 0
         self._delivered_at = 0.0
+        self._flight_began_at = 0.0
+        """When the message was sent that was acknowledged last."""
         self._rate = 0.0
         self._earlier_rate = 0.0
         self._rate_since = 0.0
@@ -86,10 +90,11 @@ class Window:
     def sent(self, message: Outgoing, now: float) -> None:
         """Note a transmission."""
         if self.in_flight == 0:  # the pause before it is not the link's
-            self._delivered_at = now
+            self._delivered_at = self._flight_began_at = now
         message.sent_at = now
         message.delivered_by = self._delivered
         message.delivered_at = self._delivered_at
+        message.flight_began_at = self._flight_began_at
         self.in_flight += message.size
         self.messages_in_flight += 1
         if message.size > self._largest_message:
@@ -108,6 +113,7 @@ class Window:
         self.messages_in_flight -= 1
         self._delivered += message.size
         self._delivered_at = now
+        self._flight_began_at = message.sent_at
         if message.transmissions > 1:
             return  # which transmission was it? (Karn's rule)
         rtt = now - message.sent_at
@@ -115,7 +121,7 @@ class Window:
         self.smooth_rtt_s = (
             rtt if self.smooth_rtt_s == 0 else self.smooth_rtt_s + (rtt - self.smooth_rtt_s) / 8
         )
-        interval = now - message.delivered_at
+        interval = max(now - message.delivered_at, message.sent_at - message.flight_began_at)
         if interval > 0:
             self._sample((self._delivered - message.delivered_by) / interval, now, was_full=was_full)
 
