@@ -20,10 +20,11 @@ from typing import Final, Protocol
 
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import Buffer, checksum
+from netstorm.pslite.link_model import FixedDelay, LinkModel
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 from netstorm.pslite.virtual_time import Timeline
 
-__all__ = ["FixedDelay", "Inbox", "LinkModel", "MemoryNetwork", "Pipe", "ReceivedFrame"]
+__all__ = ["Inbox", "MemoryNetwork", "Pipe", "ReceivedFrame"]
 
 _FRAME_OVERHEAD: Final = 9
 """Bytes that ZMTP 3 puts before a frame (RFC 37)."""
@@ -36,41 +37,6 @@ class ReceivedFrame(bytearray):
     """A payload that came in. Passed to `transmit` it is shared, not copied, and must not change any more."""
 
     __slots__ = ()
-
-
-class LinkModel(Protocol):
-    """How long things take."""
-
-    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
-        """Call `arrived` when `size` bytes, handed over now at host `source`, are at host `target`.
-
-        A flow is one direction of a connection: even numbers lead away from its opener, odd ones back. If what
-        it carries overtakes, the network restores the order.
-        """
-
-    def forget(self, flow: int) -> None:
-        """Drop what a flow has under way: its connection is gone. The calls to `arrived` may be left out."""
-
-
-class FixedDelay:
-    """Everything takes the same time, give or take; no capacities."""
-
-    def __init__(
-        self, timeline: Timeline, *, delay_s: float = 0.001, jitter_s: float = 0.0, seed: int = 0
-    ) -> None:
-        """Make each message take `delay_s` and up to `jitter_s` more."""
-        self._timeline = timeline
-        self._random = random.Random(f"delay {seed}")
-        self.delay_s = delay_s
-        self.jitter_s = jitter_s
-
-    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
-        """See `LinkModel`."""
-        jitter = self._random.random() * self.jitter_s if self.jitter_s else 0.0
-        self._timeline.after(self.delay_s + jitter, arrived)
-
-    def forget(self, flow: int) -> None:
-        """See `LinkModel`; what is under way arrives, and is ignored."""
 
 
 class _Kind(enum.Enum):

@@ -12,40 +12,30 @@ same. The only things that are not real are the network, the clocks and the trai
 from __future__ import annotations
 
 import hashlib
-import random
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
-from netstorm import __version__
 from netstorm.errors import FrameError, UsageError, WaitTimeout
-from netstorm.kvstore.node import GeneralNode
-from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol.frames import Buffer, open_frames
-from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.endpoint import Endpoint
-from netstorm.pslite.limits import Limits
-from netstorm.pslite.machine import Machine
-from netstorm.pslite.memory_network import FixedDelay, LinkModel, MemoryNetwork
-from netstorm.pslite.memory_van import MemoryVan
-from netstorm.pslite.stack import Stack
+from netstorm.protocol.ids import SCHEDULER
+from netstorm.pslite.link_model import FixedDelay, LinkModel
+from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.pslite.virtual_time import Timeline
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.options import SchedulerOptions
 from netstorm.settings import Settings
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 from netstorm.simulation.process import LocalClock, SimulatedProcess
+from netstorm.simulation.starting import Starter, host_of
 from netstorm.simulation.virtual_network import VirtualNetwork
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
 
 __all__ = ["Scheduled", "SimulatedCluster"]
-
-M = TypeVar("M", bound=Machine)
 
 _LAST_MESSAGES: Final = 40
 """How many of the last messages an error shows."""
@@ -102,16 +92,16 @@ class SimulatedCluster:
         self.settings: Final = Settings.from_environment({}, num_workers=nodes, **settings)
         self.timeline: Final = Timeline()
         self._seed: Final = seed
-        self._clocks = clocks or self._random_clock
         model: LinkModel
         if network is None:
             model = FixedDelay(self.timeline, delay_s=delay_s, jitter_s=jitter_s, seed=seed)
         else:
-            ranks = {_host(rank): rank for rank in network.ranks}
+            ranks = {host_of(rank): rank for rank in network.ranks}
             model = VirtualNetwork(self.timeline, network, ranks, tcp=tcp)
         self.link_model: Final = model
         self.network: Final = MemoryNetwork(self.timeline, model, seed=seed, detect_s=detect_s)
         self.network.watch = self._watch
+        self._starter: Final = Starter(self.network, self.settings, seed=seed, clocks=clocks)
         self.policy: Final = policy or form_policy(
             network or Network.uniform(nodes, latency=delay_s),
             self.settings.topology,
@@ -123,7 +113,6 @@ class SimulatedCluster:
         self._last: deque[tuple[float, str, str, bytes]] = deque(maxlen=_LAST_MESSAGES)
         self._scheduler: SimulatedProcess[SchedulerMachine] | None = None
         self._nodes: dict[int, SimulatedNode] = {}
-        self._started = 0
         starts = dict(start_at or {})
         for rank in (int(SCHEDULER), *range(nodes)):
             self.at(starts.get(rank, 0.0), lambda rank=rank: self.start(rank))  # type: ignore[misc]
@@ -253,13 +242,13 @@ class SimulatedCluster:
     def start(self, rank: int) -> None:
         """Start a rank's process, or the scheduler's; also again, after a crash, as a new process."""
         if rank == SCHEDULER:
-            self._scheduler = self._start_scheduler()
+            self._scheduler = self._starter.scheduler(self.policy)
         else:
-            self._nodes[rank] = self._start_node(rank, _host(rank))
+            self._nodes[rank] = self.start_another(rank, host_of(rank))
 
     def start_another(self, rank: int, host: str) -> SimulatedNode:
         """Start a process that asks for the same rank as another one; it is none of `nodes`."""
-        return self._start_node(rank, host)
+        return SimulatedNode(rank, self.timeline, self._starter.node(rank, host))
 
     def crash(self, rank: int, *, silent: bool = False) -> None:
         """Kill a process; `silent`: its host loses power, so nobody is told."""
@@ -267,19 +256,19 @@ class SimulatedCluster:
 
     def reset(self, source: int, target: int) -> None:
         """Break all connections between two processes, losing what is in flight. They may connect again."""
-        self.network.reset(_host(source), _host(target))
+        self.network.reset(host_of(source), host_of(target))
 
     def cut(self, source: int, target: int, *, one_way: bool = False) -> None:
         """Swallow everything between two processes from now on."""
-        self.network.cut(_host(source), _host(target), one_way=one_way)
+        self.network.cut(host_of(source), host_of(target), one_way=one_way)
 
     def heal(self, source: int, target: int) -> None:
         """End a cut."""
-        self.network.heal(_host(source), _host(target))
+        self.network.heal(host_of(source), host_of(target))
 
     def delay(self, source: int, target: int, seconds: float) -> None:
         """Add a delay to everything from one process to another."""
-        self.network.extra_delay_s[_host(source), _host(target)] = seconds
+        self.network.extra_delay_s[host_of(source), host_of(target)] = seconds
 
     def set_corruption(self, probability: float) -> None:
         """Change a bit of each payload with this probability."""
@@ -293,7 +282,7 @@ class SimulatedCluster:
 
     def traffic(self, source: int, target: int) -> int:
         """Return the bytes that one process got from another so far."""
-        return self.network.traffic.get((_host(source), _host(target)), (0, 0))[0]
+        return self.network.traffic.get((host_of(source), host_of(target)), (0, 0))[0]
 
     def digest(self) -> str:
         """Return a digest of every message so far: when, whence, whither, what."""
@@ -323,78 +312,12 @@ class SimulatedCluster:
             return self.scheduler
         return self.started(rank).process
 
-    def _random_clock(self, rank: int) -> LocalClock:
-        chance = random.Random(f"clock {self._seed} {rank}")
-        return LocalClock(
-            offset_s=chance.uniform(0.0, 1e6),
-            drift=chance.uniform(-5e-5, 5e-5),
-            sync_error_s=chance.gauss(0.0, 0.002),
-        )
-
-    def _start_scheduler(self) -> SimulatedProcess[SchedulerMachine]:
-        van = MemoryVan(self.network, _host(SCHEDULER))
-        van.bind(van.host, self.settings.scheduler_port)
-        clock = self._clocks(SCHEDULER)
-        machine = SchedulerMachine(
-            SchedulerOptions.from_settings(self.settings, release=__version__),
-            self.policy,
-            now=clock.local(self.now),
-        )
-        return self._run_process(van, machine, clock, ordered=lambda _: True)
-
-    def _start_node(self, rank: int, host: str) -> SimulatedNode:
-        settings = self.settings
-        van = MemoryVan(self.network, host)
-        port = van.bind(host, 0)
-        clock = self._clocks(rank)
-        machine = GeneralNode(
-            NodeOptions(
-                scheduler_host=_host(SCHEDULER),
-                scheduler_port=settings.scheduler_port,
-                host=host,
-                port=port,
-                job=settings.job,
-                site=settings.site,
-                asked_rank=rank,
-                num_workers=settings.num_workers,
-                release=__version__,
-                pid=rank,
-                join_timeout_s=settings.join_timeout_s,
-                wait_timeout_s=settings.wait_timeout_s,
-            ),
-            now=clock.local(self.now),
-        )
-        process = self._run_process(van, machine, clock, ordered=lambda peer: peer == SCHEDULER)
-        return SimulatedNode(rank, self.timeline, process)
-
-    def _run_process(
-        self, van: MemoryVan, machine: M, clock: LocalClock, *, ordered: Callable[[Peer], bool]
-    ) -> SimulatedProcess[M]:
-        self._started += 1
-        chance = random.Random(f"process {self._seed} {self._started}")
-        endpoint = Endpoint(
-            machine,
-            job=self.settings.job,
-            incarnation=chance.getrandbits(63),
-            ordered=ordered,
-            stamp=lambda: int((self.timeline.now + clock.sync_error_s) * 1e9),
-            limits=Limits(
-                link_timeout_s=self.settings.link_timeout_s, window_bytes=self.settings.window_bytes
-            ),
-            rng=chance,
-        )
-        return SimulatedProcess(self.timeline, van, clock, Stack(machine, endpoint))
-
     def _watch(self, source: str, target: str, header: bytes, payload: Buffer | None) -> None:
         # the header holds the payload's checksum
         self._digest.update(struct.pack("<d", self.timeline.now))
         self._digest.update(f"{source}>{target}".encode())
         self._digest.update(header)
         self._last.append((self.timeline.now, source, target, header))
-
-
-def _host(rank: int) -> str:
-    return "scheduler" if rank == SCHEDULER else f"node{rank}"
 
 
 def _raise_first(pending: Iterable[Pending]) -> None:

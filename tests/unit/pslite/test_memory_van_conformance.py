@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork
+from netstorm.pslite.link_model import FixedDelay
+from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.pslite.memory_van import MemoryVan
 from netstorm.pslite.virtual_time import Timeline
 from netstorm.testing.van_conformance import DeliveryConformance, VanConformance

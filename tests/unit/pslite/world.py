@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 
 from netstorm.pslite.limits import Limits
-from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork
+from netstorm.pslite.link_model import FixedDelay
+from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.pslite.memory_van import MemoryVan
 from netstorm.pslite.virtual_time import Timeline
 from netstorm.testing.recorder import Party

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork
+from netstorm.pslite.link_model import FixedDelay
+from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.pslite.memory_van import MemoryVan
 from netstorm.pslite.van import Broken, Connection, Received
 from netstorm.pslite.virtual_time import Timeline

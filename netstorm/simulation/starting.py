@@ -1,0 +1,127 @@
+"""How the processes of a simulated cluster are put together: as the real ones are, on a van in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from netstorm import __version__
+from netstorm.kvstore.node import GeneralNode
+from netstorm.kvstore.options import NodeOptions
+from netstorm.observe.counters import Counters
+from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.endpoint import Endpoint
+from netstorm.pslite.limits import Limits
+from netstorm.pslite.machine import Machine
+from netstorm.pslite.memory_network import MemoryNetwork
+from netstorm.pslite.memory_van import MemoryVan
+from netstorm.pslite.stack import Stack
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.settings import Settings
+from netstorm.simulation.process import LocalClock, SimulatedProcess
+from netstorm.topology.policy import Policy
+
+__all__ = ["Starter", "host_of"]
+
+M = TypeVar("M", bound=Machine)
+
+
+def host_of(rank: int) -> str:
+    """Return the name of a rank's host, or of the scheduler's."""
+    return "scheduler" if rank == SCHEDULER else f"node{rank}"
+
+
+class Starter:
+    """Starts processes on one network."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        settings: Settings,
+        *,
+        seed: int,
+        clocks: Callable[[int], LocalClock] | None = None,
+    ) -> None:
+        """Start nothing yet. `clocks`: by rank; None: random ones."""
+        self._network: Final = network
+        self._settings: Final = settings
+        self._seed: Final = seed
+        self._clocks: Final = clocks or self._random_clock
+        self._started = 0
+
+    def scheduler(self, policy: Policy) -> SimulatedProcess[SchedulerMachine]:
+        """Start a scheduler, whose job begins under `policy`."""
+        van = MemoryVan(self._network, host_of(SCHEDULER))
+        van.bind(van.host, self._settings.scheduler_port)
+        clock = self._clocks(SCHEDULER)
+        counters = Counters()
+        machine = SchedulerMachine(
+            SchedulerOptions.from_settings(self._settings, release=__version__),
+            policy,
+            now=clock.local(self._network.timeline.now),
+            counters=counters,
+        )
+        return self._run(van, machine, clock, counters, ordered=lambda _: True)
+
+    def node(self, rank: int, host: str) -> SimulatedProcess[GeneralNode]:
+        """Start a general node that asks for `rank`."""
+        settings = self._settings
+        van = MemoryVan(self._network, host)
+        port = van.bind(host, 0)
+        clock = self._clocks(rank)
+        counters = Counters()
+        machine = GeneralNode(
+            NodeOptions(
+                scheduler_host=host_of(SCHEDULER),
+                scheduler_port=settings.scheduler_port,
+                host=host,
+                port=port,
+                job=settings.job,
+                site=settings.site,
+                asked_rank=rank,
+                num_workers=settings.num_workers,
+                release=__version__,
+                pid=rank,
+                join_timeout_s=settings.join_timeout_s,
+                wait_timeout_s=settings.wait_timeout_s,
+            ),
+            now=clock.local(self._network.timeline.now),
+            counters=counters,
+        )
+        return self._run(van, machine, clock, counters, ordered=lambda peer: peer == SCHEDULER)
+
+    def _run(
+        self,
+        van: MemoryVan,
+        machine: M,
+        clock: LocalClock,
+        counters: Counters,
+        *,
+        ordered: Callable[[Peer], bool],
+    ) -> SimulatedProcess[M]:
+        self._started += 1
+        chance = random.Random(f"process {self._seed} {self._started}")
+        timeline = self._network.timeline
+        endpoint = Endpoint(
+            machine,
+            job=self._settings.job,
+            incarnation=chance.getrandbits(63),
+            ordered=ordered,
+            stamp=lambda: int((timeline.now + clock.sync_error_s) * 1e9),
+            limits=Limits(
+                link_timeout_s=self._settings.link_timeout_s, window_bytes=self._settings.window_bytes
+            ),
+            rng=chance,
+            counters=counters,
+        )
+        return SimulatedProcess(timeline, van, clock, Stack(machine, endpoint))
+
+    def _random_clock(self, rank: int) -> LocalClock:
+        chance = random.Random(f"clock {self._seed} {rank}")
+        return LocalClock(
+            offset_s=chance.uniform(0.0, 1e6),
+            drift=chance.uniform(-5e-5, 5e-5),
+            sync_error_s=chance.gauss(0.0, 0.002),
+        )
