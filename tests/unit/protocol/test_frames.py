@@ -152,8 +152,8 @@ def test_a_truncated_frame_is_a_frame_error(frame, data):
 @given(frames, st.data())
 def test_a_changed_frame_is_a_frame_error(frame, data):
     changed = bytearray(frame)
-    # A burst of up to 32 bits is always found by CRC-32C; magic and version are compared; of the flags only the
-    # two that mean something are looked at.
+    # A burst of up to 32 bits is always found by CRC-32C; magic and version are compared; of the flags only
+    # the two that mean something are looked at.
     place = data.draw(st.integers(0, len(frame) - 1).filter(lambda place: place != 3))
     changed[place] ^= data.draw(st.integers(1, 255))
     assert not opens_or_frame_error(bytes(changed), announced(frame))
