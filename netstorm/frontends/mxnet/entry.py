@@ -56,9 +56,16 @@ class Entry:
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push."""
         assert self._merged is not None
-        rule.updater(self.user_key, self._merged.array, self._stored.array)
-        every = self._runtime.settings.compare_rounds
-        if every and self.key.last_taken % every == 0:
+        round, runtime = self.key.last_taken, self._runtime
+        rule.update(
+            self.user_key,
+            self._merged.array,
+            self._stored.array,
+            round=f"round {round} of {self.key.name} in store {self.key.spec.namespace}",
+            rank=runtime.rank,
+        )
+        every = runtime.settings.compare_rounds
+        if every and round % every == 0:
             self._compare_replicas()
 
     def pull(self, outs: Sequence[NDArray]) -> None:

@@ -39,40 +39,6 @@ _free_dlpack.restype = ctypes.c_int
 _free_dlpack.argtypes = [ctypes.c_void_p]
 
 
-_HOST: Final = mx.cpu()
-
-
-class _FixedArray(mx.nd.NDArray):  # type: ignore[name-defined]
-    """An NDArray that knows what it is: an optimiser asks some ten times an update, and MXNet's own gives up
-    Python's lock for each answer (see `quick`).
-    """
-
-    __slots__ = ("_dtype", "_shape")
-
-    def __init__(self, plain: NDArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Take over the memory of `plain`, which nobody may use any more."""
-        super().__init__(plain.handle)
-        plain.handle = None
-        self._shape = shape
-        self._dtype = dtype.type
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def dtype(self) -> type[np.generic]:
-        return self._dtype
-
-    @property
-    def stype(self) -> str:
-        return "default"
-
-    @property
-    def context(self) -> Any:
-        return _HOST
-
-
 class PrivateArray:
     """Host memory in the default layout under a variable of MXNet's engine."""
 
@@ -91,8 +57,7 @@ class PrivateArray:
         self.shape: Final = tuple(shape)
         self.dtype: Final[np.dtype[Any]] = _known(dtype)
         with _any_shape(self.shape):
-            plain = mx.nd.empty(self.shape, ctx=_HOST, dtype=self.dtype)
-        self.array: Final[NDArray] = _FixedArray(plain, self.shape, self.dtype)
+            self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=mx.cpu(), dtype=self.dtype)
 
     @classmethod
     def like(cls, array: NDArray) -> PrivateArray:

@@ -18,10 +18,13 @@ from typing import Any, Final
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine_binding import NDArray
 
 __all__ = ["UpdateRule", "write_atomically"]
 
 _log = logging.getLogger(__name__)
+
+_HOST: Final = mx.cpu()
 
 _READS_VALUES: Final = ("LARS", "LBSGD")
 """Optimisers whose update waits for a value (a norm)."""
@@ -32,13 +35,38 @@ _NOT_COMPARED: Final = frozenset(
 """Attributes that may differ (names of parameters), change with every update, or are in the live part."""
 
 
+class _Updater(mx.optimizer.Updater):  # type: ignore[name-defined]
+    """MXNet's updater without its questions to arrays whose answers we know.
+
+    Each of them gives up Python's lock, and waits for it behind the engine's threads (see `quick`).
+    """
+
+    def __call__(self, key: int | str, total: NDArray, stored: NDArray) -> None:
+        """Update `stored`, with `total`; both are private arrays."""
+        optimizer = self.optimizer
+        optimizer._set_current_context(_HOST.device_id)  # noqa: SLF001 -- its updater's
+        if key not in self.states:
+            self.states[key] = optimizer.create_state_multi_precision(key, stored)
+            self.states_synced[key] = True
+        elif not self.states_synced[key]:
+            self.states[key] = self.sync_state_context(self.states[key], _HOST)
+            self.states_synced[key] = True
+        if self.aggregate_updates:
+            optimizer.update_multi_precision((key,), (stored,), (total,), [self.states[key]])
+        else:
+            optimizer.update_multi_precision(key, stored, total, self.states[key])
+
+
 class UpdateRule:
     """An updater and what to call it."""
 
-    def __init__(self, updater: Callable[..., Any], text: str, *, has_states: bool) -> None:
+    def __init__(
+        self, updater: Callable[..., Any], text: str, *, has_states: bool, draws: bool = False
+    ) -> None:
         self.updater: Final[Any] = updater
         self.has_states: Final = has_states
         """There is an optimiser, whose states can be saved."""
+        self._draws: Final = draws
         self._text = text
 
     @classmethod
@@ -53,7 +81,8 @@ class UpdateRule:
                 "with gluon.Trainer set update_on_kvstore=False, and all keys travel together",
                 name,
             )
-        return cls(mx.optimizer.get_updater(optimizer), _fingerprint(optimizer), has_states=True)
+        draws = isinstance(optimizer, mx.optimizer.SGLD)  # MXNet's only one that does
+        return cls(_Updater(optimizer), _fingerprint(optimizer), has_states=True, draws=draws)
 
     @classmethod
     def of_function(cls, updater: Any) -> UpdateRule:
@@ -66,6 +95,24 @@ class UpdateRule:
         name = f"{getattr(updater, '__module__', '?')}.{own}"
         return cls(updater, f"updater {name}", has_states=False)
 
+    def update(self, key: int | str, total: NDArray, stored: NDArray, *, round: str, rank: int) -> None:
+        """Queue the update of `stored` with `total`, on the calling thread and at once: called later, it
+        would read later learning rates.
+
+        Args:
+            round: names this round of this key, the same on all ranks.
+            rank: of this node.
+        """
+        if not self._draws:
+            self.updater(key, total, stored)
+            return
+        # Replicas must draw the same numbers here, and the scripts' own (a dropout's) must differ after it.
+        mx.random.seed(_seed(round), ctx=_HOST)
+        try:
+            self.updater(key, total, stored)
+        finally:
+            mx.random.seed(_seed(f"{round} of rank {rank}"), ctx=_HOST)
+
     def now(self) -> str:
         """Return the fingerprint at this moment: with what scripts change between steps."""
         if not self.has_states:
@@ -77,6 +124,10 @@ class UpdateRule:
         """Take up saved states, and the optimiser that was saved with them, if one was."""
         self.updater.set_states(states)
         self._text = _fingerprint(self.updater.optimizer)
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1  # MXNet's are of 31 bits
 
 
 def _fingerprint(optimizer: Any) -> str:

@@ -1,0 +1,58 @@
+"""The names by which MXNet's users ask for a store.
+
+`Trainer(…, kvstore="netstorm")` would train alone, without a word: with one device MXNet makes no store at
+all unless its name holds "dist". So where MXNet makes a store by name, the short name becomes the long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.store import NetStormKVStore
+
+__all__ = ["register_types", "take_over_dist_types"]
+
+_NAME: Final = "dist_sync_netstorm"
+_SHORT_NAME: Final = "netstorm"
+
+_SYNCHRONOUS: Final = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
+_ASYNCHRONOUS: Final = ("dist_async", "dist_device_async", "dist_async_device")
+
+_registry: Final = mx.kvstore.KVStoreBase.kv_registry
+_create_kvstore: Final[Callable[..., Any]] = mx.model._create_kvstore  # noqa: SLF001 -- Module's and Trainer's
+
+
+def register_types() -> None:
+    """Make NetStorm's own types known to MXNet."""
+    _registry[_NAME] = NetStormKVStore
+    _registry[_SHORT_NAME] = NetStormKVStore
+    _registry["dist_async_netstorm"] = _refusal("dist_async_netstorm")
+    for module in (mx.model, mx.module.module, mx.gluon.trainer):
+        module._create_kvstore = _create_by_long_name  # noqa: SLF001
+
+
+def take_over_dist_types() -> None:
+    """Let MXNet's own distributed types mean NetStorm, for scripts that nobody wants to edit."""
+    for name in _SYNCHRONOUS:
+        _registry[name] = NetStormKVStore
+    for name in _ASYNCHRONOUS:
+        _registry[name] = _refusal(name)
+
+
+def _create_by_long_name(kvstore: Any, *arguments: Any, **named: Any) -> Any:
+    if isinstance(kvstore, str) and kvstore.lower() == _SHORT_NAME:
+        kvstore = _NAME
+    return _create_kvstore(kvstore, *arguments, **named)
+
+
+def _refusal(name: str) -> Callable[[], NoReturn]:
+    def refuse() -> NoReturn:
+        raise UsageError(
+            f"kvstore {name!r}: this version trains synchronously only; use {_NAME!r} "
+            "('dist_sync' under python -m netstorm.run)"
+        )
+
+    return refuse
