@@ -178,7 +178,11 @@ def _drift(exchanges: list[Exchange]) -> float:
         sum(w * (one.at - middle) * (one.offset - mean) for w, one in zip(weights, exchanges, strict=True))
         / spread
     )
-    # A weight is one over the square of what the offset may be off, so this is the slope's standard error.
-    if abs(slope) < _SIGNIFICANT / math.sqrt(spread):
+    # A weight is one over the square of what the offset may be off, so this is the slope's standard error. If
+    # even the fastest exchange was queued, the weights don't know it: a few noisy exchanges within seconds
+    # would make a drift of hundreds of ppm. So it also has to move offsets by more than exchanges differ.
+    noise = sorted(one.delay for one in exchanges)[len(exchanges) // 2] - fastest + _LEAST_ERROR_S
+    span = max(one.at for one in exchanges) - min(one.at for one in exchanges)
+    if abs(slope) < max(_SIGNIFICANT / math.sqrt(spread), noise / span):
         return 0.0
     return max(-_WORST_DRIFT, min(_WORST_DRIFT, slope))
