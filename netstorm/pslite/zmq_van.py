@@ -233,6 +233,8 @@ class ZmqVan:
 
     def abandon(self) -> None:
         """In a forked child: give up what was inherited (`after_fork`)."""
+        if self._shut:
+            return  # its descriptors may be somebody else's by now
         self._shut = True
         close_inherited(self._port, {(link.address, link.port) for link in self._links.values()})
         self._epoll.close()
