@@ -13,7 +13,7 @@ from typing import Final
 
 __all__ = ["keep_freed_memory"]
 
-# malloc.h: mallopt(3)
+# mallopt(3), from malloc.h
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 

@@ -183,6 +183,6 @@ def _drift(exchanges: list[Exchange]) -> float:
     # would make a drift of hundreds of ppm. So it also has to move offsets by more than exchanges differ.
     noise = sorted(one.delay for one in exchanges)[len(exchanges) // 2] - fastest + _LEAST_ERROR_S
     span = max(one.at for one in exchanges) - min(one.at for one in exchanges)
-    if abs(slope) < max(_SIGNIFICANT / math.sqrt(spread), noise / span):
+    if not max(_SIGNIFICANT / math.sqrt(spread), noise / span) <= abs(slope) <= _WORST_DRIFT:
         return 0.0
-    return max(-_WORST_DRIFT, min(_WORST_DRIFT, slope))
+    return slope
