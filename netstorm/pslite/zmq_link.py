@@ -64,14 +64,23 @@ class ZmqLink:
         port: int,
         limit_s: float,
     ) -> None:
+        """Make the sockets.
+
+        Raises:
+            zmq.ZMQError: there are no descriptors left.
+        """
         self.connection: Final = connection
         self.host: Final = host
         self.port: Final = port
         self.socket: Final = context.socket(zmq.DEALER)
-        for option in options:
-            self.socket.setsockopt(getattr(zmq, option.name), option.value)
-        self.socket.setsockopt(zmq.ROUTING_ID, LETTER + os.urandom(8))
-        self.monitor: Final = self.socket.get_monitor_socket(int(_MONITORED))
+        try:
+            for option in options:
+                self.socket.setsockopt(getattr(zmq, option.name), option.value)
+            self.socket.setsockopt(zmq.ROUTING_ID, LETTER + os.urandom(8))
+            self.monitor: Final = self.socket.get_monitor_socket(int(_MONITORED))
+        except BaseException:
+            self.socket.close(0)  # a socket left open keeps its context from ending
+            raise
         self.pending: list[tuple[bytes, bytes | None]] | None = []
         self.address = ""
         self.up = False

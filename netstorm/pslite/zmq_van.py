@@ -125,7 +125,14 @@ class ZmqVan:
         if connection <= 0 or connection in self._links:
             raise UsageError(f"connection {connection} is not a new positive number")
         socket_options, limit_s = self._opening, self._link_timeout_s
-        link = ZmqLink(self._context, socket_options, connection, host=host, port=port, limit_s=limit_s)
+        try:
+            link = ZmqLink(self._context, socket_options, connection, host=host, port=port, limit_s=limit_s)
+        except zmq.ZMQError as error:  # no descriptors left
+            reason = (
+                f"no socket to connect to {host}:{port}: {error.strerror}; does `ulimit -n` allow enough?"
+            )
+            self._events.append(Broken(connection, reason))
+            return
         self._links[connection] = self._not_up[connection] = link
         self._watch_socket(link.socket, connection)
         self._watch_fd(link.monitor, lambda: self._look_at_monitor(link))

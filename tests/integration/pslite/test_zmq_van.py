@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import resource
 import socket
 import threading
 import time
@@ -307,6 +309,29 @@ def test_a_name_without_an_address_breaks_the_connection_and_says_so(vans):
     [event] = poll_until(here, bool)
     assert event.connection == A
     assert "no address for the name 'no-such-host.invalid'" in event.reason
+
+
+def test_when_no_descriptors_are_left_a_connection_breaks_and_the_van_lives(vans):
+    here, _ = vans()
+    there, port = vans()
+    here.poll(0.0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                fillers.append(os.open("/dev/null", os.O_RDONLY))
+        here.open(A, "127.0.0.1", port)
+        [event] = here.poll(0.0)
+    finally:
+        for filler in fillers:
+            os.close(filler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert isinstance(event, Broken)
+    assert event.connection == A
+    assert "ulimit -n" in event.reason
+    still_works(here, there, port)
 
 
 def test_a_connection_closed_while_its_name_is_looked_up_is_forgotten(vans):
