@@ -18,6 +18,8 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 LONG = ("--nodes", "2", "--sizes", "1MB", "--rounds", "100000")

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+pytestmark = pytest.mark.slow
+
 Bytes = NDArray[np.uint8]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

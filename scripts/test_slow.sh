@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The tests that train for real and run whole benchmarks: minutes. CI runs them after scripts/test.sh.
+#
+#   scripts/test_slow.sh [PYTEST ARGUMENT...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/venv.sh
+
+make_venv "${EXTRAS:-mxnet,dev}"
+exec .venv/bin/pytest -m slow -n 2 "$@"
