@@ -21,7 +21,7 @@ class AcceptedSession(Session):
         self, shared: Shared, peer: Peer, hello: m.Hello, *, counters: LinkCounters, ordered: bool
     ) -> None:
         super().__init__(shared, peer, hello.session, counters=counters, ordered=ordered, state=State.AWAY)
-        self.incarnation = hello.incarnation
+        self.incarnation: int = hello.incarnation
 
     def is_that_of(self, hello: m.Hello) -> bool:
         """Return whether a Hello wants to go on with this session."""
@@ -33,6 +33,7 @@ class AcceptedSession(Session):
         Raises:
             ProtocolViolation: the Hello acknowledges what was never sent, or the session is ending.
         """
+        self.sending.check(hello.received, hello.beyond)  # before the present connection is given up for it
         if self.state is State.UP:
             self.broken("replaced by another one", now)
         received, beyond = self.receiving.missing_from()

@@ -25,6 +25,7 @@ from netstorm.pslite.link_counters import LinkCounters
 from netstorm.pslite.machine import Admit, Connect, Disconnect, Machine, NotYet, Refuse, Send
 from netstorm.pslite.opened_session import OpenedSession
 from netstorm.pslite.queue import Outgoing
+from netstorm.pslite.recent import Recent
 from netstorm.pslite.session import Session, Wire
 from netstorm.pslite.session_states import State
 from netstorm.pslite.timers import Timers
@@ -35,8 +36,8 @@ __all__ = ["ArrivalHook", "Endpoint"]
 
 _log = logging.getLogger(__name__)
 
-_RETIRED: Final = 256
-"""How many connections that were given up are remembered."""
+_REMEMBERED: Final = 256
+"""How many connections that were given up, and sessions that ended, are remembered."""
 
 _ENDED: Final = (State.OVER, State.LOST)
 
@@ -95,7 +96,10 @@ class Endpoint:
         self._by_connection: dict[Connection, Session] = {}
         self._ending: dict[Session, None] = {}
         """Sessions whose end is wanted, in order; no message is sent over them any more."""
-        self._retired: dict[Connection, None] = {}
+        self._parted: Final[Recent[tuple[int, int]]] = Recent(_REMEMBERED)
+        """(incarnation, session) of accepted sessions that ended of late: whoever missed the Goodbye hears it
+        again."""
+        self._retired: Final[Recent[Connection]] = Recent(_REMEMBERED)
         """Connections given up of late: what still comes over them is nobody's fault."""
         self._dirty: dict[Session, None] = {}
         """Sessions that may have something to hand over, in order."""
@@ -243,13 +247,16 @@ class Endpoint:
                 session.welcome(message, now)
             else:
                 session.refused(message, now)
-        elif session.state in (State.UP, State.PARTING):
+        elif session.state in (State.UP, State.PARTING) or isinstance(message, m.Goodbye):
             session.take_session_message(message, now)
         else:
             session.counters.drop("not_up")
         self._check_end(session, now)
 
     def _hello(self, connection: Connection, hello: m.Hello, now: float) -> None:
+        if (hello.incarnation, hello.session) in self._parted:
+            self._answers.append((connection, m.Goodbye()))
+            return
         decision = self._machine.admit(hello)
         if isinstance(decision, NotYet):
             self._waiting.sit(connection, hello, now)
@@ -342,6 +349,8 @@ class Endpoint:
                 self._timers.set(session, session.due())
                 if session.state in _ENDED:
                     self._ending.pop(session, None)
+                if isinstance(session, AcceptedSession) and session.state in (State.PARTING, State.OVER):
+                    self._parted.add((session.incarnation, session.identity))
 
     # --------------------------------------------------------------------------------------------- for others
 
@@ -393,9 +402,7 @@ class Endpoint:
         """Close a connection; what comes over it from now on is ignored."""
         self._by_connection.pop(connection, None)
         self._released.append(connection)
-        self._retired[connection] = None
-        if len(self._retired) > _RETIRED:
-            del self._retired[next(iter(self._retired))]
+        self._retired.add(connection)
 
     def name_of(self, peer: Peer) -> str:
         """Return a peer as messages for a person name it. The scheduler numbers its peers as they come."""

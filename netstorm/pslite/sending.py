@@ -88,10 +88,7 @@ class SendingHalf:
         Raises:
             ProtocolViolation: numbers that were never used.
         """
-        if received > self._sequence or any(not 0 < sequence <= self._sequence for sequence in beyond):
-            raise ProtocolViolation(
-                f"acknowledges up to {max((received, *beyond))}, and {self._sequence} messages were sent"
-            )
+        self.check(received, beyond)
         latest = mark
         news = False
         if received > self._acknowledged:
@@ -109,6 +106,17 @@ class SendingHalf:
         if self.unacknowledged and (beyond or mark):
             self._lose_before(latest)
         return news
+
+    def check(self, received: int, beyond: tuple[int, ...]) -> None:
+        """Look whether an acknowledgement can be true.
+
+        Raises:
+            ProtocolViolation: it names numbers that were never used.
+        """
+        if received > self._sequence or any(not 0 < sequence <= self._sequence for sequence in beyond):
+            raise ProtocolViolation(
+                f"acknowledges up to {max((received, *beyond))}, and {self._sequence} messages were sent"
+            )
 
     def not_received(self, sequence: int) -> bool:
         """Send one message again; False if it needs none (any more)."""

@@ -57,6 +57,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
             _E.REFUSED: _S.LOST,
             _E.TOO_LATE: _S.LOST,
             _E.DROPPED: _S.OVER,
+            _E.GOODBYE: _S.OVER,
         },
         _S.UP: {
             _E.HELLO: _S.UP,

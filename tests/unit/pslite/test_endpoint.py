@@ -368,3 +368,136 @@ def test_sends_carry_the_checksum_that_is_known_already(monkeypatch):
     )
     world.run(1)
     assert crcs == [0xE3069283]
+
+
+def test_the_same_message_twice_is_delivered_once_and_acknowledged_again():
+    world, here, there, connection = established()
+    frames = (frame(part(1), sequence=2),)
+    for _ in range(3):
+        there.stack.handle(Received(connection, frames), world.now)
+    there.stack.flush(there.van, world.now)
+    assert there.machine.numbers() == [0, 1]
+    link = there.endpoint.links()[Peer(0), False]
+    assert link["duplicates"] == 2
+    assert here.machine.lost == []
+
+
+def test_a_hello_that_acknowledges_what_was_never_sent_is_refused_and_the_session_lives():
+    world, here, there, _ = established()
+    session = here.endpoint._opened[Peer(1)]
+    forged = m.Hello(
+        job="job",
+        sender=0,
+        incarnation=here.endpoint.incarnation,
+        receiver=1,
+        session=session.identity,
+        received=99,
+        resuming=True,
+    )
+    there.stack.handle(Received(STRANGER, (frame(forged),)), world.now)
+    assert there.endpoint.counters.get("dropped_protocol") == 1
+    assert there.endpoint.counters.get("refused_hellos") == 1
+    here.send(there, part(1))
+    there.send(here, part(2))
+    world.run(1)
+    assert there.machine.numbers() == [0, 1]
+    assert here.machine.numbers() == [2]
+
+
+def test_a_peer_may_begin_a_new_session_and_what_was_under_way_in_the_old_one_is_gone(caplog):
+    world, here, there, _ = established()
+    world.network.cut("host0", "host1")
+    there.send(here, part(7), b"lost")
+    world.settle()
+    here.disconnect(there, at_once=True)
+    world.run(3.5)
+    world.network.heal("host0", "host1")
+    here.connect(there)
+    here.send(there, part(1))
+    world.run(5)
+    assert there.machine.numbers() == [0, 1]
+    assert here.machine.got == []
+    assert there.machine.lost == []
+    assert "has begun a new session, and what was under way to it is gone" in caplog.text
+
+
+def test_a_session_that_the_accepting_side_ends_survives_a_break():
+    world, here, there, _ = established()
+    world.network.cut("host0", "host1")
+    for number in range(5):
+        there.send(here, part(number), b"x", BULK)
+    there.disconnect(here)
+    world.run(5)  # the heartbeats find out
+    world.network.heal("host0", "host1")
+    world.run(5)
+    assert here.machine.numbers() == list(range(5))
+    assert there.endpoint.idle()
+    assert there.endpoint.counters.get("refused_hellos") == 0
+
+
+def test_another_process_that_answers_at_the_same_address_ends_the_session():
+    world, here, there, _ = established()
+    session = here.endpoint._opened[Peer(1)]
+    world.network.reset("host0", "host1")
+    world.settle()
+    world.run_until(lambda: session.connection is not None)
+    welcome = m.Welcome(incarnation=4242, session=session.identity, received=0)
+    here.stack.handle(Received(session.connection, (frame(welcome),)), world.now)
+    [(_, reason)] = here.machine.lost
+    assert "another process now" in reason
+    assert there.machine.lost == []
+
+
+def test_a_welcome_to_another_session_is_dropped():
+    world, here, there, _ = established()
+    session = here.endpoint._opened[Peer(1)]
+    world.network.reset("host0", "host1")
+    world.settle()
+    world.run_until(lambda: session.connection is not None)
+    welcome = m.Welcome(incarnation=there.endpoint.incarnation, session=1, received=0)
+    here.stack.handle(Received(session.connection, (frame(welcome),)), world.now)
+    assert here.endpoint.counters.get("dropped_protocol") == 1
+    here.send(there, part(1))
+    world.run(5)
+    assert there.machine.numbers() == [0, 1]
+
+
+def test_what_still_comes_over_a_connection_that_was_replaced_is_ignored_in_silence(caplog):
+    world, _, there, connection = established()
+    world.network.reset("host0", "host1")
+    world.run(3)
+    there.stack.handle(Received(connection, (frame(part(9), sequence=9),)), world.now)
+    assert there.machine.numbers() == [0]
+    assert there.endpoint.counters.get("dropped_protocol") == 0
+    assert not caplog.records
+
+
+def test_the_window_of_a_link_can_be_asked_for():
+    _, here, _, _ = established()
+    assert here.endpoint.window_of(Peer(1)) >= 2**20
+    assert here.endpoint.window_of(Peer(7)) == 0
+
+
+def test_a_peer_that_hangs_is_lost_to_the_side_that_accepted_too():
+    world, here, there, _ = established()
+    here.dead = True  # its connection lives, nobody reads
+    there.send(here, part(1))
+    assert world.run_until(lambda: there.machine.lost, 100)
+    assert 20 < world.now < 30
+    assert "no answer" in there.machine.lost[0][1]
+
+
+@pytest.mark.parametrize("pause", [0.0, 5.0])
+def test_whoever_missed_the_goodbye_hears_it_again(pause):
+    world, here, there, _ = established()
+    world.network.cut("host0", "host1")
+    there.disconnect(here)
+    world.run(4)
+    world.network.heal("host0", "host1")
+    there.dead = True
+    world.run(pause)
+    there.dead = False
+    world.run(5)
+    assert here.machine.lost == there.machine.lost == []
+    assert here.endpoint.idle()
+    assert world.network.connections() == 0

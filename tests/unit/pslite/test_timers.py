@@ -13,6 +13,7 @@ from netstorm.protocol.messages import Hello
 from netstorm.pslite.limits import Limits
 from netstorm.pslite.query_timer import QueryTimer
 from netstorm.pslite.queue import Outgoing
+from netstorm.pslite.recent import Recent
 from netstorm.pslite.timers import Timers
 from netstorm.pslite.van import Connection
 from netstorm.pslite.waiting_room import WaitingRoom
@@ -165,3 +166,12 @@ def test_a_newer_connection_of_a_session_takes_the_place_of_the_older():
     room.sit(Connection(-1), hello(0), now=0.0)
     room.sit(Connection(-2), hello(0), now=0.0)
     assert [connection for connection, _ in room.call()] == [-2]
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 5))
+def test_the_recent_are_the_last_that_were_added(members, size):
+    recent: Recent[int] = Recent(size)
+    for member in members:
+        recent.add(member)
+    last = list(dict.fromkeys(reversed(members)))[:size]
+    assert [member for member in range(10) if member in recent] == sorted(last)
