@@ -26,10 +26,9 @@ _SMALLEST: Final = 1024 * 1024
 turn.
 """
 
-_LARGEST: Final = 512 * 1024 * 1024
-"""Bytes: four times the bandwidth-delay product of 10 Gbit/s at 100 ms. A bound, should an estimate go
-wrong.
-"""
+_LARGEST: Final = 64 * 1024 * 1024
+"""Bytes: four times the bandwidth-delay product of 1 Gbit/s at 130 ms. It bounds the copies that wait in libzmq
+where processors, not links, are what is slow; NETSTORM_WINDOW can set more for a longer and fatter link."""
 
 _MESSAGES: Final = 4096
 """Most messages in flight, however small: a receiver keeps the number of each that comes out of order."""

@@ -134,3 +134,9 @@ def test_a_new_connection_begins_empty_and_measures_the_round_trip_anew():
     window.restart()
     assert window.allows(10)
     assert window.in_flight == 0
+
+
+def test_the_window_is_bounded_however_long_and_fat_the_link_seems():
+    window = Window()
+    Link(window, 10e9, 1.0, 1024 * 1024).run(3000)
+    assert window.size == 64 * MIB
