@@ -27,7 +27,7 @@ turn.
 """
 
 _LARGEST: Final = 64 * 1024 * 1024
-"""Bytes: four times the bandwidth-delay product of 1 Gbit/s at 130 ms. It bounds the copies that wait in libzmq
+"""Bytes: four times the bandwidth-delay product of 1 Gbit/s at 130 ms. Bounds the copies that wait in libzmq
 where processors, not links, are what is slow; NETSTORM_WINDOW can set more for a longer and fatter link."""
 
 _MESSAGES: Final = 4096
