@@ -92,6 +92,7 @@ def _at_exit() -> None:
         code = 130
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
+        runtime.fail(f"it ended with exit code {code} while it waited for the others")
     except Exception as error:  # noqa: BLE001 -- a frontend's own: whatever it is, the job has not ended well
         runtime.fail(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"netstorm: rank {runtime.rank}: {type(error).__name__}: {error}\n")

@@ -243,9 +243,14 @@ class Runtime:
         """Tell everybody that this rank's program has failed. Nothing works afterwards; `close` does not
         wait.
         """
+
+        def tell(now: float) -> None:
+            self._signals.look()  # a script that a signal has ended has the signal for its reason
+            self.node.fail(reason, now)
+
         if os.getpid() == self._pid and not self._closed:
             with contextlib.suppress(Closed):
-                self._driver.thread.post(lambda now: self.node.fail(reason, now))
+                self._driver.thread.post(tell)
 
     def interrupted(self, signal_name: str) -> None:
         """A signal has come: fail what is outstanding, since Python is deaf while it is blocked inside a

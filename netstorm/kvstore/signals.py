@@ -54,16 +54,16 @@ class SignalWatch:
         self._write_end.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         self._took_sigterm = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if (
-            self._took_sigterm
-        ):  # the default kills without a word, and the others would wait for a heartbeat time-out
+        if self._took_sigterm:
+            # The default kills without a word, and the others would wait for a heartbeat time-out.
             signal.signal(signal.SIGTERM, _exit_on_sigterm)
         _watches.add(self)
-        driver.watch(self._read_end.fileno(), self._look)
+        driver.watch(self._read_end.fileno(), self.look)
 
-    def _look(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for number in self._read_end.recv(64):
+    def look(self) -> None:
+        """On the I/O thread: take the signals that have come."""
+        with contextlib.suppress(OSError):  # none has, or it is closed
+            for number in self._read_end.recv(64) if self._open else b"":
                 if number in _NAMES and callable(signal.getsignal(number)):
                     self._interrupted(_NAMES[number])
 
@@ -71,10 +71,10 @@ class SignalWatch:
         """Stop watching and give back what was there before. Twice does no harm."""
         if not self._open:
             return
+        self._driver.unwatch(self._read_end.fileno())  # what the I/O thread was told before still looks
         self._open = False
         if threading.current_thread() is threading.main_thread():
             self._give_back()
-        self._driver.unwatch(self._read_end.fileno())
         self._write_end.close()
         self._read_end.close()
 

@@ -20,11 +20,14 @@ __all__ = ["Entry"]
 class Entry:
     """A key's value, and the array that its sums arrive in. All methods queue, and return at once."""
 
-    __slots__ = ("_merged", "_runtime", "_stored", "key", "user_key")
+    __slots__ = ("_merged", "_runtime", "_stored", "key", "skipped", "user_key")
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         self.key: Final = key
         self.user_key: Final = user_key
+        self.skipped: NDArray | None = None
+        """What a round could not be made of, because an operation of the script's has failed: to read it
+        raises that failure."""
         self._runtime: Final = runtime
         self._stored: Final = PrivateArray(key.spec.shape, key.dtype)
         self._merged: PrivateArray | None = None
@@ -100,6 +103,7 @@ class Entry:
             )
 
         def skipped() -> None:
+            self.skipped = array.array
             runtime.fail(
                 f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
             )

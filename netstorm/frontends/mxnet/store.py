@@ -15,7 +15,7 @@ import ctypes
 from pathlib import Path
 from typing import Any, Final
 
-from netstorm.errors import UsageError
+from netstorm.errors import Closed, UsageError
 from netstorm.frontends.mxnet.arguments import Group, check_fits, grouped
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.entry import Entry
@@ -95,7 +95,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             UsageError: a key that exists already, or an array that cannot be one's value. No key has been
                 initialised then.
         """
-        self._runtime.check()
+        self._check()
         groups = grouped(key, value, "init")
         for user_key, values in groups:
             self._check_new(user_key, values)
@@ -117,7 +117,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         Raises:
             UsageError: a key or an array that does not fit. Nothing has been pushed then.
         """
-        self._runtime.check()
+        self._check()
         self._push_and_update(self._found(grouped(key, value, "push"), "push"), priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -132,7 +132,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         Raises:
             UsageError: a key or an array that does not fit. Nothing has been pulled then.
         """
-        self._runtime.check()
+        self._check()
         if out is None:
             raise UsageError("pull needs out: the arrays to write to")
         groups = grouped(key, out, "pull")
@@ -147,7 +147,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """`push`, then `pull` to `out` (`value` itself if None); all keys of a list are on their way before
         the first update.
         """
-        self._runtime.check()
+        self._check()
         pushed = self._found(grouped(key, value, "pushpull"), "pushpull")
         pulled = pushed if out is None else self._found(grouped(key, out, "pushpull"), "pushpull")
         self._push_and_update(pushed, priority)
@@ -172,13 +172,13 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """Update stored values with `optimizer`, on every rank alike. It stays the live object: a learning
         rate that is changed later counts from the next push on.
         """
-        self._runtime.check()
+        self._check()
         self._rule = UpdateRule.of_optimizer(optimizer)
         self._updater = self._rule.updater
 
     def _set_updater(self, updater: Any) -> None:
         """Update stored values with `updater(key, sum, stored)`, called on the pushing thread."""
-        self._runtime.check()
+        self._check()
         self._rule = UpdateRule.of_function(updater)
         self._updater = updater
 
@@ -214,6 +214,18 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
 
     # --------------------------------------------------------------------------------------------------
     # helpers
+
+    def _check(self) -> None:
+        """Raise what has made the store useless, if anything has; the script's own failure rather than what
+        it led to.
+        """
+        try:
+            self._runtime.check()
+        except Closed:
+            for entry in self._entries.values():
+                if entry.skipped is not None:
+                    entry.skipped.wait_to_read()
+            raise
 
     def _push_and_update(self, pushed: list[tuple[Entry, list[Any]]], priority: int) -> None:
         rule = self._rule

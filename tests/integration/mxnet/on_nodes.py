@@ -39,7 +39,7 @@ LONGEST_S = 150
 _EXPECTED = (
     "WARNING waiting for",  # the other nodes, on a slow machine
     "reads values in its update",  # a word on LARS and LBSGD, which one test uses
-    "GPU support is disabled",  # MXNet's word on a device that does not exist
+    "] ../src/",  # MXNet's own log
 )
 
 

@@ -1,0 +1,51 @@
+"""What the scripts of failing jobs have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.integration.jobs import Ended, Job
+
+PROLOGUE = """
+import os, signal, sys, time
+import numpy as np
+import netstorm.frontends.mxnet
+from netstorm import errors
+from netstorm.frontends.mxnet.compat import mx
+
+def say(*words):
+    print(*words, flush=True)
+
+def ones(number=50_000):
+    return mx.nd.ones((number,))
+
+def step():
+    kv.pushpull("k", ones(), out=out)
+    out.wait_to_read()
+"""
+
+JOIN = """
+kv = mx.kv.create("dist_sync_netstorm")
+kv.init("k", ones())
+out = mx.nd.zeros((50_000,))
+step()
+"""
+
+WAIT_FOR_THE_END = """
+while True:
+    time.sleep(0.1)
+    kv.pull("k", out=out)
+"""
+
+QUICK = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 3, "NETSTORM_LINK_TIMEOUT": 3}
+
+
+def start(job: Job, rank: int, script: str, **variables: Any) -> None:
+    """Start a node that has joined and has a key `k` with a round behind it, and then runs `script`."""
+    job.start(rank, PROLOGUE + JOIN + script, **variables)
+
+
+def assert_tidy(end: Ended) -> None:
+    """Check that a process has said nothing that means nothing to its user."""
+    for text in ("Exception ignored", "Fatal Python error", "terminate called", "Traceback"):
+        assert end.err.count(text) <= (text == "Traceback"), end.err  # an uncaught error has one

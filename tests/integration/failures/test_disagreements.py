@@ -1,0 +1,121 @@
+"""Ranks and the scheduler do not agree, or do not find each other: an error that names both sides."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.failures.scripts import PROLOGUE, QUICK, assert_tidy, start
+from tests.integration.jobs import Job
+
+ONE_RANK_DIFFERS = {
+    "shape": (
+        "kv.init('fc1_weight', mx.nd.ones((10, 21 if odd else 20)))",
+        "KeyMismatch",
+        ["as (10, 21) float32", "as (10, 20) float32", "fc1_weight"],
+    ),
+    "type": (
+        "kv.init('bias', mx.nd.ones((4,), dtype='float16' if odd else 'float32'))",
+        "KeyMismatch",
+        ["as (4,) float16", "as (4,) float32", "bias"],
+    ),
+    "optimiser": (
+        "kv.set_optimizer(mx.optimizer.create('adam' if odd else 'sgd'))",
+        "Disagreement",
+        ["with 'Adam#", "with 'SGD#", "the same optimiser", "of k:"],
+    ),
+    "learning rate": (
+        "sgd = mx.optimizer.SGD(); kv.set_optimizer(sgd); step(); sgd.set_learning_rate(0.2 if odd else 0.1)",
+        "Disagreement",
+        [" lr=0.2 ", " lr=0.1 ", "with 'SGD#"],
+    ),
+    "a hyper-parameter": (
+        "kv.set_optimizer(mx.optimizer.SGD(momentum=0.9 if odd else 0.8))",
+        "Disagreement",
+        ["updates with 'SGD#", "the same optimiser and hyper-parameters"],
+    ),
+    "an optimiser on some ranks only": (
+        "kv.set_optimizer(mx.optimizer.SGD()) if not odd else None",
+        "Disagreement",
+        ["with 'SGD#", "with 'no rule'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(ONE_RANK_DIFFERS))
+def test_ranks_that_differ_are_named_on_every_rank(what: str, tmp_path: Path) -> None:
+    script, error, texts = ONE_RANK_DIFFERS[what]
+    nodes = 3 if what == "shape" else 2
+    odd = f"odd = rank == {nodes - 1}"
+    with Job(tmp_path, nodes, **QUICK) as job:
+        for rank in range(nodes):
+            start(job, rank, f"rank = {rank}; {odd}; {script}; step(); kv._barrier(); step()")
+        for end in job.end_all(60):
+            assert end.code == 1
+            assert f"netstorm.errors.{error}: " in end.err
+            for text in [*texts, f"rank {nodes - 1} "]:
+                assert text in end.err
+            assert_tidy(end)
+
+
+def test_who_does_not_belong_to_the_job_is_refused_by_name_and_the_job_goes_on(tmp_path: Path) -> None:
+    joins = PROLOGUE + "kv = mx.kv.create('netstorm'); say('joined')"
+    other_release = PROLOGUE + "import netstorm; netstorm.__version__ = '9.9'; mx.kv.create('netstorm')"
+    with Job(tmp_path, 2, **QUICK) as job:
+        job.start(0, joins)
+        job.wait_until_said(0, "waiting for 1 of 2 nodes")
+        job.start(2, joins, NETSTORM_RANK=0)
+        job.start(3, joins, NETSTORM_RANK=-1, DMLC_NUM_WORKER=3)
+        job.start(4, joins, NETSTORM_RANK=7)
+        job.start(5, joins, NETSTORM_RANK=-1, CHUNK_SIZE=1234)
+        job.start(6, joins, NETSTORM_RANK=-1, NETSTORM_JOB="another")
+        job.start(7, other_release, NETSTORM_RANK=-1)
+        refused = {number: job.end(number, 60) for number in range(2, 8)}
+        job.start(1, joins)
+        ended = [job.end(0, 60), job.end(1, 60)]
+    expected = {
+        2: ["asks for rank 0, which the node at 127.0.0.1:", "NETSTORM_RANK must differ"],
+        3: ["DMLC_NUM_WORKER=3", "DMLC_NUM_WORKER=2"],
+        4: ["NETSTORM_RANK=7: expected a rank from 0 to 1, since DMLC_NUM_WORKER=2"],
+        5: ["CHUNK_SIZE=1234", "65536 at the scheduler"],
+        6: ["'another'", "'default'"],
+        7: ["runs NetStorm 9.9", "the scheduler 0."],
+    }
+    for number, texts in expected.items():
+        end = refused[number]
+        assert end.code == 1, number
+        assert ("netstorm.errors.JoinRefused: " in end.err) == (number != 4), end.err  # it refuses itself
+        for text in texts:
+            assert text in end.err, (text, end.err)
+        assert_tidy(end)
+    assert [(end.code, end.out) for end in ended] == [(0, "joined\n")] * 2
+
+
+def test_a_scheduler_that_is_not_there_is_named_by_its_address(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with Job(tmp_path, 1, **QUICK) as job:
+        began = time.monotonic()
+        job.start(0, PROLOGUE + "mx.kv.create('netstorm')", DMLC_PS_ROOT_PORT=port, NETSTORM_JOIN_TIMEOUT=4)
+        end = job.end(0, 60)
+        seconds = time.monotonic() - began
+    assert end.code == 1
+    assert "netstorm.errors.WaitTimeout: not every node came within 4 s (NETSTORM_JOIN_TIMEOUT)" in end.err
+    assert f"127.0.0.1:{port}" in end.err
+    assert_tidy(end)
+    assert seconds < 4 + 15  # MXNet's import included
+
+
+def test_nodes_that_do_not_come_are_told_of_with_who_is_here(tmp_path: Path) -> None:
+    with Job(tmp_path, 3, **QUICK, NETSTORM_JOIN_TIMEOUT=6) as job:
+        job.start(1, PROLOGUE + "mx.kv.create('netstorm')")
+        end = job.end(1, 60)
+    assert end.code == 1
+    assert "netstorm.errors.WaitTimeout: not every node came within 6 s (NETSTORM_JOIN_TIMEOUT)" in end.err
+    assert "waiting for 2 of 3 nodes; here: 1 (127.0.0.1:" in end.err
+    assert "not here: 0, 2" in end.err
+    assert_tidy(end)

@@ -1,0 +1,128 @@
+"""Scripts that end early, badly, or long before the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.failures.scripts import QUICK, WAIT_FOR_THE_END, assert_tidy, start
+from tests.integration.jobs import Ended, Job
+
+
+def ends(folder: Path, *scripts: str, **settings: object) -> list[Ended]:
+    """Run one script a rank, and return how they ended."""
+    quiet = {"NETSTORM_LOG": "error"}  # no word on who has not come yet
+    with Job(folder, len(scripts), **QUICK, **quiet, **settings) as job:
+        for rank, script in enumerate(scripts):
+            start(job, rank, script)
+        return job.end_all(60)
+
+
+def test_unequal_numbers_of_batches_are_an_error_that_names_both_ranks_and_the_rounds(tmp_path: Path) -> None:
+    *longer, shorter = ends(tmp_path, "step(); step()", "step(); step()", "step()")
+    for end in longer:
+        assert end.code == 1
+        assert "every rank must push every key equally often (the same number of batches)" in end.err
+        assert "waits for round 3 of k, but rank 2 (127.0.0.1:" in end.err
+        assert "has finished after round 2" in end.err
+        assert_tidy(end)
+    assert any("netstorm.errors.UnevenRounds: rank " in end.err for end in longer)
+    assert shorter.code == 1
+    assert shorter.err.startswith("netstorm: rank 2: NodeFailed: rank ")
+    assert "UnevenRounds" in shorter.err
+    assert_tidy(shorter)
+
+
+def test_a_rank_that_never_uses_a_key_of_the_others_is_named(tmp_path: Path) -> None:
+    uses, does_not = ends(
+        tmp_path, "kv.init('extra', ones()); kv.pull('extra', out=out); out.wait_to_read()", ""
+    )
+    assert uses.code == does_not.code == 1
+    assert "rank 1 (127.0.0.1:" in uses.err
+    assert "has finished without ever using that key" in uses.err
+    assert_tidy(uses)
+
+
+def test_an_exception_in_one_rank_reaches_all_others_with_its_text(tmp_path: Path) -> None:
+    guilty, reads, waits = ends(
+        tmp_path,
+        "raise ValueError('no such picture')",
+        "step()",
+        "kv._barrier()",
+    )
+    assert guilty.code == 1
+    assert guilty.err.endswith("ValueError: no such picture\n")
+    assert_tidy(guilty)
+    for end in (reads, waits):
+        assert end.code == 1
+        assert "netstorm.errors.NodeFailed: rank 0 (127.0.0.1:" in end.err
+        assert "failed: ValueError: no such picture" in end.err
+        assert_tidy(end)
+
+
+def test_an_exit_code_is_announced_and_kept(tmp_path: Path) -> None:
+    guilty, other = ends(tmp_path, "sys.exit(3)", WAIT_FOR_THE_END)
+    assert guilty.code == 3
+    assert guilty.err == ""
+    assert other.code == 1
+    assert "failed: its script ended with exit code 3" in other.err
+    assert_tidy(other)
+
+
+def test_an_exit_that_goes_around_sys_exit_is_an_early_end(tmp_path: Path) -> None:
+    guilty, other = ends(tmp_path, "raise SystemExit(3)", "step()")
+    assert guilty.code != 0
+    assert other.code == 1
+    assert "UnevenRounds" in other.err
+    assert_tidy(guilty)
+    assert_tidy(other)
+
+
+def test_an_operation_of_the_scripts_own_that_fails_is_what_its_user_sees(tmp_path: Path) -> None:
+    fails_in_the_engine = """
+a, b = (mx.nd.ones((2, 2), dtype="float16") for _ in range(2))
+product = mx.nd.dot(a, b)  # the CPU has none for this type, which shows when it is computed
+kv.init("p", a)
+kv.pushpull("p", product, out=a)
+while True:
+    time.sleep(0.1)
+    kv.pull("k", out=out)
+"""
+    guilty, other = ends(
+        tmp_path, fails_in_the_engine, "kv.init('p', mx.nd.ones((2, 2), dtype='float16')); step()"
+    )
+    assert guilty.code == 1
+    assert "MXNetError" in guilty.err.splitlines()[-1] or "FP16" in guilty.err
+    assert other.code == 1
+    assert "has nothing to send: an operation that it depends on has failed" in other.err
+
+
+def test_who_ends_first_goes_on_forwarding_and_all_end_well(tmp_path: Path) -> None:
+    hub = """
+try:
+    sys.exit(7)
+except SystemExit:
+    pass  # has no consequences
+kv.pushpull("k", ones(), out=out)
+say("the script is at its end")
+"""
+    late = "time.sleep(2); step(); assert (out.asnumpy() == 3).all(); say('right')"
+    ended = ends(tmp_path, hub, late, late, NETSTORM_TOPOLOGY="star", NETSTORM_HUB=0)
+    assert [end.code for end in ended] == [0, 0, 0]
+    assert [end.err for end in ended] == ["", "", ""]
+    assert [end.out for end in ended[1:]] == ["right\n"] * 2
+
+
+def test_a_thread_may_exit_and_children_may_come_and_go_before_an_orderly_end(tmp_path: Path) -> None:
+    script = """
+import subprocess, threading
+thread = threading.Thread(target=sys.exit, args=(5,))
+thread.start(); thread.join()
+subprocess.run([sys.executable, "-c", "import sys; sys.exit(4)"])
+child = os.fork()
+if child == 0:
+    sys.exit(6)  # runs its parent's exit functions, too
+say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+step()
+"""
+    ended = ends(tmp_path, script, script)
+    assert [(end.code, end.out, end.err) for end in ended] == [(0, "6\n", "")] * 2

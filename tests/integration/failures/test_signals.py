@@ -1,0 +1,106 @@
+"""Ctrl-C and SIGTERM, whatever the script is doing: it ends at once, and the others hear why."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.failures.scripts import PROLOGUE, QUICK, WAIT_FOR_THE_END, assert_tidy, start
+from tests.integration.jobs import Job
+
+LONGEST_S = 6
+
+DOING = {
+    "waiting for MXNet": "kv.push('k', ones()); say('now'); mx.nd.waitall()",
+    "reading a result": "kv.pushpull('k', ones(), out=out); say('now'); out.asnumpy()",
+    "at a barrier": "say('now'); kv._barrier()",
+    "busy in Python": "say('now')\nwhile True: pass",
+    "waiting for the others at its end": "say('now')",
+}
+
+CODES = {signal.SIGINT: {130, -signal.SIGINT}, signal.SIGTERM: {143, -signal.SIGTERM}}
+"""Python ends itself by SIGINT after Ctrl-C, so that a shell loop ends, too."""
+
+
+CASES = [
+    *((doing, signal.SIGINT) for doing in DOING),
+    *(
+        (doing, signal.SIGTERM)
+        for doing in ("at a barrier", "busy in Python", "waiting for the others at its end")
+    ),
+]
+
+
+@pytest.mark.parametrize(("doing", "number"), CASES)
+def test_a_signal_ends_a_node_at_once(doing: str, number: signal.Signals, tmp_path: Path) -> None:
+    with Job(tmp_path, 2, **QUICK) as job:
+        start(job, 0, DOING[doing])
+        start(job, 1, WAIT_FOR_THE_END)
+        job.wait_until_said(0, "now")
+        time.sleep(0.3)  # for it to be where it waits
+        sent = time.monotonic()
+        job.send(0, number)
+        interrupted, other = job.end(0, 30), job.end(1, 30)
+        seconds = time.monotonic() - sent
+    assert interrupted.code in CODES[number]
+    assert_tidy(interrupted)
+    assert other.code == 1
+    assert "netstorm.errors.NodeFailed: rank 0 (127.0.0.1:" in other.err
+    assert f"interrupted by {'Ctrl-C (SIGINT)' if number is signal.SIGINT else 'SIGTERM'}" in other.err
+    assert_tidy(other)
+    assert seconds < LONGEST_S
+
+
+def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> None:
+    with Job(tmp_path, 3, **QUICK) as job:
+        for rank in (0, 1):
+            job.start(rank, PROLOGUE + "mx.kv.create('netstorm')")
+        for rank in (0, 1):
+            job.wait_until_said(rank, "waiting for 1 of 3 nodes")  # its log, every few seconds
+        sent = time.monotonic()
+        job.send(0, signal.SIGINT)
+        job.send(1, signal.SIGTERM)
+        ended = [job.end(0, 30), job.end(1, 30)]
+        seconds = time.monotonic() - sent
+    for end, number in zip(ended, CODES, strict=True):
+        assert end.code in CODES[number]
+        assert_tidy(end)
+    assert seconds < LONGEST_S
+
+
+def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
+    with Job(tmp_path, 2, **QUICK) as job:
+        start(job, 0, DOING["reading a result"])
+        start(job, 1, WAIT_FOR_THE_END)
+        job.wait_until_said(0, "now")
+        for _ in range(3):
+            job.send(0, signal.SIGINT)
+            time.sleep(0.03)
+        interrupted = job.end(0, 30)
+        other = job.end(1, 30)
+    assert interrupted.code != 0
+    assert other.code == 1
+
+
+def test_a_script_may_handle_signals_itself(tmp_path: Path) -> None:
+    handles = """
+def stop(number, frame):
+    say("saving")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+say("now")
+while True:
+    time.sleep(0.05)
+"""
+    with Job(tmp_path, 2, **QUICK) as job:
+        start(job, 0, handles)
+        start(job, 1, WAIT_FOR_THE_END)
+        job.wait_until_said(0, "now")
+        job.send(0, signal.SIGTERM)
+        handled, other = job.end(0, 30), job.end(1, 30)
+    assert "saving" in handled.out
+    assert other.code == 1
+    assert "interrupted by SIGTERM" in other.err
