@@ -40,7 +40,9 @@ _OUTSTANDING: Final = 8
 """Requests whose answers are still accepted."""
 
 _LEAST_SPAN_S: Final = 120.0
-"""Time that exchanges must span before they tell a drift: queueing within seconds looks like hundreds of ppm."""
+"""Time that exchanges must span before they tell a drift: queueing within seconds looks like hundreds of
+ppm.
+"""
 
 _SIGNIFICANT: Final = 3.0
 """A drift counts if it is so many times its own standard error."""
@@ -185,8 +187,8 @@ def _drift(exchanges: list[Exchange]) -> float:
     if span < _LEAST_SPAN_S:
         return 0.0
     # A weight is one over the square of what the offset may be off, so this is the slope's standard error. If
-    # even the fastest exchange was queued, the weights don't know it; so a drift must also move offsets by more
-    # than exchanges differ.
+    # even the fastest exchange was queued, the weights don't know it; so a drift must also move offsets by
+    # more than exchanges differ.
     noise = sorted(one.delay for one in exchanges)[len(exchanges) // 2] - fastest + _LEAST_ERROR_S
     if not max(_SIGNIFICANT / math.sqrt(spread), noise / span) <= abs(slope) <= _WORST_DRIFT:
         return 0.0

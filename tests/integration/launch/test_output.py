@@ -155,7 +155,7 @@ def read_until(terminal: int, text: bytes) -> bytes:
 
 def test_on_a_terminal_ranks_have_colours_unless_no_color_is_set(launcher):
     with on_a_terminal(launcher, "print('end', rank)", "-n", "2") as (terminal, process):
-        seen = read_until(terminal, b"end 1")
+        seen = read_until(terminal, b"end 1\r\n")
         assert re.search(rb"\x1b\[\d+m\[1\] \x1b\[0mend 1", seen)
         assert process.wait(PATIENCE_S) == 0
     with on_a_terminal(launcher, "print('end', rank)", "-n", "1", NO_COLOR="1") as (terminal, process):
