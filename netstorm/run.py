@@ -9,54 +9,93 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import Final
 
-from netstorm.errors import SettingsError
+from netstorm.errors import UsageError
 from netstorm.settings import Settings
 
 __all__ = ["main"]
 
-_USAGE = "usage: python -m netstorm.run [-m MODULE | SCRIPT] [ARGUMENTS …]"
+_USAGE: Final = "usage: python -m netstorm.run [-m MODULE | SCRIPT] [ARGUMENTS …]"
+
+_RUNNERS: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
+"""Files whose frames a script's traceback begins with, and which mean nothing to its user."""
 
 
 def main(arguments: list[str]) -> int:
     """Run a script or module; return the exit code if it does not set its own."""
     if not arguments or arguments[0] in {"-h", "--help"}:
-        print(__doc__.strip() if arguments else _USAGE, file=sys.stdout if arguments else sys.stderr)
+        print(
+            f"{_USAGE}\n\n{__doc__.strip()}" if arguments else _USAGE,
+            file=sys.stdout if arguments else sys.stderr,
+        )
         return 0 if arguments else 2
     try:
-        role = Settings.from_environment().role
-    except SettingsError as error:
-        print(f"netstorm: {error}", file=sys.stderr)
-        return 2
-    if role == "server":
+        settings = Settings.from_environment()
+        if settings.role == "scheduler":
+            from netstorm.scheduler.process import run_scheduler
+
+            return run_scheduler(settings)
+    except UsageError as error:
+        return _refuse(str(error))
+    if settings.role == "server":
         print("netstorm: DMLC_ROLE=server has nothing to do, since every node aggregates; this process ends")
         return 0
-    if role == "scheduler":
-        from netstorm.scheduler.process import run_scheduler
-
-        return run_scheduler(Settings.from_environment())
-    from netstorm.frontends.mxnet import take_over_dist_types
-
-    take_over_dist_types()
     if arguments[0] == "-m":
-        if len(arguments) < 2:
-            print(_USAGE, file=sys.stderr)
-            return 2
-        sys.argv = arguments[1:]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        return 0
+        if len(arguments) == 1:
+            return _refuse("-m needs the name of a module")
+        return _as_a_script(lambda: _run_module(arguments[1:]))
+    if not Path(arguments[0]).exists():
+        return _refuse(f"no script {arguments[0]!r}")
+    return _as_a_script(lambda: _run_script(arguments))
+
+
+def _run_module(arguments: list[str]) -> None:
+    sys.argv = arguments  # runpy puts the module's file in the first place
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+def _run_script(arguments: list[str]) -> None:
     sys.argv = arguments
-    script = arguments[0]
-    sys.path[0] = str(Path(script).resolve().parent)
+    folder = str(Path(arguments[0]).resolve().parent)
+    if getattr(sys.flags, "safe_path", False):  # python -P: the working directory is not there to be replaced
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _as_a_script(run: Callable[[], None]) -> int:
+    """Run it as Python runs a script: what it does not catch is shown without our own frames."""
     try:
-        runpy.run_path(script, run_name="__main__")
-    except FileNotFoundError as error:
-        if error.filename != script:
-            raise
-        print(f"netstorm: no script {script!r}", file=sys.stderr)
-        return 2
+        from netstorm.frontends.mxnet import take_over_dist_types
+
+        take_over_dist_types()
+    except UsageError as error:  # MXNet is missing, or of another version
+        return _refuse(str(error))
+    try:
+        run()
+    except Exception as error:  # noqa: BLE001 -- whatever it is, Python would show it and end with exit code 1
+        trace = _own_frames(error.__traceback__)
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
     return 0
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its script's first frame on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _RUNNERS:
+        trace = trace.tb_next
+    return trace
+
+
+def _refuse(reason: str) -> int:
+    print(f"netstorm: {reason}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":
