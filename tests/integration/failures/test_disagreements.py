@@ -111,11 +111,11 @@ def test_a_scheduler_that_is_not_there_is_named_by_its_address(tmp_path: Path) -
 
 
 def test_nodes_that_do_not_come_are_told_of_with_who_is_here(tmp_path: Path) -> None:
-    with Job(tmp_path, 3, **QUICK, NETSTORM_JOIN_TIMEOUT=6) as job:
+    with Job(tmp_path, 3, **QUICK, NETSTORM_JOIN_TIMEOUT=20) as job:
         job.start(1, PROLOGUE + "mx.kv.create('netstorm')")
         end = job.end(1, 60)
     assert end.code == 1
-    assert "netstorm.errors.WaitTimeout: not every node came within 6 s (NETSTORM_JOIN_TIMEOUT)" in end.err
+    assert "netstorm.errors.WaitTimeout: not every node came within 20 s (NETSTORM_JOIN_TIMEOUT)" in end.err
     assert "waiting for 2 of 3 nodes; here: 1 (127.0.0.1:" in end.err
     assert "not here: 0, 2" in end.err
     assert_tidy(end)
