@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests that train for real and run whole benchmarks: minutes. CI runs them after scripts/test.sh.
+# The tests that train for real and run whole benchmarks: minutes, beside scripts/test.sh.
 #
 #   scripts/test_slow.sh [PYTEST ARGUMENT...]
 set -euo pipefail
