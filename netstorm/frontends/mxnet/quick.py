@@ -2,20 +2,26 @@
 
 MXNet's own Python code gives the lock up at each call into its library, some ten times a push, and then waits
 to get it back behind the I/O thread and the engine's threads. None of these calls blocks: they look at an
-array, or queue a copy on the engine. So they keep the lock, and a push takes what it computes.
+array, or queue an operation on the engine. So they keep the lock, and a push takes what it computes.
+
+Where MXNet's own code makes them for us, in an optimiser, we give it functions that keep the lock: those that
+look at an array for everybody, the one that queues an operation only within `keeping_lock`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Final, NamedTuple
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
 
-__all__ = ["Kind", "is_recording", "kind_of", "queue_copy"]
+__all__ = ["Kind", "is_recording", "keeping_lock", "kind_of", "queue_copy"]
 
 _check: Final = mx.base.check_call
 _library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- the only handle there is
@@ -90,6 +96,41 @@ def queue_copy(source: NDArray, target: NDArray) -> None:
     )
 
 
+@contextlib.contextmanager
+def keeping_lock() -> Iterator[None]:
+    """Let this thread keep the lock while it queues operations by MXNet's own functions.
+
+    None of them may be one that waits for values to know the shape of its result: it would wait for ever.
+    """
+    _thread.keeps = True
+    try:
+        yield
+    finally:
+        _thread.keeps = False
+
+
+class _Thread(threading.local):
+    keeps = False
+
+
+_thread: Final = _Thread()
+_invoke_without_lock: Final = mx.base._LIB.MXImperativeInvokeEx  # noqa: SLF001 -- see above
+
+
+def _invoke_either_way(*arguments: Any) -> int:
+    return int(_invoke(*arguments) if _thread.keeps else _invoke_without_lock(*arguments))
+
+
+def _teach_mxnet() -> None:
+    library = mx.base._LIB  # noqa: SLF001 -- see above
+    library.MXNDArrayGetStorageType = _storage
+    library.MXNDArrayGetDType = _dtype
+    library.MXNDArrayGetShapeEx = _shape
+    library.MXNDArrayGetShapeEx64 = _shape64
+    library.MXNDArrayGetContext = _library["MXNDArrayGetContext"]
+    library.MXImperativeInvokeEx = _invoke_either_way
+
+
 def _operator(name: str) -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
     _check(mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))  # noqa: SLF001 -- see above
@@ -97,3 +138,4 @@ def _operator(name: str) -> ctypes.c_void_p:
 
 
 _COPY: Final = _operator("_copyto")
+_teach_mxnet()

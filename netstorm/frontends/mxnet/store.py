@@ -221,6 +221,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """
         try:
             self._runtime.check()
+            self._runtime.expect_burst()
         except Closed:
             for entry in self._entries.values():
                 if entry.skipped is not None:

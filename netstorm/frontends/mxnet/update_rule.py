@@ -19,6 +19,7 @@ from typing import Any, Final
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
+from netstorm.frontends.mxnet.quick import keeping_lock
 
 __all__ = ["UpdateRule", "write_atomically"]
 
@@ -29,6 +30,13 @@ _HOST: Final = mx.cpu()
 _READS_VALUES: Final = ("LARS", "LBSGD")
 """Optimisers whose update waits for a value (a norm)."""
 
+_ONLY_QUEUE: Final = frozenset(
+    kind
+    for kind in mx.optimizer.Optimizer.opt_registry.values()
+    if kind.__module__.startswith("mxnet.") and kind.__name__ not in _READS_VALUES
+)
+"""Optimisers whose update never waits for anything; of a user's own class we do not know."""
+
 _NOT_COMPARED: Final = frozenset(
     {"param_dict", "idx2name", "sym_info", "num_update", "begin_num_update", "lr", "rescale_grad"}
 )
@@ -36,10 +44,7 @@ _NOT_COMPARED: Final = frozenset(
 
 
 class _Updater(mx.optimizer.Updater):  # type: ignore[name-defined]
-    """MXNet's updater without its questions to arrays whose answers we know.
-
-    Each of them gives up Python's lock, and waits for it behind the engine's threads (see `quick`).
-    """
+    """MXNet's updater for one key at a time, which keeps Python's lock where it can (see `quick`)."""
 
     def __call__(self, key: int | str, total: NDArray, stored: NDArray) -> None:
         """Update `stored`, with `total`; both are private arrays."""
@@ -51,10 +56,11 @@ class _Updater(mx.optimizer.Updater):  # type: ignore[name-defined]
         elif not self.states_synced[key]:
             self.states[key] = self.sync_state_context(self.states[key], _HOST)
             self.states_synced[key] = True
-        if self.aggregate_updates:
-            optimizer.update_multi_precision((key,), (stored,), (total,), [self.states[key]])
-        else:
-            optimizer.update_multi_precision(key, stored, total, self.states[key])
+        with keeping_lock() if type(optimizer) in _ONLY_QUEUE else contextlib.nullcontext():
+            if self.aggregate_updates:
+                optimizer.update_multi_precision((key,), (stored,), (total,), [self.states[key]])
+            else:
+                optimizer.update_multi_precision(key, stored, total, self.states[key])
 
 
 class UpdateRule:
