@@ -26,4 +26,4 @@ step ruff check .
 step ruff format --check .
 step mypy "${typed[@]}"
 step lint-imports
-step pytest -n 2 "$@"
+step pytest -n 2 --dist loadgroup "$@"

@@ -43,6 +43,8 @@ class _Flow:
         self.reading = True
         self.ended = False
         """The source has closed it; what is under way still arrives."""
+        self.over = False
+        """The target has everything, or takes no more."""
         self.blocked = False
         """The target has no room at present."""
 
@@ -52,7 +54,10 @@ class _Connection:
 
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
         self.flows = (_Flow(near, far), _Flow(far, near))
-        self.over = False
+
+    @property
+    def over(self) -> bool:
+        return all(flow.over for flow in self.flows)
 
 
 class TcpProxy:
@@ -203,35 +208,44 @@ class TcpProxy:
     def _forward(self, connection: _Connection, now: float) -> None:
         for flow in connection.flows:
             flow.blocked = False
-            while flow.under_way and flow.under_way[0][0] <= now and not (connection.over or flow.blocked):
-                self._forward_one(connection, flow)
-            if not connection.over and not flow.reading and not flow.ended and flow.bytes <= _BACKLOG_BYTES:
+            while flow.under_way and flow.under_way[0][0] <= now and not (flow.over or flow.blocked):
+                self._forward_one(flow)
+            if not (flow.over or flow.reading or flow.ended) and flow.bytes <= _BACKLOG_BYTES:
                 self._selector.register(flow.source, selectors.EVENT_READ, flow)
                 flow.reading = True
+        if connection.over:
+            for flow in connection.flows:
+                self._stop_reading(flow)
+                flow.source.close()
 
-    def _forward_one(self, connection: _Connection, flow: _Flow) -> None:
+    def _forward_one(self, flow: _Flow) -> None:
         due, data = flow.under_way.popleft()
-        if not data:  # the end
-            self._reset(connection)
+        if not data:
+            flow.over = True
+            with contextlib.suppress(OSError):
+                flow.target.shutdown(socket.SHUT_WR)  # not a reset: that would overtake what was sent
             return
         try:
             sent = flow.target.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._reset(connection)
+            flow.over = True
             return
         flow.bytes -= sent
         flow.blocked = sent < len(data)
         if flow.blocked:
             flow.under_way.appendleft((due, data[sent:]))
 
+    def _stop_reading(self, flow: _Flow) -> None:
+        if flow.reading:
+            self._selector.unregister(flow.source)
+            flow.reading = False
+
     def _reset(self, connection: _Connection) -> None:
-        connection.over = True
         for flow in connection.flows:
-            if flow.reading:
-                self._selector.unregister(flow.source)
-                flow.reading = False
+            flow.over = True
+            self._stop_reading(flow)
             _reset(flow.source)
 
     def _reset_all(self) -> None:

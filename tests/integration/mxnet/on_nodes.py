@@ -59,14 +59,13 @@ class JobReport:
 
     def check(self, name: str) -> None:
         """Fail unless the test has passed on all nodes."""
-        missing = [rank for rank, end in enumerate(self.ended) if name not in _passed(end)]
-        if not missing:
+        if all(name in _passed(end) for end in self.ended):
             return
         first = next(name for name in self.names if any(name not in _passed(end) for end in self.ended))
-        if first != name:
-            pytest.fail(f"not run: the job ended in {first}", pytrace=False)
+        missing = [rank for rank, end in enumerate(self.ended) if first not in _passed(end)]
         texts = [f"--- rank {rank}, exit code {end.code}:\n{end.text}" for rank, end in enumerate(self.ended)]
-        pytest.fail(f"not passed on ranks {missing}\n" + "\n".join(texts), pytrace=False)
+        told = "" if first == name else f"not run: the job ended in {first}\n"
+        pytest.fail(f"{told}not passed on ranks {missing}\n" + "\n".join(texts), pytrace=False)
 
 
 def on_nodes(body: Callable[[Any], None]) -> Callable[..., None]:
@@ -79,7 +78,8 @@ def on_nodes(body: Callable[[Any], None]) -> Callable[..., None]:
     for attribute in functools.WRAPPER_ASSIGNMENTS[:4]:  # no __wrapped__: pytest would look at its parameters
         setattr(test, attribute, getattr(body, attribute))
     vars(test)["body"] = body
-    return test
+    mark: Callable[..., None] = pytest.mark.xdist_group(body.__module__)(test)  # one job, not one per worker
+    return mark
 
 
 _reports: dict[ModuleType, JobReport] = {}

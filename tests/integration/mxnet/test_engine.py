@@ -367,13 +367,15 @@ def block(completion):
     busy.set()
     go.wait()
     completion.succeed()
+ready = [mx.nd.zeros((1,)) for _ in range(6)]
+mx.nd.waitall()
 push_async(block, reads=(), writes=(), name="block")
 busy.wait()
-for priority in (0, -3, 5, 1, 5, -8):
+for priority, array in zip((0, -3, 5, 1, 5, -8), ready):
     def start(completion, priority=priority):
         order.append(priority)
         completion.succeed()
-    push_async(start, reads=(), writes=(mx.nd.zeros((1,)),), name="test", priority=priority)
+    push_async(start, reads=(), writes=(array,), name="test", priority=priority)
 go.set()
 mx.nd.waitall()
 say("order", order)
