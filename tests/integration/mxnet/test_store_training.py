@@ -50,8 +50,8 @@ def train(
         mx.autograd.backward(losses)
         trainer.step(BATCH * NODES * len(contexts))
         net(images[0])  # predict mode: leaves weights in blocked layouts
-        # Only after the next pull: MXNet itself, without any store, crashes or reads garbage when a script reads
-        # a weight while a queued prediction changes its layout.
+        # Without any store, too, MXNet crashes or returns garbage when a script reads a weight while a queued
+        # prediction changes its layout.
         mx.nd.waitall()
 
 
