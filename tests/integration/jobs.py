@@ -30,6 +30,11 @@ class Ended:
         """Return everything that it said."""
         return self.out + self.err
 
+    @property
+    def complaints(self) -> list[str]:
+        """Return the lines on standard error, but for those about nodes that start slowly."""
+        return [line for line in self.err.splitlines() if "WARNING waiting for" not in line]
+
 
 class Job:
     """A scheduler and its nodes. A context manager: nothing survives it."""
