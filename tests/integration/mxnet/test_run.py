@@ -181,13 +181,14 @@ outs = [mx.nd.zeros((30_000,)), mx.nd.zeros((5,))]
 for _ in range(3):
     kv.pushpull(["a", "b"], [mx.nd.ones((30_000,)), mx.nd.ones((5,))], out=outs)
 print([float(out[0].asscalar()) for out in outs])
+kv._barrier()
 if kv.rank == 0:
     raise ValueError("no more")
 kv.push("a", outs[0])
 """
     guilty, other = run_job(tmp_path, 2, script, module=RUN, MXNET_ENGINE_TYPE="NaiveEngine")
     for end in (guilty, other):
-        assert end.out == "[-3.0, -3.0]\n"
+        assert end.out == "[-3.0, -3.0]\n", end.text
         assert "MXNET_ENGINE_TYPE=NaiveEngine: nothing overlaps with the network" in end.err
         assert end.code == 1
     assert "netstorm.errors.NodeFailed: rank 0 (127.0.0.1:" in other.err
