@@ -136,6 +136,14 @@ class Settings:
         "largest chunk, the same on all nodes; the paper's 1000000 costs 1.6 s a hop on a 20 Mbit/s link, "
         "half of our default gains nothing more",
     )
+    largest_chunk: int = setting(
+        "NETSTORM_LARGEST_CHUNK",
+        whole(0),
+        0,
+        "elements",
+        "to what chunks grow in a key that would have over 32; 0: CHUNK_SIZE, or 16 times that if all nodes "
+        "are on one machine and there is no NETSTORM_NETWORK",
+    )
     num_roots: int = setting(
         "NUM_ROOT_SERVERS", whole(0), 0, "nodes", "how many nodes are roots of a tree; 0: all of them"
     )
@@ -455,6 +463,16 @@ def _contradictions(s: Settings) -> list[str]:
         found.append(
             f"PROBE_CHUNK_SIZE={s.probe_chunk_size}: expected at most CHUNK_SIZE={s.chunk_size}, "
             "or no chunk ever measures a link"
+        )
+    if 0 < s.largest_chunk < s.chunk_size:
+        found.append(
+            f"NETSTORM_LARGEST_CHUNK={s.largest_chunk}: expected at least CHUNK_SIZE={s.chunk_size}, or 0"
+        )
+    if s.max_message_bytes < s.largest_chunk * _WIDEST_ELEMENT:
+        found.append(
+            f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least "
+            f"{s.largest_chunk * _WIDEST_ELEMENT} bytes, one chunk of NETSTORM_LARGEST_CHUNK="
+            f"{s.largest_chunk} elements of {_WIDEST_ELEMENT} bytes"
         )
     if s.max_message_bytes < s.chunk_size * _WIDEST_ELEMENT:
         found.append(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.errors import UsageError
-from netstorm.protocol.chunks import ITEM_BYTES, slot_of
+from netstorm.protocol.chunks import ITEM_BYTES
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["Array", "Key", "Layout"]
@@ -22,17 +22,15 @@ class Layout:
 
     __slots__ = ("bounds", "chunks", "offsets", "slots")
 
-    def __init__(self, elements: int, itemsize: int, offset: int, chunk_size: int) -> None:
-        """Cut `elements` values into chunks of at most `chunk_size` elements; the key begins at byte `offset`
-        of the job.
-        """
-        starts = range(0, elements, chunk_size)
+    def __init__(self, elements: int, itemsize: int, grant: KeyGrant) -> None:
+        """Cut `elements` values into chunks, as the scheduler says."""
+        starts, chunk_size = range(0, elements, grant.chunk_size), grant.chunk_size
         self.chunks: Final = len(starts)
         self.bounds: Final = [(start, min(start + chunk_size, elements)) for start in starts]
         """First element and end of each chunk."""
-        self.offsets: Final = [offset + start * itemsize for start in starts]
+        self.offsets: Final = [grant.offset + start * itemsize for start in starts]
         """Byte offset of each chunk in the job: the global chunk order."""
-        self.slots: Final = [slot_of(byte, chunk_size) for byte in self.offsets]
+        self.slots: Final = range(grant.first_slot, grant.first_slot + self.chunks)
         """What `Plan.tree_of` maps to a tree."""
 
 
@@ -73,7 +71,7 @@ class Key:
         self.last_taken = next(self._rounds)
         return self.last_taken
 
-    def granted(self, grant: KeyGrant, chunk_size: int) -> None:
+    def granted(self, grant: KeyGrant) -> None:
         """Take the scheduler's numbers."""
         self.identity = grant.key
-        self.layout = Layout(self.elements, self.dtype.itemsize, grant.offset, chunk_size)
+        self.layout = Layout(self.elements, self.dtype.itemsize, grant)

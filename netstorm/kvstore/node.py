@@ -77,7 +77,6 @@ class GeneralNode:
         self.state = State.JOINING
         self.roster = Roster(-1, ())
         """Empty until the scheduler has all nodes."""
-        self.chunk_size = 0
         self.failure: NetStormError | None = None
         self._aggregation: Aggregation | None = None
         self._bindings: Bindings | None = None
@@ -286,7 +285,7 @@ class GeneralNode:
         if self.state is not State.JOINING:
             raise ProtocolViolation("joined twice")
         self.state = State.RUNNING
-        self.roster, self.chunk_size = Roster(message.rank, message.members), message.chunk_size
+        self.roster = Roster(message.rank, message.members)
         self._heartbeat_interval_s = message.heartbeat_interval_s
         self._heartbeat_timeout_s = message.heartbeat_timeout_s
         self._next_heartbeat = now
@@ -308,7 +307,7 @@ class GeneralNode:
         for binding in message.bindings:
             bindings.bind(binding)
         for grant in message.grants:
-            key, operations = self._registration.granted(grant, self.chunk_size)
+            key, operations = self._registration.granted(grant)
             aggregation.add_key(key)
             for operation in operations:
                 aggregation.submit(operation, operation.begun_at)

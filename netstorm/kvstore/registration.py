@@ -38,7 +38,7 @@ class Registration:
         spec = operation.key.spec
         self._held.setdefault((spec.namespace, spec.name), []).append(operation)
 
-    def granted(self, grant: KeyGrant, chunk_size: int) -> tuple[Key, list[Operation]]:
+    def granted(self, grant: KeyGrant) -> tuple[Key, list[Operation]]:
         """Take the scheduler's answer; return the key and what waited for it.
 
         Raises:
@@ -47,7 +47,7 @@ class Registration:
         key = self._keys.get((grant.namespace, grant.name))
         if key is None or key.identity >= 0:
             raise ProtocolViolation(f"the scheduler grants key {grant.name!r}, which was not asked for")
-        key.granted(grant, chunk_size)
+        key.granted(grant)
         return key, self._held.pop((grant.namespace, grant.name), [])
 
     def waiting(self) -> list[Operation]:

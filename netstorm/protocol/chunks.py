@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ITEM_BYTES", "SLOT_ELEMENT_BYTES", "aligned", "slot_of"]
+__all__ = ["ITEM_BYTES", "MOST_CHUNKS", "SLOT_ELEMENT_BYTES", "aligned", "chunk_size_of", "slot_of"]
 
 ITEM_BYTES: Final = {
     "float16": 2,
@@ -24,20 +24,34 @@ ITEM_BYTES: Final = {
 SLOT_ELEMENT_BYTES: Final = 4
 """A slot has as many bytes as a chunk of float32, the usual gradient."""
 
+MOST_CHUNKS: Final = 32
+"""Chunks of a key beyond which they grow, where chunks may: enough to keep all trees and hops of a pipeline
+busy, and each costs processor time."""
+
 
 def slot_of(offset_bytes: int, chunk_size: int) -> int:
-    """Return the slot of a chunk that begins at byte `offset_bytes` of the job; a policy maps slots to trees.
+    """Return the slot of the first chunk of a key; a policy maps slots to trees.
 
-    Slots number the job's bytes, not its chunks, for two reasons. Trees then get their shares by bytes, as
-    the capacities that they were planned for demand: two float16 chunks share a slot, hundreds of tiny keys
-    do, and a float64 chunk uses up two. And a chunk's slot depends on nothing but where it begins, so that
-    registering a key never moves another's chunks.
+    The first slots of keys number the job's bytes, not its keys, so that hundreds of tiny keys share a tree,
+    as their bytes deserve, and registering a key never moves another's chunks. Within a key the chunks, which
+    have equal bytes, take one slot after the other, so that each key's bytes are shared as the policy says.
 
     Args:
-        offset_bytes: offset of the key in the job plus that of the chunk in the key.
+        offset_bytes: of the key in the job.
         chunk_size: of the job, in elements.
     """
     return offset_bytes // (chunk_size * SLOT_ELEMENT_BYTES)
+
+
+def chunk_size_of(elements: int, smallest: int, largest: int) -> int:
+    """Return the elements of a chunk of a key of so many elements.
+
+    Args:
+        elements: of the key.
+        smallest: of the job: CHUNK_SIZE.
+        largest: of the job; more than `smallest` where links are so fast that processors bound them.
+    """
+    return max(smallest, min(largest, -(-elements // MOST_CHUNKS)))
 
 
 def aligned(offset_bytes: int, item_bytes: int) -> int:

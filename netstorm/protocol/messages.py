@@ -226,8 +226,6 @@ class Joined(Message, frozen=True, tag=61):
     members: tuple[Member, ...]
     """By rank."""
     policy: Policy
-    chunk_size: int
-    """Elements."""
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
 
@@ -255,11 +253,13 @@ class KeyGrant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     key: int
     first_slot: int
-    """Slot of the key's first chunk. Slots number the job's bytes in units of a float32 chunk;
-    `Policy.tree_of` maps a slot to a tree, so registering a key never moves another's chunks.
+    """Slot of the key's first chunk, the next chunks have the next slots; `Policy.tree_of` maps a slot to a
+    tree. It depends on the key's offset alone, so registering a key never moves another's chunks.
     """
     offset: int
     """Byte offset of the key in the job: its chunks' place in the global order."""
+    chunk_size: int
+    """Elements of a chunk of this key."""
 
 
 class KeysRegistered(Message, frozen=True, tag=63):

@@ -51,7 +51,10 @@ class Job:
         self.members: Final = tuple(member for _, member in seats)
         self.finished: Final[dict[int, dict[int, int]]] = {}
         self.liveness: Final = Liveness(self.members, options, now)
-        self.keys: Final = KeyRegistry(options.chunk_size)
+        self.keys: Final = KeyRegistry(
+            options.chunk_size,
+            options.largest_local_chunk if _on_one_machine(self.members) else options.largest_chunk,
+        )
         self._options: Final = options
         self._outbox: Final = outbox
         self._policies: dict[int, Policy] = {policy.version: policy}
@@ -79,7 +82,6 @@ class Job:
             rank=rank,
             members=self.members,
             policy=oldest,
-            chunk_size=self._options.chunk_size,
             heartbeat_interval_s=self._options.heartbeat_interval_s,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
         )
@@ -272,6 +274,10 @@ def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
         raise UsageError(f"a policy for {policy.size} nodes in a job of {nodes} (DMLC_NUM_WORKER)")
     if policy.version <= after:
         raise UsageError(f"policy version {policy.version} is not newer than version {after}, now in force")
+
+
+def _on_one_machine(members: Sequence[m.Member]) -> bool:
+    return len({member.host for member in members}) == 1
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from netstorm.protocol.chunks import ITEM_BYTES
 from netstorm.settings import Settings, declarations
 
 __all__ = ["SchedulerOptions"]
+
+_GROWTH: Final = 16
+"""How much larger than CHUNK_SIZE chunks may be among nodes of one machine: a WAN's store-and-forward delay,
+for which chunks are small, is nothing there, and processors are the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +26,10 @@ class SchedulerOptions:
     """Version of the NetStorm package; nodes must have the same."""
     chunk_size: int = 65_536
     """Elements."""
+    largest_chunk: int = 65_536
+    """Elements; chunks of large keys may grow to it."""
+    largest_local_chunk: int = 1_048_576
+    """The same, if all nodes are on one machine."""
     job_wide: Mapping[str, str] = field(default_factory=dict)
     """Settings by variable name. A node that was explicitly given another value for one is refused."""
     heartbeat_interval_s: float = 1.0
@@ -34,11 +44,15 @@ class SchedulerOptions:
 
         All of them are compared with what a node says was given to it; which ones it says is its choice.
         """
+        largest_chunk = settings.largest_chunk or settings.chunk_size
+        local = min(_GROWTH * settings.chunk_size, settings.max_message_bytes // max(ITEM_BYTES.values()))
         return cls(
             num_workers=settings.num_workers,
             job=settings.job,
             release=release,
             chunk_size=settings.chunk_size,
+            largest_chunk=largest_chunk,
+            largest_local_chunk=largest_chunk if settings.largest_chunk or settings.network_file else local,
             job_wide={row.variable: str(getattr(settings, name)) for name, row in declarations().items()},
             heartbeat_interval_s=settings.heartbeat_interval_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.chunks import ITEM_BYTES, aligned, slot_of
+from netstorm.protocol.chunks import ITEM_BYTES, aligned, chunk_size_of, slot_of
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["KeyConflict", "KeyRegistry"]
@@ -45,8 +45,9 @@ class _Entry:
 class KeyRegistry:
     """Keys by namespace and name. The first registration defines a key; all others must agree with it."""
 
-    def __init__(self, chunk_size: int) -> None:
+    def __init__(self, chunk_size: int, largest_chunk: int) -> None:
         self._chunk_size: Final = chunk_size
+        self._largest_chunk: Final = largest_chunk
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._names: list[str] = []
         self._end = 0
@@ -100,6 +101,7 @@ class KeyRegistry:
             key=len(self._names),
             first_slot=slot_of(offset, self._chunk_size),
             offset=offset,
+            chunk_size=chunk_size_of(size // item_bytes, self._chunk_size, self._largest_chunk),
         )
         self._end = offset + size
         self._names.append(spec.name)

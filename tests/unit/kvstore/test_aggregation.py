@@ -49,7 +49,14 @@ class Ranks:
     def add_key(self, rank, elements, identity=0, dtype="float32", granted=9):
         key = Key(0, f"k{identity}", (elements,), dtype)
         key.granted(
-            KeyGrant(namespace=0, name=key.name, key=identity, first_slot=0, offset=0), self.chunk_size
+            KeyGrant(
+                namespace=0,
+                name=key.name,
+                key=identity,
+                first_slot=0,
+                offset=0,
+                chunk_size=self.chunk_size,
+            )
         )
         self.bindings[rank].bind(Binding(key=identity, from_round=0, version=1, granted=granted))
         self.nodes[rank].add_key(key)

@@ -2,24 +2,25 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.kvstore.keys import Key, Layout
+from netstorm.protocol.messages import KeyGrant
 
 
-def test_chunks_cover_the_key_once():
-    layout = Layout(elements=10, itemsize=4, offset=0, chunk_size=4)
+def granted(first_slot=0, offset=0):
+    return KeyGrant(namespace=0, name="w", key=0, first_slot=first_slot, offset=offset, chunk_size=4)
+
+
+def test_chunks_cover_the_key_once_and_lie_behind_one_another_in_the_job():
+    layout = Layout(elements=10, itemsize=2, grant=granted(offset=6))
     assert layout.bounds == [(0, 4), (4, 8), (8, 10)]
+    assert layout.offsets == [6, 14, 22]
 
 
-def test_small_keys_share_a_slot_and_large_ones_have_one_a_chunk():
-    assert Layout(elements=1, itemsize=4, offset=0, chunk_size=4).slots == [0]
-    assert Layout(elements=9, itemsize=4, offset=4, chunk_size=4).slots == [0, 1, 2]
-
-
-def test_a_key_of_wider_elements_takes_more_slots_since_shares_are_by_bytes():
-    assert Layout(elements=8, itemsize=8, offset=0, chunk_size=4).slots == [0, 2]
+def test_chunks_have_successive_slots():
+    assert list(Layout(elements=9, itemsize=8, grant=granted(first_slot=3)).slots) == [3, 4, 5]
 
 
 def test_an_empty_key_has_no_chunks():
-    assert Layout(elements=0, itemsize=4, offset=8, chunk_size=4).chunks == 0
+    assert Layout(elements=0, itemsize=4, grant=granted(offset=8)).chunks == 0
 
 
 def test_rounds_count_pushes_from_zero():

@@ -22,7 +22,7 @@ STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=
 
 
 JOINED = m.Joined(
-    rank=1, members=MEMBERS, policy=STAR, chunk_size=4, heartbeat_interval_s=1, heartbeat_timeout_s=10
+    rank=1, members=MEMBERS, policy=STAR, heartbeat_interval_s=1, heartbeat_timeout_s=10
 )
 
 
@@ -66,7 +66,6 @@ class Driven:
                 rank=rank,
                 members=MEMBERS,
                 policy=STAR,
-                chunk_size=4,
                 heartbeat_interval_s=1.0,
                 heartbeat_timeout_s=10.0,
             )
@@ -75,7 +74,7 @@ class Driven:
 
     def grant(self, name="w", key=0, granted=0):
         binding = m.Binding(key=key, from_round=0, version=1, granted=granted)
-        grant = m.KeyGrant(namespace=0, name=name, key=key, first_slot=0, offset=0)
+        grant = m.KeyGrant(namespace=0, name=name, key=key, first_slot=0, offset=0, chunk_size=4)
         self.hear(m.KeysRegistered(grants=(grant,), bindings=(binding,)))
 
     def push(self, key, rule=""):

@@ -24,7 +24,7 @@ def test_nobody_is_told_anything_until_all_nodes_are_here():
 
 
 def test_joined_carries_all_that_a_node_needs():
-    driven = Driven(2, chunk_size=1000, heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0)
+    driven = Driven(2, heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0)
     driven.join("a", site="denver", port=4242)
     driven.join("b")
     (joined,) = driven.heard("b")
@@ -34,7 +34,7 @@ def test_joined_carries_all_that_a_node_needs():
         (1, "b", 4000, ""),
     ]
     assert joined.policy == star(2, version=1)
-    assert (joined.chunk_size, joined.heartbeat_interval_s, joined.heartbeat_timeout_s) == (1000, 0.5, 5.0)
+    assert (joined.heartbeat_interval_s, joined.heartbeat_timeout_s) == (0.5, 5.0)
     assert driven.machine.phase is Phase.RUNNING
 
 
@@ -358,6 +358,22 @@ def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on
     settings = Settings(num_workers=7, chunk_size=500, job="j", wait_timeout_s=9.0)
     options = SchedulerOptions.from_settings(settings, release="1")
     assert (options.num_workers, options.chunk_size, options.job) == (7, 500, "j")
+    assert (options.largest_chunk, options.largest_local_chunk) == (500, 8000)
     assert options.wait_timeout_s == 9.0
     assert options.job_wide["CHUNK_SIZE"] == "500"
     assert options.job_wide["NUM_ROOT_SERVERS"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("given", "elsewhere", "on_one_machine"),
+    [
+        ({}, 65_536, 16 * 65_536),
+        ({"chunk_size": 1000}, 1000, 16_000),
+        ({"largest_chunk": 70_000}, 70_000, 70_000),
+        ({"network_file": "wan.yaml"}, 65_536, 65_536),
+        ({"max_message_bytes": 8 * 65_536}, 65_536, 65_536),
+    ],
+)
+def test_chunks_of_large_keys_may_grow_on_one_machine(given, elsewhere, on_one_machine):
+    options = SchedulerOptions.from_settings(Settings(num_workers=2, **given), release="1")
+    assert (options.largest_chunk, options.largest_local_chunk) == (elsewhere, on_one_machine)
