@@ -1,0 +1,177 @@
+"""How long rounds take under a policy: measured in the simulated cluster, or predicted for what exceeds it.
+
+    experiment = Experiment(tensors=(100_000_000,), chunk_bytes=1_000_000)
+    times = in_cluster(network, policy, experiment)
+
+A round is one all-reduce of all tensors, which are there at once on all ranks; it lasts until all ranks have
+all sums. The next one begins when it has ended. Policies stay as they are: while nothing measures the network
+at run time, a changing network is met with the trees of its beginning.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from netstorm.errors import UsageError
+from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.simulation.node import Array, Pending
+from netstorm.topology.network import Network
+from netstorm.topology.policy import Policy
+from netstorm.topology.predict import predict
+
+__all__ = ["Engine", "Experiment", "by_predictor", "choose_engine", "in_cluster", "run"]
+
+CLUSTER_WORK: Final = 1000
+"""Chunks on all nodes together that a cluster's round may have: some 6 s of a processor at 1 MB a chunk."""
+
+CLUSTER_BYTES: Final = 2_000_000_000
+"""Tensors on all nodes together: the cluster sums real numbers, and may hold three times this in memory."""
+
+_LONGEST_ROUND_S: Final = 1e6
+"""Virtual. A round that takes longer is a hang: 244 MB over 20 kbit/s take a tenth of it."""
+
+_FLOAT: Final = 4
+
+Say = Callable[[float], None]
+
+
+class Engine(enum.Enum):
+    """What tells how long a round takes."""
+
+    CLUSTER = "cluster"
+    """Real nodes and the real scheduler on virtual time."""
+    PREDICTOR = "predictor"
+    """A simulation of chunks on links, without sessions, windows and acknowledgements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What is reduced, and how often.
+
+    Raises:
+        UsageError: nothing to reduce, or a number below its least.
+    """
+
+    tensors: tuple[int, ...]
+    """Bytes of each, in order of priority: the first is needed first."""
+    chunk_bytes: int
+    rounds: int = 1
+    seed: int = 0
+    """Of the cluster's clocks and identities."""
+
+    def __post_init__(self) -> None:
+        if not self.tensors or min(self.tensors) < 1:
+            raise UsageError(f"tensors of {self.tensors} bytes: expected at least one, of 1 byte or more")
+        if self.chunk_bytes < _FLOAT:
+            raise UsageError(f"chunks of {self.chunk_bytes} bytes: expected at least {_FLOAT}, one float32")
+        if self.rounds < 1:
+            raise UsageError(f"{self.rounds} rounds: expected at least 1")
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return sum(self.tensors)
+
+    @property
+    def chunks(self) -> int:
+        """Of all tensors; a chunk has elements of one."""
+        return sum(-(-size // self.chunk_bytes) for size in self.tensors)
+
+
+def choose_engine(nodes: int, experiment: Experiment) -> tuple[Engine, str]:
+    """Return the cluster where it takes seconds, else the predictor; and why, for a person."""
+    work = nodes * experiment.chunks
+    if work > CLUSTER_WORK:
+        return Engine.PREDICTOR, f"{work} chunks on all nodes; the cluster is for up to {CLUSTER_WORK}"
+    size = nodes * experiment.bytes
+    if size > CLUSTER_BYTES:
+        return Engine.PREDICTOR, f"{size} bytes on all nodes; the cluster is for up to {CLUSTER_BYTES}"
+    return Engine.CLUSTER, f"{work} chunks on all nodes, of up to {CLUSTER_WORK}"
+
+
+def run(
+    engine: Engine, network: Network, policy: Policy, experiment: Experiment, on_round: Say | None = None
+) -> tuple[float, ...]:
+    """Return the seconds of each round. See `in_cluster` and `by_predictor`."""
+    simulate = in_cluster if engine is Engine.CLUSTER else by_predictor
+    return simulate(network, policy, experiment, on_round)
+
+
+def in_cluster(
+    network: Network, policy: Policy, experiment: Experiment, on_round: Say | None = None
+) -> tuple[float, ...]:
+    """Return the virtual seconds of each round of real nodes, whose sums are checked.
+
+    One round goes before those that count: it makes the connections and shows them their rates.
+
+    Raises:
+        NetStormError: why a round failed; a wrong sum is an `AssertionError`.
+    """
+    elements = experiment.chunk_bytes // _FLOAT
+    cluster = SimulatedCluster(
+        network.size,
+        network=network,
+        policy=policy,
+        seed=experiment.seed,
+        chunk_size=elements,
+        largest_chunk=elements,
+        probe_chunk_size=1,
+        max_message_bytes=max(64 * 2**20, 8 * elements),
+    ).join()
+    ones = [np.ones(-(-size // _FLOAT), np.float32) for size in experiment.tensors]
+    times = []
+    for number in range(1 + experiment.rounds):
+        seconds = _round(cluster, ones)
+        if number > 0:
+            times.append(seconds)
+            if on_round is not None:
+                on_round(seconds)
+    return tuple(times)
+
+
+def _round(cluster: SimulatedCluster, ones: list[Array]) -> float:
+    before = cluster.now
+    pending = []
+    for node in cluster.nodes:
+        for place, values in enumerate(ones):
+            one = node.push(f"tensor {place}", values, priority=-place, in_place=True)
+            one.then(lambda one=one: _check(one, float(cluster.size)))  # type: ignore[misc]
+            pending.append(one)
+    cluster.run_until_ended(pending, _LONGEST_ROUND_S)
+    cluster.run_for(0.0)  # what is to be done with the last sums, now
+    last = max(one.ended_at or 0.0 for one in pending)
+    for node in cluster.nodes:
+        node.pending.clear()
+    return last - before
+
+
+def _check(pending: Pending, expected: float) -> None:
+    """Look at a sum as it arrives, and let its memory go: all of them together would not fit."""
+    total = pending.result()
+    pending.value = None
+    if not (total == expected).all():
+        raise AssertionError(f"{pending.what}: a wrong sum")
+
+
+def by_predictor(
+    network: Network, policy: Policy, experiment: Experiment, on_round: Say | None = None
+) -> tuple[float, ...]:
+    """Return the predicted seconds of each round."""
+    times: list[float] = []
+    for _ in range(experiment.rounds):
+        if times and not network.changes:
+            seconds = times[0]
+        else:
+            prediction = predict(
+                network, policy, experiment.tensors, chunk_bytes=experiment.chunk_bytes, start=sum(times)
+            )
+            seconds = prediction.seconds
+        times.append(seconds)
+        if on_round is not None:
+            on_round(seconds)
+    return tuple(times)
