@@ -21,6 +21,7 @@ __all__ = [
     "ProtocolViolation",
     "SchedulerLost",
     "SettingsError",
+    "TopologyFileError",
     "Unavailable",
     "UnevenRounds",
     "Unreachable",
@@ -43,6 +44,10 @@ class SettingsError(UsageError):
 
 class NetworkFileError(UsageError):
     """A network file is wrong; the message begins with file and line."""
+
+
+class TopologyFileError(UsageError):
+    """The file of a custom topology is wrong; the message begins with file and line."""
 
 
 class Unreachable(UsageError):

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.setting_kinds import (
@@ -48,7 +48,9 @@ __all__ = [
 
 Source: TypeAlias = Literal["default", "environment", "argument"]
 Role: TypeAlias = Literal["worker", "scheduler", "server"]
-TopologyName: TypeAlias = Literal["fapt", "star"]
+TopologyName: TypeAlias = Literal[
+    "star", "sharded", "balanced", "mst", "ring", "ring-best", "hierarchical", "fapt", "custom"
+]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _logger = logging.getLogger(__name__)
@@ -212,11 +214,21 @@ class Settings:
     )
     topology: TopologyName = setting(
         "NETSTORM_TOPOLOGY",
-        one_of("fapt", "star"),
+        one_of(*get_args(TopologyName)),
         "fapt",
         "",
-        "how trees are formed; fapt: a fastest aggregation path tree for each root; "
-        "star: all nodes to one hub",
+        "how trees are formed; star: all nodes to one hub; sharded: each node is the hub of an equal share; "
+        "balanced: a binary tree in order of rank; mst: the fastest links; ring: in order of rank; "
+        "ring-best: in the order that suits the links; hierarchical: nodes to their site's leader, leaders "
+        "among themselves; fapt: a fastest aggregation path tree for each root; custom: "
+        "NETSTORM_TOPOLOGY_FILE",
+    )
+    topology_file: str = setting(
+        "NETSTORM_TOPOLOGY_FILE",
+        words(r"[^\0]*", "the path of a topology file"),
+        "",
+        "",
+        "file that holds the trees of NETSTORM_TOPOLOGY=custom, read by the scheduler",
     )
     hub: int = setting("NETSTORM_HUB", whole(-1), -1, "", "rank of a star's hub; -1: the best placed one")
     join_timeout_s: float = setting(

@@ -35,6 +35,7 @@ def first_policy(settings: Settings) -> Policy:
     """Return policy version 1.
 
     Raises:
+        TopologyFileError: NETSTORM_TOPOLOGY_FILE names a file that is wrong; says where.
         UsageError: what `assumed_network` raises, and what the topology cannot make of the network.
     """
     return form_policy(
@@ -44,4 +45,6 @@ def first_policy(settings: Settings) -> Policy:
         num_roots=settings.num_roots,
         hub=settings.hub,
         chunk_bytes=settings.chunk_size * SLOT_ELEMENT_BYTES,
+        custom=settings.topology_file,
+        seed=settings.seed,
     )

@@ -108,6 +108,8 @@ class SimulatedCluster:
             num_roots=self.settings.num_roots,
             hub=self.settings.hub,
             chunk_bytes=4 * self.settings.chunk_size,
+            custom=self.settings.topology_file,
+            seed=self.settings.seed,
         )
         self._digest = hashlib.blake2b(digest_size=16)
         self._last: deque[tuple[float, str, str, bytes]] = deque(maxlen=_LAST_MESSAGES)

@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from netstorm.errors import UsageError
+from netstorm.topology.balanced import balanced
+from netstorm.topology.custom import custom
 from netstorm.topology.fapt import fapt
 from netstorm.topology.forest import Forest
-from netstorm.topology.metric import CHUNK_BYTES
-from netstorm.topology.network import Network, Rank
+from netstorm.topology.hierarchical import hierarchical
+from netstorm.topology.mst import mst
+from netstorm.topology.network import Network
+from netstorm.topology.options import Options
 from netstorm.topology.policy import Policy
+from netstorm.topology.ring import ring
+from netstorm.topology.sharded import sharded
 from netstorm.topology.star import star
 
 __all__ = ["SCHEMES", "Options", "form_policy"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a scheme may be told; each reads what concerns it."""
+def _ring_best(network: Network, options: Options) -> Forest:
+    from netstorm.topology.ring_best import ring_best  # noqa: PLC0415 - SciPy, which few processes need
 
-    num_roots: int = 0
-    """How many ranks are roots; 0: all."""
-    hub: Rank | None = None
-    """None: the best placed one."""
-    chunk_bytes: int = CHUNK_BYTES
+    return ring_best(
+        network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes, seed=options.seed
+    )
 
 
 SCHEMES: Final[Mapping[str, Callable[[Network, Options], Forest]]] = {
-    "fapt": lambda network, options: fapt(network, options.num_roots, chunk_bytes=options.chunk_bytes),
     "star": lambda network, options: star(network, options.hub),
+    "sharded": lambda network, _: sharded(network),
+    "balanced": lambda network, options: balanced(network, options.degree),
+    "mst": lambda network, options: mst(network, chunk_bytes=options.chunk_bytes),
+    "ring": lambda network, _: ring(network),
+    "ring-best": _ring_best,
+    "hierarchical": lambda network, _: hierarchical(network),
+    "fapt": lambda network, options: fapt(network, options.num_roots, chunk_bytes=options.chunk_bytes),
+    "custom": lambda network, options: custom(network, options.custom),
 }
+"""From the simplest to the most elaborate."""
 
 
-def form_policy(
-    network: Network,
-    topology: str = "fapt",
-    *,
-    version: int = 0,
-    num_roots: int = 0,
-    hub: int | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Policy:
+def form_policy(network: Network, topology: str = "fapt", *, version: int = 0, **options: Any) -> Policy:
     """Return the policy of a scheme for `network`.
 
     Args:
         topology: a name in `SCHEMES`.
-        num_roots: how many ranks are roots of a tree (`fapt`); 0: all of them.
-        hub: rank of the hub (`star`); None or -1: the best placed one.
-        chunk_bytes: bytes of a full chunk.
+        version: the policy's number.
+        options: fields of `Options`; a hub of -1 is any, as in the settings.
 
     Raises:
-        UsageError: an unknown scheme, or an option that does not suit the network.
-        Unreachable: names the ranks without a path.
+        UsageError: an unknown scheme or option, or an option that does not suit the network.
+        NetworkFileError: the file of a custom topology is wrong; says where.
+        Unreachable: names the ranks without a path, or the links that the scheme lacks.
     """
     scheme = SCHEMES.get(topology)
     if scheme is None:
-        raise UsageError(f"topology {topology!r}: expected one of {', '.join(sorted(SCHEMES))}")
-    options = Options(
-        num_roots=num_roots, hub=None if hub is None or hub == -1 else Rank(hub), chunk_bytes=chunk_bytes
-    )
-    return scheme(network, options).policy(version)
+        raise UsageError(f"topology {topology!r}: expected one of {', '.join(SCHEMES)}")
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"option {name!r} of a topology: expected one of {', '.join(known)}")
+    if options.get("hub") == -1:
+        options["hub"] = None
+    return scheme(network, Options(**options)).policy(version)

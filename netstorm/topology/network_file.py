@@ -14,10 +14,9 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Final, NoReturn, TypeAlias
 
-from netstorm.errors import NetworkFileError, UsageError
+from netstorm.errors import UsageError
 from netstorm.topology.elements import (
     LATENCY,
     LOSS,
@@ -33,13 +32,11 @@ from netstorm.topology.elements import (
 )
 from netstorm.topology.network import Misfit, Network, Routing
 from netstorm.topology.network_text import dump_network
-from netstorm.topology.yaml_source import Item, Source, shortened
+from netstorm.topology.yaml_source import Item, Source, read_text, shortened
 from netstorm.units import parse_duration, parse_fraction, parse_rate
 
 __all__ = ["dump_network", "load_network", "parse_network"]
 
-MAX_BYTES: Final = 32 * 1024 * 1024
-"""A full mesh of 512 nodes has 12 MB."""
 MAX_NODES: Final = 4096
 """What is computed for each pair of more nodes than this would take minutes, and gigabytes."""
 
@@ -65,24 +62,7 @@ def load_network(path: str | PathLike[str]) -> Network:
     Raises:
         NetworkFileError: the file cannot be read, or says something that is not allowed: `FILE:LINE: …`.
     """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise NetworkFileError(f"{path}: the network file cannot be read: {reason}") from None
-    if len(data) > MAX_BYTES:
-        raise NetworkFileError(
-            f"{path}: the network file has more than {MAX_BYTES} bytes, which is the limit"
-        )
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise NetworkFileError(
-            f"{path}:{line}: byte {data[error.start]:#04x} is not UTF-8: expected a text file in UTF-8"
-        ) from None
-    return parse_network(text, str(path))
+    return parse_network(read_text(path, "the network file"), str(path))
 
 
 def parse_network(text: str, name: str = "network") -> Network:

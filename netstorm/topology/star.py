@@ -9,7 +9,7 @@ from netstorm.topology.network import Network, Rank
 from netstorm.topology.paths import Adjacency, adjacency, shallowest_tree
 from netstorm.topology.policy import Tree
 
-__all__ = ["star"]
+__all__ = ["star", "star_tree"]
 
 
 def star(network: Network, hub: Rank | None = None) -> Forest:
@@ -34,7 +34,7 @@ def star(network: Network, hub: Rank | None = None) -> Forest:
     links = adjacency(network.ranks, times)
     direct = {rank for rank in network.ranks if _spokes(links, rank) == network.size - 1}
     candidates = [hub] if hub is not None else sorted(direct) or list(network.ranks)
-    trees = {rank: _tree(links, rank, direct=rank in direct) for rank in candidates}
+    trees = {rank: star_tree(links, rank) for rank in candidates}
     best = min(
         candidates,
         key=lambda rank: (*(_rounded(tree_delay(trees[rank], costs)) for costs in (times, latencies)), rank),
@@ -47,14 +47,20 @@ def star(network: Network, hub: Rank | None = None) -> Forest:
     )
 
 
+def star_tree(links: Adjacency, hub: Rank) -> Tree:
+    """Return the tree with all ranks below `hub`, or as near to it as the links allow: see `star`.
+
+    Raises:
+        Unreachable: names the ranks that have no path to the hub, or from it.
+    """
+    size = len(links.sources)
+    if _spokes(links, hub) < size - 1:
+        return shallowest_tree(links, hub)
+    return Tree.undirected(hub, tuple(-1 if rank == hub else hub for rank in range(size)))
+
+
 def _spokes(links: Adjacency, rank: Rank) -> int:
     return min(len(links.sources[rank]), len(links.targets[rank]))
-
-
-def _tree(links: Adjacency, hub: Rank, *, direct: bool) -> Tree:
-    if not direct:
-        return shallowest_tree(links, hub)
-    return Tree.undirected(hub, tuple(-1 if rank == hub else hub for rank in range(len(links.sources))))
 
 
 def _rounded(delay: float) -> float:

@@ -4,26 +4,55 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 import yaml
 
 from netstorm.errors import NetworkFileError, UsageError
 
-__all__ = ["Item", "Source", "shortened"]
+__all__ = ["Item", "Source", "read_text", "shortened"]
 
 T = TypeVar("T")
+
+MAX_BYTES: Final = 32 * 1024 * 1024
+"""A full mesh of 512 nodes has 12 MB."""
+
+
+def read_text(path: str | PathLike[str], what: str, error_type: type[UsageError] = NetworkFileError) -> str:
+    """Return the text of a file, called `what` in messages.
+
+    Raises:
+        UsageError: of `error_type`: the file cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise error_type(f"{path}: {what} cannot be read: {reason}") from None
+    if len(data) > MAX_BYTES:
+        raise error_type(f"{path}: {what} has more than {MAX_BYTES} bytes, which is the limit")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise error_type(
+            f"{path}:{line}: byte {data[error.start]:#04x} is not UTF-8: expected a text file in UTF-8"
+        ) from None
 
 
 class Source:
     """The name of a text, and where in it something is wrong."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, error_type: type[UsageError] = NetworkFileError) -> None:
         self.name: Final = name
+        self._error_type: Final = error_type
 
     def fail(self, line: int, message: str) -> NoReturn:
-        """Raise `NetworkFileError` for a line, counted from 1."""
-        raise NetworkFileError(f"{self.name}:{line}: {message}")
+        """Raise the error for a line, counted from 1."""
+        raise self._error_type(f"{self.name}:{line}: {message}")
 
     def parse(self, text: str, expected: str) -> Item:
         """Return the top value of a YAML document. Nothing is constructed: no tag can call anything.
@@ -31,7 +60,7 @@ class Source:
         The parser is PyYAML's own: libyaml's crashes on deep nesting.
 
         Raises:
-            NetworkFileError: the text is not YAML, or empty; `expected` says what it should have been.
+            UsageError: the text is not YAML, or empty; `expected` says what it should have been.
         """
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -62,7 +91,7 @@ class Item:
         self.line: Final[int] = node.start_mark.line + 1
 
     def fail(self, message: str) -> NoReturn:
-        """Raise `NetworkFileError` for this value's line."""
+        """Raise the error of this kind of file for this value's line."""
         self._source.fail(self.line, message)
 
     @property

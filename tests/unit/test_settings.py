@@ -99,7 +99,7 @@ def test_a_variable_is_read(variable, text, name, value):
         ("NETSTORM_MAX_MESSAGE", "1kB", "at least 64KiB"),
         ("NETSTORM_WINDOW", "1.5B", "a size such as"),
         ("NETSTORM_SWITCH_INTERVAL", "2s", "at most 1s"),
-        ("NETSTORM_TOPOLOGY", "ring", "one of fapt, star"),
+        ("NETSTORM_TOPOLOGY", "rings", "one of star, sharded, "),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_variable_value_and_what_is_allowed(variable, text, allowed):

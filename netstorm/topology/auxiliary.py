@@ -1,0 +1,135 @@
+"""Auxiliary paths: detours around busy links, and a look at links that no tree uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from netstorm.topology.elements import Rank
+from netstorm.topology.metric import CHUNK_BYTES
+from netstorm.topology.network import Network
+from netstorm.topology.policy import Tree
+
+__all__ = ["DETOURS", "Path", "auxiliary_paths", "delivery", "detours"]
+
+Path: TypeAlias = tuple[Rank, ...]
+"""The ranks on a path, both ends included; each has a link to the next."""
+
+DETOURS: Final = 2
+"""Each tree hop gets this many: a third path is rarely disjoint, and rarely faster than to wait."""
+
+_FEWER_HOPS: Final = 1e-9
+"""What a hop more counts, in part of its delay: of equally fast paths the one with fewer hops is taken."""
+
+Floats = npt.NDArray[np.float64]
+
+
+def auxiliary_paths(
+    network: Network, *, chunk_bytes: int = CHUNK_BYTES
+) -> dict[tuple[Rank, Rank], tuple[Path, ...]]:
+    """Return for each (source, target) paths that share no link, the fastest first.
+
+    The paper's Algorithm 3 [1]_: the fastest paths between all ranks; then those in what is left without
+    their links, until no link is left. So no link serves in two rounds, whosever path it was on, and where
+    the direct links are the fastest paths there is no detour: `detours` finds those. Paths are ranked by
+    delivery, the time of one chunk that each node on the way stores and forwards, latency included (the
+    paper's is 1/rate). They lead over links, with routing in the underlay too: routes that share one are not
+    disjoint. A round uses up at least the fastest link of each rank: at most N - 1 rounds of O(N · E log N).
+
+    References:
+        .. [1] Li et al., arXiv 2404.11352, Algorithm 3.
+    """
+    left = _link_delays(network, chunk_bytes)
+    found: dict[tuple[Rank, Rank], list[Path]] = {
+        (source, target): [] for source in network.ranks for target in network.ranks if source != target
+    }
+    while np.isfinite(left).any():
+        away, before = _fastest(left)
+        # The last hops of all paths are all their links: a fastest path is another one, and a hop.
+        reached = np.isfinite(away)
+        for (source, target), paths in found.items():
+            if reached[source, target]:
+                paths.append(_path(before[source], source, target))
+        used = np.zeros(left.shape, np.bool_)
+        sources, targets = np.nonzero(before >= 0)
+        used[before[sources, targets], targets] = True
+        left[used] = np.inf
+    return {pair: tuple(paths) for pair, paths in found.items()}
+
+
+def detours(
+    network: Network, trees: Sequence[Tree], *, chunk_bytes: int = CHUNK_BYTES, most: int = DETOURS
+) -> dict[tuple[Rank, Rank], tuple[Path, ...]]:
+    """Return for each hop of the trees up to `most` other paths to the same receiver, the fastest first.
+
+    As Algorithm 3, but for each hop on its own: the links of its route are removed, then those of each path
+    that is found. Paths of one hop are disjoint; those of two hops may share links, since only busy hops use
+    theirs. O(H · E log N) for H hops, N² at most: with hundreds of ranks in a mesh it takes seconds.
+    """
+    delays = _link_delays(network, chunk_bytes)
+    hops = sorted(
+        {(Rank(rank), Rank(parent)) for tree in trees for rank, parent in enumerate(tree.reduce_parent)}
+        | {(Rank(parent), Rank(rank)) for tree in trees for rank, parent in enumerate(tree.broadcast_parent)}
+    )
+    found: dict[tuple[Rank, Rank], tuple[Path, ...]] = {}
+    for source, target in hops:
+        if min(source, target) < 0:  # above a root
+            continue
+        left = delays.copy()
+        for link in network.route(source, target):
+            left[link.source, link.target] = np.inf
+        paths: list[Path] = []
+        while len(paths) < most:
+            away, before = _fastest(left, source)
+            if not np.isfinite(away[target]):
+                break
+            paths.append(_path(before, source, target))
+            left[paths[-1][:-1], paths[-1][1:]] = np.inf
+        found[source, target] = tuple(paths)
+    return found
+
+
+def delivery(network: Network, path: Path, *, chunk_bytes: int = CHUNK_BYTES) -> float:
+    """Return the seconds until a chunk is at the end of an idle path, stored and forwarded at each rank.
+
+    Raises:
+        Unreachable: two ranks in turn may not talk.
+    """
+    return sum(
+        8 * chunk_bytes / network.throughput(source, target) + network.link(source, target).latency
+        for source, target in pairwise(path)
+    )
+
+
+def _link_delays(network: Network, chunk_bytes: int) -> Floats:
+    """Return (N, N) the seconds of a chunk over each link; inf: none."""
+    delays = np.full((network.size, network.size), np.inf)
+    for link in network.links:
+        ends = (link.source, link.target)
+        delays[ends] = delivery(network, ends, chunk_bytes=chunk_bytes)
+    return delays
+
+
+def _fastest(delays: Floats, source: int | None = None) -> tuple[Floats, npt.NDArray[np.int32]]:
+    """Return delays from `source`, or from each rank, to each, and the rank before each on its path (< 0:
+    none).
+    """
+    rows, columns = np.nonzero(np.isfinite(delays))
+    finite = delays[rows, columns]
+    more = _FEWER_HOPS * finite.max(initial=0.0)
+    graph: Any = sparse.csr_array((finite + more, (rows, columns)), shape=delays.shape)
+    away, before = csgraph.dijkstra(graph, indices=source, return_predecessors=True)
+    return away, before
+
+
+def _path(before: npt.NDArray[np.int32], source: int, target: int) -> Path:
+    path = [target]
+    while path[-1] != source:
+        path.append(int(before[path[-1]]))
+    return tuple(map(Rank, reversed(path)))
