@@ -12,7 +12,7 @@ import numpy as np
 from netstorm import clock
 from netstorm.errors import UsageError
 from netstorm.topology.form import SCHEMES, Options
-from netstorm.topology.network import Network
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.optimum import latency_bound, optimum
 from netstorm.topology.policy import Policy
 from netstorm.topology.predict import predict
@@ -37,6 +37,8 @@ class Use:
     name: str
     ends: tuple[int, int] | None
     """(source, target) of a link; None: an access cap."""
+    capped: Rank | None
+    """Whose access link it is; None: a link between two nodes."""
     nbytes: float
     busy: float
     """Part of the predicted time that it needs to carry this much."""
@@ -175,12 +177,16 @@ def _outcome(name: str, network: Network, resources: Resources, options: Options
 
 
 def _uses(network: Network, resources: Resources, volumes: Floats, seconds: float) -> Iterator[Use]:
-    loads = resources.loads(volumes)
-    for number, (name, bits) in enumerate(zip(resources.names, loads, strict=True)):
-        link = network.links[number] if number < len(network.links) else None
+    ends = [(link.source, link.target) for link in network.links]
+    # As `Resources` orders them: links, then egress caps, then ingress caps.
+    capped = [node.rank for node in network.nodes if node.egress is not None]
+    capped += [node.rank for node in network.nodes if node.ingress is not None]
+    for number, bits in enumerate(resources.loads(volumes)):
+        is_link = number < len(ends)
         yield Use(
-            name=name,
-            ends=None if link is None else (link.source, link.target),
+            name=resources.names[number],
+            ends=ends[number] if is_link else None,
+            capped=None if is_link else capped[number - len(ends)],
             nbytes=float(bits) / 8,
             busy=float(bits / resources.capacities[number]) / seconds if seconds else 0.0,
         )

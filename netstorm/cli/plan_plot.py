@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,8 @@ _WIDEST: Final = 7.0
 """Points of the fastest, or most loaded, link."""
 _MOST_LABELS: Final = 18
 """Links whose rates are written beside them; more would cover each other."""
+_LABEL_ROOM: Final = 0.16
+"""Of the picture's width, between two nodes with a label between them."""
 _CHOSEN: Final = "#1b7837"
 _OTHER: Final = "#7f9fbf"
 _OPTIMUM: Final = "#b2182b"
@@ -88,13 +91,17 @@ def _draw_network(axes: Any, network: Network, where: Places) -> None:
             width=0.6 + (_WIDEST - 0.6) * link.rate / max(rates),
             colour=colours.to_rgba(link.rate),
             bent=not both,
+            arrow=not both,
         )
         labelled += 1
-        if len(network.links) <= 2 * _MOST_LABELS and both:
+        far = math.dist(where[link.source], where[link.target]) > _LABEL_ROOM
+        if len(network.links) <= 2 * _MOST_LABELS and both and far:
             _label_rate(axes, where, link)
-    _draw_nodes(axes, network, where, dict.fromkeys(network.ranks, 0.0))
+    _draw_nodes(axes, network, where, dict.fromkeys(network.ranks, 0.0), _caps(network))
     directions = (
-        "each line is both directions" if 2 * labelled == len(network.links) else "to the right: there"
+        "each line is both directions"
+        if 2 * labelled == len(network.links)
+        else "each direction has a line of its own"
     )
     _finish(axes, f"The network: rates of the links\n{directions}")
     bar = axes.figure.colorbar(colours, ax=axes, orientation="horizontal", shrink=0.6, pad=0.02, aspect=40)
@@ -119,7 +126,12 @@ def _draw_chosen(axes: Any, comparison: Comparison, where: Places) -> None:
     rooted = dict.fromkeys(comparison.network.ranks, 0.0)
     for tree, weight in zip(policy.trees, policy.weights, strict=True):
         rooted[tree.root] += weight / sum(policy.weights)
-    _draw_nodes(axes, comparison.network, where, rooted)
+    busy: dict[Rank, float] = {}
+    for use in outcome.uses:
+        if use.capped is not None:
+            busy[use.capped] = max(busy.get(use.capped, 0.0), use.busy)
+    notes = {rank: f"access {part:.0%} busy" for rank, part in busy.items()}
+    _draw_nodes(axes, comparison.network, where, rooted, notes)
     count = len(policy.trees)
     sent = "its tree sends" if count == 1 else f"its {count} trees send"
     _finish(
@@ -169,8 +181,19 @@ def _line(
     )
 
 
-def _draw_nodes(axes: Any, network: Network, where: Places, rooted: Mapping[Rank, float]) -> None:
-    """Draw the nodes, the darker the larger their part as roots is."""
+def _caps(network: Network) -> dict[Rank, str]:
+    notes = {}
+    for node in network.nodes:
+        caps = sorted({cap for cap in (node.egress, node.ingress) if cap is not None})
+        if caps:
+            notes[node.rank] = f"access {' / '.join(map(_short, caps))}"
+    return notes
+
+
+def _draw_nodes(
+    axes: Any, network: Network, where: Places, rooted: Mapping[Rank, float], notes: Mapping[Rank, str]
+) -> None:
+    """Draw the nodes, the darker the larger their part as roots is, with their sites and notes below."""
     small = network.size > 40
     shades = colormaps["Blues"]
     most = max(rooted.values()) or 1.0
@@ -183,8 +206,7 @@ def _draw_nodes(axes: Any, network: Network, where: Places, rooted: Mapping[Rank
             continue
         axes.text(x, y, str(node.rank), ha="center", va="center", fontsize=9, weight="bold",
                   color="white" if part > 0.5 else "#203040", zorder=6)  # fmt: skip
-        caps = {_short(cap) for cap in (node.egress, node.ingress) if cap is not None}
-        lines = [node.site, f"access {' / '.join(sorted(caps))}" if caps else ""]
+        lines = [node.site, notes.get(node.rank, "")]
         axes.annotate("\n".join(filter(None, lines)), (x, y), xytext=(0, -13), textcoords="offset points",
                       ha="center", va="top", fontsize=8, path_effects=_HALO, zorder=6)  # fmt: skip
 
@@ -209,7 +231,8 @@ def _draw_schemes(axes: Any, comparison: Comparison) -> None:
         axes.barh(place, min(outcome.predicted_s, limit), height=0.7, color=colour, alpha=0.55)
         axes.barh(place, min(outcome.fluid_s, limit), height=0.3, color=colour)
         off = " →" if outcome.predicted_s > limit else ""
-        text = f"{name}   {time_text(outcome.predicted_s)}{off},  {comparison.of_optimum(name):.0%} of the optimum"
+        took = f"{time_text(outcome.predicted_s)}{off}"
+        text = f"{name}   {took},  {comparison.of_optimum(name):.0%} of the optimum"
         weight = "bold" if name == comparison.chosen else "normal"
         axes.text(
             left, place + 0.4, text, va="bottom", fontsize=9, weight=weight, path_effects=_HALO, zorder=4

@@ -19,7 +19,9 @@ from netstorm.units import format_bytes, format_duration, format_fraction
 __all__ = ["as_json", "print_comparison", "size_text", "time_text"]
 
 _MOST_DRAWN: Final = 6
-"""Trees: a packing of 32 nodes has 60, which nobody reads."""
+"""Drawings: a packing of 32 nodes has 60, which nobody reads."""
+_LONG_CHAIN: Final = 3
+"""Nodes below each other without a branch that are still drawn one in each line."""
 _LARGEST_MATRIX: Final = 10
 """Nodes: more columns do not fit a terminal of 80."""
 _MOST_LISTED: Final = 16
@@ -161,10 +163,11 @@ def _matrix(network: Network, links: Sequence[Use]) -> tuple[Text, Table]:
 
 def _print_trees(network: Network, outcome: Outcome, console: Console) -> None:
     trees = _by_share(outcome)
-    drawn = trees[:_MOST_DRAWN]
+    directed = any(tree.reduce_parent != tree.broadcast_parent for _, tree in trees)
+    drawn = trees[: _MOST_DRAWN // 2 if directed else _MOST_DRAWN]
     console.print(Columns(_drawings(network, drawn), padding=(1, 3)))
     if len(trees) > len(drawn):
-        share = sum(share for share, _ in trees[_MOST_DRAWN:])
+        share = sum(share for share, _ in trees[len(drawn) :])
         console.print(
             f"and {len(trees) - len(drawn)} more trees, with {format_fraction(share)} of the bytes together "
             "(--json has them)",
@@ -189,9 +192,19 @@ def _drawing(network: Network, root: int, children: Sequence[Sequence[int]], tit
     order = [root]
     for rank in order:
         for child in children[rank]:
-            branches[child] = branches[rank].add(Text(_label(network, child)))
-            order.append(child)
+            chain = _chain(child, children)
+            text = _label(network, child) if len(chain) == 1 else " ── ".join(map(str, chain))
+            branches[chain[-1]] = branches[rank].add(Text(text))
+            order.append(chain[-1])
     return drawing
+
+
+def _chain(first: int, children: Sequence[Sequence[int]]) -> list[int]:
+    """Return `first` and what hangs on it one by one, if that is long: a ring as a tree is all depth."""
+    chain = [first]
+    while len(children[chain[-1]]) == 1:
+        chain.append(children[chain[-1]][0])
+    return chain if len(chain) > _LONG_CHAIN else [first]
 
 
 def _by_share(outcome: Outcome) -> list[tuple[float, Tree]]:
