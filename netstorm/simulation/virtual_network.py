@@ -2,20 +2,17 @@
 
 Modelled:
 
-* each direction of a link is a capacity, shared equally by the connections that have something to send, as
-TCP
-  connections of like round-trip time share a bottleneck; so are each node's egress and ingress, if capped;
+* each direction of a link is a capacity, and so are each node's egress and ingress, if capped; connections
+  that have something to send share them max-min fairly, as TCP connections of like round-trip time do;
 * under underlay routing a pair's messages cross the links of its route, sharing them with all other pairs;
-* a message crosses its resources cut-through (`transit`): a path costs its bottleneck once, and all its
-latencies;
+* a message takes all its resources at once: a path costs its bottleneck once, and all its latencies;
 * loss lowers a link's goodput to rate · (1 - loss), the repetitions' share of it; with `tcp="reno"` it also
-bounds
-  each connection to what a loss-driven congestion control reaches [1]_;
+  bounds each connection to what a loss-driven congestion control reaches [1]_;
 * acknowledgements over a link that leads one way only come back with its latency, using nobody's capacity;
 * changes of rate, latency and loss at their times, also for what is under way.
 
-Not modelled: slow start, router queues and their drops, header overhead (rates are goodput), max-min fairness
-across several bottlenecks (each resource is fair by itself), processing time at the nodes.
+Not modelled: slow start, router queues and their drops, header overhead (rates are goodput), processing time
+at the nodes.
 
 References:
     .. [1] Mathis, Semke, Mahdavi and Ott, The macroscopic behavior of the TCP congestion avoidance algorithm,
@@ -30,9 +27,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from netstorm.pslite.virtual_time import Timeline
-from netstorm.simulation.shared_resource import SharedResource
-from netstorm.simulation.transit import Hop, Passage
+from netstorm.simulation.shared_capacity import Flow, SharedCapacity
 from netstorm.topology.network import Change, Link, Network, Rank
+from netstorm.topology.resources import Resources
 
 __all__ = ["VirtualNetwork"]
 
@@ -41,14 +38,17 @@ _SEGMENT_BITS: Final = 1448 * 8
 
 
 @dataclass(slots=True)
-class _Flow:
+class _Direction:
     """One direction of a connection between nodes."""
 
-    passage: Passage
-    window: SharedResource | None
-    """What congestion control lets through, if that is modelled."""
+    flow: Flow
     source: Rank
     target: Rank
+    is_open: bool = True
+
+    def arrived(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return `action`, unless the connection is gone by then."""
+        return lambda: action() if self.is_open else None
 
 
 class VirtualNetwork:
@@ -78,24 +78,12 @@ class VirtualNetwork:
         self._outside_latency_s = outside_latency_s
         self._reno = tcp == "reno"
         self._links: Final = {(link.source, link.target): link for link in network.links}
-        self._hops: Final = {
-            ends: Hop(SharedResource(timeline, _goodput(link)), link.latency)
-            for ends, link in self._links.items()
-        }
-        self._egress: Final = {
-            node.rank: Hop(SharedResource(timeline, node.egress), 0.0)
-            for node in network.nodes
-            if node.egress is not None
-        }
-        self._ingress: Final = {
-            node.rank: Hop(SharedResource(timeline, node.ingress), 0.0)
-            for node in network.nodes
-            if node.ingress is not None
-        }
-        self._pairs: Final = {
-            (source, target) for source in network.ranks for target in network.neighbours(source)
-        }
-        self._flows: dict[int, _Flow] = {}
+        resources = Resources.of(network)
+        self._shared: Final = SharedCapacity(timeline, resources.capacities.tolist())
+        self._number: Final = {ends: number for number, ends in enumerate(self._links)}
+        """Of each link among the resources, which begin with the links in this order."""
+        self._uses: Final = {pair: resources.used_by(pair) for pair in resources.pairs}
+        self._flows: dict[int, _Direction] = {}
         for change in network.changes:
             timeline.after(change.at, self._changing(change))
 
@@ -114,30 +102,31 @@ class VirtualNetwork:
             return
         found = self._flows.get(flow)
         if found is None:
-            found = self._flows[flow] = self._open(flow, one, other)
-        found.passage.send(size * 8.0, arrived)
+            found = self._flows[flow] = self._open(one, other)
+        direction = found
+
+        def through() -> None:
+            self._timeline.after(
+                self._latency(direction.source, direction.target), direction.arrived(arrived)
+            )
+
+        self._shared.send(found.flow, size * 8.0, through)
 
     def forget(self, flow: int) -> None:
         """See `LinkModel`."""
         found = self._flows.pop(flow, None)
         if found is not None:
-            found.passage.close()
+            found.is_open = False
+            self._shared.close(found.flow)
 
     def bits(self, source: Rank, target: Rank) -> float:
         """Return how much a link has carried so far."""
-        return self._hops[source, target].resource.bits
+        return self._shared.bits[self._number[source, target]]
 
-    def _open(self, flow: int, source: Rank, target: Rank) -> _Flow:
-        hops = [self._hops[link.source, link.target] for link in self._network.route(source, target)]
-        if source in self._egress:
-            hops.insert(0, self._egress[source])
-        if target in self._ingress:
-            hops.append(self._ingress[target])
-        window = None
-        if self._reno:
-            window = SharedResource(self._timeline, self._reno_rate(source, target))
-            hops.insert(0, Hop(window, 0.0))
-        return _Flow(Passage(self._timeline, flow, tuple(hops)), window, source, target)
+    def _open(self, source: Rank, target: Rank) -> _Direction:
+        self._network.route(source, target)  # says what is missing, if it is
+        limit = self._reno_rate(source, target) if self._reno else math.inf
+        return _Direction(self._shared.open(self._uses[source, target], limit), source, target)
 
     def _reno_rate(self, source: Rank, target: Rank) -> float:
         route = self._route(source, target)
@@ -150,7 +139,7 @@ class VirtualNetwork:
 
     def _leads(self, source: Rank, target: Rank) -> bool:
         """Return whether data may go this way."""
-        return (source, target) in self._pairs
+        return (source, target) in self._uses
 
     def _latency(self, source: Rank, target: Rank) -> float:
         return sum(link.latency for link in self._route(source, target))
@@ -163,14 +152,9 @@ class VirtualNetwork:
         def apply() -> None:
             ends = (change.source, change.target)
             link = self._links[ends] = change.apply(self._links[ends])
-            self._hops[ends].latency_s = link.latency
-            self._hops[ends].resource.set_capacity(_goodput(link))
-            for flow in self._flows.values():
-                if flow.window is not None:
-                    flow.window.set_capacity(self._reno_rate(flow.source, flow.target))
+            self._shared.set_capacity(self._number[ends], link.rate * (1.0 - link.loss))
+            if self._reno:
+                for one in self._flows.values():
+                    self._shared.set_limit(one.flow, self._reno_rate(one.source, one.target))
 
         return apply
-
-
-def _goodput(link: Link) -> float:
-    return link.rate * (1.0 - link.loss)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 __all__ = ["MaxMin"]
@@ -25,25 +25,46 @@ _SAME: Final = 1e-9
 
 
 class MaxMin:
-    """Flows 0..F-1 over resources 0..R-1; those that are started share what they use.
+    """Flows over resources 0..R-1; those that are started share what they use.
 
     Attributes:
         rates: by flow, in the unit of the capacities; 0 while it is stopped.
     """
 
-    def __init__(self, uses: Sequence[Sequence[int]], capacities: Sequence[float]) -> None:
-        """Begin with no flow started.
+    def __init__(self, capacities: Sequence[float]) -> None:
+        """Begin without a flow."""
+        self.rates: Final[list[float]] = []
+        self._uses: Final[list[tuple[int, ...]]] = []
+        self._limits: Final[list[float]] = []
+        self._started: Final[list[bool]] = []
+        self._moved: Final[dict[int, None]] = {}
+        """Started flows whose rate may be another one; a dict, since its order is that of insertion."""
+        self._capacities = list(capacities)
+        self._forget()
+
+    def add(self, uses: Sequence[int], limit: float = math.inf) -> int:
+        """Return the number of a new flow, stopped, that never takes more than `limit`.
 
         Args:
-            uses: by flow, the resources that it uses, at least one, each once.
-            capacities: by resource.
+            uses: its resources, at least one, each once.
+            limit: in the unit of the capacities.
         """
-        self._uses: Final = tuple(tuple(resources) for resources in uses)
-        self.rates: Final = [0.0] * len(self._uses)
-        self._started = [False] * len(self._uses)
-        self._moved: dict[int, None] = {}
-        """Started flows whose rate may be another one; a dict, since its order is that of insertion."""
-        self._reset(capacities)
+        flow = len(self._uses)
+        self._uses.append(tuple(uses))
+        self._limits.append(limit)
+        self._started.append(False)
+        self.rates.append(0.0)
+        self._place(flow)
+        return flow
+
+    def remove(self, flow: int) -> None:
+        """Forget a flow; its number is not used again."""
+        if self._started[flow]:
+            self.stop(flow)
+        for resource in self._uses[flow]:
+            self._users[resource].remove(flow)
+            self._wanted[resource] -= self._bound[flow]
+        self._uses[flow] = self._shared[flow] = ()
 
     def start(self, flow: int) -> None:
         """Let a flow take its part; nothing changes before `settle`."""
@@ -62,9 +83,14 @@ class MaxMin:
             del self._active[resource][flow]
             self._mark(resource)
 
-    def set_capacities(self, capacities: Sequence[float]) -> None:
-        """Change the capacities; nothing changes for the flows before `settle`."""
-        self._reset(capacities)
+    def set_capacities(self, capacities: Sequence[float], limits: Mapping[int, float] | None = None) -> None:
+        """Change the capacities, and the limits of some flows; their rates change in `settle`. O(flows)."""
+        self._capacities = list(capacities)
+        for flow, limit in (limits or {}).items():
+            self._limits[flow] = limit
+        self._forget()
+        for flow in range(len(self._uses)):
+            self._place(flow)
         for flow, started in enumerate(self._started):
             if started:
                 self.start(flow)
@@ -87,24 +113,47 @@ class MaxMin:
         self._moved.clear()
         return changed
 
-    def _reset(self, capacities: Sequence[float]) -> None:
-        """Tell the resources that flows really share from those that only bound one flow."""
-        users: list[list[int]] = [[] for _ in capacities]
-        for flow, resources in enumerate(self._uses):
-            for resource in resources:
-                users[resource].append(flow)
-        self._capacities = list(capacities)
-        self._bound = [min(capacities[resource] for resource in resources) for resources in self._uses]
+    def _forget(self) -> None:
+        """Begin to place flows anew."""
+        count = len(self._capacities)
+        self._users: list[list[int]] = [[] for _ in range(count)]
+        self._wanted = [0.0] * count
+        """By resource: what its users would take if they were alone."""
+        self._is_shared = [False] * count
+        """Whether a resource can be too small for its users: the others have no level."""
+        self._bound: list[float] = []
         """By flow: what it gets if it is alone."""
-        shares = [
-            len(using) > 1 and sum(self._bound[flow] for flow in using) > capacity
-            for using, capacity in zip(users, capacities, strict=True)
-        ]
-        self._shared = [tuple(one for one in resources if shares[one]) for resources in self._uses]
-        self._active: list[dict[int, None]] = [{} for _ in capacities]
-        self._level = [math.inf] * len(capacities)
-        self._is_dirty = [False] * len(capacities)
+        self._shared: list[tuple[int, ...]] = []
+        """By flow: those of its resources that have a level."""
+        self._active: list[dict[int, None]] = [{} for _ in range(count)]
+        """By resource with a level: its started users."""
+        self._level = [math.inf] * count
         self._dirty: list[tuple[float, int]] = []
+        self._is_dirty = [False] * count
+
+    def _place(self, flow: int) -> None:
+        """Tell a flow what it shares, and its resources, which may be shared from now on."""
+        uses = self._uses[flow]
+        bound = min((self._capacities[resource] for resource in uses), default=0.0)
+        bound = min(bound, self._limits[flow])
+        self._bound.append(bound)
+        self._shared.append(tuple(resource for resource in uses if self._is_shared[resource]))
+        for resource in uses:
+            users = self._users[resource]
+            users.append(flow)
+            self._wanted[resource] += bound
+            if (
+                self._is_shared[resource]
+                or len(users) == 1
+                or self._wanted[resource] <= self._capacities[resource]
+            ):
+                continue
+            self._is_shared[resource] = True
+            for user in users:
+                self._shared[user] = (*self._shared[user], resource)
+                if self._started[user]:
+                    self._active[resource][user] = None
+            self._mark(resource)
 
     def _mark(self, resource: int) -> None:
         if not self._is_dirty[resource]:

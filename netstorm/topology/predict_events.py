@@ -111,9 +111,9 @@ class Events:
         """By chunk and rank: how many children's contributions have not come."""
         self._connections: Final = self._connect()
         resources = Resources.of(network)
-        self._sharing: Final = MaxMin(
-            [resources.used_by(ends) for ends in self._connections], resources.capacities.tolist()
-        )
+        self._sharing: Final = MaxMin(resources.capacities.tolist())
+        for ends in self._connections:
+            self._sharing.add(resources.used_by(ends))
         self._by_number: Final = list(self._connections.values())
         self._measure(resources)
         tree_connections = [self._edges_of(tree) for tree in trees]

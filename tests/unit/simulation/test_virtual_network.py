@@ -91,7 +91,19 @@ def test_underlay_routes_share_the_links_under_them():
     run = Run(line)
     run.send("0 to 2", "n0", "n2", 10)
     run.send("1 to 2", "n1", "n2", 10)
-    assert run.finish() == {"0 to 2": 2.01, "1 to 2": 2.0}
+    assert run.finish() == {"0 to 2": 2.02, "1 to 2": 2.01}
+
+
+def test_what_is_slow_elsewhere_leaves_its_part_of_a_shared_link_to_others():
+    links = (*both_ways([(0, 1)], rate=2 * MBIT), *both_ways([(1, 2)], rate=10 * MBIT))
+    run = Run(
+        Network(
+            nodes=tuple(Node(rank=Rank(rank)) for rank in range(3)), links=links, routing=Routing.UNDERLAY
+        )
+    )
+    run.send("0 to 2", "n0", "n2", 2)
+    run.send("1 to 2", "n1", "n2", 8)
+    assert run.finish() == {"0 to 2": 1.0, "1 to 2": 1.0}
 
 
 def test_an_overlay_has_no_way_between_unlinked_nodes():

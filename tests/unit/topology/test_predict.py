@@ -32,8 +32,8 @@ def star_at_0(nodes: int) -> Policy:
     return Policy(version=0, trees=(Tree.undirected(Rank(0), (-1, *[0] * (nodes - 1))),), weights=(1,))
 
 
-def seconds(network: Network, policy: Policy, *tensors: int, **options: float) -> float:
-    return predict(network, policy, tensors, chunk_bytes=MB, **options).seconds
+def seconds(network: Network, policy: Policy, *tensors: int, start: float = 0.0) -> float:
+    return predict(network, policy, tensors, chunk_bytes=MB, start=start).seconds
 
 
 def test_one_chunk_is_stored_and_forwarded_on_every_hop_up_and_down():

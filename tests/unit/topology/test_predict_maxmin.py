@@ -46,10 +46,17 @@ def sharings(draw):
 @given(sharings(), st.data())
 def test_rates_are_those_of_progressive_filling_whatever_comes_and_goes(sharing, data):
     uses, capacities = sharing
-    shared = MaxMin(uses, capacities)
+    shared = MaxMin(capacities)
+    later = list(uses)
+    uses = []
     started: set[int] = set()
     for _ in range(data.draw(st.integers(1, 12))):
+        for _ in range(data.draw(st.integers(0 if uses else 1, len(later)))) if later else ():
+            assert shared.add(later[0]) == len(uses)
+            uses.append(later.pop(0))
         for flow in data.draw(st.sets(st.integers(0, len(uses) - 1), max_size=3)):
+            if not uses[flow]:
+                continue
             if flow in started:
                 started.remove(flow)
                 shared.stop(flow)
@@ -57,6 +64,10 @@ def test_rates_are_those_of_progressive_filling_whatever_comes_and_goes(sharing,
                 started.add(flow)
                 shared.start(flow)
         if data.draw(st.booleans()):
+            if data.draw(st.booleans()) and uses[0]:
+                shared.remove(0)
+                started.discard(0)
+                uses[0] = []
             capacities = data.draw(
                 st.lists(st.integers(1, 20).map(float), min_size=len(capacities), max_size=len(capacities))
             )
@@ -72,9 +83,9 @@ def test_rates_are_those_of_progressive_filling_whatever_comes_and_goes(sharing,
 
 def test_what_one_flow_cannot_use_goes_to_the_others():
     # Three flows over a line of 12; one of them has an access of 2.
-    shared = MaxMin([[0], [0], [0, 1]], [12.0, 2.0])
-    for flow in range(3):
-        shared.start(flow)
+    shared = MaxMin([12.0, 2.0])
+    for uses in ([0], [0], [0, 1]):
+        shared.start(shared.add(uses))
     assert sorted(shared.settle()) == [0, 1, 2]
     assert shared.rates == [5.0, 5.0, 2.0]
     shared.stop(0)
