@@ -49,7 +49,17 @@ __all__ = [
 Source: TypeAlias = Literal["default", "environment", "argument"]
 Role: TypeAlias = Literal["worker", "scheduler", "server"]
 TopologyName: TypeAlias = Literal[
-    "star", "sharded", "balanced", "mst", "ring", "ring-best", "hierarchical", "fapt", "custom"
+    "star",
+    "sharded",
+    "balanced",
+    "mst",
+    "ring",
+    "ring-best",
+    "hierarchical",
+    "fapt",
+    "packing",
+    "auto",
+    "custom",
 ]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -220,7 +230,8 @@ class Settings:
         "how trees are formed; star: all nodes to one hub; sharded: each node is the hub of an equal share; "
         "balanced: a binary tree in order of rank; mst: the fastest links; ring: in order of rank; "
         "ring-best: in the order that suits the links; hierarchical: nodes to their site's leader, leaders "
-        "among themselves; fapt: a fastest aggregation path tree for each root; custom: "
+        "among themselves; fapt: a fastest aggregation path tree for each root; packing: many "
+        "trees that together use all of the network; auto: what is predicted to be fastest; custom: those in "
         "NETSTORM_TOPOLOGY_FILE",
     )
     topology_file: str = setting(

