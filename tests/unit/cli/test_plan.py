@@ -67,6 +67,13 @@ def test_one_scheme_is_compared_with_the_parameter_servers_of_today():
     assert found["chosen"] == "mst"
 
 
+def test_auto_is_planned_as_a_job_would_run_it():
+    found = planned(INTERNET2, "--model", "20MB", "--topology", "auto")
+    assert set(found["schemes"]) == {"star", "sharded", "auto"}
+    assert found["chosen"] == "auto"
+    assert found["reason"]
+
+
 def test_json_gives_trees_that_are_trees_and_shares_that_are_one():
     found = planned(INTERNET2, "--model", "1MB", "--topology", "fapt", "--roots", "3")
     trees = [
