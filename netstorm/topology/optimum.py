@@ -1,8 +1,8 @@
 """The physical optimum: what no all-reduce on a network can beat. The yard-stick of every table.
 
-All data flows like water. With a super-source s and arcs s→r of capacity x_r, a broadcast at rate X
-needs room for a flow of X from s to every node within (g_B, x); Edmonds' theorem on branchings [1]_ turns such room into
-trees. The reduction is its mirror image within g_R. Both share the network: A·(g_B + g_R) ≤ C.
+All data flows like water. With a super-source s and arcs s→r of capacity x_r, a broadcast at rate X needs
+room for a flow of X from s to every node within (g_B, x); Edmonds' theorem on branchings [1]_ turns such room
+into trees. The reduction is its mirror image within g_R. Both share the network: A·(g_B + g_R) ≤ C.
 
 The linear program is solved by cutting planes. By max-flow = min-cut, room for the flows means that every set
 T of nodes takes in x(T) + g_B(into T) ≥ X. We begin with few sets, solve (HiGHS), look for the sets that the

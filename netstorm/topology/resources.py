@@ -105,7 +105,7 @@ class Resources:
     def useful(self) -> npt.NDArray[np.intp]:
         """Places of the pairs that a plan needs: where nothing but links is a limit, those of one link.
 
-        A routed pair passes the nodes on its route. To stop there uses the same links, and lets data be added.
+        A routed pair passes the nodes on its route. To stop there uses the same links, and data can be added.
         """
         hops = np.diff(self.by_pair.indptr)
         return np.flatnonzero(hops <= 1) if self.only_links else np.arange(len(self.pairs))

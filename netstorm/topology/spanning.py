@@ -1,0 +1,161 @@
+"""Trees that are cheap and shallow at once, grown under prices: the candidates of `packing`."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from netstorm.topology.resources import Floats
+
+__all__ = ["Parents", "arborescence", "centred", "grow", "path_delays"]
+
+Parents = npt.NDArray[np.intp]
+
+
+def grow(prices: Floats, delays: Floats, root: int, weight: float) -> Parents:
+    """Return the parents (-1: the root) of a tree that trades the price of its edges for short paths.
+
+    Prim-Dijkstra [1]_: as Prim's algorithm, but joining v below u costs price(u, v) + weight · (delay of u +
+    delay(u, v)). With weight 0 it is a minimum spanning tree if prices are symmetric; where they are not it
+    is no more than a good guess (`arborescence` is exact, and blind to delays). O(N²).
+
+    Args:
+        prices: (N, N) of an edge from u to v, away from the root; inf where there is none.
+        delays: (N, N) of an edge.
+        root: where it begins.
+        weight: price of a unit of delay of a path.
+
+    References:
+        .. [1] Alpert, Hu, Huang, Kahng and Karger, Prim-Dijkstra tradeoffs for improved performance-driven
+           routing tree design, IEEE Trans. CAD 14 (1995).
+    """
+    size = len(prices)
+    weighted = prices + weight * delays
+    parent = np.full(size, root)
+    away = np.zeros(size)
+    key = weighted[root].copy()
+    open_ = np.zeros(size)  # inf once a node is in the tree
+    open_[root] = np.inf
+    for _ in range(size - 1):
+        node = int((key + open_).argmin())
+        above = int(parent[node])
+        open_[node] = np.inf
+        away[node] = away[above] + delays[above, node]
+        costs = weighted[node] + weight * away[node]
+        closer = costs < key
+        closer &= open_ == 0.0
+        key[closer] = costs[closer]
+        parent[closer] = node
+    parent[root] = -1
+    return parent
+
+
+def path_delays(parents: Parents, delays: Floats) -> Floats:
+    """Return the delay of each node's path from the root; `delays` (N, N) are of edges away from the root."""
+    known: dict[int, float] = {}
+    for start in range(len(parents)):
+        path = []
+        node = start
+        while node not in known and parents[node] >= 0:
+            path.append(node)
+            node = int(parents[node])
+        known.setdefault(node, 0.0)
+        for node in reversed(path):
+            above = int(parents[node])
+            known[node] = known[above] + float(delays[above, node])
+    return np.array([known[node] for node in range(len(parents))])
+
+
+def centred(parents: Parents, delays: Floats) -> tuple[int, Parents]:
+    """Return the root from which the farthest node of an undirected tree is nearest, and the parents then.
+
+    Args:
+        parents: of the tree, as it happens to be rooted.
+        delays: (N, N) of edges, symmetric.
+    """
+    size = len(parents)
+    order = _from_root(parents)
+    away = np.zeros((size, size))
+    for place, node in enumerate(order[1:], 1):
+        above, known = int(parents[node]), order[:place]
+        away[node, known] = away[known, node] = away[above, known] + delays[above, node]
+    root = int(away.max(axis=1).argmin())
+    turned = parents.copy()
+    node, below = root, -1
+    while node >= 0:
+        turned[node] = below
+        node, below = int(parents[node]), node
+    return root, turned
+
+
+def _from_root(parents: Parents) -> list[int]:
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(node)
+    order = [int(np.flatnonzero(parents < 0)[0])]
+    for node in order:
+        order.extend(children[node])
+    return order
+
+
+def arborescence(prices: Floats, root: int) -> Parents:
+    """Return the parents of the cheapest tree away from `root`: Edmonds' algorithm, all cycles of a round at
+    once. O(N² log N).
+
+    Args:
+        prices: (N, N) of an edge from u to v; inf where there is none.
+        root: where it begins.
+    """
+    size = len(prices)
+    prices = prices.copy()
+    prices[:, root] = np.inf
+    np.fill_diagonal(prices, np.inf)
+    parent = prices.argmin(axis=0)
+    cheapest = prices[parent, np.arange(size)]
+    parent[root] = -1
+    cheapest[root] = 0.0
+    group, groups = _cycles(parent, root)
+    if groups == size:
+        return parent
+    # Contract each cycle: to enter it at v costs what that adds over v's edge within it.
+    order = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[order], np.arange(groups))
+    ends = np.append(starts[1:], size)
+    extra = prices - cheapest[None, :]
+    extra[:, root] = np.inf
+    extra = extra[np.ix_(order, order)]
+    between = np.minimum.reduceat(np.minimum.reduceat(extra, starts, axis=0), starts, axis=1)
+    above = arborescence(between, int(group[root]))
+    for inner in range(groups):
+        outer = int(above[inner])
+        if outer < 0:
+            continue
+        block = extra[starts[outer] : ends[outer], starts[inner] : ends[inner]]
+        row, column = divmod(int(block.argmin()), block.shape[1])
+        parent[order[starts[inner] + column]] = order[starts[outer] + row]
+    return parent
+
+
+def _cycles(parent: Parents, root: int) -> tuple[Parents, int]:
+    """Return a number for each node, equal within a cycle of parents, and how many numbers there are."""
+    size = len(parent)
+    group = np.full(size, -1)
+    seen_from = np.full(size, -1)
+    seen_from[root] = root
+    groups = 0
+    for start in range(size):
+        node = start
+        while seen_from[node] < 0:
+            seen_from[node] = start
+            node = int(parent[node])
+        if seen_from[node] == start and node != root:  # this walk has come back to itself
+            while group[node] < 0:
+                group[node] = groups
+                node = int(parent[node])
+            groups += 1
+    for node in range(size):
+        if group[node] < 0:
+            group[node] = groups
+            groups += 1
+    return group, groups
