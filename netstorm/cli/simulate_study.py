@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from netstorm.cli.simulate_cases import OPTIMUM, Case, Ended, Failed, Formed, Generated, RoundDone, Stored
-from netstorm.cli.simulate_helper import Helper, TimeIsUp
+from netstorm.cli.simulate_cases import (
+    OPTIMUM,
+    Answer,
+    Case,
+    Ended,
+    Failed,
+    Formed,
+    Generated,
+    RoundDone,
+    Stored,
+)
+from netstorm.cli.simulate_helper import TimeIsUp
 from netstorm.simulation.experiment import Engine, Experiment
 from netstorm.simulation.summary import Summary, summarise
 from netstorm.units import format_duration
 
-__all__ = ["OPTIMUM_NODES", "Asked", "Finding", "Study"]
+__all__ = ["OPTIMUM_NODES", "Asked", "Asker", "Finding", "Study"]
 
 OPTIMUM_NODES: Final = 32
 """The linear program takes seconds up to here, and soon minutes beyond."""
@@ -87,6 +97,13 @@ class Finding:
         return sum(self.rounds_s) / len(self.rounds_s) if self.rounds_s and not self.error else None
 
 
+class Asker(Protocol):
+    """Who does cases: a `Helper`."""
+
+    def ask(self, case: Case, limit_s: float) -> Iterator[Answer]:
+        """See `Helper.ask`."""
+
+
 class Study:
     """The cases and what has come of them."""
 
@@ -101,7 +118,7 @@ class Study:
         self.interrupted = False
         self._too_slow: Final[set[str]] = set()
 
-    def run(self, helper: Helper, on_case: Callable[[str], None]) -> None:
+    def run(self, helper: Asker, on_case: Callable[[str], None]) -> None:
         """Do all cases; `on_case` is told of each before it begins, as text."""
         asked = self.asked
         for seed in asked.seeds:
@@ -113,7 +130,7 @@ class Study:
                 if topology not in self._too_slow:
                     self._simulate(helper, seed, topology)
 
-    def _find_optimum(self, helper: Helper, seed: int) -> None:
+    def _find_optimum(self, helper: Asker, seed: int) -> None:
         if OPTIMUM in self._too_slow:
             return
         try:
@@ -126,7 +143,7 @@ class Study:
             self._too_slow.add(OPTIMUM)
             self.notes.append(f"no optimum from seed {seed} on: {self._limit_text()}")
 
-    def _simulate(self, helper: Helper, seed: int, topology: str) -> None:
+    def _simulate(self, helper: Asker, seed: int, topology: str) -> None:
         finding = Finding(error="interrupted", skipped=True)
         self.findings[topology][seed] = finding
         try:

@@ -1,0 +1,96 @@
+"""The command with its worker process: what it prints, and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "netstorm", "simulate", "--model", "100kB", "--chunk", "10kB"]
+
+
+def run(*arguments):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_json_is_printed_alone():
+    result = run("--nodes", 3, "--seeds", 2, "--topology", "star", "--json", "-")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["engine"]["used"] == "cluster"
+    assert [one["seed"] for one in found["seeds"]] == [0, 1]
+    assert 0 < found["summary"]["star"]["of_optimum"] < 1
+
+
+def test_a_network_file_is_simulated_as_one_network(tmp_path):
+    file = tmp_path / "out.json"
+    network = ROOT / "examples" / "networks" / "internet2.yaml"
+    result = run("--network", network, "--topology", "fapt,mst", "--rounds", 3, "--json", file)
+    assert result.returncode == 0, result.stderr
+    assert "internet2.yaml" in result.stdout
+    found = json.loads(file.read_text())
+    assert len(found["seeds"]) == 1
+    assert len(found["seeds"][0]["schemes"]["mst"]["rounds_s"]) == 3
+
+
+def test_a_limit_that_nothing_keeps_leaves_no_result_and_says_so():
+    result = run("--nodes", 3, "--seeds", 2, "--topology", "star", "--limit", "1ms")
+    assert result.returncode == 1
+    assert "star: not formed for seed 0: it took longer than the limit of 1ms (--limit)" in result.stdout
+
+
+def test_an_interrupt_prints_what_is_done_and_leaves_no_process(tmp_path):
+    file = tmp_path / "out.json"
+    arguments = ["--nodes", "9", "--seeds", "5000", "--topology", "star,fapt", "--json", str(file)]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    workers: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        workers = psutil.Process(process.pid).children()
+        if workers and workers[0].cpu_times().user > 2.0:  # it has done its imports, and some cases
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "interrupted" in output
+    assert "Traceback" not in errors
+    found = json.loads(file.read_text())
+    assert found["interrupted"]
+    assert found["summary"]["star"]["seeds"] > 0
+    assert workers
+    assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.parametrize("script", ["netstorm_fig19.py", "netstorm_fig20.py", "mlnet_fig1.py"])
+def test_a_paper_s_table_has_the_paper_s_figure_and_ours_in_each_row(script, tmp_path):
+    file = tmp_path / "rows.json"
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "papers" / script),
+        "--seeds",
+        "1",
+        "--json",
+        str(file),
+    ]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert all(row["paper"] and row["ours"] for row in rows)
+    if script == "mlnet_fig1.py":
+        # 800 workers to 50 servers: 16 gradients into each; an aggregator of a full rack takes in 7.
+        (rack,) = [
+            row for row in rows if row["what"] == "1a: RACK, one aggregator for all servers, 50 servers"
+        ]
+        assert rack["value"] == pytest.approx(7 / 16)
