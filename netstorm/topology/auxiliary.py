@@ -50,7 +50,7 @@ def auxiliary_paths(
         (source, target): [] for source in network.ranks for target in network.ranks if source != target
     }
     while np.isfinite(left).any():
-        away, before = _fastest(left)
+        away, before = csgraph.dijkstra(_graph(left), return_predecessors=True)
         # The last hops of all paths are all their links: a fastest path is another one, and a hop.
         reached = np.isfinite(away)
         for (source, target), paths in found.items():
@@ -73,25 +73,28 @@ def detours(
     theirs. O(H · E log N) for H hops, N² at most: with hundreds of ranks in a mesh it takes seconds.
     """
     delays = _link_delays(network, chunk_bytes)
-    hops = sorted(
-        {(Rank(rank), Rank(parent)) for tree in trees for rank, parent in enumerate(tree.reduce_parent)}
-        | {(Rank(parent), Rank(rank)) for tree in trees for rank, parent in enumerate(tree.broadcast_parent)}
-    )
+    rows, columns = np.nonzero(np.isfinite(delays))
+    place = np.full(delays.shape, -1)
+    place[rows, columns] = np.arange(len(rows))
+    graph = _graph(delays)
+    whole: Floats = graph.data.copy()
+    hops = {(rank, parent) for tree in trees for rank, parent in enumerate(tree.reduce_parent)}
+    hops |= {(parent, rank) for tree in trees for rank, parent in enumerate(tree.broadcast_parent)}
     found: dict[tuple[Rank, Rank], tuple[Path, ...]] = {}
-    for source, target in hops:
+    for source, target in sorted(hops):
         if min(source, target) < 0:  # above a root
             continue
-        left = delays.copy()
-        for link in network.route(source, target):
-            left[link.source, link.target] = np.inf
+        graph.data[:] = whole
+        for link in network.route(Rank(source), Rank(target)):
+            graph.data[place[link.source, link.target]] = np.inf
         paths: list[Path] = []
         while len(paths) < most:
-            away, before = _fastest(left, source)
+            away, before = csgraph.dijkstra(graph, indices=source, return_predecessors=True)
             if not np.isfinite(away[target]):
                 break
             paths.append(_path(before, source, target))
-            left[paths[-1][:-1], paths[-1][1:]] = np.inf
-        found[source, target] = tuple(paths)
+            graph.data[place[paths[-1][:-1], paths[-1][1:]]] = np.inf
+        found[Rank(source), Rank(target)] = tuple(paths)
     return found
 
 
@@ -116,16 +119,12 @@ def _link_delays(network: Network, chunk_bytes: int) -> Floats:
     return delays
 
 
-def _fastest(delays: Floats, source: int | None = None) -> tuple[Floats, npt.NDArray[np.int32]]:
-    """Return delays from `source`, or from each rank, to each, and the rank before each on its path (< 0:
-    none).
-    """
+def _graph(delays: Floats) -> Any:
+    """Return finite delays as a scipy.sparse.csr_array, in order of their ends."""
     rows, columns = np.nonzero(np.isfinite(delays))
     finite = delays[rows, columns]
-    more = _FEWER_HOPS * finite.max(initial=0.0)
-    graph: Any = sparse.csr_array((finite + more, (rows, columns)), shape=delays.shape)
-    away, before = csgraph.dijkstra(graph, indices=source, return_predecessors=True)
-    return away, before
+    finite += _FEWER_HOPS * finite.max(initial=0.0)
+    return sparse.csr_array((finite, (rows, columns)), shape=delays.shape)
 
 
 def _path(before: npt.NDArray[np.int32], source: int, target: int) -> Path:
