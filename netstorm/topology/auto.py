@@ -1,0 +1,104 @@
+"""Let the predictor choose: which scheme is best depends on the network and on how much there is to send.
+
+Up to about 1 MB one tree that minds latency is best, up to 16 MB trees from every root, above that a packing;
+where the borders are, and how wide, is different in each network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from netstorm.topology.fapt import fapt
+from netstorm.topology.forest import Forest
+from netstorm.topology.metric import transfer_delays, tree_delay
+from netstorm.topology.mst import mst
+from netstorm.topology.network import Network
+from netstorm.topology.options import Options
+from netstorm.topology.packing import packing
+from netstorm.topology.predict import predict
+from netstorm.topology.resources import Resources, fluid_time
+from netstorm.topology.star import star
+from netstorm.units import format_bytes, format_duration
+
+__all__ = ["auto", "candidates", "expected"]
+
+_MOST_CHUNKS: Final = 512
+"""With more, predictions take longer, and which one is the best changes no more."""
+
+_FEWEST_CHUNKS: Final = 128
+"""With fewer the time to fill the pipeline would count for more than it does."""
+
+_WORK: Final = 200_000
+"""What a prediction may cost, in transmissions that share nothing: about a second."""
+
+_SMALL_CHUNKS: Final = 8
+"""Tensors of so few chunks never fill a pipeline: then simple trees may do, too."""
+
+
+def auto(network: Network, options: Options) -> Forest:
+    """Return the trees that should have `options.tensors` everywhere first, of those in `candidates`.
+
+    One prediction for each: 0.1 s with 9 nodes, and where the discrete events would take longer than some
+    seconds (64 nodes and more behind access caps), an estimate.
+
+    Raises:
+        Unreachable: names the ranks without a path.
+    """
+    forests = candidates(network, options)
+    seconds = {name: expected(network, forest, options) for name, forest in forests.items()}
+    best = min(forests, key=lambda name: seconds[name])  # of equals the first, which is the simplest
+    others = ", ".join(f"{name} {format_duration(seconds[name])}" for name in forests if name != best)
+    chosen = forests[best]
+    return Forest(
+        trees=chosen.trees,
+        shares=chosen.shares,
+        reason=f"auto: {best}, with {format_duration(seconds[best])} predicted for "
+        f"{format_bytes(options.tensor_bytes)} ({others}); {chosen.reason}",
+    )
+
+
+def candidates(network: Network, options: Options) -> Mapping[str, Forest]:
+    """Return what is worth predicting, by name, simple ones first.
+
+    Raises:
+        Unreachable: names the ranks without a path.
+    """
+    chunk_bytes = min(options.chunk_bytes, options.tensor_bytes)
+    found = {"one fapt": fapt(network, 1, chunk_bytes=chunk_bytes)}
+    if network.size == 1:
+        return found
+    if options.tensor_bytes <= _SMALL_CHUNKS * options.chunk_bytes:
+        found["mst"] = mst(network, chunk_bytes=chunk_bytes)
+        found["star"] = star(network)
+    found["fapt"] = fapt(network, chunk_bytes=chunk_bytes)
+    found["packing"] = packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
+    return found
+
+
+def expected(network: Network, forest: Forest, options: Options) -> float:
+    """Return the seconds that `options.tensors` should take: predicted or, where that is long, estimated.
+
+    The estimate is the fluid time and that of one chunk on its way through the slowest tree: it knows
+    nothing of chunks that wait for each other, and so is too low.
+    """
+    policy = forest.policy(0)
+    most = _affordable(network)
+    chunks = sum(-(-size // options.chunk_bytes) for size in options.tensors)
+    if chunks <= most or most >= max(_FEWEST_CHUNKS, 2 * network.size):
+        return predict(
+            network, policy, options.tensors, chunk_bytes=options.chunk_bytes, most_chunks=most
+        ).seconds
+    delays = transfer_delays(network, min(options.chunk_bytes, options.tensor_bytes))
+    return fluid_time(Resources.of(network), policy, options.tensor_bytes) + max(
+        tree_delay(tree, delays) for tree in forest.trees
+    )
+
+
+def _affordable(network: Network) -> int:
+    """Return how many chunks a prediction can follow in about a second, at most `_MOST_CHUNKS`."""
+    resources = Resources.of(network)
+    shared = resources.matrix.nnz > len(resources.pairs)
+    # One that shares moves the rates of up to all connections at its two ends, or under its route.
+    each = 1 + network.size / 4 if shared else 1
+    return min(_MOST_CHUNKS, int(_WORK / each / max(1, 2 * (network.size - 1))))
