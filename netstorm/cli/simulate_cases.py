@@ -6,7 +6,18 @@ from typing import TypeAlias
 
 import msgspec
 
-__all__ = ["OPTIMUM", "Answer", "Case", "Ended", "Failed", "Formed", "Generated", "RoundDone", "Stored"]
+__all__ = [
+    "OPTIMUM",
+    "Answer",
+    "Begun",
+    "Case",
+    "Ended",
+    "Failed",
+    "Formed",
+    "Generated",
+    "RoundDone",
+    "Stored",
+]
 
 OPTIMUM = "the optimum"
 """In place of a scheme's name: no scheme, but what none can beat."""
@@ -38,6 +49,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
 
 
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
+    """The network is there; the time from here on is the scheme's."""
+
+
 class Formed(msgspec.Struct, frozen=True, kw_only=True, tag="formed"):
     """The policy is there."""
 
@@ -66,4 +81,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The scheme cannot be had on this network; else something has gone wrong."""
 
 
-Answer: TypeAlias = Formed | RoundDone | Ended | Failed
+Answer: TypeAlias = Begun | Formed | RoundDone | Ended | Failed

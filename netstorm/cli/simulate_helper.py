@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from netstorm import clock
-from netstorm.cli.simulate_cases import Answer, Case, Ended, Failed
+from netstorm.cli.simulate_cases import Answer, Begun, Case, Ended, Failed
 
 __all__ = ["Helper", "TimeIsUp"]
 
@@ -49,7 +49,7 @@ class Helper:
         """Yield what is found, as it is found; the last is that the case has ended or failed.
 
         Raises:
-            TimeIsUp: it has not after `limit_s`.
+            TimeIsUp: it has not `limit_s` after the network was there.
         """
         process = self._process = self._process or _start()
         assert process.stdin is not None
@@ -63,6 +63,8 @@ class Helper:
                 yield Failed(message=_death(process.returncode), unfit=False)
                 return
             found = _ANSWER.decode(line)
+            if isinstance(found, Begun):
+                deadline = clock.monotonic() + limit_s
             yield found
             if isinstance(found, (Ended, Failed)):
                 return

@@ -154,7 +154,7 @@ class Study:
                     finding.rounds_s.append(found.seconds)
                 elif isinstance(found, Failed):
                     finding.error, finding.skipped = found.message, found.unfit
-                else:
+                elif isinstance(found, Ended):
                     finding.error, finding.skipped = "", False
         except TimeIsUp:
             self._too_slow.add(topology)

@@ -22,6 +22,7 @@ from netstorm import clock
 from netstorm.cli.simulate_cases import (
     OPTIMUM,
     Answer,
+    Begun,
     Case,
     Ended,
     Failed,
@@ -67,6 +68,7 @@ def answer(case: Case, say: Callable[[Answer], None]) -> None:
     except UsageError as error:
         say(Failed(message=_line(error), unfit=True))
         return
+    say(Begun())
     try:
         if case.topology == OPTIMUM:
             from netstorm.topology.optimum import optimum

@@ -56,11 +56,14 @@ class Resources:
                     rows.append(number[link.source, link.target])
                     columns.append(column)
         for end, word in enumerate(("egress", "ingress")):
+            by_rank: list[list[int]] = [[] for _ in network.nodes]
+            for column, pair in enumerate(pairs):
+                by_rank[pair[end]].append(column)
             for node in network.nodes:
                 cap = node.egress if end == 0 else node.ingress
                 if cap is None:
                     continue
-                using = [column for column, pair in enumerate(pairs) if pair[end] == node.rank]
+                using = by_rank[node.rank]
                 rows += [len(capacities)] * len(using)
                 columns += using
                 capacities.append(cap)

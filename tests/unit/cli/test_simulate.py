@@ -9,6 +9,7 @@ from netstorm.cli.main import app
 from netstorm.cli.simulate_cases import (
     OPTIMUM,
     Answer,
+    Begun,
     Case,
     Ended,
     Failed,
@@ -139,7 +140,7 @@ def case(**more):
 def answers_to(asked_for):
     found: list[Answer] = []
     answer(asked_for, found.append)
-    return found
+    return [one for one in found if one != Begun()]
 
 
 @pytest.mark.parametrize("engine", ["cluster", "predictor"])
