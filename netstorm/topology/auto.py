@@ -7,6 +7,7 @@ where the borders are, and how wide, is different in each network.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from netstorm.topology.fapt import fapt
@@ -50,9 +51,8 @@ def auto(network: Network, options: Options) -> Forest:
     best = min(forests, key=lambda name: seconds[name])  # of equals the first, which is the simplest
     others = ", ".join(f"{name} {format_duration(seconds[name])}" for name in forests if name != best)
     chosen = forests[best]
-    return Forest(
-        trees=chosen.trees,
-        shares=chosen.shares,
+    return replace(
+        chosen,
         reason=f"auto: {best}, with {format_duration(seconds[best])} predicted for "
         f"{format_bytes(options.tensor_bytes)} ({others}); {chosen.reason}",
     )
