@@ -74,7 +74,7 @@ def _table(study: Study) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("scheme", no_wrap=True)
     for heading in ("round, s", "quartiles", "of optimum", "x over star", "formed in", "seeds"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", overflow="fold")
     summaries = {name: study.summary(name) for name in study.asked.topologies}
     star = summaries.get("star")
     for name, summary in sorted(summaries.items(), key=lambda one: one[1].median_s if one[1] else 1e300):

@@ -27,7 +27,7 @@ from netstorm.topology.predict import predict
 __all__ = ["Engine", "Experiment", "by_predictor", "choose_engine", "in_cluster", "run"]
 
 CLUSTER_WORK: Final = 300
-"""Chunks on all nodes together that a cluster's round may have: some seconds of a processor at 1 MB a chunk."""
+"""Chunks on all nodes together that a cluster's round may have: some seconds of a processor at 1 MB each."""
 
 CLUSTER_BYTES: Final = 2_000_000_000
 """Tensors on all nodes together: the cluster sums real numbers, and may hold three times this in memory."""
