@@ -65,13 +65,13 @@ def candidates(network: Network, options: Options) -> Mapping[str, Forest]:
         Unreachable: names the ranks without a path.
     """
     chunk_bytes = min(options.chunk_bytes, options.tensor_bytes)
-    found = {"one fapt": fapt(network, 1, chunk_bytes=chunk_bytes)}
+    found = {"one fapt": fapt(network, 1, chunk_bytes=options.tree_bytes(1))}
     if network.size == 1:
         return found
     if options.tensor_bytes <= _SMALL_CHUNKS * options.chunk_bytes:
         found["mst"] = mst(network, chunk_bytes=chunk_bytes)
         found["star"] = star(network)
-    found["fapt"] = fapt(network, chunk_bytes=chunk_bytes)
+    found["fapt"] = fapt(network, chunk_bytes=options.tree_bytes(network.size))
     found["packing"] = packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
     return found
 

@@ -33,7 +33,7 @@ def fastest_paths(network: Network, root: Rank, *, chunk_bytes: int = CHUNK_BYTE
     """
     if not 0 <= root < network.size:
         raise UsageError(f"root {root}: expected a rank from 0 to {network.size - 1}")
-    return fastest_tree(adjacency(network.ranks, transfer_delays(network, chunk_bytes)), root)
+    return fastest_tree(adjacency(network.ranks, transfer_delays(network, chunk_bytes, linked=True)), root)
 
 
 def fapt(network: Network, roots: int = 0, *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
@@ -54,7 +54,7 @@ def fapt(network: Network, roots: int = 0, *, chunk_bytes: int = CHUNK_BYTES) ->
         raise UsageError(
             f"{roots} roots: expected 1 to {network.size}, as many as there are ranks, or 0 for all of them"
         )
-    delays = transfer_delays(network, chunk_bytes)
+    delays = transfer_delays(network, chunk_bytes, linked=True)
     links = adjacency(network.ranks, delays)
     trees = [fastest_tree(links, root) for root in network.ranks]
     # To 12 digits, or the order in which floats were added would choose between equal roots.

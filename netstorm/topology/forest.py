@@ -19,7 +19,10 @@ class Forest:
     """Positive, by tree; what counts is their proportion."""
     reason: str
     """How it came about, for a person."""
+    whole: bool = False
+    """Shares are whole numbers of chunks, and all of them together are what is sent at once."""
 
     def policy(self, version: int) -> Policy:
         """Return the numbered policy, its shares in whole weights."""
-        return Policy(version=version, trees=self.trees, weights=quantise(self.shares), reason=self.reason)
+        weights = tuple(map(int, self.shares)) if self.whole else quantise(self.shares)
+        return Policy(version=version, trees=self.trees, weights=weights, reason=self.reason)

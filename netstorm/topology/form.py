@@ -54,7 +54,9 @@ SCHEMES: Final[Mapping[str, Callable[[Network, Options], Forest]]] = {
     "ring": lambda network, _: ring(network),
     "ring-best": _ring_best,
     "hierarchical": lambda network, _: hierarchical(network),
-    "fapt": lambda network, options: fapt(network, options.num_roots, chunk_bytes=options.chunk_bytes),
+    "fapt": lambda network, options: fapt(
+        network, options.num_roots, chunk_bytes=options.tree_bytes(options.num_roots or network.size)
+    ),
     "packing": _packing,
     "auto": _auto,
     "custom": lambda network, options: custom(network, options.custom),

@@ -105,8 +105,7 @@ def _network(
         links.append(Link(source=Rank(other), target=Rank(one), rate=back, latency=latency))
     return Network(
         nodes=tuple(
-            Node(rank=Rank(rank), egress=cap, ingress=cap)
-            for rank, cap in enumerate(caps or [None] * nodes)
+            Node(rank=Rank(rank), egress=cap, ingress=cap) for rank, cap in enumerate(caps or [None] * nodes)
         ),
         links=tuple(links),
         routing=routing,

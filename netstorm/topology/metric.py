@@ -30,18 +30,26 @@ CHUNK_BYTES: Final = 256 * 1024
 """65 536 elements of float32: the default chunk."""
 
 
-def transfer_delays(network: Network, chunk_bytes: int = CHUNK_BYTES) -> dict[tuple[int, int], float]:
+def transfer_delays(
+    network: Network, chunk_bytes: int = CHUNK_BYTES, *, linked: bool = False
+) -> dict[tuple[int, int], float]:
     """Return the seconds that one chunk takes from each rank to each that it may send to, on idle links.
 
     The paper's Algorithm 2 takes 1/rate; with the size of a chunk and the latency, the same sum over a path
     says when a chunk arrives that is stored and forwarded at each hop.
+
+    Args:
+        network: as it is at its start.
+        chunk_bytes: bytes of what is stored and forwarded.
+        linked: only between ranks with a link. Over a route a chunk seems to arrive sooner than over the
+            ranks on it; but there it would be added to theirs, and the route's links carry both.
     """
     if chunk_bytes < 1:
         raise UsageError(f"chunk_bytes is {chunk_bytes}: expected at least 1")
     return {
         (source, target): 8 * chunk_bytes / network.throughput(source, target)
         + network.link(source, target).latency
-        for source, target in network.pairs()
+        for source, target in (network.linked_pairs() if linked else network.pairs())
     }
 
 

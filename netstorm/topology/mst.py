@@ -32,7 +32,7 @@ def mst(network: Network, *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
     References:
         .. [1] Zhou et al., TSEngine, IEEE TNSM 18(4), 2021; as in arXiv 2404.11352 §IX-B.
     """
-    rates: dict[tuple[int, int], float] = {pair: network.throughput(*pair) for pair in network.pairs()}
+    rates: dict[tuple[int, int], float] = {pair: network.throughput(*pair) for pair in network.linked_pairs()}
     slower = {
         (source, target): min(rate, rates[target, source])
         for (source, target), rate in rates.items()
@@ -44,7 +44,7 @@ def mst(network: Network, *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
     else:
         backwards = {(target, source): rate for (source, target), rate in rates.items()}
         trees = [_one_way(network.size, rates, backwards, root) for root in network.ranks]
-    delays = transfer_delays(network, chunk_bytes)
+    delays = transfer_delays(network, chunk_bytes, linked=True)
     # To 12 digits, or the order in which floats were added would choose between equal roots.
     best = min(trees, key=lambda tree: (float(f"{tree_delay(tree, delays):.12g}"), tree.root))
     used = [rates[rank, parent] for rank, parent in enumerate(best.reduce_parent) if parent >= 0]

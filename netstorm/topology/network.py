@@ -104,6 +104,10 @@ class Network:
         """Return all (source, target) that may talk directly."""
         return tuple((source, target) for source in self.ranks for target in self.neighbours(source))
 
+    def linked_pairs(self) -> tuple[tuple[Rank, Rank], ...]:
+        """Return all (source, target) that a link joins."""
+        return tuple((link.source, link.target) for link in self.links)
+
     def route(self, source: Rank, target: Rank) -> tuple[Link, ...]:
         """Return the links that data from `source` to `target` passes: one in an overlay.
 

@@ -6,8 +6,8 @@
 2. Shares. A linear program (HiGHS) gives the shares x of all candidates: it minimises the fluid time of the
    tensor (the load of the most loaded resource) plus the mean delay of trees, Σ x · delay. So a large
    tensor gets the widest trees and a small one the fastest.
-3. Better candidates. The program's prices tell which resources are scarce; trees grown under them join, and it
-   is solved again (column generation [1]_), while that helps.
+3. Better candidates. The program's prices tell which resources are scarce; trees grown under them join, and
+   it is solved again (column generation [1]_), while that helps.
 
 Where links are equal in both directions, reduce and broadcast use one undirected tree, which loses nothing.
 Where they are not, the two are grown apart: shares must only agree at each root.
@@ -19,9 +19,10 @@ References:
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from scipy import sparse
@@ -34,19 +35,34 @@ from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Tree
 from netstorm.topology.resources import Floats, Resources
 from netstorm.topology.spanning import Parents, arborescence, centred, grow, path_delays
+from netstorm.topology.whole_chunks import whole_chunks
 from netstorm.units import format_duration
 
 __all__ = ["packing"]
 
-_DELAY_PRICES: Final = (0.01, 0.03, 0.1, 0.3)
+_EFFORTS: Final = (
+    # up to how many nodes: prices of delay, sweeps, rounds of column generation
+    (12, (0.01, 0.03, 0.1, 0.3), 2, 20),
+    (48, (0.03, 0.3), 1, 3),
+    (math.inf, (0.1,), 2, 0),
+)
+"""The more nodes, the more trees of each kind, and the less each of them matters: without rounds all trees of
+the last sweep get the same share, and no program is solved.
+"""
+_EFFORTS_APART: Final = (
+    (12, (0.01, 0.03, 0.1, 0.3), 2, 20),
+    (48, (0.03,), 1, 1),
+    (math.inf, (0.1,), 2, 0),
+)
+"""The same where the trees of the two directions are grown apart, which are twice as many."""
 _SHARPNESS: Final = 10.0
 """How steeply a resource's price rises as it fills; more at each sweep."""
-_SWEEPS: Final = 2
-_ROUNDS: Final = 30
-"""Most rounds of column generation."""
 _WORTH: Final = 1e-3
 """A round that gains less than this part is the last."""
 _SMALLEST_SHARE: Final = 1e-3
+
+_MOST_CHUNKS: Final = 2000
+"""With more, a chunk more or less is no matter, and shares need not be whole."""
 
 
 def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Forest:
@@ -68,9 +84,11 @@ def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYT
         return Forest(trees=(alone,), shares=(1.0,), reason="packing: one rank alone")
     ground = _Ground(network, tensor_bytes, chunk_bytes)
     columns = _Columns(ground)
-    _candidates(ground, columns)
+    grown = _candidates(ground, columns)
+    if not ground.rounds:
+        return _equal(grown)
     solution = columns.solve()
-    for _ in range(_ROUNDS):
+    for _ in range(ground.rounds):
         _priced(ground, columns, solution)
         better = columns.solve()
         gained = 1 - better.objective / solution.objective
@@ -79,6 +97,10 @@ def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYT
             break
     columns.keep(solution, _SMALLEST_SHARE)
     return columns.forest(columns.solve())
+
+
+_Grown: TypeAlias = tuple[int, Parents, Parents]
+"""A root, reduce parents, broadcast parents."""
 
 
 class _Ground:
@@ -90,6 +112,7 @@ class _Ground:
         useful = resources.useful
         pairs = np.array(resources.pairs)[useful]
         self.size: Final = size
+        self.chunks: Final = -(-tensor_bytes // chunk_bytes)
         self.trees: Final = 2 * size
         """How many trees are grown under one price of delay."""
         self.sources: Final = pairs[:, 0]
@@ -110,6 +133,11 @@ class _Ground:
         rates = np.zeros((size, size))
         rates[self.sources, self.targets] = resources.pair_capacities[useful]
         self.symmetric: Final = bool(np.allclose(rates, rates.T, rtol=0.02))
+        self.delay_prices, self.sweeps, self.rounds = next(
+            (prices, sweeps, rounds)
+            for most, prices, sweeps, rounds in (_EFFORTS if self.symmetric else _EFFORTS_APART)
+            if size <= most
+        )
 
     def edge_prices(self, prices: Floats) -> Floats:
         """Return (N, N) the price of each edge, inf where there is none, from (R,) prices of resources."""
@@ -162,7 +190,7 @@ class _Columns:
         self._known: set[tuple[_Way, int, tuple[int, ...]]] = set()
 
     def add(self, root: int, up: Parents, down: Parents) -> Floats:
-        """Take a tree up and a tree down with a common root as candidates; return (R,) their load together."""
+        """Take a tree up and one down with a common root as candidates; return (R,) their load together."""
         if up is down:
             return self._add(_Way.BOTH, root, up)
         return self._add(_Way.REDUCE, root, up) + self._add(_Way.BROADCAST, root, down)
@@ -231,10 +259,14 @@ class _Columns:
         """Return the trees: at each root those up and those down are laid side by side."""
         trees: list[Tree] = []
         shares: list[float] = []
+        loads: list[Floats] = []
+        delays: list[float] = []
 
         def take(up: _Column, down: _Column, share: float) -> None:
             trees.append(Tree(root=Rank(up.root), reduce_parent=up.parents, broadcast_parent=down.parents))
             shares.append(share)
+            loads.append(up.load if up is down else up.load + down.load)
+            delays.append(up.delay if up is down else up.delay + down.delay)
 
         given = [
             (column, float(share))
@@ -251,9 +283,15 @@ class _Columns:
                 [one for one in here if one[0].way is _Way.BROADCAST],
             ):
                 take(up, down, share)
+        if self._ground.chunks <= _MOST_CHUNKS:
+            counts = whole_chunks(
+                np.array(loads), np.array(delays), np.array(shares) / sum(shares), self._ground.chunks
+            )
+            shares = [float(count) for count in counts]
         return Forest(
-            trees=tuple(trees),
-            shares=tuple(shares),
+            trees=tuple(tree for tree, share in zip(trees, shares, strict=True) if share > 0),
+            shares=tuple(share for share in shares if share > 0),
+            whole=self._ground.chunks <= _MOST_CHUNKS,
             reason=f"packing: {len(trees)} trees from {len({tree.root for tree in trees})} roots; "
             f"{format_duration(solution.objective)} expected",
         )
@@ -281,17 +319,20 @@ def _paired(
 # ------------------------------------------------------------------------------------------------- candidates
 
 
-def _candidates(ground: _Ground, columns: _Columns) -> None:
-    """Grow trees under prices that follow the loads of those grown before, for each price of delay."""
+def _candidates(ground: _Ground, columns: _Columns) -> list[_Grown]:
+    """Grow trees under prices that follow the loads of those grown before, for each price of delay; return
+    the last of them, which fit together in equal shares.
+    """
     size, count = ground.size, ground.trees
     seconds = ground.seconds / count
     entering = np.bincount(ground.targets, weights=1 / (ground.used @ seconds), minlength=size)
     least = max(2 * count * (size - 1) / (1 / seconds).sum(), (count / entering).max())
     """Seconds that the most loaded resource needs at the very least."""
-    for delay_price in _DELAY_PRICES:
+    grown: list[_Grown] = [(0, np.zeros(0, np.intp), np.zeros(0, np.intp))] * count
+    for delay_price in ground.delay_prices:
         loads: list[Floats] = [np.zeros(len(seconds))] * count
         total = np.zeros(len(seconds))
-        for sweep in range(_SWEEPS + 1):
+        for sweep in range(ground.sweeps + 1):
             sharpness = _SHARPNESS * (1 + 0.7 * sweep)
             most = least if sweep == 0 else max(least, 0.97 * float(total.max()))
             for one in range(count):
@@ -299,9 +340,10 @@ def _candidates(ground: _Ground, columns: _Columns) -> None:
                 fill = np.clip(sharpness * (total / most - 1), -60, 30)
                 rise = np.expm1(np.minimum(sharpness * seconds / most, 60)) * np.exp(fill)
                 prices = ground.edge_prices(rise * most / sharpness)
-                root, up, down = _grown(ground, prices, one % size, delay_price)
-                loads[one] = columns.add(root, up, down) / count
+                grown[one] = _grown(ground, prices, one % size, delay_price)
+                loads[one] = columns.add(*grown[one]) / count
                 total += loads[one]
+    return grown
 
 
 def _priced(ground: _Ground, columns: _Columns, solution: _Solution) -> None:
@@ -314,8 +356,17 @@ def _priced(ground: _Ground, columns: _Columns, solution: _Solution) -> None:
             columns.add(root, arborescence(prices.T, root), arborescence(prices, root))
 
 
-def _grown(ground: _Ground, prices: Floats, root: int, delay_price: float) -> tuple[int, Parents, Parents]:
-    """Return a root, reduce parents and broadcast parents."""
+def _equal(grown: list[_Grown]) -> Forest:
+    trees = tuple(
+        Tree(root=Rank(root), reduce_parent=tuple(map(int, up)), broadcast_parent=tuple(map(int, down)))
+        for root, up, down in grown
+    )
+    return Forest(
+        trees=trees, shares=(1.0,) * len(trees), reason=f"packing: {len(trees)} trees in equal shares"
+    )
+
+
+def _grown(ground: _Ground, prices: Floats, root: int, delay_price: float) -> _Grown:
     if not ground.symmetric:
         up = grow(prices.T, ground.delays.T, root, delay_price)
         return root, up, grow(prices, ground.delays, root, delay_price)

@@ -111,7 +111,7 @@ def arborescence(prices: Floats, root: int) -> Parents:
     prices = prices.copy()
     prices[:, root] = np.inf
     np.fill_diagonal(prices, np.inf)
-    parent = prices.argmin(axis=0)
+    parent: Parents = prices.argmin(axis=0)
     cheapest = prices[parent, np.arange(size)]
     parent[root] = -1
     cheapest[root] = 0.0

@@ -26,7 +26,7 @@ def backwards(delays: dict[tuple[int, int], float]) -> dict[tuple[int, int], flo
 @given(networks(max_nodes=5, symmetric=None, capped=True, routing=None), st.data())
 def test_no_tree_beats_the_fapt_on_its_slowest_path(network: Network, data: st.DataObject):
     root = data.draw(st.sampled_from(network.ranks))
-    delays = transfer_delays(network)
+    delays = transfer_delays(network, linked=True)
 
     tree = fastest_paths(network, root)
 
@@ -40,7 +40,7 @@ def test_no_tree_beats_the_fapt_on_its_slowest_path(network: Network, data: st.D
 @settings(max_examples=5)
 @given(networks(6, 6, symmetric=False))
 def test_no_tree_of_six_ranks_beats_the_fapt_either(network: Network):
-    delays = transfer_delays(network)
+    delays = transfer_delays(network, linked=True)
 
     tree = fastest_paths(network, Rank(0))
 
@@ -54,7 +54,7 @@ def test_every_rank_has_its_shortest_way_to_the_root_and_back(
     network: Network, chunk_bytes: int, data: st.DataObject
 ):
     root = data.draw(st.sampled_from(network.ranks))
-    delays = transfer_delays(network, chunk_bytes)
+    delays = transfer_delays(network, chunk_bytes, linked=True)
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(network.ranks)
     graph.add_weighted_edges_from((source, target, delay) for (source, target), delay in delays.items())
@@ -86,7 +86,7 @@ def test_on_symmetric_links_both_directions_take_the_same_edges(network: Network
 @given(networks(2, 9, symmetric=None), st.data())
 def test_the_best_roots_are_taken_with_shares_in_proportion_to_quality(network: Network, data: st.DataObject):
     roots = data.draw(st.integers(1, network.size))
-    delays = transfer_delays(network)
+    delays = transfer_delays(network, linked=True)
     took = {}
     for root in network.ranks:
         tree = fastest_paths(network, root)
@@ -143,7 +143,7 @@ def test_of_equally_fast_ways_the_one_with_fewer_hops_is_taken():
 
 def test_the_example_network_gets_the_shares_that_its_delays_imply():
     network = load_network(NINE_NODES)
-    delays = transfer_delays(network)
+    delays = transfer_delays(network, linked=True)
     forest = fapt(network)
 
     took = [2 * Fraction(slowest(tree.reduce_parent, delays)) for tree in forest.trees]

@@ -46,7 +46,7 @@ def check(policy: Policy, network: Network) -> None:
     pairs = set(network.pairs())
     assert policy.version == 7
     assert policy.size == network.size
-    assert sum(policy.weights) == 1000 or len(policy.trees) > 100
+    assert sum(policy.weights) >= len(policy.trees)
     for tree in policy.trees:  # that they span is checked when they are made
         assert {(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0} <= pairs
         assert {(parent, rank) for rank, parent in enumerate(tree.broadcast_parent) if parent >= 0} <= pairs
