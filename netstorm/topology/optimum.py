@@ -77,7 +77,7 @@ def optimum(network: Network, nbytes: float, *, gap: float = _GAP) -> Optimum:
 
 
 class _Program:
-    """The linear program. Variables: X, x_r by rank, g_B and g_R by pair, in largest capacities."""
+    """The linear program. Variables: X, x_r by rank, g_B and g_R by pair, in the narrowest cut's rate."""
 
     def __init__(self, resources: Resources, size: int) -> None:
         self._size: Final = size
@@ -86,8 +86,10 @@ class _Program:
         self._sources: Final = pairs[:, 0]
         self._targets: Final = pairs[:, 1]
         self._edges: Final = len(pairs)
-        self._scale: Final = float(resources.capacities.max())
-        self._capacities: Final = resources.capacities / self._scale
+        # HiGHS's tolerances are absolute: one slow line among fast ones would be lost in them. No X is above
+        # N²/4 pairs of the narrowest cut, and no resource carries more than 2(N - 1) X.
+        self._scale: Final = _narrowest(size, pairs, resources.pair_capacities[useful])
+        self._capacities: Final = np.minimum(resources.capacities / self._scale, size**3 / 2)
         matrix = sparse.csr_array(resources.matrix[:, useful])
         self._by_pair: Final[Any] = sparse.csr_array(matrix.T)
         rows = matrix.shape[0]
@@ -186,7 +188,7 @@ def _minimum_cuts(
     """Yield, for each node that cannot be sent a rate of 1, what it can be sent and the set that is short."""
     tails = np.concatenate([sources, np.full(size, size)])
     heads = np.concatenate([targets, np.arange(size)])
-    units = np.floor(np.concatenate([room, x]) * _UNIT).astype(np.int32)
+    units = np.floor(np.minimum(np.concatenate([room, x]), 1.0) * _UNIT).astype(np.int32)
     graph = sparse.csr_array((units, (tails, heads)), shape=(size + 1, size + 1))
     graph.eliminate_zeros()
     for node in range(size):
@@ -200,6 +202,19 @@ def _minimum_cuts(
         inside = np.ones(size + 1, bool)
         inside[reached] = False
         yield value, inside[:size]
+
+
+def _narrowest(size: int, pairs: npt.NDArray[np.intp], rates: Floats) -> float:
+    """Return the highest rate such that all ranks reach each other over pairs that are as fast."""
+    steps = np.unique(rates)
+    low, high = 0, len(steps) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        sources, targets = pairs[rates >= steps[middle]].T
+        graph = sparse.csr_array((np.ones(len(sources)), (sources, targets)), shape=(size, size))
+        parts, _ = csgraph.connected_components(graph, connection="strong")
+        low, high = (middle, high) if parts == 1 else (low, middle - 1)
+    return float(steps[low])
 
 
 def latency_bound(network: Network, nbytes: float) -> float:
