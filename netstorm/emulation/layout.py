@@ -1,0 +1,124 @@
+"""What a network becomes: names, addresses, devices, routes and hosts files. Pure.
+
+Each rank has a network namespace with one address of its own, on a bridge device without ports (not on `lo`:
+some peers, Gloo among them, take an address on `lo` for a reason to use 127.0.0.1). Each link is a device in
+each of its two namespaces; a route to every rank points at the device towards it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from netstorm.errors import UsageError
+from netstorm.topology.elements import Rank
+from netstorm.topology.network import Network
+from netstorm.topology.routes import next_hops
+
+__all__ = [
+    "HOME_DEVICE",
+    "MTU",
+    "PREFIX",
+    "Cable",
+    "Layout",
+    "Route",
+    "checked_name",
+]
+
+PREFIX: Final = "netstorm-"
+"""Of all our namespaces, so that what a crash has left behind can be told from everybody else's."""
+HOME_DEVICE: Final = "wan0"
+MTU: Final = 1500
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.]{0,31}")
+_MOST_RANKS: Final = 254 * 256
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Two ranks with a link between them, in one direction or both; `low` < `high`."""
+
+    low: Rank
+    high: Rank
+
+    def device(self, rank: Rank) -> str:
+        """Return the device's name at an end: it says where it leads. At most 15 characters."""
+        return f"to-r{self.high if rank == self.low else self.low}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a rank sends what is for `target`."""
+
+    target: Rank
+    via: Rank
+    """The neighbour that is next; the target itself if it is linked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The names, addresses and routes of one emulated network."""
+
+    name: str
+    network: Network
+
+    def namespace(self, rank: Rank) -> str:
+        """Return the name of a rank's namespace, as `ip netns` knows it."""
+        return f"{PREFIX}{self.name}-r{rank}"
+
+    def address(self, rank: Rank) -> str:
+        """Return a rank's IPv4 address. The networks are apart: two of them may use the same ones."""
+        if not 0 <= rank < min(self.network.size, _MOST_RANKS):
+            raise UsageError(f"rank {rank}: the emulated network has ranks 0 to {self.network.size - 1}")
+        return f"10.78.{rank // 254}.{rank % 254 + 1}"
+
+    def cables(self) -> tuple[Cable, ...]:
+        """Return all pairs of ranks with a link, in order."""
+        pairs = {
+            (min(link.source, link.target), max(link.source, link.target)) for link in self.network.links
+        }
+        return tuple(Cable(Rank(low), Rank(high)) for low, high in sorted(pairs))
+
+    def routes(self) -> tuple[tuple[Route, ...], ...]:
+        """Return each rank's routes: fewest hops, as `Network.route` has them under underlay routing."""
+        targets: list[list[Rank]] = [[] for _ in self.network.nodes]
+        for link in self.network.links:
+            targets[link.source].append(link.target)
+        hops = next_hops(targets)
+        return tuple(
+            tuple(
+                Route(target=target, via=Rank(hops[target][rank]))
+                for target in self.network.ranks
+                if target != rank and hops[target][rank] >= 0
+            )
+            for rank in self.network.ranks
+        )
+
+    def hosts(self, rank: Rank, hostname: str) -> str:
+        """Return the hosts file of a rank's namespace: names of all ranks, and the machine's own name for it.
+
+        The name r3 comes first in its line, so that the address resolves back to it. The machine's name means
+        this rank: peers that announce the address of their own host name (Gloo, MPI) then announce this one.
+        """
+        lines = ["127.0.0.1 localhost"]
+        for node in self.network.nodes:
+            names = [f"r{node.rank}"]
+            if node.rank == rank and hostname not in {"", "localhost"}:
+                names.append(hostname)
+            lines.append(f"{self.address(node.rank)} {' '.join(names)}")
+        return "\n".join(lines) + "\n"
+
+
+def checked_name(name: str) -> str:
+    """Return `name` if an emulated network may be called that.
+
+    Raises:
+        UsageError: says what is allowed.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"the name {name!r} of an emulated network: expected at most 32 of a-z, 0-9, _ and ., "
+            "a letter or digit first"
+        )
+    return name

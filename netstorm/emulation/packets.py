@@ -1,0 +1,123 @@
+"""Packets as a TUN device with IFF_VNET_HDR hands them over: a header of 10 bytes, then IPv4.
+
+With TSO offload on, one packet may stand for up to 64 KiB of TCP segments that share its header (a
+super-packet). What a link carries and loses is counted in segments. Pure. Source: Linux, virtio_net.h, and
+RFC 1071 for the checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["FRAME_BYTES", "HEADER_BYTES", "LARGEST", "destination", "measure", "source", "split"]
+
+HEADER_BYTES: Final = 10
+"""virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset."""
+FRAME_BYTES: Final = 14
+"""Counted with each packet, as tc counts on Ethernet: both back ends mean the same by a rate."""
+LARGEST: Final = HEADER_BYTES + 65535
+
+_HEADER: Final = struct.Struct("=BBHHHH")
+_NEEDS_CSUM: Final = 1
+_TCPV4: Final = 1
+_KIND: Final = 0x7F  # without the ECN bit
+_FIN_PSH: Final = 0x09
+_CWR: Final = 0x80
+_TCP: Final = 6
+
+
+def measure(packet: bytes) -> tuple[int, int]:
+    """Return (segments, bytes on the wire) of a packet: IP and TCP headers and a frame for each segment."""
+    length = len(packet) - HEADER_BYTES
+    if not packet[1] & _KIND:
+        return 1, length + FRAME_BYTES
+    size = packet[4] | packet[5] << 8
+    header = packet[2] | packet[3] << 8
+    if packet[10] >> 4 == 4:
+        inner = HEADER_BYTES + (packet[10] & 15) * 4
+        header = inner - HEADER_BYTES + (packet[inner + 12] >> 4) * 4
+    segments = -(-(length - header) // size) or 1
+    return segments, length + (segments - 1) * header + segments * FRAME_BYTES
+
+
+def source(packet: bytes) -> bytes:
+    """Return the four bytes of the IPv4 source address."""
+    return packet[22:26]
+
+
+def destination(packet: bytes) -> bytes:
+    """Return the four bytes of the IPv4 destination address."""
+    return packet[26:30]
+
+
+def split(packet: bytes, keep: Sequence[bool]) -> list[tuple[bytes, int]]:
+    """Return what is left of a super-packet when only some of its segments get through.
+
+    Args:
+        packet: TCP over IPv4, with its header.
+        keep: for each segment, whether it gets through.
+
+    Returns:
+        (packet, segments) of each unbroken run of kept segments. Nothing at all of a super-packet of another
+        protocol, which cannot be cut here; the devices are opened so that there are none.
+    """
+    if packet[1] & _KIND != _TCPV4:
+        return []
+    size = packet[4] | packet[5] << 8
+    ip_bytes = (packet[HEADER_BYTES] & 15) * 4
+    header = ip_bytes + (packet[HEADER_BYTES + ip_bytes + 12] >> 4) * 4
+    begin = HEADER_BYTES + header
+    (identification,) = struct.unpack_from(">H", packet, HEADER_BYTES + 4)
+    (sequence,) = struct.unpack_from(">I", packet, HEADER_BYTES + ip_bytes + 4)
+    made = []
+    for first, after in _runs(keep):
+        payload = packet[begin + first * size : begin + after * size]
+        head = bytearray(packet[HEADER_BYTES:begin])
+        struct.pack_into(">H", head, 2, header + len(payload))
+        struct.pack_into(">H", head, 4, identification + first & 0xFFFF)
+        struct.pack_into(">H", head, 10, 0)
+        struct.pack_into(">H", head, 10, ~_sum(head[:ip_bytes]) & 0xFFFF)
+        struct.pack_into(">I", head, ip_bytes + 4, sequence + first * size & 0xFFFFFFFF)
+        if after < len(keep):  # these flags belong to the last segment
+            head[ip_bytes + 13] &= ~_FIN_PSH
+        if first > 0:  # and this one to the first
+            head[ip_bytes + 13] &= ~_CWR
+        # The receiver's kernel completes the checksum; what stands there is the pseudo header's sum.
+        pseudo = bytes(head[12:20]) + struct.pack(">HH", _TCP, header - ip_bytes + len(payload))
+        struct.pack_into(">H", head, ip_bytes + 16, _sum(pseudo))
+        single = len(payload) <= size
+        front = _HEADER.pack(
+            _NEEDS_CSUM,
+            0 if single else packet[1],
+            0 if single else header,
+            0 if single else size,
+            ip_bytes,
+            16,
+        )
+        made.append((front + bytes(head) + payload, after - first))
+    return made
+
+
+def _runs(keep: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return (first, after the last) of each unbroken run of True."""
+    runs = []
+    place = 0
+    while place < len(keep):
+        if keep[place]:
+            first = place
+            while place < len(keep) and keep[place]:
+                place += 1
+            runs.append((first, place))
+        else:
+            place += 1
+    return runs
+
+
+def _sum(data: bytes | bytearray) -> int:
+    """Return the ones' complement sum of 16-bit words (RFC 1071); `data` has an even length."""
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
