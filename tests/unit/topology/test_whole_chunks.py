@@ -44,9 +44,10 @@ def test_every_chunk_gets_one_tree(seed, equal):
 def test_it_is_no_slower_than_plain_rounding(seed, equal):
     loads, delays, shares, chunks = drawn(seed, equal=equal)
     found = whole_chunks(loads, delays, shares, chunks)
-    # The most loaded resource is softened, which a few hundredths of its load pay for.
-    allowed = 1.02 * seconds(rounded(shares, chunks), loads, delays)
-    assert seconds(found, loads, delays) <= allowed
+    # What is minimised is a soft maximum, above the real one by up to this part; one case in 1000 uses it.
+    slack = np.log(loads.shape[1]) / 40
+    plain = seconds(rounded(shares, chunks), loads, delays)
+    assert seconds(found, loads, delays) <= (1 + slack) * plain + 1e-12
 
 
 def test_a_chunk_too_many_goes_where_there_is_room_for_it():
