@@ -241,6 +241,13 @@ class Settings:
         "",
         "file that holds the trees of NETSTORM_TOPOLOGY=custom, read by the scheduler",
     )
+    model: str = setting(
+        "NETSTORM_MODEL",
+        words(r"[^\0]+", "alexnet, resnet50, a size such as 244MB, or the path of a .json file"),
+        "100MB",
+        "",
+        "what is summed in an iteration, as far as it is known before the job: trees are formed for it",
+    )
     hub: int = setting("NETSTORM_HUB", whole(-1), -1, "", "rank of a star's hub; -1: the best placed one")
     join_timeout_s: float = setting(
         "NETSTORM_JOIN_TIMEOUT",
@@ -298,6 +305,15 @@ class Settings:
         "warning",
         "",
         "least severe messages that are logged",
+    )
+    trace_file: str = setting(
+        "NETSTORM_TRACE",
+        words(r"[^\0]*", "the path of a file"),
+        "",
+        "",
+        "where a node writes the timeline of each chunk on each link when its job ends, for ui.perfetto.dev or "
+        "chrome://tracing; its rank stands before the suffix: trace.json becomes trace.3.json; empty: nowhere, at "
+        "no cost",
     )
     compare_rounds: int = setting(
         "NETSTORM_COMPARE",

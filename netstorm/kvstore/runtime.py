@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import threading
 from typing import Final
@@ -15,13 +16,14 @@ from typing import Final
 import netstorm
 from netstorm import clock
 from netstorm.errors import Closed, NetStormError, UsageError
+from netstorm.kvstore.busy import BusyTime
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.node import GeneralNode
-from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.signals import SignalWatch
-from netstorm.kvstore.busy import BusyTime
 from netstorm.observe.counters import Counters
+from netstorm.observe.trace import Trace, trace_path
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.addresses import advertised_host, resolve
@@ -30,6 +32,8 @@ from netstorm.pslite.sntp_socket import SntpClient
 from netstorm.settings import Settings, declarations
 
 __all__ = ["Runtime"]
+
+_log = logging.getLogger(__name__)
 
 _SLICE_S: Final = 0.2
 """Blocking waits are cut into slices, so that Python's signal handlers run."""
@@ -55,6 +59,7 @@ class Runtime:
         self.counters: Final = Counters()
         self._pid: Final = os.getpid()
         self._busy: Final = BusyTime()
+        self._trace: Final = Trace(clock.monotonic) if settings.trace_file else None
         self._namespaces = 0
         self._closing = threading.Lock()
         self._closed = False
@@ -98,6 +103,7 @@ class Runtime:
             ordered=lambda peer: peer == SCHEDULER,
             stamp=self._sntp.now_ns,
             name="netstorm-node",
+            trace=self._trace,
         )
         self._sntp.start(self._driver.thread)
         self.node: Final = self._driver.machine
@@ -177,6 +183,8 @@ class Runtime:
         blocks.
         """
         busy, done = self._busy, operation.done
+        if self._trace is not None:
+            done = _traced(operation, self._trace)
 
         def ended(error: Exception | None) -> None:
             busy.end(clock.monotonic())
@@ -194,8 +202,8 @@ class Runtime:
 
         Returns:
             `bytes_sent` and `bytes_received` to and from other nodes and the scheduler, headers included;
-            `network_s`, the time with at least one operation under way; `clock_error_s`, by how much this node's
-            idea of the cluster clock may be off (inf: not known yet); and every counter of the process.
+            `network_s`, the time with at least one operation under way; `clock_error_s`, by how much this
+            node's idea of the cluster clock may be off (inf: not known yet); and every counter of the process.
         """
         links = self._driver.thread.call(lambda _: self._driver.endpoint.links()).result()
         return {
@@ -222,7 +230,10 @@ class Runtime:
         self._wait(future, timeout_s)
 
     def report_replica(self, key: Key, round: int, value: Buffer) -> None:
-        """Have a key's value after a round compared over all ranks; a difference ends the job. Does not block."""
+        """Have a key's value after a round compared over all ranks; a difference ends the job.
+
+        Does not block.
+        """
         digest = checksum(value)
         with contextlib.suppress(Closed):
             self._driver.thread.post(lambda now: self.node.report_replica(key, round, digest, now))
@@ -284,6 +295,16 @@ class Runtime:
         self._signals.close()
         self._sntp.stop(self._driver.thread)
         self._driver.thread.close(linger_s=_LINGER_S)
+        if self._trace is not None:
+            self._write_trace(self._trace)
+
+    def _write_trace(self, trace: Trace) -> None:
+        path = trace_path(self.settings.trace_file, self.rank)
+        offset_s = (self._sntp.now_ns() - clock.monotonic_ns()) / 1e9
+        try:
+            trace.write(path, self.rank, machine=clock.boot_identity(), cluster_offset_s=offset_s)
+        except OSError as error:
+            _log.error("NETSTORM_TRACE: %s cannot be written: %s", path, error.strerror)
 
     def _wait(self, future: concurrent.futures.Future[None], timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
@@ -297,6 +318,17 @@ class Runtime:
                     raise UsageError(f"no result within {timeout_s:g} s") from None
             else:
                 return
+
+
+def _traced(operation: Operation, trace: Trace) -> Done:
+    """Return the operation's `done`, which then takes note of the round."""
+    began, done = clock.monotonic(), operation.done
+
+    def ended(error: Exception | None) -> None:
+        trace.round(operation.key.name, operation.round, began, clock.monotonic())
+        done(error)
+
+    return ended
 
 
 def _given(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ from netstorm.errors import SettingsError
 from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES
 from netstorm.settings import Settings
 from netstorm.topology.form import form_policy
+from netstorm.topology.models import tensors_of
 from netstorm.topology.network import Network
 from netstorm.topology.network_file import load_network
 from netstorm.topology.policy import Policy
@@ -45,6 +46,8 @@ def first_policy(settings: Settings) -> Policy:
         num_roots=settings.num_roots,
         hub=settings.hub,
         chunk_bytes=settings.chunk_size * SLOT_ELEMENT_BYTES,
+        tensors=tensors_of(settings.model),
         custom=settings.topology_file,
         seed=settings.seed,
+        known=bool(settings.network_file),
     )

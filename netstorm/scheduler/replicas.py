@@ -1,4 +1,4 @@
-"""Whether all ranks still hold the same values: the store is replicated, and an optimiser could make replicas differ."""
+"""Whether all ranks still hold the same values, which an optimiser could make differ."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReplicaCheck:
         self._open: Final[dict[tuple[int, int], _Report]] = {}
 
     def note(self, rank: int, key: int, round: int, digest: int) -> Drift | None:
-        """Take a rank's digest of a key's value after a round; return the first difference, if there is one."""
+        """Take a rank's digest of a key's value after a round; return the first difference, if any."""
         report = self._open.setdefault((key, round), _Report(rank, digest, 0))
         if report.digest != digest:
             return Drift(key, round, report.rank, rank)

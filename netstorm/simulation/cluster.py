@@ -32,6 +32,7 @@ from netstorm.simulation.process import LocalClock, SimulatedProcess
 from netstorm.simulation.starting import Starter, host_of
 from netstorm.simulation.virtual_network import VirtualNetwork
 from netstorm.topology.form import form_policy
+from netstorm.topology.models import tensors_of
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
 
@@ -108,8 +109,10 @@ class SimulatedCluster:
             num_roots=self.settings.num_roots,
             hub=self.settings.hub,
             chunk_bytes=4 * self.settings.chunk_size,
+            tensors=tensors_of(self.settings.model),
             custom=self.settings.topology_file,
             seed=self.settings.seed,
+            known=network is not None,
         )
         self._digest = hashlib.blake2b(digest_size=16)
         self._last: deque[tuple[float, str, str, bytes]] = deque(maxlen=_LAST_MESSAGES)
