@@ -8,6 +8,7 @@ wants it (design, §5).
 from __future__ import annotations
 
 import bisect
+import heapq
 import logging
 import math
 from collections import deque
@@ -24,6 +25,7 @@ from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import Peer, bits_from_wire, bits_to_wire, ranks_in
 from netstorm.protocol.messages import Part, Phase, RoundBegun
 from netstorm.pslite.machine import Call, Instruction, Order, Send
+from netstorm.topology.holding import Holding
 from netstorm.topology.policy import Plan
 
 __all__ = ["ROUNDS_AHEAD", "Aggregation"]
@@ -55,8 +57,9 @@ class Aggregation:
         """Last round of each key below which all are complete here."""
         self._complete_beyond: dict[int, set[int]] = {}
         self._waiting: dict[int, list[Operation]] = {}
-        """Operations that may not begin yet (no binding, or too far ahead), by round: they come in any order, since
-        the caller's engine starts them when their data is there."""
+        """Operations that may not begin yet (no binding, or too far ahead), by round: they come in any order,
+        since the caller's engine starts them when their data is there.
+        """
         self._early: dict[int, list[tuple[Peer, Part, Buffer | None, int]]] = {}
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
         self.begun: list[RoundBegun] = []
@@ -64,6 +67,14 @@ class Aggregation:
         self.instructions: list[Instruction] = []
         self.last_part: dict[int, str] = {}
         """The last part heard from each rank, for error messages."""
+        self._holding: dict[int, Holding[tuple[int, int]]] = {}
+        """What is held back, by number of the round: those with different numbers don't wait for each other.
+        Its owners are keys and rounds.
+        """
+        self._undated: list[tuple[int, int]] = []
+        """Keys and rounds with a look-ahead that have begun since the last tick."""
+        self._doubts: list[tuple[float, tuple[int, int]]] = []
+        """Heap of when to doubt that a round has begun everywhere."""
         self._moved: deque[int] = deque()
         """Keys of which something may begin now."""
 
@@ -121,12 +132,17 @@ class Aggregation:
         if found is not None and found.version != version:
             # made by a part that came before our binding and named another policy: no correct node sends that
             del self._rounds[key.identity, operation.round]
+            self._hold_no_more(found)
             self._counters.add("protocol_violations")
             _log.warning(
                 "forgot parts of %s under policy %d; it runs under %d", operation, found.version, version
             )
         round = self._round(key, operation.round, version)
         round.operation = operation
+        if round.stretch is not None:
+            round.stretch.priority = operation.priority
+            self._holding.setdefault(operation.round, Holding()).begin(round.stretch)
+            self._undated.append((key.identity, operation.round))
         self.begun.append(RoundBegun(key=key.identity, round=operation.round, rule=operation.rule))
         for chunk in range(len(round.sums)):
             round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
@@ -235,8 +251,8 @@ class Aggregation:
         return found
 
     def _forward(self, round: Round, chunk: int) -> None:
-        """Send a chunk's sum to the parent if it is complete for this subtree; at the root it is the
-        result.
+        """Send a chunk's sum to the parent, if it is complete for this subtree and need not wait; at the root
+        it is the result.
         """
         plan, layout = round.plan, round.key.layout
         assert layout is not None
@@ -244,13 +260,23 @@ class Aggregation:
         total = round.sum_of(chunk)
         if total.contributors != plan.expected[tree] or round.results[chunk]:
             return
-        priority = 0 if round.operation is None else round.operation.priority
         parent = plan.reduce_parent[tree]
         if parent < 0:
+            priority = 0 if round.operation is None else round.operation.priority
             self._deliver(round, chunk, total.to_keep(round.key.dtype), None, priority)
-            return
+        elif round.stretch is None or not self._holding.setdefault(round.round, Holding()).hold(
+            round.stretch, chunk
+        ):
+            self._send_up(round, chunk)
+
+    def _send_up(self, round: Round, chunk: int) -> None:
+        """Send a chunk's sum, which is complete for this subtree, to the parent."""
+        plan, layout = round.plan, round.key.layout
+        assert layout is not None
+        tree = plan.tree_of(layout.slots[chunk])
+        total = round.sum_of(chunk)
         self._send(
-            parent,
+            plan.reduce_parent[tree],
             round,
             chunk,
             tree=tree,
@@ -258,7 +284,7 @@ class Aggregation:
             contributors=total.contributors,
             payload=total.to_send(round.key.dtype),
             crc=None,
-            priority=priority,
+            priority=0 if round.operation is None else round.operation.priority,
         )
         round.sums[chunk] = _SENT
 
@@ -285,6 +311,8 @@ class Aggregation:
                 priority=priority,
             )
         round.store(chunk, payload)
+        if round.stretch is not None:
+            self._release(self._holding.setdefault(round.round, Holding()).result(round.stretch, chunk))
         if round.missing == 0 and round.operation is not None:
             self._close(round)
 
@@ -330,6 +358,7 @@ class Aggregation:
         operation, key = round.operation, round.key.identity
         assert operation is not None
         del self._rounds[key, round.round]
+        self._hold_no_more(round)
         beyond = self._complete_beyond.setdefault(key, set())
         beyond.add(round.round)
         while self._complete[key] + 1 in beyond:
@@ -341,11 +370,49 @@ class Aggregation:
         self.instructions.append(Call(function=lambda: done(None)))
         self._moved.append(key)
 
+    # -------------------------------------------------------------------------------------- the look-ahead
+
+    def tick(self, now: float) -> None:
+        """Send what is held for rounds that have begun here long ago and have had no result."""
+        for owner in self._undated:
+            round = self._rounds.get(owner)
+            if round is not None:
+                heapq.heappush(self._doubts, (now + round.plan.policy.look_ahead_s, owner))
+        self._undated.clear()
+        while self._doubts and (self._doubts[0][0] <= now or self._doubts[0][1] not in self._rounds):
+            _, owner = heapq.heappop(self._doubts)
+            round, holding = self._rounds.get(owner), self._holding.get(owner[1])
+            if round is not None and round.stretch is not None and holding is not None:
+                self._release(holding.doubt(round.stretch))
+
+    def next_tick(self) -> float:
+        """Return when `tick` has something to do."""
+        if self._undated:
+            return 0.0
+        return self._doubts[0][0] if self._doubts else math.inf
+
+    def _release(self, released: Iterator[tuple[tuple[int, int], int]]) -> None:
+        for owner, chunk in released:
+            round = self._rounds[owner]
+            if not round.results[chunk]:  # a peer that lies may have sent the result of what is held
+                self._send_up(round, chunk)
+
+    def _hold_no_more(self, round: Round) -> None:
+        """Clean up after a round."""
+        holding = self._holding.get(round.round)
+        if holding is not None and round.stretch is not None:
+            self._release(holding.forget(round.stretch))
+            if holding.idle():
+                del self._holding[round.round]
+
     def fail_all(self, error: Exception) -> None:
         """Fail every operation and forget every round."""
         operations = list(self.outstanding())
         self._waiting.clear()
         self._rounds.clear()
+        self._holding.clear()
+        self._undated.clear()
+        self._doubts.clear()
         self._early.clear()
         for operation in operations:
             self.instructions.append(Call(function=lambda done=operation.done: done(error)))  # type: ignore[misc]

@@ -240,6 +240,8 @@ class GeneralNode:
         self._flush()
         if self.failure is not None or self.state is State.OVER:
             return
+        if self._aggregation is not None:
+            self._aggregation.tick(now)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_interval_s
             self._send(m.Heartbeat(busy=self._waiting_text(now)))
@@ -267,6 +269,8 @@ class GeneralNode:
         if self._aggregation is not None and (self._registration.has_request() or self._aggregation.begun):
             return 0.0
         due = min(self._next_heartbeat, self._next_look)
+        if self._aggregation is not None:
+            due = min(due, self._aggregation.next_tick())
         return min(due, self._join_deadline) if self.state is State.JOINING else due
 
     def take_instructions(self) -> list[Instruction]:

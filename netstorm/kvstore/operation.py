@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
 from netstorm.kvstore.chunk_sum import ChunkSum
 from netstorm.kvstore.keys import Array, Key
 from netstorm.protocol.frames import Buffer
+from netstorm.topology.holding import Stretch
 from netstorm.topology.policy import Plan
 
 __all__ = ["Done", "Operation", "Round"]
@@ -56,7 +58,7 @@ class Operation:
 class Round:
     """One round of one key under one policy: a sum for each chunk that something is known of."""
 
-    __slots__ = ("key", "missing", "operation", "plan", "results", "round", "sums", "version")
+    __slots__ = ("key", "missing", "operation", "plan", "results", "round", "stretch", "sums", "version")
 
     def __init__(self, key: Key, round: int, version: int, plan: Plan) -> None:
         assert key.layout is not None
@@ -70,6 +72,11 @@ class Round:
         self.results = [False] * key.layout.chunks
         self.missing = key.layout.chunks
         """Chunks whose result has not arrived."""
+        look_ahead = plan.policy.look_ahead
+        self.stretch: Final = (
+            Stretch((key.identity, round), key.layout.offsets, look_ahead) if look_ahead else None
+        )
+        """What is held back of it; None: nothing ever is."""
 
     def sum_of(self, chunk: int) -> ChunkSum:
         """Return the sum of a chunk, new if this is the first that is heard of it."""

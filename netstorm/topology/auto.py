@@ -12,6 +12,7 @@ from typing import Final
 
 from netstorm.topology.fapt import fapt
 from netstorm.topology.forest import Forest
+from netstorm.topology.look_ahead import with_look_ahead
 from netstorm.topology.metric import transfer_delays, tree_delay
 from netstorm.topology.mst import mst
 from netstorm.topology.network import Network
@@ -72,7 +73,8 @@ def candidates(network: Network, options: Options) -> Mapping[str, Forest]:
         found["mst"] = mst(network, chunk_bytes=chunk_bytes)
         found["star"] = star(network)
     found["fapt"] = fapt(network, chunk_bytes=options.tree_bytes(network.size))
-    found["packing"] = packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
+    packed = packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
+    found["packing"] = with_look_ahead(network, packed, options.chunk_bytes) if options.known else packed
     return found
 
 

@@ -21,8 +21,18 @@ class Forest:
     """How it came about, for a person."""
     whole: bool = False
     """Shares are whole numbers of chunks, and all of them together are what is sent at once."""
+    look_ahead: int = 0
+    """Bytes; see `Policy`."""
+    look_ahead_s: float = 0.0
 
     def policy(self, version: int) -> Policy:
         """Return the numbered policy, its shares in whole weights."""
         weights = tuple(map(int, self.shares)) if self.whole else quantise(self.shares)
-        return Policy(version=version, trees=self.trees, weights=weights, reason=self.reason)
+        return Policy(
+            version=version,
+            trees=self.trees,
+            weights=weights,
+            reason=self.reason,
+            look_ahead=self.look_ahead,
+            look_ahead_s=self.look_ahead_s,
+        )

@@ -35,9 +35,11 @@ def _ring_best(network: Network, options: Options) -> Forest:
 
 
 def _packing(network: Network, options: Options) -> Forest:
+    from netstorm.topology.look_ahead import with_look_ahead  # noqa: PLC0415 -- see above
     from netstorm.topology.packing import packing  # noqa: PLC0415 -- see above
 
-    return packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
+    forest = packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
+    return with_look_ahead(network, forest, options.chunk_bytes) if options.known else forest
 
 
 def _auto(network: Network, options: Options) -> Forest:

@@ -31,6 +31,8 @@ class Options:
     """Most children of a rank in a balanced tree."""
     custom: str = ""
     """Path of the file that describes a custom topology."""
+    known: bool = True
+    """Rates and latencies are known or measured; if they are made up, no look-ahead is computed from them."""
     seed: int = 0
     """Of whatever is searched for at random: the same seed gives the same policy."""
 

@@ -87,8 +87,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """Of all slots, tree t gets weights[t] / sum(weights)."""
     reason: str = ""
     """How it came about, for a person."""
+    look_ahead: int = 0
+    """Bytes beyond its first chunk without a result up to which a rank sends sums to its parents; 0: no limit
+    (`topology.holding`).
+    """
+    look_ahead_s: float = 0.0
+    """Seconds for which a rank heeds it in a round of which no result has come."""
 
     def __post_init__(self) -> None:
+        if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:
+            raise UsageError(
+                f"policy {self.version} has a look-ahead of {self.look_ahead} bytes and {self.look_ahead_s} "
+                "s: expected 0 (none) or more, and a finite time"
+            )
         if self.version < 0:
             raise UsageError(f"policy version {self.version}: expected 0 or more")
         if not self.trees or len(self.trees) != len(self.weights):

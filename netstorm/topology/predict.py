@@ -1,10 +1,10 @@
 """How long a policy takes, to the chunk: what the scheduler asks before it decides, and `plan` shows.
 
 Modelled: chunks stored and forwarded; on each connection the transport's order (most urgent first, but what
-is within the window has been handed over); aggregation and broadcast without processing time; latencies;
-max-min fair shares of links, links under routed pairs and access caps among the connections that have
-something to send; loss as reduced goodput; changes of links at their times. Not modelled: headers, slow
-start, auxiliary paths, tensors that become ready one after the other.
+is within the window has been handed over); aggregation and broadcast without processing time; the
+look-ahead; latencies; max-min fair shares of links, links under routed pairs and access caps among the
+connections that have something to send; loss as reduced goodput; changes of links at their times. Not
+modelled: headers, slow start, auxiliary paths, tensors that become ready one after the other.
 """
 
 from __future__ import annotations
@@ -63,12 +63,16 @@ def predict(
     if start < 0:
         raise UsageError(f"start is {start}: expected 0 s or more after the network's start")
     chunks = chunks_of(policy, tensors, chunk_bytes)
+    look_ahead, look_ahead_s = policy.look_ahead, policy.look_ahead_s
     if most_chunks is not None and len(chunks) > most_chunks:
         total = sum(tensors)
-        chunks = chunks_of(policy, [total], -(-total // most_chunks))
+        larger = -(-total // most_chunks)
+        chunks = chunks_of(policy, [total], larger)
+        look_ahead = look_ahead * larger // chunk_bytes  # or it would be too little for so large chunks
+        look_ahead_s *= larger / chunk_bytes
     ahead = network.at(start)
     ahead = replace(ahead, changes=tuple(replace(change, at=change.at - start) for change in ahead.changes))
-    events = Events(ahead, policy.trees, chunks)
+    events = Events(ahead, policy.trees, chunks, look_ahead=look_ahead, look_ahead_s=look_ahead_s)
     events.run()
     return Prediction(seconds=events.now, bits=events.bits)
 
@@ -80,10 +84,10 @@ def chunks_of(policy: Policy, tensors: Sequence[int], chunk_bytes: int) -> list[
     """
     chunks = []
     offset = 0
-    for size in tensors:
+    for tensor, size in enumerate(tensors):
         slot = offset // chunk_bytes
         for begin in range(0, size, chunk_bytes):
             bits = 8.0 * min(chunk_bytes, size - begin)
-            chunks.append(Chunk(bits, policy.tree_of(slot + begin // chunk_bytes)))
+            chunks.append(Chunk(bits, policy.tree_of(slot + begin // chunk_bytes), tensor))
         offset += size
     return chunks

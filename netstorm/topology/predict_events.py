@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import UsageError
+from netstorm.topology.holding import Holding, Stretch
 from netstorm.topology.maxmin import MaxMin
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Tree
@@ -24,10 +25,12 @@ _WINDOW_FACTOR: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is routed as one: its bits, and its tree."""
+    """What is routed as one."""
 
     bits: float
     tree: int
+    tensor: int = 0
+    """Tensors have rising numbers, in the order of chunks."""
 
 
 class _Connection:
@@ -88,12 +91,22 @@ class Events:
         now: seconds; after `run`, when all ranks have everything.
     """
 
-    def __init__(self, network: Network, trees: Sequence[Tree], chunks: Sequence[Chunk]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        trees: Sequence[Tree],
+        chunks: Sequence[Chunk],
+        *,
+        look_ahead: int = 0,
+        look_ahead_s: float = 0.0,
+    ) -> None:
         """Set up connections for the edges of `trees`.
 
         Args:
             network: as it is at time 0; its changes are at times after that.
             chunks: in order of priority.
+            look_ahead: of the policy, in bytes.
+            look_ahead_s: of the policy, in seconds.
 
         Raises:
             UsageError: a tree has an edge between ranks that may not talk, or does not fit the network.
@@ -109,6 +122,13 @@ class Events:
         self._missing = len(chunks) * network.size
         self._needs: Final = [_children_of(trees[chunk.tree]) for chunk in chunks]
         """By chunk and rank: how many children's contributions have not come."""
+        self._first_chunks, tensors = _layout(chunks)
+        self._holding: Final = [Holding[int]() for _ in network.ranks if look_ahead]
+        self._stretches: Final = [
+            [Stretch(place, offsets, look_ahead, priority=-place) for place, offsets in enumerate(tensors)]
+            for _ in self._holding
+        ]
+        """By rank and tensor."""
         self._connections: Final = self._connect()
         resources = Resources.of(network)
         self._sharing: Final = MaxMin(resources.capacities.tolist())
@@ -119,6 +139,8 @@ class Events:
         tree_connections = [self._edges_of(tree) for tree in trees]
         self._up: Final = [up for up, _ in tree_connections]
         self._down: Final = [down for _, down in tree_connections]
+        if self._holding:
+            self._at(look_ahead_s, self._doubt)
         for time in sorted({change.at for change in network.changes}):
             self._at(time, self._change, network.at(time))
 
@@ -129,6 +151,9 @@ class Events:
 
     def run(self) -> None:
         """Let everything happen."""
+        for holding, stretches in zip(self._holding, self._stretches, strict=True):
+            for stretch in stretches:
+                holding.begin(stretch)
         for number in range(len(self._chunks)):
             for rank, need in enumerate(self._needs[number]):
                 if need == 0:
@@ -145,17 +170,38 @@ class Events:
 
     def _complete(self, number: int, rank: int) -> None:
         """A rank has the sum of its subtree."""
-        connection = self._up[self._chunks[number].tree][rank]
+        chunk = self._chunks[number]
+        connection = self._up[chunk.tree][rank]
         if connection is None:
             self._deliver(number, rank)
-        else:
+        elif not self._holding or not self._holding[rank].hold(
+            self._stretches[rank][chunk.tensor], number - self._first_chunks[chunk.tensor]
+        ):
             self._push(connection, number, result=False)
 
     def _deliver(self, number: int, rank: int) -> None:
         """A rank has the result."""
         self._missing -= 1
-        for connection in self._down[self._chunks[number].tree][rank]:
+        chunk = self._chunks[number]
+        for connection in self._down[chunk.tree][rank]:
             self._push(connection, number, result=True)
+        if self._holding:
+            stretch, place = self._stretches[rank][chunk.tensor], number - self._first_chunks[chunk.tensor]
+            self._release(rank, self._holding[rank].result(stretch, place))
+
+    def _release(self, rank: int, released: Iterable[tuple[int, int]]) -> None:
+        """Send what was held."""
+        for tensor, place in released:
+            number = self._first_chunks[tensor] + place
+            up = self._up[self._chunks[number].tree][rank]
+            assert up is not None  # what a root has is not held
+            self._push(up, number, result=False)
+
+    def _doubt(self) -> None:
+        """What no result has come of is waited for no longer."""
+        for rank, stretches in enumerate(self._stretches):
+            for stretch in stretches:
+                self._release(rank, self._holding[rank].doubt(stretch))
 
     def _arrive(self, number: int, rank: int, result: bool) -> None:  # noqa: FBT001 - an event's argument
         if result:
@@ -306,3 +352,17 @@ class Events:
 
 def _children_of(tree: Tree) -> list[int]:
     return [len(children) for children in tree.reduce_children]
+
+
+def _layout(chunks: Sequence[Chunk]) -> tuple[list[int], list[list[int]]]:
+    """Return each tensor's first chunk, and the byte offsets of its chunks."""
+    first: list[int] = []
+    offsets: list[list[int]] = []
+    offset = 0
+    for number, chunk in enumerate(chunks):
+        while len(first) <= chunk.tensor:
+            first.append(number)
+            offsets.append([])
+        offsets[chunk.tensor].append(offset)
+        offset += round(chunk.bits / 8)
+    return first, offsets
