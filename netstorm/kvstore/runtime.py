@@ -202,8 +202,9 @@ class Runtime:
 
         Returns:
             `bytes_sent` and `bytes_received` to and from other nodes and the scheduler, headers included;
-            `network_s`, the time with at least one operation under way; `clock_error_s`, by how much
-            this node's idea of the cluster clock may be off (inf: not known yet); and every counter of the process.
+            `network_s`, the time with at least one operation under way; `clock_error_s`, by how much this
+            node's idea of the cluster clock may be off (inf: not known yet); and every counter of the
+            process.
         """
         links = self._driver.thread.call(lambda _: self._driver.endpoint.links()).result()
         return {
