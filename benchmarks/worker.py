@@ -1,4 +1,4 @@
-"""One worker process of `loopback.py`.
+"""One worker process of `loopback.py` and `wan.py`.
 
 Commands: prepare (write this round's addend), allreduce (answers with its start and end on the monotonic
 clock, which the processes of one machine share), check (answers with an error if any element of the sum is
@@ -21,9 +21,8 @@ from systems.registry import SYSTEMS
 
 def join() -> tuple[Answer, Callable[[Answer], Answer]]:
     """Join the group that the command line names."""
-    name, *numbers = sys.argv[1:]
-    nodes, size, keys = map(int, numbers)
-    case = Case(nodes=nodes, bytes=size, keys=keys)
+    name, nodes, size, keys, model = sys.argv[1:]
+    case = Case(nodes=int(nodes), bytes=int(size), keys=int(keys), model=model)
     node = alone(name, case) if name.startswith("without-") else SYSTEMS[name].join(case)
     return {"rank": node.rank}, lambda command: do(node, command)
 

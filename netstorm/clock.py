@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-__all__ = ["monotonic", "monotonic_ns", "sleep", "wall", "wall_ns"]
+__all__ = ["boot_identity", "monotonic", "monotonic_ns", "sleep", "wall", "wall_ns"]
 
 
 def monotonic() -> float:
@@ -15,6 +16,14 @@ def monotonic() -> float:
 def monotonic_ns() -> int:
     """Like `monotonic`, in nanoseconds."""
     return time.monotonic_ns()
+
+
+def boot_identity() -> str:
+    """Return a name of this boot of this machine: processes that agree on it share the monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        return ""
 
 
 def wall() -> float:

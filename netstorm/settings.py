@@ -311,9 +311,8 @@ class Settings:
         words(r"[^\0]*", "the path of a file"),
         "",
         "",
-        "where a node writes the timeline of each chunk on each link when its job ends, for ui.perfetto.dev or "
-        "chrome://tracing; its rank stands before the suffix: trace.json becomes trace.3.json; empty: nowhere, at "
-        "no cost",
+        "where a node writes the timeline of each chunk on each link when its job ends, for ui.perfetto.dev; "
+        "its rank stands before the suffix: trace.json becomes trace.3.json; empty: nowhere, at no cost",
     )
     compare_rounds: int = setting(
         "NETSTORM_COMPARE",

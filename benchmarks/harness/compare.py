@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from harness.child import ChildError
@@ -30,14 +30,24 @@ class Comparison:
         start_timeout_s: float,
         round_timeout_s: float,
         on_round: Callable[[str], None],
+        place: Callable[[int, Sequence[str]], list[str]] | None = None,
+        meter: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
-        """`on_round` is told the system's name after each of its rounds that count."""
+        """Begin.
+
+        Args:
+            on_round: told the system's name after each of its rounds that count.
+            place: makes a command run beside a rank; None: they all run here.
+            meter: returns bytes carried so far, by link.
+        """
         self._systems = systems
         self._rounds = rounds
         self._warmup = warmup
         self._start_timeout_s = start_timeout_s
         self._round_timeout_s = round_timeout_s
         self._on_round = on_round
+        self._place = place
+        self._meter = meter
         # The order of the systems changes from round to round: none always runs after the same other one.
         self._random = random.Random(1)
 
@@ -75,6 +85,7 @@ class Comparison:
                 order = list(groups)
                 self._random.shuffle(order)
                 for name in order:
+                    before = self._meter() if self._meter else {}
                     try:
                         measured = groups[name].round(number)
                     except ChildError as error:
@@ -84,6 +95,9 @@ class Comparison:
                     if number >= self._warmup:
                         rows[name].rounds_s.append(measured.seconds)
                         rows[name].cpu_s.append(measured.cpu_s)
+                        rows[name].machine_cpu_shares.append(measured.machine_cpu_share)
+                        after = self._meter() if self._meter else {}
+                        rows[name].link_bytes.append({link: after[link] - before[link] for link in after})
                         self._on_round(name)
             for name, group in groups.items():
                 rows[name].idle_cpu_share = group.idle_cpu_share(_IDLE_S)
@@ -92,4 +106,6 @@ class Comparison:
                 rows[name].helper_peak_rss = max(rows[name].helper_peak_rss or 0, helper)
 
     def _group(self, launch: Launch) -> Group:
+        if self._place is not None:
+            launch = launch.placed(self._place)
         return Group(launch, start_timeout_s=self._start_timeout_s, round_timeout_s=self._round_timeout_s)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from harness.child import Child, ChildError
 from systems.base import Launch
 
@@ -25,6 +27,8 @@ class Round:
     """From the first worker's start to the last one's end, on the clock that a machine's processes share."""
     cpu_s: float
     """Processor time of all processes of the group, helpers included."""
+    machine_cpu_share: float
+    """Of all cores, whatever used them: emulated links and strangers too. From 0 to 1."""
 
 
 class Group:
@@ -53,12 +57,13 @@ class Group:
             ChildError: a worker or helper ended, was wrong or too slow; the group can then only be stopped.
         """
         self._ask({"do": "prepare", "round": number})
-        before = self._cpu_s()
+        before, machine = self._cpu_s(), psutil.cpu_times()
         times = self._ask({"do": "allreduce", "round": number})
-        used = self._cpu_s() - before
+        used, share = self._cpu_s() - before, _busy_share(machine, psutil.cpu_times())
         self._ask({"do": "check", "round": number})
         first = min(answer["start"] for answer in times)
-        return Round(seconds=max(answer["finish"] for answer in times) - first, cpu_s=used)
+        seconds = max(answer["finish"] for answer in times) - first
+        return Round(seconds=seconds, cpu_s=used, machine_cpu_share=share)
 
     def ask(self, command: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send `command` to every worker and return the answers, in the order of the workers."""
@@ -132,3 +137,11 @@ class Group:
 
     def _cpu_s(self) -> float:
         return sum(child.cpu_s() for child in (*self._workers, *self._helpers))
+
+
+def _busy_share(before: Any, after: Any) -> float:
+    """Return the part of the cores' time that was not idle between two readings of `psutil.cpu_times`."""
+    names = [name for name in before._fields if not name.startswith("guest")]  # those are part of user
+    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
+    total = sum(spent.values())
+    return 0.0 if total <= 0 else 1 - (spent["idle"] + spent.get("iowait", 0.0)) / total

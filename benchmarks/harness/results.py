@@ -28,6 +28,10 @@ class Row:
     rounds_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     """Processor time of all its processes in each round."""
+    machine_cpu_shares: list[float] = field(default_factory=list)
+    """Of all cores, whatever used them, in each round."""
+    link_bytes: list[dict[str, int]] = field(default_factory=list)
+    """What each link carried in each round, where links are metered."""
     idle_cpu_share: float | None = None
     """Share of one core used while it was another system's turn: what it took from them."""
     interleaved: str = "by round"

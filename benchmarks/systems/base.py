@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from harness.pattern import Arrays
+from netstorm.topology.models import tensors_of
 
 __all__ = ["Case", "Launch", "Node", "Process", "System", "environment", "free_port", "worker_command"]
 
 BENCHMARKS = Path(__file__).parents[1]
+
+_ports = itertools.count(21_000)
+"""For jobs in namespaces, where only they are: below what Linux gives to outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +31,26 @@ class Case:
     """Of float32, all arrays together."""
     keys: int = 1
     """How many arrays of about equal size the bytes are in."""
+    model: str = ""
+    """The arrays are this model's tensors instead (`netstorm.topology.models`)."""
+    hosts: tuple[str, ...] = ()
+    """Address of each rank on an emulated network; empty: all are on 127.0.0.1."""
 
     @property
     def sizes(self) -> list[int]:
         """Elements of each array."""
+        if self.model:
+            return [size // 4 for size in tensors_of(self.model)]
         each, more = divmod(self.bytes // 4, self.keys)
         return [each + (index < more) for index in range(self.keys)]
+
+    def host(self, rank: int) -> str:
+        """Return where others reach what runs beside `rank`."""
+        return self.hosts[rank] if self.hosts else "127.0.0.1"
+
+    def port(self) -> int:
+        """Return a TCP port that nothing listens on, as far as can be known from here."""
+        return next(_ports) if self.hosts else free_port()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +60,8 @@ class Process:
     name: str
     command: list[str]
     environment: Mapping[str, str]
+    rank: int = 0
+    """Beside which rank it runs, where each has a place of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +74,16 @@ class Launch:
     def running(self, command: list[str]) -> Launch:
         """Return the same job with another program in its workers."""
         return replace(self, workers=[replace(worker, command=command) for worker in self.workers])
+
+    def placed(self, place: Callable[[int, Sequence[str]], list[str]]) -> Launch:
+        """Return the same job with each process where its rank is; `place` makes a command run there."""
+
+        def at_its_place(process: Process) -> Process:
+            return replace(process, command=place(process.rank, process.command))
+
+        return Launch(
+            workers=list(map(at_its_place, self.workers)), helpers=list(map(at_its_place, self.helpers))
+        )
 
 
 class Node(Arrays, Protocol):
@@ -103,7 +134,7 @@ def environment(**variables: object) -> dict[str, str]:
 def worker_command(system: str, case: Case) -> list[str]:
     """Return the command of one worker process."""
     numbers = [str(case.nodes), str(case.bytes), str(case.keys)]
-    return [sys.executable, str(BENCHMARKS / "worker.py"), system, *numbers]
+    return [sys.executable, str(BENCHMARKS / "worker.py"), system, *numbers, case.model]
 
 
 def free_port() -> int:

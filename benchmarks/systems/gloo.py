@@ -1,14 +1,16 @@
-"""Gloo, the CPU back end of PyTorch's `torch.distributed`: `all_reduce` in place over TCP on loopback."""
+"""Gloo, the CPU back end of PyTorch's `torch.distributed`: `all_reduce` in place over TCP."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from systems.base import Case, Launch, Node, Process, environment, free_port, worker_command
+from systems.base import Case, Launch, Node, Process, environment, worker_command
 
 __all__ = ["Gloo"]
 
@@ -20,24 +22,29 @@ class Gloo:
     name: str = "gloo"
     framework: str = "torch"
     settings: Mapping[str, str] = field(
-        default_factory=lambda: {"backend": "gloo", "interface": "lo", "algorithm": "ring (its default)"}
+        default_factory=lambda: {
+            "backend": "gloo",
+            "interface": "that of the address",
+            "algorithm": "ring (its default)",
+        }
     )
 
     def launch(self, case: Case) -> Launch:
         """Return the processes of one group."""
-        port = free_port()
+        port = case.port()
         return Launch(
             workers=[
                 Process(
                     name=f"gloo worker {rank}",
                     command=worker_command(self.name, case),
                     environment=environment(
-                        MASTER_ADDR="127.0.0.1",
+                        MASTER_ADDR=case.host(0),
                         MASTER_PORT=port,
                         WORLD_SIZE=case.nodes,
                         RANK=rank,
-                        GLOO_SOCKET_IFNAME="lo",
+                        BENCHMARK_ADDRESS=case.host(rank),
                     ),
+                    rank=rank,
                 )
                 for rank in range(case.nodes)
             ]
@@ -84,6 +91,7 @@ class _GlooNode(Tensors):
         import torch.distributed  # noqa: PLC0415
 
         super().__init__(case)
+        os.environ["GLOO_SOCKET_IFNAME"] = _interface_of(os.environ["BENCHMARK_ADDRESS"])
         self._distributed = torch.distributed
         self._distributed.init_process_group("gloo")
         self.rank = self._distributed.get_rank()
@@ -93,3 +101,11 @@ class _GlooNode(Tensors):
         """Replace every array by the sum over all ranks."""
         for work in [self._distributed.all_reduce(value, async_op=True) for value in self.values]:
             work.wait()
+
+
+def _interface_of(address: str) -> str:
+    """Return the interface that has an address: its name is known only where the worker runs."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address == address for known in addresses):
+            return name
+    raise RuntimeError(f"no interface here has the address {address}")

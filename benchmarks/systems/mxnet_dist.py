@@ -6,17 +6,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from systems.base import BENCHMARKS, Case, Launch, Node, Process, environment, free_port, worker_command
+from systems.base import BENCHMARKS, Case, Launch, Node, Process, environment, worker_command
 
 __all__ = ["MXNetDist"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MXNetDist:
-    """`servers` None is as many servers as workers."""
+    """`servers` None is as many servers as workers, one beside each."""
 
     name: str
     servers: int | None
+    hub: int = 0
+    """Beside which rank a single server runs."""
     variables: Mapping[str, str] = field(default_factory=dict)
     framework: str = "mxnet"
 
@@ -28,6 +30,7 @@ class MXNetDist:
             "DMLC_NUM_SERVER": "as many as workers" if self.servers is None else str(self.servers),
             "MXNET_KVSTORE_BIGARRAY_BOUND": "1000000 (default): larger arrays are spread over all servers",
             "DMLC_PS_VAN_TYPE": "zmq (default)",
+            **({"server": f"beside rank {self.hub}"} if self.servers == 1 else {}),
             **self.variables,
         }
 
@@ -35,33 +38,28 @@ class MXNetDist:
         """Return the processes of one group."""
         servers = case.nodes if self.servers is None else self.servers
         job = {
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": free_port(),
-            "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_PS_ROOT_URI": case.host(0),
+            "DMLC_PS_ROOT_PORT": case.port(),
             "DMLC_NUM_WORKER": case.nodes,
             "DMLC_NUM_SERVER": servers,
             **self.variables,
         }
         role = [sys.executable, str(BENCHMARKS / "systems" / "mxnet_role.py")]
 
-        def helper(name: str, kind: str) -> Process:
-            return Process(
-                name=f"{self.name} {name}", command=role, environment=environment(DMLC_ROLE=kind, **job)
-            )
+        def process(what: str, kind: str, rank: int, command: list[str]) -> Process:
+            variables = environment(DMLC_ROLE=kind, DMLC_NODE_HOST=case.host(rank), **job)
+            return Process(name=f"{self.name} {what}", command=command, environment=variables, rank=rank)
 
+        worker = worker_command("mxnet-1-server", case)
         return Launch(
             helpers=[
-                helper("scheduler", "scheduler"),
-                *(helper(f"server {number}", "server") for number in range(servers)),
+                process("scheduler", "scheduler", 0, role),
+                *(
+                    process(f"server {number}", "server", self.hub if servers == 1 else number, role)
+                    for number in range(servers)
+                ),
             ],
-            workers=[
-                Process(
-                    name=f"{self.name} worker {number}",
-                    command=worker_command(self.name, case),
-                    environment=environment(DMLC_ROLE="worker", **job),
-                )
-                for number in range(case.nodes)
-            ],
+            workers=[process(f"worker {rank}", "worker", rank, worker) for rank in range(case.nodes)],
         )
 
     def memory(self, case: Case) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from netstorm.settings import declarations
-from systems.base import BENCHMARKS, Case, Launch, Node, Process, environment, free_port, worker_command
+from systems.base import BENCHMARKS, Case, Launch, Node, Process, environment, worker_command
 
 __all__ = ["NetStormStore"]
 
@@ -27,6 +27,8 @@ class NetStormStore:
     """NetStorm's store. Settings are those of the environment: `CHUNK_SIZE=16384 benchmarks/loopback.py`."""
 
     name: str = "netstorm"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Settings of this job, which win over those of the environment."""
     framework: str = "mxnet"
 
     @property
@@ -34,28 +36,31 @@ class NetStormStore:
         """What it is run with."""
         return {
             "kvstore": "dist_sync_netstorm",
-            **(_users_settings() or {"variables": "all at their defaults"}),
+            **({**_users_settings(), **self.variables} or {"variables": "all at their defaults"}),
         }
 
     def launch(self, case: Case) -> Launch:
         """Return the processes of one group."""
         job = {
             **_users_settings(),
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": free_port(),
-            "DMLC_NODE_HOST": "127.0.0.1",
+            **self.variables,
+            "DMLC_PS_ROOT_URI": case.host(0),
+            "DMLC_PS_ROOT_PORT": case.port(),
             "DMLC_NUM_WORKER": case.nodes,
         }
         scheduler = Process(
-            name="netstorm scheduler",
+            name=f"{self.name} scheduler",
             command=[sys.executable, str(BENCHMARKS / "systems" / "netstorm_role.py")],
-            environment=environment(DMLC_ROLE="scheduler", **job),
+            environment=environment(DMLC_ROLE="scheduler", DMLC_NODE_HOST=case.host(0), **job),
         )
         workers = [
             Process(
-                name=f"netstorm node {rank}",
-                command=worker_command(self.name, case),
-                environment=environment(DMLC_ROLE="worker", NETSTORM_RANK=rank, **job),
+                name=f"{self.name} node {rank}",
+                command=worker_command("netstorm", case),
+                environment=environment(
+                    DMLC_ROLE="worker", DMLC_NODE_HOST=case.host(rank), NETSTORM_RANK=rank, **job
+                ),
+                rank=rank,
             )
             for rank in range(case.nodes)
         ]

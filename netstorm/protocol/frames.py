@@ -32,6 +32,7 @@ __all__ = [
     "Buffer",
     "Header",
     "checksum",
+    "decode_body",
     "encode_body",
     "open_frames",
     "seal",
@@ -87,6 +88,12 @@ def checksum(payload: Buffer) -> int:
 def encode_body(message: m.Message) -> bytes:
     """Return the MessagePack body of `message`."""
     return _encoder.encode(message)
+
+
+def decode_body(body: Buffer) -> m.Message:
+    """Return the message of `encode_body`'s bytes, made here: what a peer sends goes through `open_frames`."""
+    message: m.Message = _decoder.decode(body)
+    return message
 
 
 def seal(body: bytes, *, sequence: int, sent_at: int, payload_crc: int | None, resent: bool = False) -> bytes:

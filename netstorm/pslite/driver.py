@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from netstorm.observe.counters import Counters
+from netstorm.observe.trace import Trace
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.allocator import keep_freed_memory
 from netstorm.pslite.endpoint import Endpoint
@@ -81,6 +82,7 @@ def start_driver(
     ordered: Callable[[Peer], bool],
     stamp: Callable[[], int],
     name: str,
+    trace: Trace | None = None,
 ) -> Driver[M]:
     """Listen, and let a machine work.
 
@@ -92,6 +94,7 @@ def start_driver(
         ordered: see `Endpoint`.
         stamp: the cluster clock, in ns.
         name: of the thread.
+        trace: takes note of all that is delivered.
 
     Raises:
         SettingsError: the address or port cannot be listened on.
@@ -116,6 +119,7 @@ def start_driver(
             limits=Limits(link_timeout_s=settings.link_timeout_s, window_bytes=settings.window_bytes),
             rng=random.Random(incarnation),
             counters=counters,
+            trace=trace,
         )
         stack = Stack(machine, endpoint)
         thread = IoThread(stack, van, switch_interval_s=settings.switch_interval_s, name=name)

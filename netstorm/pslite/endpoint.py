@@ -16,6 +16,7 @@ from typing import Final
 from netstorm.errors import FrameError, PeerError, ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
+from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Header, checksum, encode_body, open_frames, seal
 from netstorm.protocol.ids import SCHEDULER, Peer
@@ -26,11 +27,14 @@ from netstorm.pslite.machine import Admit, Connect, Disconnect, Machine, NotYet,
 from netstorm.pslite.opened_session import OpenedSession
 from netstorm.pslite.queue import Outgoing
 from netstorm.pslite.recent import Recent
+from netstorm.pslite.sending import SendingHalf
 from netstorm.pslite.session import Session, Wire
 from netstorm.pslite.session_states import State
 from netstorm.pslite.timers import Timers
+from netstorm.pslite.traced_sending import TracedSendingHalf
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 from netstorm.pslite.waiting_room import WaitingRoom
+from netstorm.pslite.window import Window
 
 __all__ = ["ArrivalHook", "Endpoint"]
 
@@ -67,6 +71,7 @@ class Endpoint:
         limits: Limits | None = None,
         rng: random.Random | None = None,
         counters: Counters | None = None,
+        trace: Trace | None = None,
     ) -> None:
         """Begin without any session.
 
@@ -78,6 +83,7 @@ class Endpoint:
                 need that, chunks don't.
             stamp: the cluster clock, in ns.
             rng: numbers sessions and spreads attempts to connect.
+            trace: takes note of all that is delivered.
         """
         self.job: Final = job
         self.incarnation: Final = incarnation
@@ -88,6 +94,7 @@ class Endpoint:
         self.counters: Final = counters or Counters()
         self.on_arrival: ArrivalHook | None = None
         self._machine: Final = machine
+        self._trace: Final = trace
         self._ordered: Final = ordered
         self._drops: Final = Drops(self.counters)
         self._numbers: Final = itertools.count(1)
@@ -397,6 +404,11 @@ class Endpoint:
             beyond=beyond,
             resuming=session.incarnation is not None,
         )
+
+    def new_sending(self, peer: Peer) -> SendingHalf:
+        """Return the sending half of a new session."""
+        window = Window(self.limits.window_bytes)
+        return SendingHalf(window) if self._trace is None else TracedSendingHalf(window, peer, self._trace)
 
     def release(self, connection: Connection) -> None:
         """Close a connection; what comes over it from now on is ignored."""

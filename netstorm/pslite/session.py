@@ -25,7 +25,6 @@ from netstorm.pslite.receiving import ReceivingHalf
 from netstorm.pslite.sending import SendingHalf
 from netstorm.pslite.session_states import TRANSITIONS, Event, State
 from netstorm.pslite.van import Connection
-from netstorm.pslite.window import Window
 
 __all__ = ["Session", "Shared", "Wire"]
 
@@ -67,6 +66,9 @@ class Shared(Protocol):
     def hello(self, session: Session) -> m.Hello:
         """Return how this process introduces itself over a session's new connection."""
 
+    def new_sending(self, peer: Peer) -> SendingHalf:
+        """Return the sending half of a new session."""
+
     def release(self, connection: Connection) -> None:
         """Close a connection; what comes over it from now on is ignored."""
 
@@ -94,7 +96,7 @@ class Session:
         self.connection: Connection | None = None
         self.incarnation: int | None = None
         """Of the other process; None before it has said so."""
-        self.sending: Final = SendingHalf(Window(shared.limits.window_bytes))
+        self.sending: Final = shared.new_sending(peer)
         self.receiving: Final = ReceivingHalf(ordered=ordered)
         self.counters: Final = counters
         self.reason = ""

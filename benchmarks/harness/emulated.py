@@ -1,0 +1,64 @@
+"""Where a race takes place: an emulated network or, to try the benchmark itself, loopback."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from netstorm.topology.network import Network
+
+__all__ = ["Place", "emulated", "on_loopback"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A network that programs can be started on."""
+
+    hosts: tuple[str, ...]
+    """Address of each rank; empty: all on loopback."""
+    command: Callable[[int, Sequence[str]], list[str]]
+    """Makes a command run beside a rank."""
+    carried: Callable[[], Mapping[str, int]]
+    """Returns the bytes that each link has carried so far."""
+    backend: str
+    congestion: str
+
+
+@contextlib.contextmanager
+def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
+    """Have the network emulated; everything of it is gone afterwards.
+
+    Raises:
+        NetStormError: it cannot be; says what is missing.
+    """
+    from netstorm.emulation.wan import Wan  # noqa: PLC0415 - loopback needs none of it
+
+    wan = Wan.up(
+        network, backend=options.backend, congestion=options.congestion, start_changes=options.dynamic
+    )
+    with wan:
+
+        def carried() -> dict[str, int]:
+            return {f"{link.source}→{link.target}": link.bytes for link in wan.status()}
+
+        yield Place(
+            hosts=tuple(wan.address(rank) for rank in network.ranks),
+            command=lambda rank, argv: wan.command(network.ranks[rank], argv),
+            carried=carried,
+            backend=wan.backend,
+            congestion=wan.congestion,
+        )
+
+
+@contextlib.contextmanager
+def on_loopback(_network: Network, _options: argparse.Namespace) -> Iterator[Place]:
+    """Leave everything on 127.0.0.1, where links have no limits and no bytes are counted."""
+    yield Place(
+        hosts=(),
+        command=lambda _rank, argv: list(argv),
+        carried=dict,
+        backend="loopback: links are NOT emulated",
+        congestion="the system's",
+    )

@@ -1,0 +1,156 @@
+"""Who takes part in a race on a network: its systems by name, each with what it must know of the network.
+
+A row may be made of several groups of processes (a star's average hub), or of none: then it says why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from netstorm.errors import Unreachable, UsageError
+from netstorm.topology.form import SCHEMES, form_policy
+from netstorm.topology.network import Network, Rank, Routing
+from netstorm.topology.network_text import dump_network
+from netstorm.topology.resources import Resources, fluid_time
+from systems.base import System
+from systems.gloo import Gloo
+from systems.mxnet_dist import MXNetDist
+from systems.netstorm_store import NetStormStore
+from systems.openmpi import why_no_openmpi
+
+__all__ = ["NAMES", "Entrant", "Entry", "enter", "hubs_by_time"]
+
+_MEAN_HUBS: Final = 3
+"""How many hubs stand for the average one. Each takes a round of its own, the slowest of the whole race."""
+
+_HIVEMIND: Final = (
+    "hivemind needs a PyTorch and a libp2p daemon of its own, and does not install beside MXNet 1.9.1 on the "
+    "machines that this was written on"
+)
+_NOT_BUILT: Final = {
+    "std": "not built yet: NetStorm does not measure the network while it runs",
+    "pro": "not built yet: NetStorm uses no auxiliary paths",
+}
+_TOPOLOGIES: Final = tuple(name for name in SCHEMES if name != "custom")  # it needs a file of its own
+
+NAMES: Final = (
+    "mxnet-star-best",
+    "mxnet-star-worst",
+    "mxnet-star-mean",
+    "mxnet-sharded",
+    "gloo",
+    "openmpi",
+    "hivemind",
+    *(f"netstorm-{name}" for name in _TOPOLOGIES),
+    "netstorm-lite",
+    "netstorm-std",
+    "netstorm-pro",
+)
+"""Of all systems, as the command line and the results call them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """One row of the results."""
+
+    name: str
+    systems: tuple[System, ...] = ()
+    """Its round is the mean of theirs: several where a name stands for an average."""
+    why_not: str = ""
+    """Why there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What entrants are made for."""
+
+    network: Network
+    """At its start, without later changes."""
+    folder: Path
+    """For network files, which NetStorm's scheduler reads."""
+    bytes: int
+    seed: int = 1
+    """Of the choice of the average hubs."""
+    trace: bool = False
+    """Have NetStorm's nodes write the timeline of each chunk into the folder."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Settings for NetStorm on top of each system's own."""
+
+
+def enter(names: Sequence[str], entry: Entry) -> list[Entrant]:
+    """Return the entrants of these names.
+
+    Raises:
+        UsageError: a name that there is not, or a network on which nothing can run.
+    """
+    return [_enter(name, entry) for name in names]
+
+
+def _enter(name: str, entry: Entry) -> Entrant:
+    if name.startswith("mxnet-star-"):
+        return _star(name, entry)
+    if name == "mxnet-sharded":
+        return Entrant(name=name, systems=(MXNetDist(name=name, servers=None),))
+    if name == "gloo":
+        return Entrant(name=name, systems=(Gloo(),))
+    if name == "openmpi":
+        return Entrant(name=name, why_not=why_no_openmpi())
+    if name == "hivemind":
+        return Entrant(name=name, why_not=_HIVEMIND)
+    stage = name.removeprefix("netstorm-")
+    if stage in _NOT_BUILT:
+        return Entrant(name=name, why_not=_NOT_BUILT[stage])
+    if stage == "lite":
+        return _netstorm(name, "auto", entry, {"ENABLE_AWARENESS": "0", "ENABLE_AUX_PATH": "0"})
+    if stage in _TOPOLOGIES:
+        return _netstorm(name, stage, entry, {})
+    raise UsageError(f"no system {name!r}; there are {', '.join(NAMES)}")
+
+
+def hubs_by_time(network: Network, nbytes: float) -> list[Rank]:
+    """Return the ranks by the fluid time of a parameter server beside each, the fastest first.
+
+    Workers reach a server over the fewest hops, whatever the network's overlay allows NetStorm's planner.
+    """
+    network = replace(network, routing=Routing.UNDERLAY)
+    resources = Resources.of(network)
+    times = {
+        rank: fluid_time(resources, form_policy(network, "star", hub=rank), nbytes) for rank in network.ranks
+    }
+    return sorted(times, key=lambda rank: (times[rank], rank))
+
+
+def _star(name: str, entry: Entry) -> Entrant:
+    hubs = hubs_by_time(entry.network, entry.bytes)
+    which = name.removeprefix("mxnet-star-")
+    if which == "mean":
+        chosen = random.Random(entry.seed).sample(hubs, min(_MEAN_HUBS, len(hubs)))
+        systems = tuple(MXNetDist(name=f"{name}, hub {hub}", servers=1, hub=hub) for hub in sorted(chosen))
+        return Entrant(name=name, systems=systems)
+    if which not in {"best", "worst"}:
+        raise UsageError(f"no system {name!r}; there are {', '.join(NAMES)}")
+    hub = hubs[0] if which == "best" else hubs[-1]
+    return Entrant(name=name, systems=(MXNetDist(name=name, servers=1, hub=hub),))
+
+
+def _netstorm(name: str, topology: str, entry: Entry, variables: dict[str, str]) -> Entrant:
+    network = entry.network
+    try:
+        form_policy(network, topology)
+    except Unreachable:  # it sends between ranks that the overlay does not join: over the routes, as peers do
+        network = replace(network, routing=Routing.UNDERLAY)
+    path = entry.folder / f"{name}.yaml"
+    path.write_text(dump_network(network), encoding="utf-8")
+    variables = {
+        "NETSTORM_TOPOLOGY": topology,
+        "NETSTORM_NETWORK": str(path),
+        **variables,
+        **entry.variables,
+    }
+    if entry.trace:
+        variables["NETSTORM_TRACE"] = str(entry.folder / f"{name}.trace.json")
+    return Entrant(name=name, systems=(NetStormStore(name=name, variables=variables),))

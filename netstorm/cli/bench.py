@@ -1,0 +1,65 @@
+"""`netstorm bench`: run a benchmark of a checkout. They are scripts beside the package, not part of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from netstorm.cli.failing import exit_on_usage_error
+from netstorm.errors import UsageError
+
+__all__ = ["CONTEXT", "bench"]
+
+CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+"""Everything behind the benchmark's name is its own, --help too."""
+
+
+def bench(
+    *,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME [OPTIONS]", help="wan, loopback, train, ...")
+    ] = None,
+) -> None:
+    """Run a benchmark of a checkout: wan, loopback, train, blocking, equivalence.
+
+    \b
+      netstorm bench wan examples/networks/internet2.yaml --systems mxnet-star-best,gloo,netstorm-packing
+      netstorm bench wan --help
+    """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
+    with exit_on_usage_error():
+        name, *rest = arguments or ["--help"]
+        folder = _folder()
+        known = sorted(path.stem for path in folder.glob("*.py") if path.read_bytes().startswith(b"#!"))
+        if name in ("--help", "-h"):
+            typer.echo(f"{bench.__doc__}\nBenchmarks in {folder}: {', '.join(known)}".replace("\b\n", ""))
+            return
+        if name not in known:
+            raise UsageError(f"no benchmark {name!r} in {folder}; there are {', '.join(known)}")
+        _become([sys.executable, str(folder / f"{name}.py"), *rest])
+
+
+def _folder() -> Path:
+    """Return the benchmarks of the checkout that this package, or the working directory, belongs to."""
+    places = [Path(__file__).parents[2] / "benchmarks", Path.cwd() / "benchmarks"]
+    for place in places:
+        if (place / "wan.py").is_file():
+            return place
+    raise UsageError(
+        "netstorm bench needs a checkout of NetStorm: benchmarks/ is not part of the installed package; "
+        f"there is none at {places[0].parent}, nor in the working directory; "
+        "git clone it, and run netstorm bench in it"
+    )
+
+
+def _become(command: list[str]) -> None:
+    """Go on as the benchmark, so that signals and the exit code are its own."""
+    from netstorm.settings import child_environment
+
+    package = str(Path(__file__).parents[2])
+    paths = [package, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))]
+    sys.stdout.flush()
+    os.execve(command[0], command, child_environment(PYTHONPATH=os.pathsep.join(paths)))  # noqa: S606
