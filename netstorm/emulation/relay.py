@@ -108,9 +108,7 @@ class Relay:
                 if direction is not None:
                     time = now()
                     take = direction.shaper.offer if direction.egress is None else direction.take
-                    with contextlib.suppress(BlockingIOError):
-                        for _ in range(_READS):
-                            take(read(descriptor, LARGEST), time)
+                    take(read(descriptor, LARGEST), time)
                 elif descriptor == timer:
                     self._timer.take()
                     self._armed_for = 0.0

@@ -30,9 +30,9 @@ def missing_rights() -> list[str]:
     lacking = [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
     if lacking:
         missing.append(
-            f"{' and '.join(lacking)} (user id {os.geteuid()}): run it as root, as in: sudo "
-            "-E env PATH=$PATH netstorm wan …; or in a container with: docker run --cap-add NET_ADMIN --cap-add SYS_ADMIN "
-            "--device /dev/net/tun …"
+            f"{' and '.join(lacking)} (user id {os.geteuid()}): run it as root, as in: "
+            "sudo -E env PATH=$PATH netstorm wan …; or in a container with: docker run --cap-add NET_ADMIN "
+            "--cap-add SYS_ADMIN --device /dev/net/tun …"
         )
     missing += [
         f"the program {program!r} of iproute2 (Debian, Ubuntu: apt-get install iproute2)"

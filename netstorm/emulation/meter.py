@@ -1,0 +1,195 @@
+"""A small measuring tool: goodput, latency and loss between ranks of an emulated network.
+
+All its sockets are this process's own, opened inside the namespaces: so both ends read one clock, and what arrives is
+counted by one loop. Data that arrives is discarded by the kernel, uncopied (MSG_TRUNC, tcp(7)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from netstorm import clock
+from netstorm.emulation.namespaces import inside
+from netstorm.emulation.packets import FRAME_BYTES
+from netstorm.emulation.wan import Wan
+from netstorm.errors import UsageError
+
+__all__ = ["Carried", "OneWay", "latencies", "saturate"]
+
+_HEADERS: Final = 20 + 32
+"""IPv4, and TCP with timestamps."""
+_BLOCK: Final = bytes(1 << 18)
+_DISCARD: Final = 1 << 22
+_CONNECT_S: Final = 20.0
+_PING_BYTES: Final = 22
+_PING_GAP_S: Final = 0.005
+_PATIENCE_S: Final = 1.0
+"""Beyond the expected latency: a datagram that takes longer is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What one TCP connection has carried within a time."""
+
+    goodput: float
+    """Bit/s of data that arrived."""
+    of_rate: float
+    """The goodput of a link over its rate: segments are full, and each has headers and a frame."""
+    segments: int
+    """Sent since the connection was made."""
+    retransmitted: int
+    """Of those."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneWay:
+    """Latencies of small datagrams there and back, in seconds: the median of each."""
+
+    there: float
+    back: float
+    round_trip: float
+    answered: int
+    sent: int
+
+
+def latencies(wan: Wan, source: int, target: int, *, expected: float, count: int = 20) -> OneWay:
+    """Return the latencies between two ranks, by datagrams, one at a time.
+
+    Raises:
+        UsageError: none came back.
+    """
+    there, back = [], []
+    with (
+        _udp(wan, source) as here,
+        _udp(wan, target) as other,
+    ):
+        here.connect(other.getsockname())
+        other.connect(here.getsockname())
+        for number in range(count + 1):
+            payload = number.to_bytes(_PING_BYTES, "big")
+            first = _one_way(here, other, payload, expected)
+            second = _one_way(other, here, payload, expected)
+            if first is not None and second is not None and number > 0:  # the first one warms caches
+                there.append(first)
+                back.append(second)
+            clock.sleep(_PING_GAP_S)
+    if not there:
+        raise UsageError(f"no datagram from rank {source} to rank {target} and back has arrived")
+    both = [one + other for one, other in zip(there, back, strict=True)]
+    return OneWay(
+        there=_median(there), back=_median(back), round_trip=_median(both), answered=len(there), sent=count
+    )
+
+
+def _one_way(sender: socket.socket, receiver: socket.socket, payload: bytes, expected: float) -> float | None:
+    began = clock.monotonic()
+    sender.send(payload)
+    receiver.settimeout(expected + _PATIENCE_S)
+    with contextlib.suppress(TimeoutError):
+        while receiver.recv(64) != payload:  # one that came too late for its turn
+            pass
+        return clock.monotonic() - began
+    return None
+
+
+@contextmanager
+def _udp(wan: Wan, rank: int) -> Iterator[socket.socket]:
+    with inside(wan.namespace(rank)):
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with closing(made):
+        made.bind((wan.address(rank), 0))
+        yield made
+
+
+class _Flow:
+    """One connection that sends as much as it can."""
+
+    def __init__(self, wan: Wan, source: int, target: int, stack: ExitStack) -> None:
+        with inside(wan.namespace(target)):
+            listener = stack.enter_context(closing(socket.socket()))
+        listener.bind((wan.address(target), 0))
+        listener.listen(1)
+        with inside(wan.namespace(source)):
+            self.sender = stack.enter_context(closing(socket.socket()))
+        self.sender.settimeout(_CONNECT_S)
+        self.sender.bind((wan.address(source), 0))
+        try:
+            self.sender.connect(listener.getsockname())
+        except OSError as error:
+            raise UsageError(f"rank {source} cannot connect to rank {target}: {error}") from error
+        self.receiver, _ = listener.accept()
+        stack.enter_context(closing(self.receiver))
+        for end in (self.sender, self.receiver):
+            end.setblocking(False)
+        self.received = 0
+
+    def info(self) -> tuple[int, int, int]:
+        """Return (largest segment, segments with data sent, retransmitted): linux/tcp.h, struct tcp_info."""
+        raw = self.sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+        (mss,) = struct.unpack_from("=I", raw, 16)
+        (retransmitted,) = struct.unpack_from("=I", raw, 100)
+        (sent,) = struct.unpack_from("=I", raw, 156)
+        return mss, sent, retransmitted
+
+
+def saturate(
+    wan: Wan, pairs: Sequence[tuple[int, int]], *, warm_up_s: float = 1.5, measure_s: float = 2.5
+) -> list[Carried]:
+    """Send as much as TCP can between all these (source, target) at once, and return what each has carried.
+
+    Raises:
+        UsageError: two ranks cannot connect.
+    """
+    with ExitStack() as stack:
+        flows = [_Flow(wan, source, target, stack) for source, target in pairs]
+        poll = stack.enter_context(closing(select.epoll()))
+        by_number: dict[int, tuple[_Flow, bool]] = {}
+        for flow in flows:
+            by_number[flow.sender.fileno()] = (flow, True)
+            by_number[flow.receiver.fileno()] = (flow, False)
+            poll.register(flow.sender, select.EPOLLOUT)
+            poll.register(flow.receiver, select.EPOLLIN)
+        _pump(poll, by_number, warm_up_s)
+        before = [flow.received for flow in flows]
+        began = clock.monotonic()
+        _pump(poll, by_number, measure_s)
+        lasted = clock.monotonic() - began
+        carried = []
+        for flow, had in zip(flows, before, strict=True):
+            mss, sent, retransmitted = flow.info()
+            carried.append(
+                Carried(
+                    goodput=(flow.received - had) * 8 / lasted,
+                    of_rate=mss / (mss + _HEADERS + FRAME_BYTES),
+                    segments=sent,
+                    retransmitted=retransmitted,
+                )
+            )
+        return carried
+
+
+def _pump(poll: select.epoll, by_number: dict[int, tuple[_Flow, bool]], seconds: float) -> None:
+    until = clock.monotonic() + seconds
+    scratch = bytearray(_DISCARD)
+    while (left := until - clock.monotonic()) > 0:
+        for number, _ in poll.poll(left):
+            flow, sends = by_number[number]
+            with contextlib.suppress(BlockingIOError):
+                if sends:
+                    flow.sender.send(_BLOCK)
+                else:
+                    flow.received += flow.receiver.recv_into(scratch, 0, socket.MSG_TRUNC)
+        clock.sleep(0.001)  # what comes meanwhile is taken together: the relay needs the core more
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
