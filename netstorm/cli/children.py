@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,8 +51,17 @@ class _Child:
     """By file descriptor; those that have not ended."""
 
 
-def run_job(job: Job, ending: Ending, console: Console, log_folder: Path | None) -> int:
+def run_job(
+    job: Job, ending: Ending, console: Console, log_folder: Path | None, *, spare: Collection[int] = ()
+) -> int:
     """Run a job to its end; nothing of it runs when this returns. Only the main thread may call it.
+
+    Args:
+        job: what to start.
+        ending: decides.
+        console: gets what the processes print.
+        log_folder: gets it too, if not None.
+        spare: children of this process that are not of the job, and live on.
 
     Returns:
         The exit code, as `Ending.exit_code`.
@@ -62,7 +71,7 @@ def run_job(job: Job, ending: Ending, console: Console, log_folder: Path | None)
     """
     become_subreaper()
     with _signals_to_descriptor() as woken:
-        run = _Run(job, ending, console, log_folder, woken)
+        run = _Run(job, ending, console, log_folder, woken, spare=spare)
         try:
             run.to_the_end()
         finally:
@@ -75,13 +84,21 @@ def run_job(job: Job, ending: Ending, console: Console, log_folder: Path | None)
 
 class _Run:
     def __init__(
-        self, job: Job, ending: Ending, console: Console, log_folder: Path | None, woken: int
+        self,
+        job: Job,
+        ending: Ending,
+        console: Console,
+        log_folder: Path | None,
+        woken: int,
+        *,
+        spare: Collection[int],
     ) -> None:
         self._job: Final = job
         self._ending: Final = ending
         self._console: Final = console
         self._log_folder: Final = log_folder
         self._woken: Final = woken
+        self._spare: Final = spare
         self._children: Final[dict[Member, _Child]] = {}
         self._nodes_started = False
         self._ready_by = clock.monotonic() + _READY_S
@@ -102,7 +119,9 @@ class _Run:
         for child in self._children.values():
             if child.log is not None:
                 child.log.close()
-        left = kill_descendants()  # none, unless a keeper was killed or we are here because of an exception
+        left = kill_descendants(
+            self._spare
+        )  # none, unless a keeper was killed or we are here because of an exception
         if left:
             self._console.say(f"these do not die, not even of SIGKILL: {', '.join(map(str, left))}")
 

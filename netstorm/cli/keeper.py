@@ -20,7 +20,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Final
 
@@ -242,14 +242,19 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_descendants() -> list[int]:
-    """Kill and reap every process below this one; return those that cannot be killed."""
+def kill_descendants(spare: Collection[int] = ()) -> list[int]:
+    """Kill and reap every process below this one; return those that cannot be killed.
+
+    Args:
+        spare: processes that are left alone, with all below them.
+    """
     left: list[int] = []
     for _ in range(_KILL_CHECKS):
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        left = descendants(os.getpid())
+        spared = {*spare, *(below for pid in spare for below in descendants(pid))}
+        left = [pid for pid in descendants(os.getpid()) if pid not in spared]
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -45,6 +45,13 @@ def launch(
     network: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The network to plan for: NETSTORM_NETWORK.")
     ] = None,
+    wan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Emulate this network on this machine, and run each rank in a namespace of it (needs root).",
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +81,10 @@ def launch(
     ] = None,
     scheduler: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="With --hosts: the scheduler's host. Default: the first."),
+        typer.Option(
+            metavar="HOST",
+            help="With --hosts: the scheduler's host. Default: the first. With --wan: its rank; 0.",
+        ),
     ] = None,
     python: Annotated[
         str | None,
@@ -94,6 +104,7 @@ def launch(
       netstorm launch -n 4 -- python train.py --epochs 3
       netstorm launch -n 4 --site a,a,b,b --topology star -- python train.py
       netstorm launch --hosts cluster.txt -- python train.py
+      netstorm launch --wan network.yaml -- python train.py
 
     Each node runs COMMAND with the DMLC_* variables that tell it who it is. Its lines are printed behind its
     rank. Unless OMP_NUM_THREADS is set, the nodes of a machine get equal shares of its cores: N processes
@@ -128,6 +139,7 @@ def launch(
                 python=python,
                 ssh=ssh,
                 with_scheduler=not no_scheduler,
+                wan=wan,
             )
             code = given.run(Path(scratch))
         except CommandError as error:

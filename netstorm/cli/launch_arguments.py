@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from netstorm.cli.hostfile import check_host, read_hostfile
 from netstorm.cli.job import RESERVED, Job, find_command
 from netstorm.cli.local_job import local_job, users_environment
 from netstorm.cli.ssh_job import passed_on, ssh_job
+from netstorm.cli.wan_job import scheduler_rank, wan_job
+from netstorm.cli.wan_line import wan_line
 from netstorm.errors import UsageError
 from netstorm.settings import Settings, child_environment
 
@@ -41,6 +43,7 @@ class LaunchArguments:
     python: str | None
     ssh: str | None
     with_scheduler: bool
+    wan: Path | None = None
 
     def run(self, scratch: Path) -> int:
         """Run the job to its end, and return the exit code.
@@ -54,7 +57,12 @@ class LaunchArguments:
         """
         open_standard_streams()
         variables = self._all_variables()
+        if self.wan is not None:
+            return self._run_in_a_wan(self.wan, variables, scratch)
         job = self._local(variables, scratch) if self.hosts is None else self._remote(variables, self.hosts)
+        return self._run(job, variables)
+
+    def _run(self, job: Job, variables: dict[str, str], *, spare: Collection[int] = ()) -> int:
         environment = child_environment(None, **variables)
         settings = _rank_0s_settings(environment, job.size)  # also for what contradicts each other
         if self.log_folder is not None:
@@ -68,24 +76,59 @@ class LaunchArguments:
             patience_s=settings.heartbeat_timeout_s + self.grace_s,
             hosts=job.hosts,
         )
-        return run_job(job, ending, Console(prefixes=self.prefixes, environment=environment), self.log_folder)
+        console = Console(prefixes=self.prefixes, environment=environment)
+        return run_job(job, ending, console, self.log_folder, spare=spare)
 
-    def _local(self, variables: dict[str, str], scratch: Path) -> Job:
-        for option, value in (
-            ("scheduler", self.scheduler_host),
-            ("python", self.python),
-            ("ssh", self.ssh),
-        ):
+    def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
+        """Make the emulated network, run the job in it, and take it away again."""
+        from netstorm.emulation.wan import Wan
+        from netstorm.topology.network_file import load_network
+
+        if self.hosts is not None:
+            raise UsageError("--wan emulates a network on this machine: it does not go with --hosts")
+        self._refuse_what_is_for_hosts(("python", self.python), ("ssh", self.ssh))
+        network = load_network(file)
+        if self.nodes not in {None, network.size}:
+            raise UsageError(f"-n {self.nodes}: {file} has {network.size} nodes; leave -n out")
+        scheduler_at = scheduler_rank(self.scheduler_host, network.size)
+        environment = self._checked_environment(variables)
+        sites = self._sites(network.size) if self.sites else [node.site or None for node in network.nodes]
+        with Wan.up(network, start_changes=False) as wan:
+            print(f"netstorm: {wan_line(wan)}", file=sys.stderr)
+            job = wan_job(
+                wan=wan,
+                command=self.command,
+                folder=self.folder,
+                environment=environment,
+                port=self.port or 0,
+                sites=sites,
+                scheduler_at=scheduler_at,
+                ready_file=scratch / "scheduler" if self.with_scheduler else None,
+            )
+            return self._run(job, variables, spare={wan.pid})
+
+    def _refuse_what_is_for_hosts(self, *options: tuple[str, str | None]) -> None:
+        for option, value in options:
             if value is not None:
                 raise UsageError(f"--{option} is for --hosts: without it everything runs on this machine")
-        if self.nodes is None:
-            raise UsageError("how many nodes? As in: netstorm launch -n 4 -- python train.py")
-        if self.nodes < 1:
-            raise UsageError(f"-n {self.nodes}: expected at least 1 node")
+
+    def _checked_environment(self, variables: dict[str, str]) -> dict[str, str]:
+        """Return a node's environment, having found folder and command."""
         if not self.folder.is_dir():
             raise UsageError(f"--chdir {self.folder}: no such folder")
         environment = users_environment(variables)
         find_command(self.command, self.folder, environment)
+        return environment
+
+    def _local(self, variables: dict[str, str], scratch: Path) -> Job:
+        self._refuse_what_is_for_hosts(
+            ("scheduler", self.scheduler_host), ("python", self.python), ("ssh", self.ssh)
+        )
+        if self.nodes is None:
+            raise UsageError("how many nodes? As in: netstorm launch -n 4 -- python train.py")
+        if self.nodes < 1:
+            raise UsageError(f"-n {self.nodes}: expected at least 1 node")
+        environment = self._checked_environment(variables)
         return local_job(
             size=self.nodes,
             command=self.command,

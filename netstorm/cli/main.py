@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "simulate": "Tell how long a round takes under each scheme, over many networks.",
         "bench": "Race real systems on an emulated network, or run another benchmark of a checkout.",
         "plan": "Compare topologies on a network: time, traffic, distance from the optimum.",
+        "wan": "Emulate a network on this machine: namespaces, in which any program runs.",
         "env": "Print every setting, its value, and where the value came from.",
     }
 )
@@ -53,6 +54,8 @@ def _load(name: str | None) -> Any:
         return None
     module = import_module(f"netstorm.cli.{name}")
     function = getattr(module, name)
+    if isinstance(function, typer.Typer):  # a subcommand that has subcommands
+        return typer.main.get_command(function)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, help=function.__doc__, context_settings=getattr(module, "CONTEXT", None))(function)
     return typer.main.get_command(alone)

@@ -1,7 +1,7 @@
 """A small measuring tool: goodput, latency and loss between ranks of an emulated network.
 
-All its sockets are this process's own, opened inside the namespaces: so both ends read one clock, and what arrives is
-counted by one loop. Data that arrives is discarded by the kernel, uncopied (MSG_TRUNC, tcp(7)).
+All its sockets are this process's own, opened inside the namespaces: so both ends read one clock, and what
+arrives is counted by one loop. Data that arrives is discarded by the kernel, uncopied (MSG_TRUNC, tcp(7)).
 """
 
 from __future__ import annotations

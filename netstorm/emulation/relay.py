@@ -6,7 +6,6 @@ moves a whole super-packet, which is passed on as the very bytes that were read.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -26,8 +25,6 @@ __all__ = ["Cap", "Direction", "Relay"]
 
 _GRAIN_S: Final = 0.0004
 """Packets due this soon after each other are written together: it costs half of it in precision."""
-_READS: Final = 32
-"""From one device before others have their turn."""
 _NEVER: Final = 1e18
 
 
@@ -100,7 +97,9 @@ class Relay:
         """Carry packets until the control channel is closed at its other end."""
         now = clock.monotonic
         by_descriptor = self._by_descriptor
-        read = os.read
+        # Into one buffer, and a copy of what came: cheaper than 64 KiB of new memory each time.
+        buffer = bytearray(LARGEST)
+        into, view, read = [buffer], memoryview(buffer), os.readv
         control, timer = self._control.fileno(), self._timer.fileno()
         while True:
             for descriptor, _ in self._poll.poll():
@@ -108,7 +107,7 @@ class Relay:
                 if direction is not None:
                     time = now()
                     take = direction.shaper.offer if direction.egress is None else direction.take
-                    take(read(descriptor, LARGEST), time)
+                    take(bytes(view[: read(descriptor, into)]), time)
                 elif descriptor == timer:
                     self._timer.take()
                     self._armed_for = 0.0

@@ -20,8 +20,10 @@ from netstorm.emulation.layout import PREFIX
 from netstorm.emulation.namespaces import existing, remove
 from netstorm.errors import UsageError
 
-__all__ = ["FOLDER", "Claim", "read_state", "remove_stale", "running", "socket_path"]
+__all__ = ["FOLDER", "KEEP", "Claim", "read_state", "remove_stale", "running", "socket_path"]
 
+KEEP: Final = b"keep\n"
+"""On a warden's standard input: from now on the network outlives whoever started it."""
 FOLDER: Final = Path("/run/netstorm-wan")
 _NAMESPACE: Final = re.compile(re.escape(PREFIX) + r"(.+)-r\d+")
 

@@ -18,7 +18,7 @@ from netstorm import clock
 from netstorm.emulation.build import BACKENDS
 from netstorm.emulation.layout import Layout, checked_name
 from netstorm.emulation.rights import require_rights
-from netstorm.emulation.state import read_state, remove_stale, running, socket_path
+from netstorm.emulation.state import KEEP, read_state, remove_stale, running, socket_path
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
 from netstorm.topology.elements import Rank
@@ -116,7 +116,6 @@ class Wan:
             "backend": backend,
             "congestion": congestion,
             "start_changes": start_changes,
-            "held": not detached,
         }
         warden = _start_warden(order)
         try:
@@ -127,6 +126,7 @@ class Wan:
             raise
         if detached:
             assert warden.stdin is not None
+            warden.stdin.write(KEEP)
             warden.stdin.close()
             warden.returncode = 0  # it is nobody's child to wait for: keeps Popen from warning of that
             return cls(layout, facts, None)

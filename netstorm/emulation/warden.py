@@ -22,7 +22,7 @@ from netstorm import clock
 from netstorm.emulation.build import Links, build
 from netstorm.emulation.layout import Layout
 from netstorm.emulation.namespaces import remove
-from netstorm.emulation.state import Claim, socket_path
+from netstorm.emulation.state import KEEP, Claim, socket_path
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.elements import Change, Rank
 from netstorm.topology.network_file import dump_network, parse_network
@@ -91,7 +91,6 @@ class _Warden:
         self._changes: Final[list[Change]] = list(layout.network.changes)
         self._began: float | None = clock.monotonic() if order["start_changes"] else None
         self._listener: Final = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._held: Final = bool(order["held"])
         path = socket_path(layout.name)
         path.unlink(missing_ok=True)
         self._listener.bind(str(path))
@@ -112,13 +111,15 @@ class _Warden:
         """Answer requests and apply changes until it is over."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
-        if self._held:
-            poll.register(0, select.POLLIN)
+        poll.register(0, select.POLLIN)
         while True:
             self._apply_changes()
             events = dict(poll.poll(self._wait_ms()))
-            if 0 in events and not os.read(0, 4096):
-                return
+            if 0 in events:
+                if os.read(0, 4096) != KEEP:
+                    return
+                poll.unregister(0)
+                _let_go()
             if self._listener.fileno() in events and not self._answer():
                 return
             dead = self._links.dead()
@@ -203,6 +204,14 @@ class _Warden:
             "changes_ahead": len(self._changes),
             "links": links,
         }
+
+
+def _let_go() -> None:
+    """Hold nothing of whoever started us: neither pipes nor a terminal."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
 
 
 def _read_all(client: socket.socket) -> bytes:

@@ -1,0 +1,162 @@
+"""An emulated network measured against what it should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from netstorm.emulation.meter import Carried, OneWay, latencies, saturate
+from netstorm.emulation.wan import LinkStatus, Wan
+from netstorm.topology.elements import Rank
+
+__all__ = ["ALONE", "RTT_WITHIN_S", "TOGETHER", "Checked", "check"]
+
+ALONE: Final = 0.03
+"""How far off a rate may be while one link at a time is loaded."""
+TOGETHER: Final = 0.10
+"""While all are, both ways: each direction also carries the other's acknowledgements."""
+RTT_WITHIN_S: Final = 0.001
+_SIGMAS: Final = 4.0
+"""How improbable a number of losses must be to count as wrong: about 1 in 16 000."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One direction of a link: what it should be, and what it is."""
+
+    source: Rank
+    target: Rank
+    rate: float
+    """Bit/s on the wire, as the file says, and not above the access caps."""
+    measured_rate: float
+    """The same, worked out from the goodput of TCP: bytes that arrived, and their headers and frames."""
+    goodput: float
+    """Bit/s of data that arrived."""
+    latency: float
+    """Seconds, one way."""
+    measured_latency: float
+    round_trip: float
+    """Of both directions, in seconds."""
+    measured_round_trip: float
+    loss: float
+    """Fraction of segments, as the file says."""
+    measured_loss: float
+    """Fraction of segments that TCP had to send again, less those that the full queue dropped."""
+    segments: int
+    """That were sent: how much the loss is worth."""
+    allowed: float
+    """How far off the rate may be."""
+
+    @property
+    def rate_error(self) -> float:
+        """The measured rate over the true one, less 1."""
+        return self.measured_rate / self.rate - 1
+
+    @property
+    def round_trip_error(self) -> float:
+        """Seconds by which the round trip is too long."""
+        return self.measured_round_trip - self.round_trip
+
+    @property
+    def loss_is_plausible(self) -> bool:
+        """Whether so many losses may come of such a fraction by chance (and retransmissions by mistake)."""
+        expected = self.loss * self.segments
+        off = abs(self.measured_loss * self.segments - expected)
+        return off <= _SIGMAS * math.sqrt(expected) + 2 + 0.0005 * self.segments
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """What is out of tolerance: any of rate, round trip and loss."""
+        return tuple(
+            name
+            for name, bad in (
+                ("rate", abs(self.rate_error) > self.allowed),
+                ("round trip", abs(self.round_trip_error) > RTT_WITHIN_S),
+                ("loss", not self.loss_is_plausible),
+            )
+            if bad
+        )
+
+
+def check(
+    wan: Wan, *, together: bool = False, warm_up_s: float = 1.5, measure_s: float = 2.5
+) -> Iterator[Checked]:
+    """Yield each direction of each link, measured: one at a time, or all at once.
+
+    Latencies are measured before anything is loaded: under load they have the queue in them.
+
+    Args:
+        wan: the network; nobody else may send in it meanwhile.
+        together: load all links at once, both ways.
+        warm_up_s: from the start of a connection until its bytes count.
+        measure_s: how long they count.
+    """
+    links = {(link.source, link.target): link for link in wan.status()}
+    pings: dict[tuple[Rank, Rank], OneWay] = {}
+    for (source, target), link in links.items():
+        if (target, source) not in pings:
+            back = links.get((target, source), link)
+            expected = link.latency + back.latency
+            pings[source, target] = latencies(wan, source, target, expected=expected)
+    groups: Iterable[list[LinkStatus]] = (
+        [list(links.values())] if together else [[one] for one in links.values()]
+    )
+    for group in groups:
+        carried = saturate(
+            wan, [(one.source, one.target) for one in group], warm_up_s=warm_up_s, measure_s=measure_s
+        )
+        dropped = {(link.source, link.target): link.dropped for link in wan.status()}
+        for link, flow in zip(group, carried, strict=True):
+            there = (link.source, link.target)
+            back = links.get((link.target, link.source), link)
+            yield _checked(
+                wan,
+                link,
+                back,
+                _oriented(pings, link),
+                flow,
+                dropped=dropped[there] - link.dropped,
+                allowed=TOGETHER if together else ALONE,
+            )
+
+
+def _oriented(pings: dict[tuple[Rank, Rank], OneWay], link: LinkStatus) -> tuple[float, float]:
+    """Return (one way, round trip) of a direction, whichever way round it was measured."""
+    ping = pings.get((link.source, link.target))
+    if ping is not None:
+        return ping.there, ping.round_trip
+    ping = pings[link.target, link.source]
+    return ping.back, ping.round_trip
+
+
+def _checked(
+    wan: Wan,
+    link: LinkStatus,
+    back: LinkStatus,
+    ping: tuple[float, float],
+    flow: Carried,
+    *,
+    dropped: int,
+    allowed: float,
+) -> Checked:
+    caps = (wan.network.nodes[link.source].egress, wan.network.nodes[link.target].ingress)
+    again = max(0, flow.retransmitted - dropped)
+    # What is lost has used the link too.
+    on_the_wire = flow.goodput / flow.of_rate / (1 - link.loss)
+    return Checked(
+        source=link.source,
+        target=link.target,
+        rate=min([link.rate, *(cap for cap in caps if cap is not None)]),
+        measured_rate=on_the_wire,
+        goodput=flow.goodput,
+        latency=link.latency,
+        measured_latency=ping[0],
+        round_trip=link.latency + back.latency,
+        measured_round_trip=ping[1],
+        loss=link.loss,
+        measured_loss=again / flow.segments if flow.segments else 0.0,
+        segments=flow.segments,
+        allowed=allowed,
+    )
