@@ -30,8 +30,8 @@ def random_parents(chance, size, root):
     return tuple(parents)
 
 
-def random_policy(chance, size, version=0):
-    """Return trees of any shape, whose two directions differ half of the time."""
+def random_policy(chance, size, version=0, look_aheads=(0, 0, 1, 30, 1000)):
+    """Return trees of any shape, whose directions differ half of the time, and one of these look-aheads."""
     trees = []
     for _ in range(chance.randint(1, 4)):
         root = chance.randrange(size)
@@ -39,7 +39,14 @@ def random_policy(chance, size, version=0):
         broadcast_parent = random_parents(chance, size, root) if chance.random() < 0.5 else reduce_parent
         trees.append(Tree(root=root, reduce_parent=reduce_parent, broadcast_parent=broadcast_parent))
     weights = tuple(chance.randint(1, 5) for _ in trees)
-    return Policy(version=version, trees=tuple(trees), weights=weights, reason="drawn at random")
+    return Policy(
+        version=version,
+        trees=tuple(trees),
+        weights=weights,
+        reason="drawn at random",
+        look_ahead=chance.choice(look_aheads),
+        look_ahead_s=chance.choice((0.0, 0.02, 1.0, 30.0)),
+    )
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,16 @@ class Job:
     spread_s: float = 0.0
     """Pushes come at any time within it."""
     policies: int = 1
+    look_aheads: tuple[int, ...] = (0, 0, 1, 30, 1000)
+    """Of the policies, in bytes."""
 
     def cluster(self, **more):
         return SimulatedCluster(
             self.nodes,
             seed=self.seed,
-            policy=random_policy(random.Random(f"policy {self.seed}"), self.nodes),
+            policy=random_policy(
+                random.Random(f"policy {self.seed}"), self.nodes, look_aheads=self.look_aheads
+            ),
             chunk_size=self.chunk_size,
             jitter_s=self.jitter_s,
             **more,
@@ -121,7 +132,7 @@ class Job:
         chance = random.Random(f"policies {self.seed}")
         times = sorted(chance.random() * self.spread_s for _ in range(1, self.policies))
         for version, time in enumerate(times, 1):
-            policy = random_policy(chance, self.nodes, version)
+            policy = random_policy(chance, self.nodes, version, self.look_aheads)
             cluster.at(cluster.now + time, lambda policy=policy: cluster.install_policy(policy))
 
     def check(self, pending):

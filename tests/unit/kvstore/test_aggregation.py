@@ -278,3 +278,91 @@ def test_what_an_operation_waits_for_names_the_ranks():
     assert ranks.nodes[0].missing_in(operation) == (
         "round 0 of k0: 3 of 3 chunks wait for contributions of ranks [1, 2]"
     )
+
+
+AHEAD = Policy(
+    version=1, trees=THREE_STARS.trees, weights=THREE_STARS.weights, look_ahead=16, look_ahead_s=2.0
+)
+"""One chunk of four float32 beyond the first without a result."""
+
+
+def sent_up(ranks, sender):
+    """Return the chunks on their way up from a rank."""
+    return sorted(
+        part.chunk for rank, _, part, _ in ranks.in_flight if rank == sender and part.phase is Phase.REDUCE
+    )
+
+
+def test_what_is_beyond_the_look_ahead_is_sent_as_results_come():
+    ranks = Ranks(AHEAD)
+    keys = [ranks.add_key(rank, 24) for rank in range(3)]
+    results = [ranks.push(rank, keys[rank], [1] * 24) for rank in range(3)]
+    assert sent_up(ranks, 1) == [0]  # chunk 1 is its own to sum up
+    assert sent_up(ranks, 2) == [0, 1]
+    most = 0
+    while ranks.in_flight:
+        ranks.deliver(ranks.in_flight.pop(0))
+        most = max(most, len(sent_up(ranks, 2)))
+    assert most <= 2
+    for result, outcome in results:
+        assert outcome == [None]
+        assert result.tolist() == [3.0] * 24
+
+
+def test_a_round_without_results_is_sent_whole_after_a_while():
+    ranks = Ranks(AHEAD)
+    key = ranks.add_key(2, 24)
+    node = ranks.nodes[2]
+    ranks.push(2, key, [1] * 24)
+    assert node.next_tick() == 0.0  # to learn when it began
+    node.tick(10.0)
+    assert node.next_tick() == 12.0
+    node.tick(11.9)
+    ranks.collect(2)
+    assert sent_up(ranks, 2) == [0, 1]
+    node.tick(12.0)
+    ranks.collect(2)
+    assert sent_up(ranks, 2) == [0, 1, 3, 4]  # 2 and 5 are its own to sum up
+    assert node.next_tick() == float("inf")
+
+
+def test_what_is_held_is_dropped_with_everything_else():
+    ranks = Ranks(AHEAD)
+    key = ranks.add_key(2, 24)
+    _, outcome = ranks.push(2, key, [1] * 24)
+    error = RuntimeError("over")
+    ranks.nodes[2].fail_all(error)
+    ranks.nodes[2].tick(0.0)
+    ranks.nodes[2].tick(99.0)
+    before = len(ranks.in_flight)
+    ranks.collect(2)
+    assert outcome == [error]
+    assert len(ranks.in_flight) == before
+
+
+def test_rounds_with_and_without_look_ahead_are_open_together():
+    ranks = Ranks(AHEAD, seed=4)
+    for bindings in ranks.bindings:
+        bindings.install(Policy(version=2, trees=CHAIN.trees, weights=(1,)))
+    keys = [ranks.add_key(rank, 24) for rank in range(3)]
+    for bindings in ranks.bindings:
+        bindings.bind(Binding(key=0, from_round=1, version=2, granted=9))
+        bindings.bind(Binding(key=0, from_round=2, version=1, granted=9))
+    results = [ranks.push(rank, keys[rank], [round] * 24) for round in range(3) for rank in (2, 0, 1)]
+    ranks.deliver_all()
+    for (result, outcome), round in zip(results, (0, 0, 0, 1, 1, 1, 2, 2, 2), strict=True):
+        assert outcome == [None]
+        assert set(result.tolist()) == {3.0 * round}
+
+
+def test_nothing_is_left_of_rounds_that_were_held():
+    ranks = Ranks(AHEAD, seed=1)
+    keys = [[ranks.add_key(rank, 24, identity=one) for one in range(3)] for rank in range(3)]
+    for rank in range(3):
+        for one in range(3):
+            ranks.push(rank, keys[rank][(one + rank) % 3], [1] * 24)
+    ranks.deliver_all()
+    for node in ranks.nodes:
+        node.tick(0.0)
+        assert node.next_tick() == float("inf")
+        assert not node._holding
