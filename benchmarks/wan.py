@@ -32,13 +32,13 @@ from harness.machine import describe_machine
 from harness.race_results import RaceResults, RaceRow
 from harness.results import Row
 from harness.stopping import stop_on_sigterm
-from netstorm.errors import NetStormError
+from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.models import tensors_of
 from netstorm.topology.network import Network
 from netstorm.topology.network_file import load_network
 from netstorm.topology.optimum import optimum
 from systems.base import Case
-from systems.entrants import NAMES, Entrant, Entry, enter
+from systems.entrants import NAMES, Entrant, Entry, check_name, enter
 
 _MEMORY_LIMIT = 24 * 1024**3
 _MEMORY_SHARE = 0.8
@@ -79,6 +79,7 @@ def _race(options: argparse.Namespace, network: Network, place: Place, folder: P
                     network=replace(network, changes=()),
                     folder=folder,
                     bytes=case.bytes,
+                    model=case.model,
                     seed=options.seed,
                     trace=options.trace is not None,
                     variables=options.set,
@@ -237,7 +238,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("network", type=Path, metavar="NETWORK.yaml", help="what is emulated")
-    add("--systems", type=_systems, default=list(NAMES), metavar="NAME,...", help=f"all: {', '.join(NAMES)}")
+    add(
+        "--systems",
+        type=_systems,
+        default=list(NAMES),
+        metavar="NAME,...",
+        help=f"of {', '.join(NAMES)} (default all); NetStorm's may have settings: NAME@VARIABLE=VALUE",
+    )
     add("--sizes", type=amounts, default=amounts("16MB"), metavar="SIZE,...", help="default 16MB")
     add("--keys", type=number, default=1, metavar="N", help="arrays that a size is divided into; default 1")
     add(
@@ -273,9 +280,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _systems(text: str) -> list[str]:
     names = text.split(",")
-    unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no system {unknown[0]!r}; there are {', '.join(NAMES)}")
+    for name in names:
+        try:
+            check_name(name)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
     return list(dict.fromkeys(names))
 
 

@@ -144,7 +144,7 @@ class RaceResults:
         loss, backend, congestion = known["loss"], known["backend"], known["congestion"]
         lines = [
             f"{known['nodes']} nodes, rates x {known['rates_scale']:g}, loss {loss}; {backend}; {congestion}",
-            "x SYSTEM: its median over this one's. optimum: fraction of what is possible at full rates, headers",
+            "x SYSTEM: its median over this one's. optimum: what part of the possible at full rates, headers",
             f"not counted ({known['goodput']:.3f} of a rate is left for data).",
             "CPU: processor time of a round, all its processes. machine: share of all cores meanwhile.",
         ]

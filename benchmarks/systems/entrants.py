@@ -22,7 +22,7 @@ from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
 from systems.openmpi import why_no_openmpi
 
-__all__ = ["NAMES", "Entrant", "Entry", "enter", "hubs_by_time"]
+__all__ = ["NAMES", "Entrant", "Entry", "check_name", "enter", "hubs_by_time"]
 
 _MEAN_HUBS: Final = 3
 """How many hubs stand for the average one. Each takes a round of its own, the slowest of the whole race."""
@@ -73,6 +73,8 @@ class Entry:
     folder: Path
     """For network files, which NetStorm's scheduler reads."""
     bytes: int
+    model: str = ""
+    """Whose tensors the bytes are, if they are a model's."""
     seed: int = 1
     """Of the choice of the average hubs."""
     trace: bool = False
@@ -90,7 +92,24 @@ def enter(names: Sequence[str], entry: Entry) -> list[Entrant]:
     return [_enter(name, entry) for name in names]
 
 
+def check_name(name: str) -> None:
+    """Look whether there is such a system.
+
+    Raises:
+        UsageError: there is not; says which there are.
+    """
+    system, *settings = name.split("@")
+    if system not in NAMES:
+        raise UsageError(f"no system {system!r}; there are {', '.join(NAMES)}")
+    for setting in settings:
+        if not system.startswith("netstorm-") or not setting.partition("=")[2]:
+            raise UsageError(
+                f"{name!r}: settings are for NetStorm, such as netstorm-packing@CHUNK_SIZE=32768"
+            )
+
+
 def _enter(name: str, entry: Entry) -> Entrant:
+    check_name(name)
     if name.startswith("mxnet-star-"):
         return _star(name, entry)
     if name == "mxnet-sharded":
@@ -101,14 +120,13 @@ def _enter(name: str, entry: Entry) -> Entrant:
         return Entrant(name=name, why_not=why_no_openmpi())
     if name == "hivemind":
         return Entrant(name=name, why_not=_HIVEMIND)
-    stage = name.removeprefix("netstorm-")
+    stage, *given = name.removeprefix("netstorm-").split("@")
+    variables = dict(setting.split("=", 1) for setting in given)
     if stage in _NOT_BUILT:
         return Entrant(name=name, why_not=_NOT_BUILT[stage])
     if stage == "lite":
-        return _netstorm(name, "auto", entry, {"ENABLE_AWARENESS": "0", "ENABLE_AUX_PATH": "0"})
-    if stage in _TOPOLOGIES:
-        return _netstorm(name, stage, entry, {})
-    raise UsageError(f"no system {name!r}; there are {', '.join(NAMES)}")
+        return _netstorm(name, "auto", entry, {"ENABLE_AWARENESS": "0", "ENABLE_AUX_PATH": "0", **variables})
+    return _netstorm(name, stage, entry, variables)
 
 
 def hubs_by_time(network: Network, nbytes: float) -> list[Rank]:
@@ -131,8 +149,6 @@ def _star(name: str, entry: Entry) -> Entrant:
         chosen = random.Random(entry.seed).sample(hubs, min(_MEAN_HUBS, len(hubs)))
         systems = tuple(MXNetDist(name=f"{name}, hub {hub}", servers=1, hub=hub) for hub in sorted(chosen))
         return Entrant(name=name, systems=systems)
-    if which not in {"best", "worst"}:
-        raise UsageError(f"no system {name!r}; there are {', '.join(NAMES)}")
     hub = hubs[0] if which == "best" else hubs[-1]
     return Entrant(name=name, systems=(MXNetDist(name=name, servers=1, hub=hub),))
 
@@ -148,8 +164,9 @@ def _netstorm(name: str, topology: str, entry: Entry, variables: dict[str, str])
     variables = {
         "NETSTORM_TOPOLOGY": topology,
         "NETSTORM_NETWORK": str(path),
-        **variables,
+        "NETSTORM_MODEL": entry.model or f"{entry.bytes}B",
         **entry.variables,
+        **variables,
     }
     if entry.trace:
         variables["NETSTORM_TRACE"] = str(entry.folder / f"{name}.trace.json")

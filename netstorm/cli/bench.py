@@ -35,7 +35,8 @@ def bench(
         folder = _folder()
         known = sorted(path.stem for path in folder.glob("*.py") if path.read_bytes().startswith(b"#!"))
         if name in ("--help", "-h"):
-            typer.echo(f"{bench.__doc__}\nBenchmarks in {folder}: {', '.join(known)}".replace("\b\n", ""))
+            usage = f"Usage: netstorm bench NAME [OPTIONS]\n\n{bench.__doc__}".replace("\b\n", "")
+            typer.echo(f"{usage}\nBenchmarks in {folder}: {', '.join(known)}")
             return
         if name not in known:
             raise UsageError(f"no benchmark {name!r} in {folder}; there are {', '.join(known)}")

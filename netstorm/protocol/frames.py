@@ -91,7 +91,7 @@ def encode_body(message: m.Message) -> bytes:
 
 
 def decode_body(body: Buffer) -> m.Message:
-    """Return the message of `encode_body`'s bytes, made here: what a peer sends goes through `open_frames`."""
+    """Return the message of `encode_body`'s bytes, if made here; a peer's go through `open_frames`."""
     message: m.Message = _decoder.decode(body)
     return message
 
