@@ -19,6 +19,7 @@ from netstorm.simulation.experiment import Experiment, in_cluster
 from netstorm.topology.fapt import fapt
 from netstorm.topology.forest import Forest
 from netstorm.topology.generate import FAMILIES, generate
+from netstorm.topology.look_ahead import with_look_ahead
 from netstorm.topology.network import Network
 from netstorm.topology.packing import packing
 from netstorm.topology.predict import predict
@@ -33,7 +34,8 @@ def forest(scheme: str, network: Network, tensor_bytes: int, chunk_bytes: int) -
     if scheme == "star":
         return star(network)
     if scheme == "packing":
-        return packing(network, tensor_bytes=tensor_bytes, chunk_bytes=chunk_bytes)
+        found = packing(network, tensor_bytes=tensor_bytes, chunk_bytes=chunk_bytes)
+        return with_look_ahead(network, found, chunk_bytes)
     return fapt(network, 1 if scheme == "one fapt" else 0, chunk_bytes=chunk_bytes)
 
 
