@@ -27,6 +27,13 @@ _HEADERS: Final = 20 + 32
 """IPv4, and TCP with timestamps."""
 _BLOCK: Final = bytes(1 << 18)
 _DISCARD: Final = 1 << 22
+_BUFFER: Final = 1 << 23
+"""Bytes at each end: so much, that this process may be kept waiting without a link falling idle."""
+_SO_SNDBUFFORCE: Final = 32
+_SO_RCVBUFFORCE: Final = 33
+_STREAMS: Final = 3
+"""Connections a link: while one finds its rate again after a loss, the others fill the link."""
+_TCP_INFO_BYTES: Final = 192
 _CONNECT_S: Final = 20.0
 _PING_BYTES: Final = 22
 _PING_GAP_S: Final = 0.005
@@ -36,14 +43,14 @@ _PATIENCE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What one TCP connection has carried within a time."""
+    """What TCP has carried from one rank to another within a time."""
 
     goodput: float
     """Bit/s of data that arrived."""
     of_rate: float
     """The goodput of a link over its rate: segments are full, and each has headers and a frame."""
     segments: int
-    """Sent since the connection was made."""
+    """Sent since the connections were made."""
     retransmitted: int
     """Of those."""
 
@@ -108,16 +115,18 @@ def _udp(wan: Wan, rank: int) -> Iterator[socket.socket]:
         yield made
 
 
-class _Flow:
+class _Stream:
     """One connection that sends as much as it can."""
 
     def __init__(self, wan: Wan, source: int, target: int, stack: ExitStack) -> None:
         with inside(wan.namespace(target)):
             listener = stack.enter_context(closing(socket.socket()))
+        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
         listener.bind((wan.address(target), 0))
         listener.listen(1)
         with inside(wan.namespace(source)):
             self.sender = stack.enter_context(closing(socket.socket()))
+        self.sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER)
         self.sender.settimeout(_CONNECT_S)
         self.sender.bind((wan.address(source), 0))
         try:
@@ -128,11 +137,15 @@ class _Flow:
         stack.enter_context(closing(self.receiver))
         for end in (self.sender, self.receiver):
             end.setblocking(False)
-        self.received = 0
 
-    def info(self) -> tuple[int, int, int]:
-        """Return (largest segment, segments with data sent, retransmitted): linux/tcp.h, struct tcp_info."""
-        raw = self.sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    def received(self) -> int:
+        """Return the bytes that have arrived in order, read or not: tcpi_bytes_received of linux/tcp.h."""
+        raw = self.receiver.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return int(struct.unpack_from("=Q", raw, 128)[0])
+
+    def sent(self) -> tuple[int, int, int]:
+        """Return (largest segment, segments with data sent, retransmitted), of the same struct."""
+        raw = self.sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (mss,) = struct.unpack_from("=I", raw, 16)
         (retransmitted,) = struct.unpack_from("=I", raw, 100)
         (sent,) = struct.unpack_from("=I", raw, 156)
@@ -148,44 +161,45 @@ def saturate(
         UsageError: two ranks cannot connect.
     """
     with ExitStack() as stack:
-        flows = [_Flow(wan, source, target, stack) for source, target in pairs]
+        flows = [[_Stream(wan, source, target, stack) for _ in range(_STREAMS)] for source, target in pairs]
         poll = stack.enter_context(closing(select.epoll()))
-        by_number: dict[int, tuple[_Flow, bool]] = {}
-        for flow in flows:
-            by_number[flow.sender.fileno()] = (flow, True)
-            by_number[flow.receiver.fileno()] = (flow, False)
-            poll.register(flow.sender, select.EPOLLOUT)
-            poll.register(flow.receiver, select.EPOLLIN)
+        by_number: dict[int, tuple[socket.socket, bool]] = {}
+        for stream in (stream for flow in flows for stream in flow):
+            by_number[stream.sender.fileno()] = (stream.sender, True)
+            by_number[stream.receiver.fileno()] = (stream.receiver, False)
+            poll.register(stream.sender, select.EPOLLOUT)
+            poll.register(stream.receiver, select.EPOLLIN)
         _pump(poll, by_number, warm_up_s)
-        before = [flow.received for flow in flows]
-        began = clock.monotonic()
+        before = [[(clock.monotonic(), stream.received()) for stream in flow] for flow in flows]
         _pump(poll, by_number, measure_s)
-        lasted = clock.monotonic() - began
-        carried = []
-        for flow, had in zip(flows, before, strict=True):
-            mss, sent, retransmitted = flow.info()
-            carried.append(
-                Carried(
-                    goodput=(flow.received - had) * 8 / lasted,
-                    of_rate=mss / (mss + _HEADERS + FRAME_BYTES),
-                    segments=sent,
-                    retransmitted=retransmitted,
-                )
-            )
-        return carried
+        return [_carried(flow, had) for flow, had in zip(flows, before, strict=True)]
 
 
-def _pump(poll: select.epoll, by_number: dict[int, tuple[_Flow, bool]], seconds: float) -> None:
+def _carried(flow: Sequence[_Stream], before: Sequence[tuple[float, int]]) -> Carried:
+    goodput = 0.0
+    for stream, (began, had) in zip(flow, before, strict=True):
+        goodput += (stream.received() - had) * 8 / (clock.monotonic() - began)
+    told = [stream.sent() for stream in flow]
+    mss = told[0][0]
+    return Carried(
+        goodput=goodput,
+        of_rate=mss / (mss + _HEADERS + FRAME_BYTES),
+        segments=sum(sent for _, sent, _ in told),
+        retransmitted=sum(retransmitted for _, _, retransmitted in told),
+    )
+
+
+def _pump(poll: select.epoll, by_number: dict[int, tuple[socket.socket, bool]], seconds: float) -> None:
     until = clock.monotonic() + seconds
     scratch = bytearray(_DISCARD)
     while (left := until - clock.monotonic()) > 0:
         for number, _ in poll.poll(left):
-            flow, sends = by_number[number]
+            end, sends = by_number[number]
             with contextlib.suppress(BlockingIOError):
                 if sends:
-                    flow.sender.send(_BLOCK)
+                    end.send(_BLOCK)
                 else:
-                    flow.received += flow.receiver.recv_into(scratch, 0, socket.MSG_TRUNC)
+                    end.recv_into(scratch, 0, socket.MSG_TRUNC)
         clock.sleep(0.001)  # what comes meanwhile is taken together: the relay needs the core more
 
 
