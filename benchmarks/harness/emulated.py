@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 from netstorm.topology.network import Network
 
-__all__ = ["Place", "emulated", "on_loopback"]
+__all__ = ["DROPPED", "Place", "emulated", "on_loopback"]
+
+
+DROPPED = " dropped"
+"""Behind a link's name: segments that found the queue full, or were lost by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class Place:
     command: Callable[[int, Sequence[str]], list[str]]
     """Makes a command run beside a rank."""
     carried: Callable[[], Mapping[str, int]]
-    """Returns the bytes that each link has carried so far."""
+    """Returns the bytes that each link has carried and, under its name and `DROPPED`, segments it has not."""
     backend: str
     congestion: str
 
@@ -41,7 +45,10 @@ def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
     with wan:
 
         def carried() -> dict[str, int]:
-            return {f"{link.source}→{link.target}": link.bytes for link in wan.status()}
+            links = wan.status()
+            counts = {f"{link.source}→{link.target}": link.bytes for link in links}
+            gone = {f"{link.source}→{link.target}{DROPPED}": link.dropped + link.lost for link in links}
+            return counts | gone
 
         yield Place(
             hosts=tuple(wan.address(rank) for rank in network.ranks),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.arguments import megabytes
+from harness.emulated import DROPPED
 from harness.results import Row
 from systems.base import Case
 from systems.entrants import Entrant
@@ -87,7 +88,16 @@ class RaceRow:
             }
             if len(parts) > 1
             else {},
-            "bytes_per_link": {link: round(statistics.mean(counts)) for link, counts in links.items()},
+            "bytes_per_link": {
+                link: round(statistics.mean(counts))
+                for link, counts in links.items()
+                if not link.endswith(DROPPED)
+            },
+            "dropped_per_link": {
+                link.removesuffix(DROPPED): round(statistics.mean(counts))
+                for link, counts in links.items()
+                if link.endswith(DROPPED)
+            },
             "cpu_s": _mean([value for row in parts for value in row.cpu_s]),
             "machine_cpu_share": _mean([value for row in parts for value in row.machine_cpu_shares]),
             "peak_rss_bytes": max((row.peak_rss for row in parts if row.peak_rss is not None), default=None),
