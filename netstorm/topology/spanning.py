@@ -52,48 +52,73 @@ def grow(prices: Floats, delays: Floats, root: int, weight: float) -> Parents:
 
 def path_delays(parents: Parents, delays: Floats) -> Floats:
     """Return the delay of each node's path from the root; `delays` (N, N) are of edges away from the root."""
-    known: dict[int, float] = {}
-    for start in range(len(parents)):
-        path = []
-        node = start
-        while node not in known and parents[node] >= 0:
-            path.append(node)
-            node = int(parents[node])
-        known.setdefault(node, 0.0)
-        for node in reversed(path):
-            above = int(parents[node])
-            known[node] = known[above] + float(delays[above, node])
-    return np.array([known[node] for node in range(len(parents))])
+    above = parents.tolist()
+    edge = _edges(parents, delays)
+    away = [0.0] * len(above)
+    for node in _from_root(above)[1:]:
+        away[node] = away[above[node]] + edge[node]
+    return np.array(away)
 
 
 def centred(parents: Parents, delays: Floats) -> tuple[int, Parents]:
     """Return the root from which the farthest node of an undirected tree is nearest, and the parents then.
 
+    The farthest node from anywhere is one of the two ends of a longest path. O(N).
+
     Args:
         parents: of the tree, as it happens to be rooted.
         delays: (N, N) of edges, symmetric.
     """
-    size = len(parents)
-    order = _from_root(parents)
-    away = np.zeros((size, size))
-    for place, node in enumerate(order[1:], 1):
-        above, known = int(parents[node]), order[:place]
-        away[node, known] = away[known, node] = away[above, known] + delays[above, node]
-    root = int(away.max(axis=1).argmin())
+    above = parents.tolist()
+    joined: list[list[tuple[int, float]]] = [[] for _ in above]
+    for node, delay in enumerate(_edges(parents, delays)):
+        if above[node] >= 0:
+            joined[node].append((above[node], delay))
+            joined[above[node]].append((node, delay))
+    one = _farthest(_away(0, joined))
+    from_one = _away(one, joined)
+    from_other = _away(_farthest(from_one), joined)
+    farthest = [max(both) for both in zip(from_one, from_other, strict=True)]
+    root = farthest.index(min(farthest))
     turned = parents.copy()
     node, below = root, -1
     while node >= 0:
         turned[node] = below
-        node, below = int(parents[node]), node
+        node, below = above[node], node
     return root, turned
 
 
-def _from_root(parents: Parents) -> list[int]:
-    children: list[list[int]] = [[] for _ in parents]
-    for node, parent in enumerate(parents):
+def _edges(parents: Parents, delays: Floats) -> list[float]:
+    """Return the delay of each node's edge from its parent; the root's means nothing."""
+    found: list[float] = delays[parents, np.arange(len(parents))].tolist()
+    return found
+
+
+def _away(start: int, joined: list[list[tuple[int, float]]]) -> list[float]:
+    away = [-1.0] * len(joined)
+    away[start] = 0.0
+    order = [start]
+    for node in order:
+        for other, delay in joined[node]:
+            if away[other] < 0:
+                away[other] = away[node] + delay
+                order.append(other)
+    return away
+
+
+def _farthest(away: list[float]) -> int:
+    return away.index(max(away))
+
+
+def _from_root(above: list[int]) -> list[int]:
+    children: list[list[int]] = [[] for _ in above]
+    root = 0
+    for node, parent in enumerate(above):
         if parent >= 0:
             children[parent].append(node)
-    order = [int(np.flatnonzero(parents < 0)[0])]
+        else:
+            root = node
+    order = [root]
     for node in order:
         order.extend(children[node])
     return order
