@@ -20,6 +20,7 @@ from netstorm.emulation.namespaces import inside
 from netstorm.emulation.packets import FRAME_BYTES
 from netstorm.emulation.wan import Wan
 from netstorm.errors import UsageError
+from netstorm.topology.elements import Rank
 
 __all__ = ["Carried", "OneWay", "latencies", "saturate"]
 
@@ -27,8 +28,9 @@ _HEADERS: Final = 20 + 32
 """IPv4, and TCP with timestamps."""
 _BLOCK: Final = bytes(1 << 18)
 _DISCARD: Final = 1 << 22
-_BUFFER: Final = 1 << 23
-"""Bytes at each end: so much, that this process may be kept waiting without a link falling idle."""
+_BUFFER_S: Final = 0.5
+"""Of a link's rate, at each end: this process may be kept waiting so long before a link falls idle."""
+_LEAST_BUFFER: Final = 1 << 19
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
 _STREAMS: Final = 3
@@ -118,15 +120,15 @@ def _udp(wan: Wan, rank: int) -> Iterator[socket.socket]:
 class _Stream:
     """One connection that sends as much as it can."""
 
-    def __init__(self, wan: Wan, source: int, target: int, stack: ExitStack) -> None:
+    def __init__(self, wan: Wan, source: int, target: int, buffer: int, stack: ExitStack) -> None:
         with inside(wan.namespace(target)):
             listener = stack.enter_context(closing(socket.socket()))
-        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer)
         listener.bind((wan.address(target), 0))
         listener.listen(1)
         with inside(wan.namespace(source)):
             self.sender = stack.enter_context(closing(socket.socket()))
-        self.sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER)
+        self.sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, buffer)
         self.sender.settimeout(_CONNECT_S)
         self.sender.bind((wan.address(source), 0))
         try:
@@ -161,7 +163,12 @@ def saturate(
         UsageError: two ranks cannot connect.
     """
     with ExitStack() as stack:
-        flows = [[_Stream(wan, source, target, stack) for _ in range(_STREAMS)] for source, target in pairs]
+        rates = {(link.source, link.target): link.rate for link in wan.status()}
+        flows = []
+        for source, target in pairs:
+            held = rates.get((Rank(source), Rank(target)), 0.0) / 8 * _BUFFER_S / _STREAMS
+            buffer = max(_LEAST_BUFFER, int(held))
+            flows.append([_Stream(wan, source, target, buffer, stack) for _ in range(_STREAMS)])
         poll = stack.enter_context(closing(select.epoll()))
         by_number: dict[int, tuple[socket.socket, bool]] = {}
         for stream in (stream for flow in flows for stream in flow):

@@ -15,6 +15,7 @@ from typing import Any, Final
 from netstorm.emulation.layout import MTU, Cable, Layout
 from netstorm.emulation.namespaces import batch, open_tun
 from netstorm.emulation.relay import Cap, Direction, Relay
+from netstorm.emulation.precedence import take_precedence
 from netstorm.emulation.shaping import Shaper
 from netstorm.errors import UsageError
 from netstorm.topology.elements import Link, Rank
@@ -100,7 +101,7 @@ class RelayLinks:
                 ours.close()
                 for child in self._children:
                     child.control.close()
-                _take_precedence()
+                take_precedence()
                 Relay(self._directions(links), theirs).run()
                 code = 0
             finally:
@@ -167,16 +168,3 @@ class RelayLinks:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child.pid, 0)
         self._children.clear()
-
-
-def _take_precedence() -> None:
-    """Have this process run whenever it can: it is the wires, which do not slow down when computers are busy.
-
-    By a real-time policy, since a nice value counts only within a session (sched(7), autogroups); the kernel
-    keeps a share of each core from those (sched_rt_runtime_us).
-    """
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, -20)
