@@ -46,8 +46,12 @@ def test_a_packing_comes_near_the_optimum(family, least):
     assert statistics.fmean(of_optimum(generate(family, 9, seed)) for seed in range(3)) >= least
 
 
-def test_in_a_mesh_of_32_nodes_too():
-    # With whole chunks of 1 MB a link carries 15 of them: one too many costs 7 %.
+def test_in_a_mesh_of_32_nodes_too_if_delays_are_nothing_beside_the_tensor():
+    assert of_optimum(generate("mesh", 32, 0), 100 * LARGE) >= 0.94
+
+
+def test_with_chunks_of_which_a_link_carries_few_it_is_nearly_as_good():
+    # 244 MB among 32 nodes: a link carries 60 chunks, and the shares give up some width for shallow trees.
     assert of_optimum(generate("mesh", 32, 0), chunk_bytes=256 * 1024) >= 0.9
 
 
