@@ -28,8 +28,8 @@ _MEAN_HUBS: Final = 3
 """How many hubs stand for the average one. Each takes a round of its own, the slowest of the whole race."""
 
 _HIVEMIND: Final = (
-    "hivemind needs a PyTorch and a libp2p daemon of its own, and does not install beside MXNet 1.9.1 on the "
-    "machines that this was written on"
+    "not built yet: hivemind 1.1.12 installs, but its averager wants its own PyTorch and libp2p daemon, and "
+    "nothing here starts those"
 )
 _NOT_BUILT: Final = {
     "std": "not built yet: NetStorm does not measure the network while it runs",

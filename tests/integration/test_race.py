@@ -1,0 +1,105 @@
+"""`netstorm bench wan` and `train` without emulation: real processes, and results that survive Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+NETWORK = """
+nodes:
+  0: {}
+  1: {}
+  2: {}
+links:
+  - {between: [0, 1], rate: 100Mbit}
+  - {between: [1, 2], rate: 100Mbit}
+"""
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    path = tmp_path / "line.yaml"
+    path.write_text(NETWORK)
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "netstorm", "bench", *map(str, arguments)]
+
+
+def test_the_race_measures_every_system_and_joins_the_timelines(network: Path, tmp_path: Path) -> None:
+    systems = "mxnet-star-best,mxnet-sharded,netstorm-fapt,netstorm-ring,netstorm-pro"
+    out, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--json", out, "--trace", trace)
+    result = subprocess.run(
+        command("wan", network, "--loopback", "--systems", systems, *arguments),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    content = json.loads(out.read_text())
+    rows = {row["system"]: row for row in content["results"]}
+    assert list(rows) == systems.split(",")
+    assert "not built" in rows.pop("netstorm-pro")["error"]
+    for row in rows.values():
+        assert row["error"] is None
+        assert len(row["rounds_s"]) == 2
+        assert row["vs_star_best"] == pytest.approx(rows["mxnet-star-best"]["median_s"] / row["median_s"])
+    for name in ("netstorm-fapt", "netstorm-ring"):
+        events = json.loads((tmp_path / f"trace-{name}.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == {0, 1, 2}
+        assert any(event["ph"] == "X" for event in events)
+
+
+def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ("--sizes", "1MB", "--rounds", 100_000, "--systems", "netstorm-fapt", "--json", out)
+    running = subprocess.Popen(
+        command("wan", network, "--loopback", *arguments),
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (out.exists() and json.loads(out.read_text())["results"][0]["rounds_s"]):
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(running.pid).children(recursive=True)
+        running.send_signal(signal.SIGINT)
+        output, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 130, output
+    assert children
+    assert not psutil.wait_procs(children, timeout=10)[1]
+    content: dict[str, Any] = json.loads(out.read_text())
+    assert content["interrupted"]
+    assert len(content["results"][0]["rounds_s"]) >= 1
+    assert b"netstorm-fapt" in output
+
+
+def test_training_with_two_stores_has_the_same_accuracy(network: Path, tmp_path: Path) -> None:
+    out = tmp_path / "train.json"
+    arguments = ("--width", 32, "--epochs", 1, "--systems", "mxnet-star-best,netstorm-fapt", "--json", out)
+    result = subprocess.run(
+        command("train", network, "--loopback", *arguments),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    mxnet, netstorm = json.loads(out.read_text())["results"]
+    assert mxnet["epochs"][0]["samples"] == netstorm["epochs"][0]["samples"] > 1000
+    assert abs(mxnet["accuracy"] - netstorm["accuracy"]) < 0.02
+    assert mxnet["samples_per_s"] > 0
