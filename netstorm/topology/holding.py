@@ -15,6 +15,7 @@ them; and a rank that is late only finds that the others have sent everything.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from typing import Final, Generic, TypeVar
@@ -71,8 +72,11 @@ class Holding(Generic[T]):
     def __init__(self) -> None:
         self._open: Final[list[Stretch[T]]] = []
         """Those that count, in order."""
-        self._holding: Final[dict[Stretch[T], None]] = {}
-        """Those of which something is held."""
+        self._fronts: list[tuple[int, int, Stretch[T]]] = []
+        """Heap of (what must have results before the first chunk that is held may go, number, its tensor).
+        An entry whose chunk is not that any more is of no consequence.
+        """
+        self._entries = 0
 
     def begin(self, stretch: Stretch[T]) -> None:
         """Note that a tensor's round has begun here. `doubt` it when that is long ago."""
@@ -83,7 +87,8 @@ class Holding(Generic[T]):
         if not self._must_wait(stretch, chunk):
             return False
         heapq.heappush(stretch.held, chunk)
-        self._holding[stretch] = None
+        if stretch.held[0] == chunk:
+            self._enter(stretch)
         return True
 
     def result(self, stretch: Stretch[T], chunk: int) -> Iterator[tuple[T, int]]:
@@ -97,23 +102,25 @@ class Holding(Generic[T]):
         stretch.first = stretch.results.find(0, chunk)
         if stretch.first < 0:
             self._count_no_more(stretch)
-        yield from self._released()
+            yield from self._released(self._reached())
+        else:
+            yield from self._released(stretch.offsets[stretch.first])
 
     def doubt(self, stretch: Stretch[T]) -> Iterator[tuple[T, int]]:
         """Let nothing wait for a tensor of which no result has come; yield as `result` does. Exhaust it."""
         if not stretch.begun_by_all:
             self._count_no_more(stretch)
-            yield from self._released()
+            yield from self._released(self._reached())
 
     def forget(self, stretch: Stretch[T]) -> Iterator[tuple[T, int]]:
         """Drop what is held of a tensor, and let nothing wait for it; yield as `result` does. Exhaust it."""
-        self._holding.pop(stretch, None)
+        stretch.held.clear()
         self._count_no_more(stretch)
-        yield from self._released()
+        yield from self._released(self._reached())
 
     def idle(self) -> bool:
-        """Return whether there is nothing that waits, nor anything that could be waited for."""
-        return not (self._open or self._holding)
+        """Return whether there is nothing that could be waited for, and so nothing that waits."""
+        return not self._open
 
     def _count(self, stretch: Stretch[T]) -> None:
         if not stretch.counts and stretch.offsets:
@@ -125,12 +132,35 @@ class Holding(Generic[T]):
             stretch.counts = False
             self._open.remove(stretch)
 
-    def _released(self) -> Iterator[tuple[T, int]]:
-        for waiting in list(self._holding):
-            while waiting.held and not self._must_wait(waiting, waiting.held[0]):
-                yield waiting.owner, heapq.heappop(waiting.held)
-            if not waiting.held:
-                del self._holding[waiting]
+    def _enter(self, stretch: Stretch[T]) -> None:
+        self._entries += 1
+        edge = stretch.offsets[stretch.held[0]] - stretch.look_ahead
+        heapq.heappush(self._fronts, (edge, self._entries, stretch))
+
+    def _released(self, up_to: float) -> Iterator[tuple[T, int]]:
+        """Yield what may go, now that a tensor has its results up to there or is not waited for any more."""
+        still: dict[Stretch[T], None] = {}
+        fronts = self._fronts
+        while fronts and fronts[0][0] <= up_to:
+            edge, _, waiting = heapq.heappop(fronts)
+            held = waiting.held
+            if not held or waiting.offsets[held[0]] - waiting.look_ahead != edge:
+                continue
+            while held and not self._must_wait(waiting, held[0]):
+                yield waiting.owner, heapq.heappop(held)
+            if held:
+                still[waiting] = None
+        for waiting in still:
+            self._enter(waiting)
+
+    def _reached(self) -> float:
+        """Return a place beyond which everything that is held waits for the first of the open tensors."""
+        if not self._open:
+            return math.inf
+        first = self._open[0]
+        if any(waiting.priority > first.priority for _, _, waiting in self._fronts):
+            return math.inf
+        return first.offsets[first.first]
 
     def _must_wait(self, stretch: Stretch[T], chunk: int) -> bool:
         edge = stretch.offsets[chunk] - stretch.look_ahead
