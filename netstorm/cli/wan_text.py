@@ -68,7 +68,7 @@ def check_line(row: Checked) -> str:
     )
 
 
-def check_summary(facts: dict[str, Any], rows: Sequence[Checked], share: float) -> str:
+def check_summary(facts: dict[str, Any], rows: Sequence[Checked]) -> str:
     """Return the worst of all, and how it was made."""
     rate = max(rows, key=lambda row: abs(row.rate_error))
     trip = max(rows, key=lambda row: abs(row.round_trip_error))
@@ -77,16 +77,15 @@ def check_summary(facts: dict[str, Any], rows: Sequence[Checked], share: float) 
         f"worst rate {rate.rate_error:+.1%} (allowed {rate.allowed:.0%}), worst round trip "
         f"{trip.round_trip_error * 1e3:+.2f} ms (allowed 1 ms); {wrong} of {len(rows)} out of tolerance\n"
         f"back end: {facts['backend_why']}; congestion control: {facts['congestion']}; "
-        f"relays used {share:.0%} of a core"
+        f"relays used up to {max(row.relay_cpu for row in rows):.0%} of a core"
     )
 
 
-def check_json(facts: dict[str, Any], rows: Sequence[Checked], share: float) -> dict[str, Any]:
+def check_json(facts: dict[str, Any], rows: Sequence[Checked]) -> dict[str, Any]:
     """Return all of it, for programs."""
     names = Checked.__slots__
     return {
         **{name: facts[name] for name in ("backend", "backend_why", "congestion", "pinned_by")},
-        "relay_cpu_share": share,
         "links": [
             {
                 **{name: getattr(row, name) for name in names},

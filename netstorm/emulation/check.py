@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from netstorm import clock
 from netstorm.emulation.meter import Carried, OneWay, latencies, saturate
 from netstorm.emulation.wan import LinkStatus, Wan
 from netstorm.topology.elements import Rank
@@ -18,6 +19,7 @@ ALONE: Final = 0.03
 TOGETHER: Final = 0.10
 """While all are, both ways: each direction also carries the other's acknowledgements."""
 RTT_WITHIN_S: Final = 0.001
+_STREAMS_ALONE: Final = 3
 _SIGMAS: Final = 4.0
 """How improbable a number of losses must be to count as wrong: about 1 in 16 000."""
 
@@ -48,6 +50,8 @@ class Checked:
     """That were sent: how much the loss is worth."""
     allowed: float
     """How far off the rate may be."""
+    relay_cpu: float
+    """Cores that the relays used meanwhile."""
 
     @property
     def rate_error(self) -> float:
@@ -104,9 +108,15 @@ def check(
         [list(links.values())] if together else [[one] for one in links.values()]
     )
     for group in groups:
+        began, used = clock.monotonic(), _relay_cpu(wan)
         carried = saturate(
-            wan, [(one.source, one.target) for one in group], warm_up_s=warm_up_s, measure_s=measure_s
+            wan,
+            [(one.source, one.target) for one in group],
+            streams=1 if together else _STREAMS_ALONE,
+            warm_up_s=warm_up_s,
+            measure_s=measure_s,
         )
+        share = (_relay_cpu(wan) - used) / (clock.monotonic() - began)
         dropped = {(link.source, link.target): link.dropped for link in wan.status()}
         for link, flow in zip(group, carried, strict=True):
             there = (link.source, link.target)
@@ -119,7 +129,12 @@ def check(
                 flow,
                 dropped=dropped[there] - link.dropped,
                 allowed=TOGETHER if together else ALONE,
+                relay_cpu=share,
             )
+
+
+def _relay_cpu(wan: Wan) -> float:
+    return float(sum(relay["cpu_s"] for relay in wan.facts()["relays"]))
 
 
 def _oriented(pings: dict[tuple[Rank, Rank], OneWay], link: LinkStatus) -> tuple[float, float]:
@@ -140,6 +155,7 @@ def _checked(
     *,
     dropped: int,
     allowed: float,
+    relay_cpu: float,
 ) -> Checked:
     caps = (wan.network.nodes[link.source].egress, wan.network.nodes[link.target].ingress)
     again = max(0, flow.retransmitted - dropped)
@@ -159,4 +175,5 @@ def _checked(
         measured_loss=again / flow.segments if flow.segments else 0.0,
         segments=flow.segments,
         allowed=allowed,
+        relay_cpu=relay_cpu,
     )

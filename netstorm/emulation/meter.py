@@ -33,8 +33,8 @@ _BUFFER_S: Final = 0.5
 _LEAST_BUFFER: Final = 1 << 19
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
-_STREAMS: Final = 3
-"""Connections a link: while one finds its rate again after a loss, the others fill the link."""
+_ABORT: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing drops what has not been sent, or it would be sent on after the measurement."""
 _TCP_INFO_BYTES: Final = 192
 _CONNECT_S: Final = 20.0
 _PING_BYTES: Final = 22
@@ -68,7 +68,7 @@ class OneWay:
     sent: int
 
 
-def latencies(wan: Wan, source: int, target: int, *, expected: float, count: int = 20) -> OneWay:
+def latencies(wan: Wan, source: int, target: int, *, expected: float, count: int = 10) -> OneWay:
     """Return the latencies between two ranks, by datagrams, one at a time.
 
     Raises:
@@ -139,6 +139,7 @@ class _Stream:
         stack.enter_context(closing(self.receiver))
         for end in (self.sender, self.receiver):
             end.setblocking(False)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
 
     def received(self) -> int:
         """Return the bytes that have arrived in order, read or not: tcpi_bytes_received of linux/tcp.h."""
@@ -155,9 +156,21 @@ class _Stream:
 
 
 def saturate(
-    wan: Wan, pairs: Sequence[tuple[int, int]], *, warm_up_s: float = 1.5, measure_s: float = 2.5
+    wan: Wan,
+    pairs: Sequence[tuple[int, int]],
+    *,
+    streams: int = 1,
+    warm_up_s: float = 1.5,
+    measure_s: float = 2.5,
 ) -> list[Carried]:
     """Send as much as TCP can between all these (source, target) at once, and return what each has carried.
+
+    Args:
+        wan: the network.
+        pairs: who sends to whom.
+        streams: connections for each of them: while one finds its rate again, the others fill the link.
+        warm_up_s: before bytes count.
+        measure_s: how long they count.
 
     Raises:
         UsageError: two ranks cannot connect.
@@ -166,9 +179,9 @@ def saturate(
         rates = {(link.source, link.target): link.rate for link in wan.status()}
         flows = []
         for source, target in pairs:
-            held = rates.get((Rank(source), Rank(target)), 0.0) / 8 * _BUFFER_S / _STREAMS
+            held = rates.get((Rank(source), Rank(target)), 0.0) / 8 * _BUFFER_S / streams
             buffer = max(_LEAST_BUFFER, int(held))
-            flows.append([_Stream(wan, source, target, buffer, stack) for _ in range(_STREAMS)])
+            flows.append([_Stream(wan, source, target, buffer, stack) for _ in range(streams)])
         poll = stack.enter_context(closing(select.epoll()))
         by_number: dict[int, tuple[socket.socket, bool]] = {}
         for stream in (stream for flow in flows for stream in flow):

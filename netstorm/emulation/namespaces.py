@@ -128,6 +128,8 @@ def remove(namespaces: Iterable[str]) -> None:
     names = list(namespaces)
     _end_processes(names)
     present = [name for name in names if (_RUN / name).exists()]
+    for name in present:  # connections that still have something to send would keep it alive for minutes
+        write_sysctl(name, "net.ipv4.tcp_orphan_retries", "1")
     if present:
         done = subprocess.run(
             ["ip", "-force", "-batch", "-"],  # noqa: S607 - iproute2 is where the administrator has put it

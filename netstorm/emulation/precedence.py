@@ -12,7 +12,7 @@ def take_precedence() -> None:
     """Have this process run whenever it can; if the kernel refuses, as it did before.
 
     By a real-time policy, since a nice value counts only within a session (sched(7), autogroups); the kernel
-    keeps a share of each core from those (sched_rt_runtime_us). What it starts from now on does not inherit it.
+    keeps a share of each core from those (sched_rt_runtime_us). What it starts does not inherit it.
     """
     policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
     try:

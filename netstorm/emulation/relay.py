@@ -137,7 +137,8 @@ class Relay:
             soonest = min(soonest, _arrive(direction, limit))
         for cap in self._ingress:
             soonest = min(soonest, _leave(cap, limit, onwards=False))
-        if soonest < _NEVER and not 0.0 < self._armed_for <= soonest:
+        soonest -= _GRAIN_S / 2  # as early as `limit` allows: waking up takes about as long
+        if soonest < _NEVER / 2 and not 0.0 < self._armed_for <= soonest:
             self._armed_for = max(soonest, time + _GRAIN_S)
             self._timer.arm(self._armed_for - time)
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from netstorm.emulation.layout import MTU, Cable, Layout
 from netstorm.emulation.namespaces import batch, open_tun
-from netstorm.emulation.relay import Cap, Direction, Relay
 from netstorm.emulation.precedence import take_precedence
+from netstorm.emulation.relay import Cap, Direction, Relay
 from netstorm.emulation.shaping import Shaper
 from netstorm.errors import UsageError
 from netstorm.topology.elements import Link, Rank
