@@ -15,7 +15,7 @@ __all__ = ["with_look_ahead"]
 
 _FACTOR: Final = 4
 """How many times what is under way when nothing waits. With 2 as good on most networks, but rounds behind
-access caps take up to a quarter longer than without a look-ahead; with 8 half of the gain is lost on some.
+access caps take up to a fifth longer than without a look-ahead; with 8 half of the gain is lost on some.
 """
 
 _CHUNKS_EACH: Final = 4
