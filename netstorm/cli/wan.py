@@ -71,17 +71,18 @@ def up(
             print(up_text(made))
             return
         with made:
-            print(up_text(made), flush=True)
-            _wait_for_a_signal(made)
+            _keep(made, up_text(made))
 
 
-def _wait_for_a_signal(made: Wan) -> None:
+def _keep(made: Wan, text: str) -> None:
+    """Say that it is up, and wait for a signal."""
     import signal
 
     from netstorm.emulation.state import running
 
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    print(text, flush=True)
     while signal.sigtimedwait(numbers, 1.0) is None:
         if made.name not in running():
             raise UsageError(f"the emulated network {made.name!r} has ended")
@@ -243,7 +244,7 @@ def _check(checked: Wan, *, together: bool, warm_up: float, seconds: float, as_j
 
     from netstorm.cli.wan_text import CHECK_HEAD, check_json, check_line, check_summary
     from netstorm.emulation.check import check as measure
-    from netstorm.emulation.precedence import take_precedence
+    from netstorm.emulation.process import take_precedence
 
     take_precedence()  # or a busy machine's other programs are what is measured
     rows = []

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from netstorm.emulation.layout import MTU, Cable, Layout
 from netstorm.emulation.namespaces import batch, open_tun
-from netstorm.emulation.precedence import take_precedence
+from netstorm.emulation.process import let_go, take_precedence
 from netstorm.emulation.relay import Cap, Direction, Relay
 from netstorm.emulation.shaping import Shaper
 from netstorm.errors import UsageError
@@ -99,6 +99,7 @@ class RelayLinks:
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     signal.signal(number, signal.SIG_IGN)  # it ends with its control channel, not before
                 ours.close()
+                let_go()
                 for child in self._children:
                     child.control.close()
                 take_precedence()

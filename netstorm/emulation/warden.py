@@ -22,6 +22,7 @@ from netstorm import clock
 from netstorm.emulation.build import Links, build
 from netstorm.emulation.layout import Layout
 from netstorm.emulation.namespaces import remove
+from netstorm.emulation.process import let_go
 from netstorm.emulation.state import KEEP, Claim, socket_path
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.elements import Change, Rank
@@ -119,7 +120,7 @@ class _Warden:
                 if os.read(0, 4096) != KEEP:
                     return
                 poll.unregister(0)
-                _let_go()
+                let_go()
             if self._listener.fileno() in events and not self._answer():
                 return
             dead = self._links.dead()
@@ -204,14 +205,6 @@ class _Warden:
             "changes_ahead": len(self._changes),
             "links": links,
         }
-
-
-def _let_go() -> None:
-    """Hold nothing of whoever started us: neither pipes nor a terminal."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
-    os.close(nothing)
 
 
 def _read_all(client: socket.socket) -> bytes:

@@ -1,11 +1,11 @@
-"""Running before other processes: for what stands for wires, and for what measures them."""
+"""How a process that stands for a wire behaves: it runs before others, and holds nothing of its starter."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
-__all__ = ["take_precedence"]
+__all__ = ["let_go", "take_precedence"]
 
 
 def take_precedence() -> None:
@@ -20,3 +20,11 @@ def take_precedence() -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, -20)
+
+
+def let_go() -> None:
+    """Hold nothing of whoever started this process: no pipes, whose end they wait for, and no terminal."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)

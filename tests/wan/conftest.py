@@ -1,0 +1,26 @@
+"""What holds for every test of emulated networks: it needs rights, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from netstorm.emulation import missing_rights
+from tests.wan.traces import traces
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = missing_rights()
+    if missing:
+        reason = pytest.mark.skip(reason="no right to network namespaces: " + "; ".join(missing))
+        for item in items:
+            if "/wan/" in str(item.path):
+                item.add_marker(reason)
+
+
+@pytest.fixture(autouse=True)
+def no_trace_left() -> Iterator[None]:
+    before = traces()
+    yield
+    assert traces() - before == set()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.wan.traces import LINE, NETSTORM, ROOT, netstorm, traces
+
+SHOW = """
+import os
+names = ["NETSTORM_RANK", "DMLC_NODE_HOST", "DMLC_PS_ROOT_URI", "NETSTORM_SITE", "NETSTORM_NETWORK"]
+print(*(os.environ.get(name, "-") for name in names))
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "line.yaml"
+    path.write_text(LINE)
+    return str(path)
+
+
+def test_up_exec_set_status_and_down(file):
+    before = traces()
+    up = netstorm("wan", "up", file, "--name", "cmd")
+    try:
+        assert up.returncode == 0, up.stderr
+        assert "cmd is up: 3 nodes, 4 links; back end: " in up.stdout
+        code = netstorm("wan", "exec", "--name", "cmd", "1", "--", "sh", "-c", "ip -o -4 addr; exit 7")
+        assert code.returncode == 7
+        assert "10.78.0.2/32" in code.stdout
+        changed = netstorm("wan", "set", "--name", "cmd", "--between", "0", "1", "--rate", "33Mbit")
+        assert changed.returncode == 0, changed.stderr
+        facts = json.loads(netstorm("wan", "status", "--name", "cmd", "--json").stdout)
+        rates = {(link["source"], link["target"]): link["rate"] for link in facts["links"]}
+        assert rates == {(0, 1): 33e6, (1, 0): 33e6, (1, 2): 40e6, (2, 1): 40e6}
+        assert facts["congestion"] == "bbr"
+        assert "33Mbit/s" in netstorm("wan", "status", "--name", "cmd").stdout
+    finally:
+        down = netstorm("wan", "down", "--name", "cmd")
+    assert down.stdout == "cmd is down\n"
+    assert traces() == before
+
+
+def test_commands_on_a_network_that_is_not_up_say_how_to_make_it():
+    done = netstorm("wan", "status", "--name", "nothing")
+    assert done.returncode == 2
+    assert "no emulated network 'nothing' is up" in done.stderr
+
+
+def test_a_wrong_network_file_is_named_with_its_line(tmp_path):
+    (tmp_path / "wrong.yaml").write_text("nodes: {0: {}}\nlinks: 3\n")
+    done = netstorm("wan", "up", str(tmp_path / "wrong.yaml"))
+    assert done.returncode == 2
+    assert "wrong.yaml:2:" in done.stderr
+
+
+def test_a_job_runs_with_every_rank_in_its_namespace_and_the_scheduler_where_asked_for(file, tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    done = netstorm(
+        "launch", "--wan", file, "--scheduler", "2", "--grace", "1", "--", "python", str(tmp_path / "show.py")
+    )
+    lines = sorted(line for line in done.stdout.splitlines() if not line.startswith("[scheduler]"))
+    assert lines == [
+        "[0] 0 10.78.0.1 10.78.0.3 a -",
+        "[1] 1 10.78.0.2 10.78.0.3 b -",
+        "[2] 2 10.78.0.3 10.78.0.3 - -",
+    ], done.stdout + done.stderr
+    assert "congestion control: bbr" in done.stderr
+
+
+def test_ctrl_c_on_a_job_takes_the_network_down_too(file):
+    before = traces()
+    words = [*NETSTORM, "launch", "--wan", file, "--grace", "1", "--", "sh", "-c", "echo on; sleep 60"]
+    job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT)
+    with job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if line.endswith(b"on\n"):
+                break
+        job.send_signal(signal.SIGINT)
+        job.stdout.read()
+        assert job.wait(30) == 130
+    assert traces() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "4"], "has 3 nodes; leave -n out"),
+        (["--scheduler", "tokyo"], "with --wan expected a rank, 0 to 2"),
+        (["--hosts", os.devnull], "it does not go with --hosts"),
+    ],
+)
+def test_what_contradicts_the_network_is_refused_before_anything_is_made(file, words, message):
+    done = netstorm("launch", "--wan", file, *words, "--", "true")
+    assert done.returncode == 2
+    assert message in done.stderr
