@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.experiment import Experiment, in_cluster
+from netstorm.topology.elements import Rank
 from netstorm.topology.form import form_policy
 from netstorm.topology.generate import generate
 from netstorm.topology.policy import Policy, Tree
@@ -26,7 +27,7 @@ def stars(look_ahead_s: float, look_ahead: int = 1) -> Policy:
     return Policy(
         version=0,
         trees=tuple(
-            Tree.undirected(root, tuple(-1 if rank == root else root for rank in range(3)))
+            Tree.undirected(Rank(root), tuple(-1 if rank == root else root for rank in range(3)))
             for root in range(3)
         ),
         weights=(1, 1, 1),

@@ -21,9 +21,7 @@ MEMBERS = tuple(
 STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=(1,))
 
 
-JOINED = m.Joined(
-    rank=1, members=MEMBERS, policy=STAR, heartbeat_interval_s=1, heartbeat_timeout_s=10
-)
+JOINED = m.Joined(rank=1, members=MEMBERS, policy=STAR, heartbeat_interval_s=1, heartbeat_timeout_s=10)
 
 
 class Driven:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_packings_have_one_where_the_network_is_known_and_only_there(scheme):
 def test_rounds_take_no_longer_than_without(family):
     network = generate(family, 9, 3)
     tensors = (10 * MB, 60 * MB, 30 * MB)
-    options = {"tensors": tensors, "chunk_bytes": MB // 4}
+    options: dict[str, Any] = {"tensors": tensors, "chunk_bytes": MB // 4}
     ahead = form_policy(network, "packing", **options)
     without = form_policy(network, "packing", known=False, **options)
     seconds = [predict(network, one, tensors, chunk_bytes=MB // 4).seconds for one in (ahead, without)]
@@ -73,7 +74,7 @@ def test_rounds_take_no_longer_than_without(family):
 
 def test_behind_access_caps_rounds_are_faster():
     tensors = (120 * MB,)
-    options = {"tensors": tensors, "chunk_bytes": MB // 4}
+    options: dict[str, Any] = {"tensors": tensors, "chunk_bytes": MB // 4}
     gains = []
     for seed in range(3):
         network = generate("cloud", 9, seed)
