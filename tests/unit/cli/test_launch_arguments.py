@@ -23,8 +23,8 @@ def launch(*words: str) -> tuple[int, str]:
         (["-n", "2", "--"], "no command: write it last, after --"),
         (["-n", "2", "--site", "a", "--site", "b,c", "--", "true"], "--site: 3 names for 2 nodes"),
         (
-            ["-n", "2", "--site", "a,", "--topology", "ring", "--", "true"],
-            "NETSTORM_TOPOLOGY='ring': expected one of",
+            ["-n", "2", "--site", "a,", "--topology", "donut", "--", "true"],
+            "NETSTORM_TOPOLOGY='donut': expected one of",
         ),
         (["-n", "2", "--network", "nowhere.yaml", "--", "true"], "--network nowhere.yaml: no such file"),
         (["-n", "2", "--chdir", "/nowhere", "--", "true"], "--chdir /nowhere: no such folder"),
