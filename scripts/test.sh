@@ -26,4 +26,4 @@ step ruff check .
 step ruff format --check .
 step mypy "${typed[@]}"
 step lint-imports
-step pytest -n 2 --dist loadgroup "$@"
+step pytest -n 2 --dist loadfile "$@" # by file: the tests of a module share what is dear to start

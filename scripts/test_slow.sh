@@ -7,4 +7,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
 
 make_venv "${EXTRAS:-mxnet,dev}"
-exec .venv/bin/pytest -m slow -n 2 "$@"
+exec .venv/bin/pytest -m slow -n 2 --dist loadfile "$@"

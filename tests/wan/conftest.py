@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from netstorm.emulation import missing_rights
 from tests.wan.traces import traces
+
+_LOCK = Path(tempfile.gettempdir()) / "netstorm-tests-wan.lock"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_trace_left() -> Iterator[None]:
-    before = traces()
-    yield
-    assert traces() - before == set()
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests in other processes leave traces while they run
+        before = traces()
+        yield
+        assert traces() - before == set()

@@ -77,8 +77,7 @@ def on_nodes(body: Callable[[Any], None]) -> Callable[..., None]:
     for attribute in functools.WRAPPER_ASSIGNMENTS[:4]:  # no __wrapped__: pytest would look at its parameters
         setattr(test, attribute, getattr(body, attribute))
     vars(test)["body"] = body
-    mark: Callable[..., None] = pytest.mark.xdist_group(body.__module__)(test)  # one job, not one per worker
-    return mark
+    return test
 
 
 _reports: dict[ModuleType, JobReport] = {}
