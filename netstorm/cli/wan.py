@@ -78,14 +78,17 @@ def _keep(made: Wan, text: str) -> None:
     """Say that it is up, and wait for a signal."""
     import signal
 
+    from netstorm import clock
     from netstorm.emulation.state import running
 
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    print(text, flush=True)
-    while signal.sigtimedwait(numbers, 1.0) is None:
-        if made.name not in running():
-            raise UsageError(f"the emulated network {made.name!r} has ended")
+    # Not `sigtimedwait`: the kernel may hand a signal to another thread, which has not blocked it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        print(text, flush=True)
+        while made.name in running():
+            clock.sleep(1.0)
+        raise UsageError(f"the emulated network {made.name!r} has ended")
 
 
 @wan.command()
