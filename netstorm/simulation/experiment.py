@@ -46,7 +46,7 @@ class Engine(enum.Enum):
     CLUSTER = "cluster"
     """Real nodes and the real scheduler on virtual time."""
     PREDICTOR = "predictor"
-    """A simulation of chunks on links, without sessions, windows and acknowledgements."""
+    """A simulation of chunks on links, with windows and the delay of acknowledgements, without sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,11 +220,9 @@ def _narrowest(size: int, pairs: npt.NDArray[np.intp], rates: Floats) -> float:
 def latency_bound(network: Network, nbytes: float) -> float:
     """Return seconds that no all-reduce of a tensor can take less than, latencies included.
 
-    A sum is known nowhere before the farthest contribution has come, and it must still reach every rank: the
-    last bit of the tensor of rank a reaches rank b after the least latency of any path from a to b, plus the
-    time that all of the tensor needs to leave a, or to enter b, whichever takes longer; while what they send
-    may be water, a value has to be there before it can be added and sent on. For large tensors `optimum` is
-    the higher bound; for small ones this is.
+    Rank b needs what rank a contributes: all of a tensor leaves a, as much enters b, and its last bit is on
+    its way for the least latency of any path between them. So it takes that latency and the longer of the
+    two times. For small tensors this is the higher bound; for large ones `optimum` is.
     """
     size = network.size
     if size == 1:
