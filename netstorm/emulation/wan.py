@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from netstorm import clock
 from netstorm.emulation.build import BACKENDS
 from netstorm.emulation.layout import Layout, checked_name
 from netstorm.emulation.rights import require_rights
@@ -195,18 +195,22 @@ class Wan:
         return tuple(LinkStatus(**link) for link in self.facts()["links"])
 
     def down(self) -> None:
-        """Take everything away, with what still runs in it. Twice does no harm."""
+        """Take everything away, with what still runs in it and the process that keeps it. Twice does no harm.
+
+        Raises:
+            UsageError: that process does not end in time.
+        """
         if self._warden is not None:
             warden, self._warden = self._warden, None
             _end(warden)
         elif self.name in running():
-            with contextlib.suppress(UsageError):
-                self._ask(do="down")
-        deadline = clock.monotonic() + _DOWN_S
-        while self.name in running():
-            if clock.monotonic() > deadline:
-                raise UsageError(f"the emulated network {self.name!r} does not end: kill process {self.pid}")
-            clock.sleep(0.01)
+            with _process(self.pid) as ended:
+                with contextlib.suppress(UsageError):
+                    self._ask(do="down")
+                if not ended(_DOWN_S):
+                    raise UsageError(
+                        f"the emulated network {self.name!r} does not end: kill process {self.pid}"
+                    )
         remove_stale()
 
     def _ask(self, **request: object) -> dict[str, Any]:
@@ -222,6 +226,22 @@ class Wan:
         if "error" in answer:
             raise UsageError(answer["error"])
         return cast("dict[str, Any]", answer)
+
+
+@contextlib.contextmanager
+def _process(pid: int) -> Iterator[Callable[[float], bool]]:
+    """Yield what waits so many seconds for a process, nobody's child, to end; it returns whether it has."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield lambda _: True
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        yield lambda seconds: bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def _free_name() -> str:
