@@ -54,7 +54,7 @@ _CHECKED: Final = struct.Struct("<IQq")
 
 _ANY_MESSAGE = (
     m.Hello | m.Welcome | m.Refused | m.Ack | m.Nack | m.Query | m.Goodbye
-    | m.Heartbeat | m.Waiting
+    | m.Heartbeat | m.Waiting | m.Measured | m.NodeStatus
     | m.Part
     | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered
     | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy | m.Barrier | m.BarrierReached

@@ -31,10 +31,13 @@ __all__ = [
     "KeySpec",
     "KeysRegistered",
     "Leave",
+    "LinkMeasure",
+    "Measured",
     "Member",
     "Message",
     "Nack",
     "NewPolicy",
+    "NodeStatus",
     "Part",
     "PeerFinished",
     "PeerGone",
@@ -145,6 +148,51 @@ class Waiting(Datagram, frozen=True, tag=21):
     """The scheduler to a node that waits for others: who is here and who is missing, for a person."""
 
     text: str
+
+
+class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """What a receiver has seen of the link from `source` since its last report."""
+
+    source: int
+    rate: float
+    """Bit/s of payload and headers while the link was busy; 0: no chunk has measured it."""
+    error: float
+    """Standard error of `rate`, as a fraction of it."""
+    latency: float = -1.0
+    """Seconds, one way; -1: not known."""
+    chunks: int = 0
+    """How many have measured it."""
+    shared: float = 0.0
+    """Part of that time in which other links into the receiver were busy, too."""
+
+
+class Measured(Datagram, frozen=True, tag=22):
+    """A node to the scheduler: what its traffic says of the links into it, and of its access link."""
+
+    links: tuple[LinkMeasure, ...]
+    egress: float = 0.0
+    """Bit/s of all links out of this node together while they limited one another; 0: not seen."""
+    ingress: float = 0.0
+    """The same of all links into it."""
+
+
+class NodeStatus(Datagram, frozen=True, tag=23):
+    """A node to the scheduler: how it is doing, for people and metrics."""
+
+    rounds: int
+    """Rounds of all keys complete so far."""
+    round_s: float
+    """Seconds from the begin to the end of the last one."""
+    waited_s: float
+    """Seconds so far in which operations were outstanding."""
+    bytes_sent: int
+    """To other nodes, headers included."""
+    clock_offset: float
+    """Cluster clock less the node's, in s."""
+    clock_drift: float
+    """How much faster the cluster clock goes."""
+    detoured: int = 0
+    """Chunks sent over auxiliary paths so far."""
 
 
 # ------------------------------------------------------------------------------------------ the data plane
