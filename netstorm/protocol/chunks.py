@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ITEM_BYTES", "MOST_CHUNKS", "SLOT_ELEMENT_BYTES", "aligned", "chunk_size_of", "slot_of"]
+__all__ = ["ITEM_BYTES", "SLOT_ELEMENT_BYTES", "ChunkSizes", "aligned", "slot_of"]
 
 ITEM_BYTES: Final = {
     "float16": 2,
@@ -24,10 +25,6 @@ ITEM_BYTES: Final = {
 SLOT_ELEMENT_BYTES: Final = 4
 """A slot has as many bytes as a chunk of float32, the usual gradient."""
 
-MOST_CHUNKS: Final = 32
-"""Chunks of a key beyond which they grow, where chunks may: enough to keep all trees and hops of a pipeline
-busy, and each costs processor time."""
-
 
 def slot_of(offset_bytes: int, chunk_size: int) -> int:
     """Return the slot of the first chunk of a key; a policy maps slots to trees.
@@ -43,15 +40,21 @@ def slot_of(offset_bytes: int, chunk_size: int) -> int:
     return offset_bytes // (chunk_size * SLOT_ELEMENT_BYTES)
 
 
-def chunk_size_of(elements: int, smallest: int, largest: int) -> int:
-    """Return the elements of a chunk of a key of so many elements.
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """How many elements a chunk has, by the size of its key."""
 
-    Args:
-        elements: of the key.
-        smallest: of the job: CHUNK_SIZE.
-        largest: of the job; more than `smallest` where links are so fast that processors bound them.
+    smallest: int
+    """CHUNK_SIZE: of all keys but large ones."""
+    largest: int
+    enough: int
+    """Chunks that keep all trees and hops of a pipeline busy. A key that would have more has larger ones
+    instead, since each costs processor time.
     """
-    return max(smallest, min(largest, -(-elements // MOST_CHUNKS)))
+
+    def of(self, elements: int) -> int:
+        """Return the elements of a chunk of a key of so many elements."""
+        return max(self.smallest, min(self.largest, -(-elements // self.enough)))
 
 
 def aligned(offset_bytes: int, item_bytes: int) -> int:

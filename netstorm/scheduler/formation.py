@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from netstorm.errors import SettingsError
 from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES
+from netstorm.scheduler.options import chunk_sizes
 from netstorm.settings import Settings
 from netstorm.topology.form import form_policy
 from netstorm.topology.models import tensors_of
@@ -39,14 +40,16 @@ def first_policy(settings: Settings) -> Policy:
         TopologyFileError: NETSTORM_TOPOLOGY_FILE names a file that is wrong; says where.
         UsageError: what `assumed_network` raises, and what the topology cannot make of the network.
     """
+    tensors = tensors_of(settings.model)
+    elements = chunk_sizes(settings).of(max(tensors) // SLOT_ELEMENT_BYTES)
     return form_policy(
         assumed_network(settings),
         settings.topology,
         version=1,
         num_roots=settings.num_roots,
         hub=settings.hub,
-        chunk_bytes=settings.chunk_size * SLOT_ELEMENT_BYTES,
-        tensors=tensors_of(settings.model),
+        chunk_bytes=elements * SLOT_ELEMENT_BYTES,
+        tensors=tensors,
         custom=settings.topology_file,
         seed=settings.seed,
         known=bool(settings.network_file),

@@ -52,8 +52,7 @@ class Job:
         self.finished: Final[dict[int, dict[int, int]]] = {}
         self.liveness: Final = Liveness(self.members, options, now)
         self.keys: Final = KeyRegistry(
-            options.chunk_size,
-            options.largest_local_chunk if _on_one_machine(self.members) else options.largest_chunk,
+            options.local_chunks if _on_one_machine(self.members) else options.chunks
         )
         self._options: Final = options
         self._outbox: Final = outbox

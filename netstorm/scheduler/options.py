@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.protocol.chunks import ITEM_BYTES, ChunkSizes
 from netstorm.settings import Settings, declarations
 
-__all__ = ["SchedulerOptions"]
+__all__ = ["SchedulerOptions", "chunk_sizes"]
 
-_GROWTH: Final = 16
-"""How much larger than CHUNK_SIZE chunks may be among nodes of one machine: a WAN's store-and-forward delay,
-for which chunks are small, is nothing there, and processors are the bound."""
+_GROWTH: Final = 2
+"""How much larger than CHUNK_SIZE chunks become in large keys: there the time to fill the pipeline counts for
+less, and processor time for more."""
+
+_ENOUGH: Final = 256
+
+_LOCAL_GROWTH: Final = 32
+"""The same among nodes of one machine: a WAN's store-and-forward delay, for which chunks are small, is
+nothing there, and processors are the bound."""
+
+_ENOUGH_LOCALLY: Final = 32
+
+_CHUNKS: Final = ChunkSizes(32_768, 65_536, _ENOUGH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +34,9 @@ class SchedulerOptions:
     job: str = "default"
     release: str = ""
     """Version of the NetStorm package; nodes must have the same."""
-    chunk_size: int = 65_536
-    """Elements."""
-    largest_chunk: int = 65_536
-    """Elements; chunks of large keys may grow to it."""
-    largest_local_chunk: int = 1_048_576
-    """The same, if all nodes are on one machine."""
+    chunks: ChunkSizes = _CHUNKS
+    local_chunks: ChunkSizes = _CHUNKS
+    """If all nodes are on one machine."""
     job_wide: Mapping[str, str] = field(default_factory=dict)
     """Settings by variable name. A node that was explicitly given another value for one is refused."""
     heartbeat_interval_s: float = 1.0
@@ -44,15 +51,14 @@ class SchedulerOptions:
 
         All of them are compared with what a node says was given to it; which ones it says is its choice.
         """
-        largest_chunk = settings.largest_chunk or settings.chunk_size
-        local = min(_GROWTH * settings.chunk_size, settings.max_message_bytes // max(ITEM_BYTES.values()))
+        chunks = chunk_sizes(settings)
+        local = _chunk_sizes(settings, _LOCAL_GROWTH, _ENOUGH_LOCALLY)
         return cls(
             num_workers=settings.num_workers,
             job=settings.job,
             release=release,
-            chunk_size=settings.chunk_size,
-            largest_chunk=largest_chunk,
-            largest_local_chunk=largest_chunk if settings.largest_chunk or settings.network_file else local,
+            chunks=chunks,
+            local_chunks=chunks if settings.network_file else local,
             job_wide={row.variable: str(getattr(settings, name)) for name, row in declarations().items()},
             heartbeat_interval_s=settings.heartbeat_interval_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
@@ -60,3 +66,14 @@ class SchedulerOptions:
             wait_timeout_s=settings.wait_timeout_s,
             link_timeout_s=settings.link_timeout_s,
         )
+
+
+def chunk_sizes(settings: Settings) -> ChunkSizes:
+    """Return the sizes of chunks between machines."""
+    return _chunk_sizes(settings, _GROWTH, _ENOUGH)
+
+
+def _chunk_sizes(settings: Settings, growth: int, enough: int) -> ChunkSizes:
+    size = settings.chunk_size
+    most = settings.max_message_bytes // max(ITEM_BYTES.values())
+    return ChunkSizes(size, settings.largest_chunk or min(growth * size, most), enough)

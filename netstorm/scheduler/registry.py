@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.chunks import ITEM_BYTES, aligned, chunk_size_of, slot_of
+from netstorm.protocol.chunks import ITEM_BYTES, ChunkSizes, aligned, slot_of
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["KeyConflict", "KeyRegistry"]
@@ -45,9 +45,8 @@ class _Entry:
 class KeyRegistry:
     """Keys by namespace and name. The first registration defines a key; all others must agree with it."""
 
-    def __init__(self, chunk_size: int, largest_chunk: int) -> None:
-        self._chunk_size: Final = chunk_size
-        self._largest_chunk: Final = largest_chunk
+    def __init__(self, sizes: ChunkSizes) -> None:
+        self._sizes: Final = sizes
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._names: list[str] = []
         self._end = 0
@@ -99,9 +98,9 @@ class KeyRegistry:
             namespace=spec.namespace,
             name=spec.name,
             key=len(self._names),
-            first_slot=slot_of(offset, self._chunk_size),
+            first_slot=slot_of(offset, self._sizes.smallest),
             offset=offset,
-            chunk_size=chunk_size_of(size // item_bytes, self._chunk_size, self._largest_chunk),
+            chunk_size=self._sizes.of(size // item_bytes),
         )
         self._end = offset + size
         self._names.append(spec.name)

@@ -26,8 +26,8 @@ __all__ = [
 Delays: TypeAlias = Mapping[tuple[int, int], float]
 """Transfer delay of one unit from a rank to another, for each pair that may talk."""
 
-CHUNK_BYTES: Final = 256 * 1024
-"""65 536 elements of float32: the default chunk."""
+CHUNK_BYTES: Final = 128 * 1024
+"""32 768 elements of float32: the default chunk."""
 
 
 def transfer_delays(

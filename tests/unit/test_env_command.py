@@ -49,7 +49,7 @@ def test_json_has_everything_that_the_table_has():
     assert list(rows) == [declaration.variable for declaration in declarations().values()]
     chunk = rows["CHUNK_SIZE"]
     assert (chunk["name"], chunk["value"], chunk["source"], chunk["default"], chunk["unit"]) == (
-        *("chunk_size", 9, "environment", 65_536, "elements"),
+        *("chunk_size", 9, "environment", 32_768, "elements"),
     )
     assert chunk["meaning"].startswith("largest chunk")
     assert "did you mean NETSTORM_RANK?" in printed["notes"][0]

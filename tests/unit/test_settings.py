@@ -18,7 +18,7 @@ def test_the_defaults_are_those_of_the_design():
     settings = Settings.from_environment({})
     assert settings == Settings()
     assert (settings.role, settings.scheduler_host, settings.scheduler_port) == ("worker", "127.0.0.1", 9091)
-    assert (settings.chunk_size, settings.max_message_bytes) == (65_536, 64 * 2**20)
+    assert (settings.chunk_size, settings.max_message_bytes) == (32_768, 64 * 2**20)
     assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s) == (1, 10)
     assert (settings.update_time_s, settings.primary_busy_bound, settings.auxiliary_queue_length) == (5, 2, 1)
     assert (settings.probe_chunk_num, settings.num_roots, settings.topology) == (4, 0, "fapt")
@@ -165,8 +165,8 @@ def test_settings_made_without_the_environment_are_checked_too(value):
             {"NUM_ROOT_SERVERS": "3", "DMLC_NUM_WORKER": "2"},
             "NUM_ROOT_SERVERS=3: expected at most one root a node",
         ),
-        ({"PROBE_CHUNK_SIZE": "65537"}, "PROBE_CHUNK_SIZE=65537: expected at most CHUNK_SIZE=65536"),
-        ({"NETSTORM_MAX_MESSAGE": "500000"}, "NETSTORM_MAX_MESSAGE=500000: expected at least 524288 bytes"),
+        ({"PROBE_CHUNK_SIZE": "32769"}, "PROBE_CHUNK_SIZE=32769: expected at most CHUNK_SIZE=32768"),
+        ({"NETSTORM_MAX_MESSAGE": "200000"}, "NETSTORM_MAX_MESSAGE=200000: expected at least 262144 bytes"),
     ],
 )
 def test_values_that_contradict_each_other_are_an_error(environ, reason):
@@ -244,7 +244,7 @@ def test_every_row_says_what_it_means_and_where_its_value_came_from():
         "CHUNK_SIZE",
         9,
         "environment",
-        65_536,
+        32_768,
     )
     assert (rows["rank"].source, rows["seed"].source) == ("argument", "default")
 

@@ -80,7 +80,7 @@ def test_who_does_not_belong_to_the_job_is_refused_by_name_and_the_job_goes_on(t
         2: ["asks for rank 0, which the node at 127.0.0.1:", "NETSTORM_RANK must differ"],
         3: ["DMLC_NUM_WORKER=3", "DMLC_NUM_WORKER=2"],
         4: ["NETSTORM_RANK=7: expected a rank from 0 to 1, since DMLC_NUM_WORKER=2"],
-        5: ["CHUNK_SIZE=1234", "65536 at the scheduler"],
+        5: ["CHUNK_SIZE=1234", "32768 at the scheduler"],
         6: ["'another'", "'default'"],
         7: ["runs NetStorm 9.9", "the scheduler 0."],
     }

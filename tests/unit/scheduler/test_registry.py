@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.protocol.chunks import ITEM_BYTES, ChunkSizes
 from netstorm.scheduler.ending import Phase
 from netstorm.scheduler.registry import KeyRegistry
 from tests.unit.scheduler.driving import begun, key, running, star
@@ -88,14 +88,14 @@ def test_a_conflict_in_another_store_names_the_store():
     ],
 )
 def test_a_key_that_no_correct_node_sends_is_a_violation_and_leaves_no_trace(spec):
-    registry = KeyRegistry(65_536, 65_536)
+    registry = KeyRegistry(ChunkSizes(65_536, 65_536, 32))
     with pytest.raises(ProtocolViolation, match="rank 5 registers 'k'"):
         registry.register(5, spec)
     assert (len(registry), registry.total_bytes) == (0, 0)
 
 
 def test_an_empty_key_takes_no_bytes():
-    registry = KeyRegistry(65_536, 65_536)
+    registry = KeyRegistry(ChunkSizes(65_536, 65_536, 32))
     registry.register(0, key("none", (0, 5)))
     assert registry.total_bytes == 0
 
@@ -105,7 +105,7 @@ shapes = st.lists(st.integers(0, 50), max_size=3).map(tuple)
 
 @given(st.lists(st.tuples(shapes, st.sampled_from(sorted(ITEM_BYTES))), max_size=20), st.integers(1, 100))
 def test_keys_are_aligned_do_not_overlap_and_waste_less_than_a_value_each(kinds, chunk_size):
-    registry = KeyRegistry(chunk_size, chunk_size)
+    registry = KeyRegistry(ChunkSizes(chunk_size, chunk_size, 32))
     end = 0
     for index, (shape, dtype) in enumerate(kinds):
         grant = registry.register(0, key(f"k{index}", shape, dtype))
@@ -118,7 +118,7 @@ def test_keys_are_aligned_do_not_overlap_and_waste_less_than_a_value_each(kinds,
 
 
 def test_chunks_of_large_keys_grow_where_they_may():
-    registry = KeyRegistry(100, 1000)
+    registry = KeyRegistry(ChunkSizes(100, 1000, 32))
     sizes = {}
     for elements in (1, 3_200, 3_201, 16_000, 32_000, 10**6):
         grant = registry.register(0, key(f"of {elements}", (elements,)))

@@ -6,6 +6,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
+from netstorm.protocol.chunks import ChunkSizes
 from netstorm.pslite.machine import Admit
 from netstorm.scheduler.ending import Phase
 from netstorm.scheduler.machine import SchedulerMachine
@@ -357,8 +358,11 @@ def test_a_flood_of_strangers_is_forgotten_but_members_are_not():
 def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on():
     settings = Settings(num_workers=7, chunk_size=500, job="j", wait_timeout_s=9.0)
     options = SchedulerOptions.from_settings(settings, release="1")
-    assert (options.num_workers, options.chunk_size, options.job) == (7, 500, "j")
-    assert (options.largest_chunk, options.largest_local_chunk) == (500, 8000)
+    assert (options.num_workers, options.job) == (7, "j")
+    assert (options.chunks, options.local_chunks) == (
+        ChunkSizes(500, 1000, 256),
+        ChunkSizes(500, 16_000, 32),
+    )
     assert options.wait_timeout_s == 9.0
     assert options.job_wide["CHUNK_SIZE"] == "500"
     assert options.job_wide["NUM_ROOT_SERVERS"] == "0"
@@ -367,13 +371,13 @@ def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on
 @pytest.mark.parametrize(
     ("given", "elsewhere", "on_one_machine"),
     [
-        ({}, 65_536, 16 * 65_536),
-        ({"chunk_size": 1000}, 1000, 16_000),
+        ({}, 65_536, 32 * 32_768),
+        ({"chunk_size": 1000}, 2000, 32_000),
         ({"largest_chunk": 70_000}, 70_000, 70_000),
         ({"network_file": "wan.yaml"}, 65_536, 65_536),
-        ({"max_message_bytes": 8 * 65_536}, 65_536, 65_536),
+        ({"max_message_bytes": 8 * 40_000}, 40_000, 40_000),
     ],
 )
-def test_chunks_of_large_keys_may_grow_on_one_machine(given, elsewhere, on_one_machine):
+def test_chunks_of_large_keys_grow_and_more_so_on_one_machine(given, elsewhere, on_one_machine):
     options = SchedulerOptions.from_settings(Settings(num_workers=2, **given), release="1")
-    assert (options.largest_chunk, options.largest_local_chunk) == (elsewhere, on_one_machine)
+    assert (options.chunks.largest, options.local_chunks.largest) == (elsewhere, on_one_machine)
