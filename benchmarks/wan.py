@@ -8,6 +8,12 @@ Each rank has a network namespace of its own; all programs are the published one
 recommended settings, which the results hold. They stay alive and take turns, a round each. A round lasts from
 the first worker's start until the last one can read the sum; then every element is checked. Results are
 written after every round: Ctrl-C loses none.
+
+    netstorm bench wan examples/networks/internet2.yaml --dynamic --times-scale 0.11 --systems netstorm-std
+
+With --dynamic systems cannot take turns: each has the same changes at the same times, alone, on a network
+whose changes begin with its first round that counts, until the last rates have been there as long as those
+before them.
 """
 
 from __future__ import annotations
@@ -16,19 +22,21 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness.arguments import amounts, number, seconds, writable
 from harness.compare import Comparison
+from harness.course import Course, end_of_changes, with_times_scaled
 from harness.emulated import Place, emulated, on_loopback
 from harness.machine import describe_machine
+from harness.progress import Rounds, counted_rounds
+from harness.race_options import race_options
+from harness.race_plot import draw_race
 from harness.race_results import RaceResults, RaceRow
 from harness.results import Row
 from harness.stopping import stop_on_sigterm
@@ -37,12 +45,15 @@ from netstorm.topology.models import tensors_of
 from netstorm.topology.network import Network
 from netstorm.topology.network_file import load_network
 from netstorm.topology.optimum import optimum
-from systems.base import Case
-from systems.entrants import NAMES, Entrant, Entry, check_name, enter
+from systems.base import Case, System
+from systems.entrants import Entry, enter
 
 _MEMORY_LIMIT = 24 * 1024**3
 _MEMORY_SHARE = 0.8
 """Of what is free: other programs grow too, and a machine that swaps measures its disk."""
+
+_KEPT = ("rounds", "warmup", "seconds", "seed", "knowledge")
+"""Options that the results hold."""
 
 _GOODPUT = 1448 / 1538
 """Of Ethernet's 1538 bytes for a full packet, TCP with time stamps carries 1448."""
@@ -50,13 +61,12 @@ _GOODPUT = 1448 / 1538
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Race, and return the exit code: 1 if a system failed, 2 if it cannot begin, 130 after Ctrl-C."""
-    options = _options(arguments)
+    options = race_options(arguments)
     stop_on_sigterm()
     try:
         network = _network(options)
-        up = on_loopback if options.loopback else emulated
-        with tempfile.TemporaryDirectory(prefix="netstorm-bench-") as folder, up(network, options) as place:
-            return _race(options, network, place, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="netstorm-bench-") as folder:
+            return _race(options, network, Path(folder))
     except NetStormError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -64,71 +74,111 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _race(options: argparse.Namespace, network: Network, place: Place, folder: Path) -> int:
-    console = Console(stderr=True)
-    cases = _cases(options, network, place)
+def _race(options: argparse.Namespace, network: Network, folder: Path) -> int:
     results = RaceResults(
-        network=_describe(options, network, place, cases),
+        network=_describe(options, network),
         machine=describe_machine(),
-        options={"rounds": options.rounds, "warmup": options.warmup, "seed": options.seed},
+        options={name: getattr(options, name) for name in _KEPT},
     )
     try:
-        with _progress(console, len(cases) * options.rounds) as step:
-            for case in cases:
-                entry = Entry(
-                    network=replace(network, changes=()),
-                    folder=folder,
-                    bytes=case.bytes,
-                    model=case.model,
-                    seed=options.seed,
-                    trace=options.trace is not None,
-                    variables=options.set,
-                )
-                rows = _rows(enter(options.systems, entry), case, replace(network, changes=()))
-                results.rows.extend(rows)
-
-                def on_round(name: str) -> None:
-                    step(name)
-                    results.save(options.json)
-
-                _run(options, case, rows, place, on_round)
-                results.save(options.json)
-                if options.trace is not None:
-                    _collect(folder, options.trace, rows)
+        with counted_rounds(Console(stderr=True), None if options.seconds else options.rounds) as rounds:
+            race = _one_after_the_other if options.dynamic else _side_by_side
+            race(options, network, folder, results, rounds)
     except KeyboardInterrupt:
         results.interrupted = True
     results.save(options.json)
-    results.show(_output())
+    show = results.show_shortly if options.short else results.show
+    show(_output())
     if options.plot is not None and any(row.median_s for row in results.rows):
-        results.plot(options.plot)
+        draw_race(results.as_json(), options.plot)
     if results.interrupted:
         return 130
     return int(any(row.error and not row.entrant.why_not for row in results.rows))
 
 
-def _run(
+def _side_by_side(
     options: argparse.Namespace,
-    case: Case,
-    rows: list[RaceRow],
-    place: Place,
-    on_round: Callable[[str], None],
+    network: Network,
+    folder: Path,
+    results: RaceResults,
+    rounds: Rounds,
 ) -> None:
-    systems = [system for row in rows for system in row.entrant.systems]
-    parts = {name: part for row in rows for name, part in row.parts.items()}
-    Comparison(
+    """Have all systems alive on one network, and take turns, a round each."""
+    with _up(options)(network, options) as place:
+        results.network |= _describe_place(place)
+        for case in _cases(options, network, place):
+            rows = _rows(options, network, case, folder)
+            results.rows.extend(rows)
+            systems = [system for row in rows for system in row.entrant.systems]
+            parts = {name: part for row in rows for name, part in row.parts.items()}
+            comparison = _comparison(options, systems, place, results, rounds)
+            comparison.run(case, parts, _free_memory())
+            results.save(options.json)
+            _collect(options, folder, rows)
+
+
+def _one_after_the_other(
+    options: argparse.Namespace,
+    network: Network,
+    folder: Path,
+    results: RaceResults,
+    rounds: Rounds,
+) -> None:
+    """Have each system alone on a network of its own; changes begin with its first round that counts."""
+    for size in _cases(options, network, None):
+        rows = _rows(options, network, size, folder)
+        results.rows.extend(rows)
+        for row in rows:
+            for system in row.entrant.systems:
+                with _up(options)(network, options) as place:
+                    results.network |= _describe_place(place)
+                    case = replace(size, hosts=place.hosts)
+                    comparison = _comparison(options, [system], place, results, rounds)
+                    comparison.run(case, {system.name: row.parts[system.name]}, _free_memory())
+                    results.save(options.json)
+        _collect(options, folder, rows)
+
+
+def _comparison(
+    options: argparse.Namespace, systems: list[System], place: Place, results: RaceResults, rounds: Rounds
+) -> Comparison:
+    def on_round(name: str) -> None:
+        rounds.done(name)
+        results.save(options.json)
+
+    return Comparison(
         systems,
         rounds=options.rounds,
         warmup=options.warmup,
         start_timeout_s=options.timeout,
         round_timeout_s=options.timeout,
         on_round=on_round,
+        on_step=rounds.begins,
         place=place.command,
         meter=place.carried,
-    ).run(case, parts, min(_MEMORY_LIMIT, int(psutil.virtual_memory().available * _MEMORY_SHARE)))
+        seconds=options.seconds,
+        on_start=place.start_changes if options.dynamic else None,
+    )
 
 
-def _rows(entrants: list[Entrant], case: Case, network: Network) -> list[RaceRow]:
-    best = optimum(network, case.bytes).seconds
+def _free_memory() -> int:
+    return min(_MEMORY_LIMIT, int(psutil.virtual_memory().available * _MEMORY_SHARE))
+
+
+def _rows(options: argparse.Namespace, network: Network, case: Case, folder: Path) -> list[RaceRow]:
+    still = replace(network, changes=())
+    entry = Entry(
+        network=network,
+        folder=folder,
+        bytes=case.bytes,
+        model=case.model,
+        seed=options.seed,
+        trace=options.trace is not None,
+        variables=options.set,
+        knowledge=options.knowledge,
+    )
+    best = optimum(still, case.bytes).seconds
+    course = Course.of(network, case.bytes) if options.dynamic else None
     return [
         RaceRow(
             entrant=entrant,
@@ -136,18 +186,22 @@ def _rows(entrants: list[Entrant], case: Case, network: Network) -> list[RaceRow
             optimum_s=best,
             goodput=_GOODPUT,
             parts={system.name: Row(system=system, case=case) for system in entrant.systems},
+            course=course,
         )
-        for entrant in entrants
+        for entrant in enter(options.systems, entry)
     ]
 
 
-def _cases(options: argparse.Namespace, network: Network, place: Place) -> list[Case]:
+def _up(options: argparse.Namespace) -> Callable[..., contextlib.AbstractContextManager[Place]]:
+    return on_loopback if options.loopback else emulated
+
+
+def _cases(options: argparse.Namespace, network: Network, place: Place | None) -> list[Case]:
+    hosts = () if place is None else place.hosts
     if options.model:
         size = sum(tensors_of(options.model))
-        return [Case(nodes=network.size, bytes=size, model=options.model, hosts=place.hosts)]
-    return [
-        Case(nodes=network.size, bytes=size, keys=options.keys, hosts=place.hosts) for size in options.sizes
-    ]
+        return [Case(nodes=network.size, bytes=size, model=options.model, hosts=hosts)]
+    return [Case(nodes=network.size, bytes=size, keys=options.keys, hosts=hosts) for size in options.sizes]
 
 
 def _network(options: argparse.Namespace) -> Network:
@@ -169,14 +223,19 @@ def _network(options: argparse.Namespace) -> Network:
         replace(change, rate=None if change.rate is None else change.rate * scale)
         for change in network.changes
     )
-    return replace(network, links=links, nodes=nodes, changes=changes if options.dynamic else ())
+    network = replace(network, links=links, nodes=nodes, changes=changes if options.dynamic else ())
+    network = with_times_scaled(network, options.times_scale)
+    if options.dynamic and options.seconds is None:
+        options.seconds = end_of_changes(network)
+        if not options.seconds:
+            raise UsageError(f"{options.network} has no changes: nothing is dynamic about it")
+    return network
 
 
-def _describe(
-    options: argparse.Namespace, network: Network, place: Place, cases: list[Case]
-) -> dict[str, Any]:
+def _describe(options: argparse.Namespace, network: Network) -> dict[str, Any]:
     still = replace(network, changes=())
-    return {
+    sizes = [case.bytes for case in _cases(options, network, None)]
+    known = {
         "file": str(options.network),
         "nodes": network.size,
         "links": [
@@ -193,116 +252,40 @@ def _describe(
         "rates_scale": options.rates_scale,
         "loss": "as in the file" if options.loss is None else f"{options.loss:.3%}",
         "dynamic": options.dynamic,
-        "backend": place.backend,
-        "congestion": place.congestion,
+        "backend": "",
+        "congestion": "",
         "goodput": _GOODPUT,
-        "optimum_s": {str(case.bytes): optimum(still, case.bytes).seconds for case in cases},
+        "optimum_s": {str(size): optimum(still, size).seconds for size in sizes},
     }
+    if options.dynamic:
+        known["times_scale"] = options.times_scale
+        courses = {str(size): Course.of(network, size) for size in sizes}
+        known["course"] = {
+            size: {"begins_s": course.begins, "optima_s": course.optima} for size, course in courses.items()
+        }
+    return known
 
 
-def _collect(folder: Path, target: Path, rows: list[RaceRow]) -> None:
+def _describe_place(place: Place) -> dict[str, str]:
+    return {"backend": place.backend, "congestion": place.congestion}
+
+
+def _collect(options: argparse.Namespace, folder: Path, rows: list[RaceRow]) -> None:
     """Join the timelines of each NetStorm job's nodes into one file a system."""
+    if options.trace is None:
+        return
     from netstorm.observe.trace import join_traces  # noqa: PLC0415 - only with --trace
 
+    target = options.trace
     traced = [row.entrant.name for row in rows if list(folder.glob(f"{row.entrant.name}.trace.*json"))]
     for name in traced:
         path = target if len(traced) == 1 else target.with_name(f"{target.stem}-{name}{target.suffix}")
         join_traces(sorted(folder.glob(f"{name}.trace.*json")), path)
 
 
-@contextlib.contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("starting", total=None)
-        done: dict[str, int] = {}
-
-        def step(name: str) -> None:
-            done[name] = done.get(name, 0) + 1
-            progress.update(bar, description=name, completed=sum(done.values()), total=total * len(done))
-            if not console.is_terminal:
-                console.print(f"{name}: round {done[name]}", highlight=False)
-
-        yield step
-
-
 def _output() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=150)  # a file has room for the table
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="netstorm bench wan",
-        description="All-reduce on an emulated network, several systems side by side.",
-    )
-    add = parser.add_argument
-    add("network", type=Path, metavar="NETWORK.yaml", help="what is emulated")
-    add(
-        "--systems",
-        type=_systems,
-        default=list(NAMES),
-        metavar="NAME,...",
-        help=f"of {', '.join(NAMES)} (default all); NetStorm's may have settings: NAME@VARIABLE=VALUE",
-    )
-    add("--sizes", type=amounts, default=amounts("16MB"), metavar="SIZE,...", help="default 16MB")
-    add("--keys", type=number, default=1, metavar="N", help="arrays that a size is divided into; default 1")
-    add(
-        "--model", default="", metavar="MODEL", help="reduce a model's tensors: alexnet, resnet50, model.json"
-    )
-    add("--rounds", type=number, default=5, metavar="N", help="rounds that count; default 5")
-    add("--warmup", type=number, default=2, metavar="N", help="rounds before them; default 2")
-    add("--rates-scale", type=seconds, default=1.0, metavar="X", help="times all rates; default 1")
-    add(
-        "--loss",
-        type=_percent,
-        metavar="PERCENT",
-        help="loss of all links instead of the file's, such as 0%%",
-    )
-    add("--dynamic", action="store_true", help="apply the file's changes as time passes; default: static")
-    add("--congestion", default="bbr", metavar="NAME", help="TCP's congestion control; default bbr")
-    add("--backend", default="auto", metavar="NAME", help="of the emulation; default auto")
-    add("--loopback", action="store_true", help="no emulation, all on 127.0.0.1: tries the benchmark itself")
-    add(
-        "--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="for NetStorm's nodes"
-    )
-    add(
-        "--seed", type=int, default=1, metavar="N", help="of the choice of the average star's hubs; default 1"
-    )
-    add("--timeout", type=seconds, default=180.0, metavar="S", help="for a start or a round; default 180")
-    add("--json", type=writable, metavar="FILE", help="write the results, after every round")
-    add("--plot", type=writable, metavar="FILE", help="draw the medians (needs matplotlib)")
-    add("--trace", type=writable, metavar="FILE", help="timeline of NetStorm's chunks, for ui.perfetto.dev")
-    options = parser.parse_args(arguments)
-    options.set = dict(options.set)
-    return options
-
-
-def _systems(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        try:
-            check_name(name)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-    return list(dict.fromkeys(names))
-
-
-def _percent(text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / 100
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage from 0% to below 100%")
-    return value
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Trains a small CNN on four general nodes of this machine, and compares their weights byte by byte.
+# Trains a small CNN on four general nodes of this machine and compares their weights byte by byte; then races MXNet's
+# own parameter server against NetStorm on an emulated WAN of nine data centres.
 #
 #   scripts/demo.sh [--epochs N]
 #
-# The first run makes .venv and installs NetStorm and MXNet there, which takes a minute or two.
+# The first run makes .venv and installs NetStorm and MXNet there, which takes a minute or two. The WAN needs root, as in
+# `sudo scripts/demo.sh`, or the rights that it names; without them the race is on loopback.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
@@ -16,16 +18,39 @@ trap 'rm -rf "$folder"' EXIT
 
 cat <<'TEXT'
 
-Four general nodes and a scheduler start on this machine. Each node trains on its quarter of scikit-learn's digits,
-adds up its neighbours' gradients and forwards them: there is no server.
+1. Four general nodes and a scheduler start on this machine. Each node trains on its quarter of scikit-learn's digits,
+   adds up its neighbours' gradients and forwards them: there is no server.
 
 TEXT
 netstorm launch -n 4 --no-prefix -- python examples/demo.py --folder "$folder" "$@"
+
+missing=$(python -c 'from netstorm.emulation import missing_rights; print("; ".join(missing_rights()))')
+if [ -z "$missing" ]; then
+    cat <<'TEXT'
+
+2. Nine data centres, joined by the links of examples/networks/internet2.yaml at half their rates: 10 to 75 Mbit/s, 30 ms
+   each way, .02 % of packets lost. Each is a network namespace of this machine, and the links are emulated. The published
+   MXNet and NetStorm take turns there in adding up 8 MB of gradients of all nine, checked number by number: some two minutes.
+
+TEXT
+    netstorm bench wan examples/networks/internet2.yaml --rates-scale 0.5 --sizes 8MB --warmup 1 --rounds 3 \
+        --seconds 60 --systems mxnet-star-best,mxnet-sharded,netstorm-packing --short
+else
+    cat <<TEXT
+
+2. MXNet's own parameter server and NetStorm take turns in adding up 40 MB of gradients of four nodes, on loopback, where no
+   link is slow: 'sudo scripts/demo.sh' races on an emulated WAN. Missing here: $missing
+
+TEXT
+    netstorm bench wan examples/networks/four_sites.yaml --loopback --sizes 40MB --warmup 1 --rounds 5 \
+        --seconds 30 --systems mxnet-star-best,mxnet-sharded,netstorm-packing --short
+fi
 cat <<'TEXT'
 
 What to try next, in this folder (. .venv/bin/activate):
   netstorm launch -n 4 -- python examples/gluon_digits.py --epochs 5 --digest
   netstorm launch -n 4 --topology star -- python examples/module_digits.py --optimizer adam
   netstorm launch -n 2 -- python -m netstorm.run YOUR_SCRIPT.py    an unedited script with kvstore='dist_sync'
+  netstorm plan examples/networks/mesh.yaml --model alexnet        what each topology would reach on a network
   netstorm env                                                     every setting, its value and its meaning
 TEXT

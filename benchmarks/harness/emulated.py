@@ -26,6 +26,8 @@ class Place:
     """Makes a command run beside a rank."""
     carried: Callable[[], Mapping[str, int]]
     """Returns the bytes that each link has carried and, under its name and `DROPPED`, segments it has not."""
+    start_changes: Callable[[], None]
+    """Has the network's changes count from now on."""
     backend: str
     congestion: str
 
@@ -39,9 +41,7 @@ def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
     """
     from netstorm.emulation.wan import Wan  # noqa: PLC0415 - loopback needs none of it
 
-    wan = Wan.up(
-        network, backend=options.backend, congestion=options.congestion, start_changes=options.dynamic
-    )
+    wan = Wan.up(network, backend=options.backend, congestion=options.congestion, start_changes=False)
     with wan:
 
         def carried() -> dict[str, int]:
@@ -54,6 +54,7 @@ def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
             hosts=tuple(wan.address(rank) for rank in network.ranks),
             command=lambda rank, argv: wan.command(network.ranks[rank], argv),
             carried=carried,
+            start_changes=wan.start_changes,
             backend=wan.backend,
             congestion=wan.congestion,
         )
@@ -66,6 +67,7 @@ def on_loopback(_network: Network, _options: argparse.Namespace) -> Iterator[Pla
         hosts=(),
         command=lambda _rank, argv: list(argv),
         carried=dict,
+        start_changes=lambda: None,
         backend="loopback: links are NOT emulated",
         congestion="the system's",
     )

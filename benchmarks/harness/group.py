@@ -25,6 +25,8 @@ class Round:
 
     seconds: float
     """From the first worker's start to the last one's end, on the clock that a machine's processes share."""
+    start: float
+    """The first worker's start on that clock."""
     cpu_s: float
     """Processor time of all processes of the group, helpers included."""
     machine_cpu_share: float
@@ -63,7 +65,7 @@ class Group:
         self._ask({"do": "check", "round": number})
         first = min(answer["start"] for answer in times)
         seconds = max(answer["finish"] for answer in times) - first
-        return Round(seconds=seconds, cpu_s=used, machine_cpu_share=share)
+        return Round(seconds=seconds, start=first, cpu_s=used, machine_cpu_share=share)
 
     def ask(self, command: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Send `command` to every worker and return the answers, in the order of the workers."""

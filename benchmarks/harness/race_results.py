@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.arguments import megabytes
+from harness.course import Course
 from harness.emulated import DROPPED
 from harness.results import Row
 from systems.base import Case
@@ -23,6 +24,15 @@ __all__ = ["RaceResults", "RaceRow"]
 _BEST = "mxnet-star-best"
 _MEAN = "mxnet-star-mean"
 _SHARDED = "mxnet-sharded"
+
+_IN_WORDS = {
+    "mxnet-star-best": "MXNet, one server at the best site",
+    "mxnet-star-mean": "MXNet, one server at an average site",
+    "mxnet-star-worst": "MXNet, one server at the worst site",
+    "mxnet-sharded": "MXNet, a server at every site",
+    "netstorm-fapt": "NetStorm, fastest path trees",
+    "netstorm-packing": "NetStorm, packed trees",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,10 +46,14 @@ class RaceRow:
     goodput: float
     """What of a rate is left for data below TCP's and IP's headers."""
     parts: dict[str, Row] = field(default_factory=dict)
+    course: Course | None = None
+    """Of a network that changes: rounds are then averaged over its course, and not compared one by one."""
 
     @property
     def rounds_s(self) -> list[float]:
-        """Rounds that all parts have done, each the mean over the parts."""
+        """Rounds that all parts have done, each the mean over the parts; with a course, every part's."""
+        if self.course is not None:
+            return [seconds for row in self.parts.values() for seconds in row.rounds_s]
         times = zip(*(row.rounds_s for row in self.parts.values()), strict=False)
         return [statistics.mean(together) for together in times]
 
@@ -50,6 +64,29 @@ class RaceRow:
         return statistics.median(rounds) if rounds else None
 
     @property
+    def mean_s(self) -> float | None:
+        """Mean of the rounds, over the parts alike, or None if a part has none."""
+        parts = [row.rounds_s for row in self.parts.values()]
+        return statistics.mean(map(statistics.mean, parts)) if parts and all(parts) else None
+
+    @property
+    def typical_s(self) -> float | None:
+        """What systems are compared by: the median; over a course the mean, which is one over the speed."""
+        return self.median_s if self.course is None else self.mean_s
+
+    @property
+    def of_optimum(self) -> float | None:
+        """What part it reaches of what the rates allow, at each moment of a course."""
+        if self.course is None:
+            return None if self.median_s is None else self.optimum_s / self.median_s
+        shares = [
+            self.course.of_optimum(zip(row.starts_s, row.rounds_s, strict=True))
+            for row in self.parts.values()
+        ]
+        known = [share for share in shares if share]
+        return statistics.harmonic_mean(known) if known and len(known) == len(shares) else None
+
+    @property
     def error(self) -> str | None:
         """Why there is no time, or what went wrong."""
         errors = [row.error for row in self.parts.values() if row.error]
@@ -57,13 +94,13 @@ class RaceRow:
 
     def times_over(self, other: RaceRow | None) -> float | None:
         """Return how many times as fast as another one it is."""
-        mine = self.median_s
-        theirs = None if other is None else other.median_s
+        mine = self.typical_s
+        theirs = None if other is None else other.typical_s
         return None if mine is None or theirs is None else theirs / mine
 
     def as_json(self, others: Mapping[str, RaceRow]) -> dict[str, Any]:
         """Return what is written; `others` are those of the same size, by name."""
-        median, rounds = self.median_s, self.rounds_s
+        median, rounds, share = self.median_s, self.rounds_s, self.of_optimum
         parts = list(self.parts.values())
         links: dict[str, list[int]] = {}
         for row in parts:
@@ -76,18 +113,18 @@ class RaceRow:
             "tensors": len(self.case.sizes),
             "rounds_s": rounds,
             "median_s": median,
+            "mean_s": self.mean_s,
             "fastest_s": min(rounds, default=None),
             "slowest_s": max(rounds, default=None),
-            "of_optimum": None if median is None else self.optimum_s / median,
-            "of_goodput_optimum": None if median is None else self.optimum_s / self.goodput / median,
+            "of_optimum": share,
+            "of_goodput_optimum": None if share is None else share / self.goodput,
             "vs_star_best": self.times_over(others.get(_BEST)),
             "vs_star_mean": self.times_over(others.get(_MEAN)),
             "vs_sharded": self.times_over(others.get(_SHARDED)),
             "parts": {
-                name: {"rounds_s": row.rounds_s, "error": row.error} for name, row in self.parts.items()
-            }
-            if len(parts) > 1
-            else {},
+                name: {"starts_s": row.starts_s, "rounds_s": row.rounds_s, "error": row.error}
+                for name, row in self.parts.items()
+            },
             "bytes_per_link": {
                 link: round(statistics.mean(counts))
                 for link, counts in links.items()
@@ -143,52 +180,53 @@ class RaceResults:
         table = Table(title=f"All-reduce of float32 on {self.network['file']}")
         table.add_column("system", no_wrap=True)
         table.add_column("size", justify="right", no_wrap=True)
-        for heading in ("median", "range", "x best star", "x mean star", "x N servers", "optimum", "CPU"):
+        middle = "mean" if self.network.get("dynamic") else "median"
+        for heading in (middle, "range", "x best star", "x mean star", "x N servers", "optimum", "CPU"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("machine", justify="right", no_wrap=True)
         table.add_column("memory", justify="right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*self._cells(row.as_json(self._others(row))))
+            table.add_row(*self._cells(row.as_json(self._others(row)), middle))
         console.print(table)
         known = self.network
         loss, backend, congestion = known["loss"], known["backend"], known["congestion"]
         lines = [
             f"{known['nodes']} nodes, rates x {known['rates_scale']:g}, loss {loss}; {backend}; {congestion}",
-            "x SYSTEM: its median over this one's. optimum: what part of the possible at full rates, headers",
-            f"not counted ({known['goodput']:.3f} of a rate is left for data).",
+            f"x SYSTEM: its {middle} over this one's. optimum: what part of the possible at full rates,",
+            f"headers not counted ({known['goodput']:.3f} of a rate is left for data).",
             "CPU: processor time of a round, all its processes. machine: share of all cores meanwhile.",
         ]
         lines += [f"{row.entrant.name}: {row.error}" for row in self.rows if row.error]
         for line in lines:
             console.print(line, highlight=False, markup=False)
 
-    def plot(self, path: Path) -> None:
-        """Draw the medians of each size (needs matplotlib)."""
-        from matplotlib.figure import Figure  # noqa: PLC0415 - not everybody has it
-
-        sizes = list(dict.fromkeys(row.case.bytes for row in self.rows))
-        figure = Figure(figsize=(9, 1.2 + 0.32 * len(self.rows)), layout="constrained")
-        for axes, size in zip(figure.subplots(len(sizes), 1, squeeze=False)[:, 0], sizes, strict=True):
-            rows = [row for row in self.rows if row.case.bytes == size and row.median_s is not None]
-            rows.sort(key=lambda row: -(row.median_s or 0))
-            medians = [row.median_s or 0 for row in rows]
-            axes.barh([row.entrant.name for row in rows], medians, color="#4878a8")
-            for place, row in enumerate(rows):
-                axes.text(medians[place], place, f" {medians[place]:.2f} s", va="center", fontsize=8)
-                axes.plot([min(row.rounds_s), max(row.rounds_s)], [place, place], color="black", linewidth=1)
-            if rows:
-                axes.axvline(rows[0].optimum_s, color="#c44e52", linestyle="--", label="optimum")
-                axes.legend(loc="lower right")
-            axes.set_xlabel(f"seconds a round of {megabytes(size)}")
-        figure.savefig(path)
+    def show_shortly(self, console: Console) -> None:
+        """Print a small table for whoever sees such a race for the first time."""
+        table = Table(title=f"Adding up {megabytes(self.rows[0].case.bytes)} of gradients of all sites")
+        table.add_column("", no_wrap=True)
+        for heading in ("a round", "times as fast"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        first = self.rows[0]
+        for row in self.rows:
+            faster, seconds = row.times_over(first), row.typical_s
+            name = _IN_WORDS.get(row.entrant.name, row.entrant.name)
+            cells = (
+                "-" if seconds is None else f"{seconds:.2f} s",
+                "" if faster is None else f"{faster:.1f} x",
+            )
+            table.add_row(name, *cells)
+        console.print(table)
+        for row in self.rows:
+            if row.error:
+                console.print(f"{row.entrant.name}: {row.error}", highlight=False, markup=False)
 
     def _others(self, row: RaceRow) -> dict[str, RaceRow]:
         return {other.entrant.name: other for other in self.rows if other.case == row.case}
 
     @staticmethod
-    def _cells(row: Mapping[str, Any]) -> list[str]:
+    def _cells(row: Mapping[str, Any], typical: str) -> list[str]:
         cells = [str(row["system"]), megabytes(row["bytes"])]
-        if row["median_s"] is None:
+        if row[f"{typical}_s"] is None:
             return [*cells, "-"]
 
         def shown(name: str, form: str) -> str:
@@ -196,7 +234,7 @@ class RaceResults:
 
         return [
             *cells,
-            f"{row['median_s']:.2f} s",
+            f"{row[f'{typical}_s']:.2f} s",
             f"{row['fastest_s']:.2f}-{row['slowest_s']:.2f}",
             *(shown(name, ".2f") for name in ("vs_star_best", "vs_star_mean", "vs_sharded", "of_optimum")),
             f"{shown('cpu_s', '.2f')} s",

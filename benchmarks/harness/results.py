@@ -26,6 +26,8 @@ class Row:
     system: System
     case: Case
     rounds_s: list[float] = field(default_factory=list)
+    starts_s: list[float] = field(default_factory=list)
+    """When each round began, since the first that counts; where the network changes, since that began."""
     cpu_s: list[float] = field(default_factory=list)
     """Processor time of all its processes in each round."""
     machine_cpu_shares: list[float] = field(default_factory=list)

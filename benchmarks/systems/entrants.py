@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from harness.course import networks_by_time
 from netstorm.errors import Unreachable, UsageError
+from netstorm.topology.elements import Link
 from netstorm.topology.form import SCHEMES, form_policy
 from netstorm.topology.network import Network, Rank, Routing
 from netstorm.topology.network_text import dump_network
@@ -22,7 +24,7 @@ from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
 from systems.openmpi import why_no_openmpi
 
-__all__ = ["NAMES", "Entrant", "Entry", "check_name", "enter", "hubs_by_time"]
+__all__ = ["KNOWLEDGE", "NAMES", "Entrant", "Entry", "check_name", "enter", "hubs_by_time"]
 
 _MEAN_HUBS: Final = 3
 """How many hubs stand for the average one. Each takes a round of its own, the slowest of the whole race."""
@@ -31,10 +33,19 @@ _HIVEMIND: Final = (
     "not built yet: hivemind 1.1.12 installs, but its averager wants its own PyTorch and libp2p daemon, and "
     "nothing here starts those"
 )
-_NOT_BUILT: Final = {
-    "std": "not built yet: NetStorm does not measure the network while it runs",
-    "pro": "not built yet: NetStorm uses no auxiliary paths",
+_STAGES: Final = {
+    "lite": {"ENABLE_AWARENESS": "0", "ENABLE_AUX_PATH": "0"},
+    "std": {"ENABLE_AWARENESS": "1", "ENABLE_AUX_PATH": "0"},
+    "pro": {"ENABLE_AWARENESS": "1", "ENABLE_AUX_PATH": "1"},
 }
+"""The paper's three: trees alone, trees that follow the network, auxiliary paths beside them."""
+
+KNOWLEDGE: Final = ("rates", "links", "nothing")
+"""Of the network, at the start of a job: all of the file; which pairs it joins; not even that."""
+
+_ANY_RATE: Final = 100e6
+"""Of links of unknown rates: what NetStorm assumes of all links while it knows none."""
+
 _TOPOLOGIES: Final = tuple(name for name in SCHEMES if name != "custom")  # it needs a file of its own
 
 NAMES: Final = (
@@ -69,7 +80,6 @@ class Entry:
     """What entrants are made for."""
 
     network: Network
-    """At its start, without later changes."""
     folder: Path
     """For network files, which NetStorm's scheduler reads."""
     bytes: int
@@ -81,6 +91,8 @@ class Entry:
     """Have NetStorm's nodes write the timeline of each chunk into the folder."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Settings for NetStorm on top of each system's own."""
+    knowledge: str = KNOWLEDGE[0]
+    """What NetStorm is told of the network as it is at its start."""
 
 
 def enter(names: Sequence[str], entry: Entry) -> list[Entrant]:
@@ -122,24 +134,24 @@ def _enter(name: str, entry: Entry) -> Entrant:
         return Entrant(name=name, why_not=_HIVEMIND)
     stage, *given = name.removeprefix("netstorm-").split("@")
     variables = dict(setting.split("=", 1) for setting in given)
-    if stage in _NOT_BUILT:
-        return Entrant(name=name, why_not=_NOT_BUILT[stage])
-    if stage == "lite":
-        return _netstorm(name, "auto", entry, {"ENABLE_AWARENESS": "0", "ENABLE_AUX_PATH": "0", **variables})
+    if stage in _STAGES:
+        return _netstorm(name, "fapt", entry, {**_STAGES[stage], **variables})
     return _netstorm(name, stage, entry, variables)
 
 
 def hubs_by_time(network: Network, nbytes: float) -> list[Rank]:
     """Return the ranks by the fluid time of a parameter server beside each, the fastest first.
 
+    Where the network changes, each of its phases counts alike: only hindsight finds this best hub.
     Workers reach a server over the fewest hops, whatever the network's overlay allows NetStorm's planner.
     """
     network = replace(network, routing=Routing.UNDERLAY)
-    resources = Resources.of(network)
-    times = {
-        rank: fluid_time(resources, form_policy(network, "star", hub=rank), nbytes) for rank in network.ranks
-    }
-    return sorted(times, key=lambda rank: (times[rank], rank))
+    speeds = dict.fromkeys(network.ranks, 0.0)
+    for _, still in networks_by_time(network):
+        resources = Resources.of(still)
+        for rank in network.ranks:
+            speeds[rank] += 1 / fluid_time(resources, form_policy(still, "star", hub=rank), nbytes)
+    return sorted(speeds, key=lambda rank: (-speeds[rank], rank))
 
 
 def _star(name: str, entry: Entry) -> Entrant:
@@ -154,16 +166,22 @@ def _star(name: str, entry: Entry) -> Entrant:
 
 
 def _netstorm(name: str, topology: str, entry: Entry, variables: dict[str, str]) -> Entrant:
-    network = entry.network
+    network = entry.network.at(0.0)
+    network = replace(network, changes=())
+    topology = variables.get("NETSTORM_TOPOLOGY", topology)
     try:
         form_policy(network, topology)
     except Unreachable:  # it sends between ranks that the overlay does not join: over the routes, as peers do
         network = replace(network, routing=Routing.UNDERLAY)
-    path = entry.folder / f"{name}.yaml"
-    path.write_text(dump_network(network), encoding="utf-8")
+    told = {}
+    if entry.knowledge != "nothing":
+        path = entry.folder / f"{name}.yaml"
+        known = network if entry.knowledge == "rates" else _all_alike(network)
+        path.write_text(dump_network(known), encoding="utf-8")
+        told = {"NETSTORM_NETWORK": str(path)}
     variables = {
         "NETSTORM_TOPOLOGY": topology,
-        "NETSTORM_NETWORK": str(path),
+        **told,
         "NETSTORM_MODEL": entry.model or f"{entry.bytes}B",
         **entry.variables,
         **variables,
@@ -171,3 +189,10 @@ def _netstorm(name: str, topology: str, entry: Entry, variables: dict[str, str])
     if entry.trace:
         variables["NETSTORM_TRACE"] = str(entry.folder / f"{name}.trace.json")
     return Entrant(name=name, systems=(NetStormStore(name=name, variables=variables),))
+
+
+def _all_alike(network: Network) -> Network:
+    """Return a network whose links join the same pairs, and of which nothing else is known."""
+    links = tuple(Link(source=link.source, target=link.target, rate=_ANY_RATE) for link in network.links)
+    nodes = tuple(replace(node, egress=None, ingress=None) for node in network.nodes)
+    return replace(network, links=links, nodes=nodes)

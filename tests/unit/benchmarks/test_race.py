@@ -67,7 +67,16 @@ def test_every_name_enters_or_says_why_not(race, tmp_path):
     entrants = race.entrants.enter(race.entrants.NAMES, entry(race, tmp_path, network))
     assert [one.name for one in entrants] == list(race.entrants.NAMES)
     assert all(bool(one.systems) != bool(one.why_not) for one in entrants)
-    assert {one.name for one in entrants if one.why_not} >= {"netstorm-std", "netstorm-pro"}
+
+
+def test_the_papers_stages_differ_in_awareness_and_auxiliary_paths_alone(race, tmp_path):
+    names = ["netstorm-lite", "netstorm-std", "netstorm-pro"]
+    found = [
+        one.systems[0].variables for one in race.entrants.enter(names, entry(race, tmp_path, line([1e6])))
+    ]
+    switches = [(one["ENABLE_AWARENESS"], one["ENABLE_AUX_PATH"]) for one in found]
+    assert switches == [("0", "0"), ("1", "0"), ("1", "1")]
+    assert {one["NETSTORM_TOPOLOGY"] for one in found} == {"fapt"}
 
 
 def test_a_scheme_that_the_overlay_does_not_allow_runs_over_the_routes(race, tmp_path):
