@@ -5,7 +5,7 @@
 #   scripts/demo.sh [--epochs N]
 #
 # The first run makes .venv and installs NetStorm and MXNet there, which takes a minute or two. The WAN needs root, as in
-# `sudo scripts/demo.sh`, or the rights that it names; without them the race is on loopback.
+# `sudo scripts/demo.sh`, or what the demo then names; without it the race is on loopback.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
@@ -25,25 +25,26 @@ TEXT
 netstorm launch -n 4 --no-prefix -- python examples/demo.py --folder "$folder" "$@"
 
 missing=$(python -c 'from netstorm.emulation import missing_rights; print("; ".join(missing_rights()))')
+missing=${missing//netstorm wan …/scripts/demo.sh}
 if [ -z "$missing" ]; then
     cat <<'TEXT'
 
 2. Nine data centres, joined by the links of examples/networks/internet2.yaml at half their rates: 10 to 75 Mbit/s, 30 ms
    each way, .02 % of packets lost. Each is a network namespace of this machine, and the links are emulated. The published
-   MXNet and NetStorm take turns there in adding up 8 MB of gradients of all nine, checked number by number: some two minutes.
+   MXNet and NetStorm take turns there in adding up 8 MB of gradients of all nine, checked number by number: a minute or two.
 
 TEXT
     netstorm bench wan examples/networks/internet2.yaml --rates-scale 0.5 --sizes 8MB --warmup 1 --rounds 3 \
-        --seconds 60 --systems mxnet-star-best,mxnet-sharded,netstorm-packing --short
+        --seconds 60 --systems mxnet-star-best,netstorm-packing --short
 else
     cat <<TEXT
 
-2. MXNet's own parameter server and NetStorm take turns in adding up 40 MB of gradients of four nodes, on loopback, where no
-   link is slow: 'sudo scripts/demo.sh' races on an emulated WAN. Missing here: $missing
+2. MXNet's own parameter server and NetStorm take turns in adding up 40 MB of gradients of four nodes.
+   On loopback, where no link is slow; on an emulated WAN it needs $missing
 
 TEXT
     netstorm bench wan examples/networks/four_sites.yaml --loopback --sizes 40MB --warmup 1 --rounds 5 \
-        --seconds 30 --systems mxnet-star-best,mxnet-sharded,netstorm-packing --short
+        --seconds 30 --systems mxnet-star-best,netstorm-fapt --knowledge nothing --short
 fi
 cat <<'TEXT'
 

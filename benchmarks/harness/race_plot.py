@@ -34,10 +34,12 @@ def draw_race(content: Mapping[str, Any], path: Path, *, title: str = "") -> Non
             for axes, size in zip(figure.subplots(len(sizes), 1, squeeze=False)[:, 0], sizes, strict=True):
                 _course(axes, rows[size], content["network"]["course"][str(size)], size)
         else:
-            tallest = max(map(len, rows.values()))
-            figure = Figure(figsize=(5 + 4 * (len(sizes) > 1), 1.5 + 0.32 * tallest), layout="constrained")
-            for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
-                _bars(axes, rows[size], content["network"]["optimum_s"][str(size)], size)
+            order = _slowest_first(rows[sizes[0]])
+            width = 6 if len(sizes) == 1 else 2 + 3.6 * len(sizes)
+            figure = Figure(figsize=(width, 1.3 + 0.3 * len(order)), layout="constrained")
+            columns = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
+            for axes, size in zip(columns, sizes, strict=True):
+                _bars(axes, rows[size], order, content["network"]["optimum_s"][str(size)], size)
         figure.suptitle(title or _title(content["network"]), fontsize=10)
         extra = {"Date": None} if path.suffix == ".svg" else {}
         figure.savefig(path, dpi=110, metadata=extra)
@@ -49,22 +51,26 @@ def _title(network: Mapping[str, Any]) -> str:
     return f"{Path(network['file']).stem}, {network['nodes']} nodes{rates}{loss}"
 
 
-def _bars(axes: Any, rows: Sequence[Mapping[str, Any]], best: float, size: int) -> None:
+def _slowest_first(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    done = [row for row in rows if row["median_s"] is not None]
+    return [row["system"] for row in sorted(done, key=lambda row: -row["median_s"])]
+
+
+def _bars(axes: Any, rows: Sequence[Mapping[str, Any]], order: Sequence[str], best: float, size: int) -> None:
     """One bar a system as long as its median, with a line from its fastest to its slowest round."""
-    done = sorted((row for row in rows if row["median_s"] is not None), key=lambda row: -row["median_s"])
-    medians = [row["median_s"] for row in done]
-    colours = [_OURS if row["system"].startswith("netstorm") else _PEERS for row in done]
-    axes.barh([row["system"] for row in done], medians, color=colours)
-    for place, row in enumerate(done):
+    known = {row["system"]: row for row in rows if row["median_s"] is not None}
+    for place, system in enumerate(order):
+        row = known.get(system)
+        if row is None:
+            continue
+        axes.barh(place, row["median_s"], color=_OURS if system.startswith("netstorm") else _PEERS)
         axes.plot([row["fastest_s"], row["slowest_s"]], [place, place], color="#333333", linewidth=1)
-        times = "" if row["vs_star_best"] is None else f"  ({row['vs_star_best']:.1f} x)"
-        axes.text(
-            max(medians[place], row["slowest_s"]), place, f"  {medians[place]:.2f} s{times}", va="center"
-        )
-    axes.axvline(best, color=_OPTIMUM, linestyle="--", linewidth=1, label=f"optimum, {best:.2f} s")
-    axes.legend(loc="upper right", frameon=False)
-    axes.set_xlim(0, 1.35 * max((row["slowest_s"] for row in done), default=1.0))
-    axes.set_xlabel(f"seconds a round of {megabytes(size)}")
+        times = "" if row["vs_star_best"] is None else f" ({row['vs_star_best']:.1f} x)"
+        axes.text(row["slowest_s"], place, f"  {row['median_s']:.2f} s{times}", va="center")
+    axes.axvline(best, color=_OPTIMUM, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(order)), [system.replace("@", "\n") for system in order])
+    axes.set_xlim(0, 1.4 * max((row["slowest_s"] for row in known.values()), default=1.0))
+    axes.set_xlabel(f"seconds a round of {megabytes(size)}; dashed: optimum, {best:.2f} s")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -95,7 +101,7 @@ def _course(axes: Any, rows: Sequence[Mapping[str, Any]], course: Mapping[str, A
     axes.set_xlim(0, end)
     axes.set_xlabel("seconds; grey lines: the links' rates change")
     axes.set_ylabel(f"seconds a round of {megabytes(size)}")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncol=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
