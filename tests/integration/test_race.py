@@ -52,7 +52,6 @@ def test_the_race_measures_every_system_and_joins_the_timelines(network: Path, t
     content = json.loads(out.read_text())
     rows = {row["system"]: row for row in content["results"]}
     assert list(rows) == systems.split(",")
-    assert "not built" in rows.pop("netstorm-pro")["error"]
     for row in rows.values():
         assert row["error"] is None
         assert len(row["rounds_s"]) == 2
@@ -61,6 +60,29 @@ def test_the_race_measures_every_system_and_joins_the_timelines(network: Path, t
         events = json.loads((tmp_path / f"trace-{name}.json").read_text())["traceEvents"]
         assert {event["pid"] for event in events} == {0, 1, 2}
         assert any(event["ph"] == "X" for event in events)
+
+
+def test_a_dynamic_race_has_every_system_alone_until_the_time_is_over(network: Path, tmp_path: Path) -> None:
+    changes = "changes:\n  - {at: 10s, between: [0, 1], rate: 50Mbit}\n"
+    network.write_text(network.read_text() + changes)
+    out = tmp_path / "out.json"
+    arguments = ("--sizes", "1MB", "--dynamic", "--times-scale", 0.1, "--knowledge", "nothing", "--json", out)
+    result = subprocess.run(
+        command("wan", network, "--loopback", "--systems", "netstorm-lite,netstorm-std", *arguments),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    content = json.loads(out.read_text())
+    course = content["network"]["course"]["1000000"]
+    assert course["begins_s"] == [0, 1]
+    assert course["optima_s"][1] == pytest.approx(2 * course["optima_s"][0], rel=1e-3)
+    for row in content["results"]:
+        [part] = row["parts"].values()
+        starts = part["starts_s"]
+        assert starts == sorted(starts)
+        assert starts[0] >= 0
+        assert len(part["rounds_s"]) == len(starts) >= 1
+        assert "NETSTORM_NETWORK" not in row["settings"]
 
 
 def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Path, tmp_path: Path) -> None:
