@@ -174,13 +174,22 @@ class Settings:
         whole(0),
         0,
         "elements",
-        f"smallest chunk that measures a link; 0: a quarter of CHUNK_SIZE; {_LATER}",
+        "smallest chunk that measures a link (of float32: other types count by their bytes); 0: a quarter of "
+        "CHUNK_SIZE",
     )
     probe_chunk_num: int = setting(
-        "PROBE_CHUNK_NUM", whole(1), 4, "chunks", f"how many chunks make one measurement of a link; {_LATER}"
+        "PROBE_CHUNK_NUM", whole(1), 4, "chunks", "how many chunks make one measurement of a link"
     )
 
     # NetStorm's own.
+    estimator: Literal["busy", "paper"] = setting(
+        "NETSTORM_ESTIMATOR",
+        one_of("busy", "paper"),
+        "busy",
+        "",
+        "how a link's rate is estimated: busy, bits of busy periods over their durations, which hardly needs "
+        "clocks; paper, the mean of size / (arrival - sent_at), which needs them synchronised",
+    )
     rank: int = setting(
         "NETSTORM_RANK", whole(-1), -1, "", "the rank to ask the scheduler for, from 0; -1: any that is free"
     )

@@ -26,6 +26,7 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.link_meter import LinkMeter
 from netstorm.pslite.machine import (
     Admission,
     Become,
@@ -77,6 +78,8 @@ class GeneralNode:
         self.state = State.JOINING
         self.roster = Roster(-1, ())
         """Empty until the scheduler has all nodes."""
+        self.meter: Final = None if options.meter is None else LinkMeter(options.meter, now=now)
+        """Observes the traffic; whoever owns the endpoint gives it to it. None: nothing is measured."""
         self.failure: NetStormError | None = None
         self._aggregation: Aggregation | None = None
         self._bindings: Bindings | None = None
@@ -245,6 +248,10 @@ class GeneralNode:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_interval_s
             self._send(m.Heartbeat(busy=self._waiting_text(now)))
+        if self.meter is not None and now >= self.meter.due():
+            measured = self.meter.report(now)
+            if measured is not None:
+                self._send(measured)
         if self.state is State.JOINING and now >= self._join_deadline:
             missing = self._last_waiting or f"no answer from {self.options.scheduler_name()}"
             limit = self.options.join_timeout_s
@@ -271,6 +278,8 @@ class GeneralNode:
         due = min(self._next_heartbeat, self._next_look)
         if self._aggregation is not None:
             due = min(due, self._aggregation.next_tick())
+        if self.meter is not None:
+            due = min(due, self.meter.due())
         return min(due, self._join_deadline) if self.state is State.JOINING else due
 
     def take_instructions(self) -> list[Instruction]:

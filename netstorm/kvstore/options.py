@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from netstorm.protocol.messages import Join
+from netstorm.pslite.link_meter import MeterOptions
+from netstorm.settings import Settings
 
-__all__ = ["NodeOptions"]
+__all__ = ["NodeOptions", "meter_options"]
+
+_ELEMENT: Final = 4
+"""Bytes of a float32: PROBE_CHUNK_SIZE counts elements, a link bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,8 @@ class NodeOptions:
     """Job-wide settings given explicitly: (variable, value)."""
     join_timeout_s: float = 300.0
     wait_timeout_s: float = 3600.0
+    meter: MeterOptions | None = None
+    """How links are measured; None: not at all."""
 
     def join(self) -> Join:
         """Return the message that asks the scheduler for a place."""
@@ -45,3 +53,15 @@ class NodeOptions:
     def scheduler_name(self) -> str:
         """Return the scheduler as error messages name it."""
         return f"the scheduler at {self.scheduler_host}:{self.scheduler_port}"
+
+
+def meter_options(settings: Settings) -> MeterOptions | None:
+    """Return how these settings want links to be measured; None: not at all."""
+    if not settings.awareness:
+        return None
+    elements = settings.probe_chunk_size or settings.chunk_size // 4
+    return MeterOptions(
+        estimator=settings.estimator,
+        chunk_bytes=max(1, elements * _ELEMENT),
+        chunks=settings.probe_chunk_num,
+    )

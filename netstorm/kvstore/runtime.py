@@ -20,7 +20,7 @@ from netstorm.kvstore.busy import BusyTime
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operation import Done, Operation
-from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.options import NodeOptions, meter_options
 from netstorm.kvstore.signals import SignalWatch
 from netstorm.observe.counters import Counters
 from netstorm.observe.trace import Trace, trace_path
@@ -88,6 +88,7 @@ class Runtime:
                     must_agree=_given(settings),
                     join_timeout_s=settings.join_timeout_s,
                     wait_timeout_s=settings.wait_timeout_s,
+                    meter=meter_options(settings),
                 ),
                 now=clock.monotonic(),
                 counters=self.counters,
@@ -107,6 +108,7 @@ class Runtime:
         )
         self._sntp.start(self._driver.thread)
         self.node: Final = self._driver.machine
+        self._driver.endpoint.observer = self.node.meter
         self._signals: Final = SignalWatch(self._driver.thread, self.interrupted)
         try:
             self._wait(self._driver.ask(lambda done, _: self.node.on_joined(done)))

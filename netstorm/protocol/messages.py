@@ -151,19 +151,22 @@ class Waiting(Datagram, frozen=True, tag=21):
 
 
 class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
-    """What a receiver has seen of the link from `source` since its last report."""
+    """What a receiver has seen of the link from `source` of late, or a sender of the link to it."""
 
     source: int
+    """The node at the other end: in `Measured.outgoing` that is the receiver."""
     rate: float
     """Bit/s of payload and headers while the link was busy; 0: no chunk has measured it."""
     error: float
     """Standard error of `rate`, as a fraction of it."""
     latency: float = -1.0
-    """Seconds, one way; -1: not known."""
+    """Seconds, one way: half of the way there and back, so it holds for both directions; -1: not known."""
     chunks: int = 0
     """How many have measured it."""
     shared: float = 0.0
-    """Part of that time in which other links into the receiver were busy, too."""
+    """Part of that time in which other links of the same node and direction were busy, too, and it is not
+    sure that they don't slow one another: near 1, `rate` is only a lower bound.
+    """
 
 
 class Measured(Datagram, frozen=True, tag=22):
@@ -174,6 +177,10 @@ class Measured(Datagram, frozen=True, tag=22):
     """Bit/s of all links out of this node together while they limited one another; 0: not seen."""
     ingress: float = 0.0
     """The same of all links into it."""
+    outgoing: tuple[LinkMeasure, ...] = ()
+    """The links out of this node, by its acknowledgements. Whoever slows a link is at one of its ends, and
+    each end knows only its own links, so both are lower bounds: the larger is right.
+    """
 
 
 class NodeStatus(Datagram, frozen=True, tag=23):

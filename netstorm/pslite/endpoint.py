@@ -32,11 +32,12 @@ from netstorm.pslite.session import Session, Wire
 from netstorm.pslite.session_states import State
 from netstorm.pslite.timers import Timers
 from netstorm.pslite.traced_sending import TracedSendingHalf
+from netstorm.pslite.traffic import TrafficObserver
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 from netstorm.pslite.waiting_room import WaitingRoom
 from netstorm.pslite.window import Window
 
-__all__ = ["ArrivalHook", "Endpoint"]
+__all__ = ["Endpoint"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,18 +46,13 @@ _REMEMBERED: Final = 256
 
 _ENDED: Final = (State.OVER, State.LOST)
 
-ArrivalHook = Callable[[Peer, int, int, int, bool], None]
-"""Told of every data message: sender, size in bytes, `sent_at` and arrival in ns on the cluster clock, and
-whether it was sent before (then it measures nothing).
-"""
-
 
 class Endpoint:
     """The sessions of one process.
 
     Attributes:
         rank: this process's rank, as every Hello says it; -1 while it has none.
-        on_arrival: hook for passive measurement.
+        observer: told of what comes and goes, for passive measurement.
     """
 
     def __init__(
@@ -92,7 +88,9 @@ class Endpoint:
         self.random: Final = rng or random.Random(incarnation)
         self.stamp: Final = stamp
         self.counters: Final = counters or Counters()
-        self.on_arrival: ArrivalHook | None = None
+        self.observer: TrafficObserver | None = None
+        self._stamped_at = 0
+        """`sent_at` of the acknowledgement that is being read."""
         self._machine: Final = machine
         self._trace: Final = trace
         self._ordered: Final = ordered
@@ -227,9 +225,9 @@ class Endpoint:
                 session.corrupt(sequence)
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
-        if self.on_arrival is not None and isinstance(message, m.DataMessage):
+        if self.observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
-            self.on_arrival(session.peer, size, header.sent_at, self.stamp(), header.resent)
+            self.observer.arrived(session.peer, size, header.sent_at, self.stamp(), resent=header.resent)
         for arrival in receiving.take(sequence, (message, payload, header.payload_crc)):
             self._deliver(session, *arrival, now)
 
@@ -249,6 +247,9 @@ class Endpoint:
     ) -> None:
         if header.sequence or header.has_payload:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
+        self._stamped_at = header.sent_at
+        if self.observer is not None and session.state is State.UP:
+            self.observer.signalled(session.peer, header.sent_at, self.stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
@@ -408,7 +409,21 @@ class Endpoint:
     def new_sending(self, peer: Peer) -> SendingHalf:
         """Return the sending half of a new session."""
         window = Window(self.limits.window_bytes)
-        return SendingHalf(window) if self._trace is None else TracedSendingHalf(window, peer, self._trace)
+
+        def noted(message: Outgoing, now: float) -> None:
+            if self.observer is not None and message.payload is not None:
+                self.observer.acknowledged(
+                    peer,
+                    message.size,
+                    message.sent_at,
+                    now,
+                    self._stamped_at,
+                    resent=message.transmissions > 1,
+                )
+
+        if self._trace is None:
+            return SendingHalf(window, noted)
+        return TracedSendingHalf(window, peer, self._trace, noted)
 
     def release(self, connection: Connection) -> None:
         """Close a connection; what comes over it from now on is ignored."""

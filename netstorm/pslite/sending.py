@@ -9,6 +9,7 @@ doubles the load (design, section 4).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
@@ -16,7 +17,9 @@ from netstorm.pslite.machine import URGENT
 from netstorm.pslite.queue import Outgoing, OutgoingQueue
 from netstorm.pslite.window import Window
 
-__all__ = ["SendingHalf"]
+__all__ = ["Noted", "SendingHalf"]
+
+Noted = Callable[[Outgoing, float], None]
 
 
 class SendingHalf:
@@ -24,6 +27,7 @@ class SendingHalf:
 
     __slots__ = (
         "_acknowledged",
+        "_noted",
         "_resend",
         "_sequence",
         "_transmissions",
@@ -32,7 +36,9 @@ class SendingHalf:
         "window",
     )
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, noted: Noted | None = None) -> None:
+        """Send within a window; `noted` is told of each message that has arrived, and when that was known."""
+        self._noted: Final = noted
         self.window: Final = window
         self.queue: Final = OutgoingQueue()
         self.unacknowledged: Final[dict[int, Outgoing]] = {}
@@ -153,6 +159,8 @@ class SendingHalf:
             self._resend.remove(message)
             return 0
         self.window.acknowledged(message, now)
+        if self._noted is not None:
+            self._noted(message, now)
         return message.transmission
 
     def _lose_before(self, transmission: int) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from netstorm.observe.trace import Delivery, Trace
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.queue import Outgoing
-from netstorm.pslite.sending import SendingHalf
+from netstorm.pslite.sending import Noted, SendingHalf
 from netstorm.pslite.window import Window
 
 __all__ = ["TracedSendingHalf"]
@@ -18,8 +18,8 @@ class TracedSendingHalf(SendingHalf):
 
     __slots__ = ("_peer", "_queued_at", "_states", "_trace")
 
-    def __init__(self, window: Window, peer: Peer, trace: Trace) -> None:
-        super().__init__(window)
+    def __init__(self, window: Window, peer: Peer, trace: Trace, noted: Noted | None = None) -> None:
+        super().__init__(window, noted)
         self._peer: Final = peer
         self._trace: Final = trace
         self._queued_at: Final[dict[Outgoing, float]] = {}

@@ -112,6 +112,8 @@ class Job:
         match message:
             case m.Heartbeat():
                 self.liveness.busy(rank, message.busy)
+            case m.Measured():
+                pass  # nobody here makes use of it yet
             case m.RegisterKeys():
                 return self._register(rank, message, now)
             case m.TopologyRequest():

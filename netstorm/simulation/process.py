@@ -28,10 +28,16 @@ class LocalClock:
     """Seconds gained in a second; a quartz is good to some 5e-5."""
     sync_error_s: float = 0.0
     """What synchronisation has left of the error of the cluster clock, which stamps messages."""
+    sync_drift: float = 0.0
+    """By how much that error grows in a second."""
 
     def local(self, time: float) -> float:
         """Return what this clock shows at a virtual time."""
         return time * (1.0 + self.drift) + self.offset_s
+
+    def cluster(self, time: float) -> float:
+        """Return what this host takes for the cluster clock's time at a virtual time."""
+        return time * (1.0 + self.sync_drift) + self.sync_error_s
 
     def virtual(self, local: float) -> float:
         """Return the virtual time at which this clock shows `local`."""

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from netstorm import __version__
 from netstorm.kvstore.node import GeneralNode
-from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.options import NodeOptions, meter_options
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.endpoint import Endpoint
@@ -86,11 +86,14 @@ class Starter:
                 pid=rank,
                 join_timeout_s=settings.join_timeout_s,
                 wait_timeout_s=settings.wait_timeout_s,
+                meter=meter_options(settings),
             ),
             now=clock.local(self._network.timeline.now),
             counters=counters,
         )
-        return self._run(van, machine, clock, counters, ordered=lambda peer: peer == SCHEDULER)
+        process = self._run(van, machine, clock, counters, ordered=lambda peer: peer == SCHEDULER)
+        process.stack.endpoint.observer = machine.meter
+        return process
 
     def _run(
         self,
@@ -109,7 +112,7 @@ class Starter:
             job=self._settings.job,
             incarnation=chance.getrandbits(63),
             ordered=ordered,
-            stamp=lambda: int((timeline.now + clock.sync_error_s) * 1e9),
+            stamp=lambda: int(clock.cluster(timeline.now) * 1e9),
             limits=Limits(
                 link_timeout_s=self._settings.link_timeout_s, window_bytes=self._settings.window_bytes
             ),

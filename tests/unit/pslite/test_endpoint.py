@@ -41,6 +41,22 @@ def established():
     return world, here, there, connection
 
 
+class Seen:
+    """Keeps what an endpoint tells its observer."""
+
+    def __init__(self):
+        self.arrivals, self.signals, self.acknowledgements = [], [], []
+
+    def arrived(self, peer, size, sent_at, arrived_at, *, resent):
+        self.arrivals.append((peer, size, sent_at, arrived_at, resent))
+
+    def signalled(self, peer, sent_at, arrived_at):
+        self.signals.append((peer, sent_at, arrived_at))
+
+    def acknowledged(self, peer, size, sent, heard, stamped_at, *, resent):
+        self.acknowledgements.append((peer, size, sent, heard, stamped_at, resent))
+
+
 # ---------------------------------------------------------------------------------------------- hostile input
 
 
@@ -254,12 +270,11 @@ def test_a_datagram_does_not_open_a_session():
 def test_arrivals_are_reported_for_measuring_with_times_of_the_cluster_clock():
     world = World(delay_s=0.1)
     here, there = world.pair()
-    arrivals = []
-    there.endpoint.on_arrival = lambda *arrival: arrivals.append(arrival)
+    seen = there.endpoint.observer = Seen()
     here.send(there, part(0), bytes(1000))
     here.send(there, m.Barrier(number=0))
     world.run(2)
-    [(peer, size, sent_at, arrived_at, resent)] = arrivals
+    [(peer, size, sent_at, arrived_at, resent)] = seen.arrivals
     assert peer == 0
     assert 1000 < size < 1100
     assert arrived_at - sent_at == pytest.approx(0.1e9, rel=0.01)
@@ -269,15 +284,31 @@ def test_arrivals_are_reported_for_measuring_with_times_of_the_cluster_clock():
 def test_what_is_sent_again_is_reported_as_such():
     world = World(delay_s=0.1)
     here, there = world.pair()
-    arrivals = []
-    there.endpoint.on_arrival = lambda *arrival: arrivals.append(arrival)
+    seen = there.endpoint.observer = Seen()
     here.send(there, m.Barrier(number=0))
     world.run(2)
     here.send(there, part(0), bytes(1000))
     world.settle()
     world.network.reset("host0", "host1")
     world.run(2)
-    assert [resent for *_, resent in arrivals] == [True]
+    assert [resent for *_, resent in seen.arrivals] == [True]
+
+
+def test_acknowledgements_are_reported_with_the_receivers_time():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    seen = here.endpoint.observer = Seen()
+    here.send(there, part(0), bytes(1000))
+    here.send(there, m.Barrier(number=0))
+    world.run(2)
+    [(peer, size, sent, heard, stamped_at, resent)] = seen.acknowledgements
+    assert peer == 1
+    assert 1000 < size < 1100
+    assert heard - sent == pytest.approx(0.2, rel=0.01)
+    assert heard - stamped_at / 1e9 == pytest.approx(0.1, rel=0.01)
+    assert not resent
+    assert all(arrived_at - sent_at == pytest.approx(0.1e9, rel=0.01) for _, sent_at, arrived_at in seen.signals)
+    assert seen.signals
 
 
 def test_the_last_thing_heard_is_known_with_its_time():

@@ -1,0 +1,269 @@
+"""What a node's own traffic says of its links: collected here, and reported to the scheduler. Pure.
+
+A node measures the links into it by what arrives, and the links out of it by what is acknowledged: the
+acknowledgement's own time stamp is that of the arrival, so that its way back does not matter. Only it can
+tell in which of these times its other links were busy, too, so for links out of it a measurement at its end
+and one at the other end are both needed: both are lower bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from netstorm.protocol.ids import Peer
+from netstorm.protocol.messages import LinkMeasure, Measured
+from netstorm.pslite.access import Access, Verdict, slices
+from netstorm.pslite.busy_link import BusyLink, Smallest
+from netstorm.pslite.estimators import Estimate, History, PaperEstimator
+
+__all__ = ["LinkMeter", "MeterOptions"]
+
+_LONGEST_WAIT_S: Final = 2.0
+"""How long a stretch waits at most for those of other links that began before its end, to be known."""
+
+_SHARE: Final = 1 / 1000
+"""Reports may take this much of the bytes that they are about. Two nodes report the same bytes, and a second
+report may follow when they have judged the last of them: .4 %."""
+
+_LINK_BYTES: Final = 48
+_REPORT_BYTES: Final = 80
+"""Of a `LinkMeasure` and of a `Measured` without any, encoded, with ZeroMQ's and TCP's headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterOptions:
+    """What counts as a measurement."""
+
+    estimator: Literal["busy", "paper"] = "busy"
+    chunk_bytes: int = 65_536
+    """Smaller chunks measure nothing."""
+    chunks: int = 4
+    """How many make an estimate."""
+    interval_s: float = 1.0
+    """Between two reports, at least."""
+
+
+class _Link:
+    """One link at one of its ends."""
+
+    __slots__ = ("busy", "estimate", "history", "longest_s", "shift")
+
+    def __init__(self) -> None:
+        self.busy: Final = BusyLink()
+        self.history: Final = History()
+        self.estimate: Estimate | None = None
+        self.longest_s = 0.0
+        """Of late, its longest stretch."""
+        self.shift = 0.0
+        """What is subtracted from its times, so that those of several links can be compared."""
+
+
+class _Side:
+    """All links into a node, or all out of it."""
+
+    def __init__(self, at_least: int) -> None:
+        """Estimate from at least so many chunks."""
+        self._at_least: Final = at_least
+        self.links: Final[dict[Peer, _Link]] = {}
+        self._access: Final = Access()
+        self._judged = self._newest = -math.inf
+        self.cap = 0.0
+        """Bit/s; 0: not seen."""
+        self.independent = False
+
+    def link(self, peer: Peer) -> _Link:
+        """Return what is known of the link of a peer."""
+        found = self.links.get(peer)
+        if found is None:
+            found = self.links[peer] = _Link()
+        return found
+
+    def judge(self) -> list[Peer]:
+        """Work out what was shared, and estimate; return whose estimates are new."""
+        horizon = self._horizon()
+        for part in slices(
+            {
+                peer: [
+                    (max(one.start - link.shift, self._judged), min(one.end - link.shift, horizon), one)
+                    for one in link.busy.stretches
+                ]
+                for peer, link in self.links.items()
+            }
+        ):
+            self._access.take(part)
+            if len(part.busy) > 1:
+                for stretch in part.busy.values():
+                    stretch.shared_s += part.end - part.start
+        self._judged = max(self._judged, min(horizon, self._newest))
+        verdict, self.cap = self._access.verdict()
+        self.independent = verdict is Verdict.INDEPENDENT
+        return [peer for peer, link in self.links.items() if self._estimate(link, horizon + link.shift)]
+
+    def _horizon(self) -> float:
+        """Return the time until which it is known what was busy: a chunk is known of when it has arrived."""
+        newest = max((one.busy.arrived - one.shift for one in self.links.values()), default=-math.inf)
+        if newest == self._newest:
+            return math.inf  # nothing has come since the last time
+        self._newest = newest
+        longest = 0.0
+        for link in self.links.values():
+            link.longest_s = max([0.5 * link.longest_s, *(one.duration for one in link.busy.stretches)])
+            longest = max(longest, link.longest_s)
+        return newest - min(longest, _LONGEST_WAIT_S)
+
+    def _estimate(self, link: _Link, horizon: float) -> bool:
+        done = link.busy.take_until(horizon)
+        if not done:
+            return False
+        link.history.extend(done)
+        estimate = link.history.estimate(self._at_least, independent=self.independent)
+        if estimate is None:
+            return False
+        link.estimate = estimate
+        link.busy.rate = estimate.rate
+        return True
+
+
+class _RoundTrip:
+    """The way between this node and a peer, there and back: the sum does not depend on their clocks."""
+
+    __slots__ = ("_back", "_there", "_unhurried")
+
+    def __init__(self) -> None:
+        self._there: Final = Smallest()
+        self._back: Final = Smallest()
+        self._unhurried: Final = Smallest()
+
+    def acknowledged(self, bits: float, rate: float, sent: float, stamped: float, heard: float) -> None:
+        """Take note of an acknowledgement; times in s, `stamped` on a clock of its own."""
+        self._back.offer(heard - stamped, heard)
+        if rate > 0:
+            self._unhurried.offer(1 / rate, heard)  # after a change of rate, rather too late than too early
+            self._there.offer(stamped - sent - bits * self._unhurried.value, heard)
+
+    @property
+    def there_s(self) -> float:
+        """Latency, plus the receiver's clock less this one's; infinite: not known."""
+        return self._there.value
+
+    @property
+    def latency_s(self) -> float:
+        """One way, half of there and back; -1: not known."""
+        total = self._there.value + self._back.value
+        return max(0.0, total / 2) if total < math.inf else -1.0
+
+
+class LinkMeter:
+    """Implements `pslite.traffic.TrafficObserver`."""
+
+    def __init__(self, options: MeterOptions, *, now: float) -> None:
+        """Know nothing yet; `now` on the local clock."""
+        self._options: Final = options
+        self._in: Final = _Side(options.chunks)
+        self._out: Final = _Side(options.chunks)
+        self._trips: Final[dict[Peer, _RoundTrip]] = {}
+        self._paper: Final[dict[Peer, PaperEstimator]] = {}
+        self._paper_new: Final[set[Peer]] = set()
+        self._bytes = 0
+        """Measured and not reported yet."""
+        self._reported_at = now
+        self._rest = False
+        """Some traffic has not been judged yet."""
+
+    # ------------------------------------------------------------------------------------ TrafficObserver
+
+    def arrived(self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool) -> None:
+        """See `TrafficObserver`."""
+        if peer < 0:
+            return
+        self._bytes += size
+        busy = self._in.link(peer).busy
+        if resent or size < self._options.chunk_bytes:
+            busy.other(arrived_at * 1e-9)
+            return
+        busy.chunk(size * 8.0, sent_at * 1e-9, arrived_at * 1e-9)
+        if self._options.estimator == "paper":
+            paper = self._paper.get(peer)
+            if paper is None:
+                paper = self._paper[peer] = PaperEstimator(self._options.chunks)
+            paper.chunk(size * 8.0, sent_at * 1e-9, arrived_at * 1e-9)
+            self._paper_new.add(peer)
+
+    def signalled(self, peer: Peer, sent_at: int, arrived_at: int) -> None:
+        """See `TrafficObserver`."""
+        if peer >= 0:
+            self._in.link(peer).busy.signal(sent_at * 1e-9, arrived_at * 1e-9)
+
+    def acknowledged(
+        self, peer: Peer, size: int, sent: float, heard: float, stamped_at: int, *, resent: bool
+    ) -> None:
+        """See `TrafficObserver`."""
+        if peer < 0:
+            return
+        self._bytes += size
+        link = self._out.link(peer)
+        stamped = stamped_at * 1e-9
+        if resent or size < self._options.chunk_bytes:
+            link.busy.other(stamped)
+            return
+        link.busy.chunk(size * 8.0, sent, stamped)
+        trip = self._trips.get(peer)
+        if trip is None:
+            trip = self._trips[peer] = _RoundTrip()
+        trip.acknowledged(size * 8.0, link.busy.rate, sent, stamped, heard)
+
+    # ------------------------------------------------------------------------------------------- reporting
+
+    def due(self) -> float:
+        """Return when `report` has something to say; it may be past."""
+        return self._reported_at + self._options.interval_s if self._bytes or self._rest else math.inf
+
+    def report(self, now: float) -> Measured | None:
+        """Return what is new since the last report, or None; `now` on the local clock."""
+        links = len(self._in.links) + len(self._out.links)
+        if self._bytes * _SHARE < _REPORT_BYTES + links * _LINK_BYTES and not self._rest:
+            self._reported_at = now
+            return None
+        self._reported_at = now
+        self._rest = self._bytes > 0  # what came last will be judged next time
+        self._bytes = 0
+        for peer, link in self._out.links.items():
+            there = self._trips[peer].there_s if peer in self._trips else math.inf
+            link.shift = there if there < math.inf else link.busy.least_s
+        out = self._measures(self._out)
+        into = self._measures(self._in)
+        if self._options.estimator == "paper":
+            into = self._paper_measures()
+            return Measured(links=into) if into else None
+        if not into and not out:
+            return None
+        return Measured(links=into, egress=self._out.cap, ingress=self._in.cap, outgoing=out)
+
+    def _measures(self, side: _Side) -> tuple[LinkMeasure, ...]:
+        return tuple(
+            self._measure(peer, estimate, independent=side.independent)
+            for peer in side.judge()
+            if (estimate := side.links[peer].estimate) is not None
+        )
+
+    def _paper_measures(self) -> tuple[LinkMeasure, ...]:
+        estimates = [(peer, self._paper[peer].estimate()) for peer in sorted(self._paper_new)]
+        self._paper_new.clear()
+        return tuple(
+            self._measure(peer, estimate, independent=True)
+            for peer, estimate in estimates
+            if estimate is not None
+        )
+
+    def _measure(self, peer: Peer, estimate: Estimate, *, independent: bool) -> LinkMeasure:
+        trip = self._trips.get(peer)
+        return LinkMeasure(
+            source=int(peer),
+            rate=estimate.rate,
+            error=estimate.error,
+            latency=-1.0 if trip is None else trip.latency_s,
+            chunks=estimate.chunks,
+            shared=0.0 if independent else estimate.shared,
+        )

@@ -1,0 +1,33 @@
+"""What an endpoint tells whoever measures its links."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from netstorm.protocol.ids import Peer
+
+__all__ = ["TrafficObserver"]
+
+
+class TrafficObserver(Protocol):
+    """Told by an endpoint of what comes and goes. Times in ns are of the cluster clock."""
+
+    def arrived(self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool) -> None:
+        """Take note of a data message of `size` bytes; `resent`: it was sent before, and measures nothing."""
+
+    def signalled(self, peer: Peer, sent_at: int, arrived_at: int) -> None:
+        """Take note of an acknowledgement or another small message of a session."""
+
+    def acknowledged(
+        self, peer: Peer, size: int, sent: float, heard: float, stamped_at: int, *, resent: bool
+    ) -> None:
+        """Take note of the acknowledgement of a data message.
+
+        Args:
+            peer: its receiver.
+            size: bytes.
+            sent: when it was handed over, and `heard`: when the acknowledgement was, in s of the local clock.
+            heard: see there.
+            stamped_at: when the receiver sent the acknowledgement.
+            resent: which of several transmissions it is about is not known.
+        """

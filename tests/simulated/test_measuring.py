@@ -1,0 +1,112 @@
+"""What nodes measure of links whose rates are known."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import open_frames
+from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.simulation.process import LocalClock
+from netstorm.topology.generate import generate
+
+
+class Reports:
+    """A cluster, and what its nodes have reported last of each link and access line."""
+
+    def __init__(self, family, seed, *, nodes=9, **settings):
+        self.truth = generate(family, nodes, seed)
+        self.cluster = SimulatedCluster(nodes, network=self.truth, seed=seed, **settings)
+        self.links, self.caps = {}, {}
+        self.bytes = self.reported_bytes = 0
+        others = self.cluster.network.watch
+
+        def watch(source, target, header, payload):
+            others(source, target, header, payload)
+            self.bytes += len(header) + (0 if payload is None else len(payload))
+            if target == "scheduler":
+                self._report(int(source.removeprefix("node")), header)
+
+        self.cluster.network.watch = watch
+
+    def _report(self, rank, header):
+        message = open_frames(header, 1).message
+        if isinstance(message, m.Measured):
+            self.reported_bytes += len(header)
+            for link in message.links:
+                self.links[link.source, rank] = link
+            self.caps[rank] = message
+
+    def train(self, rounds, megabytes):
+        self.cluster.join()
+        values = np.ones(megabytes * 250_000, np.float32)
+        for _ in range(rounds):
+            pending = [node.push("w", values) for node in self.cluster.nodes]
+            self.cluster.run_until_ended(pending, 1e4)
+        self.cluster.run_for(3.0)
+        return self
+
+    def errors(self):
+        """Return how far off each link's rate is, as a fraction."""
+        return {ends: link.rate / self.truth.link(*ends).rate - 1 for ends, link in self.links.items()}
+
+    def median_error(self):
+        return statistics.median(map(abs, self.errors().values()))
+
+
+def clocks_off_by(seconds, drift):
+    """Return clocks of which every second one is wrong."""
+    return lambda rank: LocalClock(
+        offset_s=1000.0 * rank,
+        drift=drift * (rank % 2),
+        sync_error_s=seconds * (rank % 2),
+        sync_drift=drift * (rank % 2),
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_after_ten_rounds_links_without_caps_are_known(seed):
+    reports = Reports("mesh", seed).train(rounds=10, megabytes=4)
+    assert len(reports.links) >= 16  # FAPTs that share links
+    assert reports.median_error() < 0.05
+    assert reports.reported_bytes < 0.005 * reports.bytes
+
+
+def test_latencies_are_known_without_clocks():
+    reports = Reports("mesh", 3, clocks=clocks_off_by(0.05, 50e-6)).train(rounds=5, megabytes=4)
+    known = {ends: link.latency for ends, link in reports.links.items() if link.latency >= 0}
+    assert len(known) >= 8
+    assert all(
+        latency == pytest.approx(reports.truth.link(*ends).latency, abs=0.005)
+        for ends, latency in known.items()
+    )
+
+
+def test_clocks_that_are_wrong_do_not_harm_the_busy_period_estimator():
+    reports = Reports("mesh", 1, clocks=clocks_off_by(0.05, 50e-6)).train(rounds=5, megabytes=4)
+    assert reports.median_error() < 0.05
+
+
+def test_clocks_that_are_wrong_harm_the_papers_estimator():
+    reports = Reports("mesh", 1, clocks=clocks_off_by(0.05, 50e-6), estimator="paper").train(5, 4)
+    assert reports.median_error() > 0.3
+
+
+def test_nothing_is_measured_without_awareness():
+    reports = Reports("mesh", 1, nodes=3, awareness=False).train(rounds=2, megabytes=4)
+    assert reports.bytes > 0
+    assert not reports.links
+
+
+def test_chunks_below_the_probe_size_measure_nothing():
+    reports = Reports("mesh", 1, nodes=3, probe_chunk_size=65_536).train(rounds=2, megabytes=4)
+    assert reports.links
+    reports = Reports("mesh", 1, nodes=3, chunk_size=8192, probe_chunk_size=8192, rank=-1).train(2, 4)
+    assert reports.links
+
+
+def test_an_estimate_waits_for_as_many_chunks_as_are_asked_for():
+    assert not Reports("mesh", 1, nodes=3, probe_chunk_num=1000).train(2, 4).links
