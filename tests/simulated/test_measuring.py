@@ -23,6 +23,7 @@ class Reports:
         self.links, self.caps = {}, {}
         self.bytes = self.reported_bytes = 0
         others = self.cluster.network.watch
+        assert others is not None
 
         def watch(source, target, header, payload):
             others(source, target, header, payload)
@@ -102,10 +103,17 @@ def test_nothing_is_measured_without_awareness():
 
 
 def test_chunks_below_the_probe_size_measure_nothing():
-    reports = Reports("mesh", 1, nodes=3, probe_chunk_size=65_536).train(rounds=2, megabytes=4)
-    assert reports.links
-    reports = Reports("mesh", 1, nodes=3, chunk_size=8192, probe_chunk_size=8192, rank=-1).train(2, 4)
-    assert reports.links
+    small = {"nodes": 3, "chunk_size": 16_384, "largest_chunk": 16_384, "probe_chunk_num": 1}
+    whole = Reports("mesh", 1, probe_chunk_size=16_384, **small)
+    whole.cluster.join()
+    a_chunk, less = np.ones(16_384, np.float32), np.ones(16_000, np.float32)
+    for values, wanted in ((less, False), (a_chunk, True)):
+        for _ in range(4):
+            name = f"{values.size}"
+            pending = [node.push(name, values) for _ in range(8) for node in whole.cluster.nodes]
+            whole.cluster.run_until_ended(pending, 1e4)
+        whole.cluster.run_for(3.0)
+        assert bool(whole.links) == wanted
 
 
 def test_an_estimate_waits_for_as_many_chunks_as_are_asked_for():

@@ -307,7 +307,9 @@ def test_acknowledgements_are_reported_with_the_receivers_time():
     assert heard - sent == pytest.approx(0.2, rel=0.01)
     assert heard - stamped_at / 1e9 == pytest.approx(0.1, rel=0.01)
     assert not resent
-    assert all(arrived_at - sent_at == pytest.approx(0.1e9, rel=0.01) for _, sent_at, arrived_at in seen.signals)
+    assert all(
+        arrived_at - sent_at == pytest.approx(0.1e9, rel=0.01) for _, sent_at, arrived_at in seen.signals
+    )
     assert seen.signals
 
 
