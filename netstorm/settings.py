@@ -129,17 +129,28 @@ class Settings:
 
     # The paper's (arXiv 2404.11352), with its names.
     awareness: bool = setting(
-        "ENABLE_AWARENESS", switch(), True, "", f"measure the network from the traffic; {_LATER}"
+        "ENABLE_AWARENESS",
+        switch(),
+        True,
+        "",
+        "measure the network from the traffic and re-form the policy as it changes; 0: the first one stays",
     )
     aux_path: bool = setting("ENABLE_AUX_PATH", switch(), True, "", f"use auxiliary paths; {_LATER}")
     update_rate: float = setting(
         "UPDATE_RATE",
         ratio(),
-        0.0,
+        0.1,
         "ratio",
-        f"smallest change of a link that makes a new policy worth it; {_LATER}",
+        "smallest change of a link, as a part of its rate, for which a new policy is formed; a smaller one "
+        "gains less than predictions err; at 0 any that is more than the error of measuring will do",
     )
-    update_time_s: float = setting("UPDATE_TIME", seconds(), 5.0, "s", f"time between two policies; {_LATER}")
+    update_time_s: float = setting(
+        "UPDATE_TIME",
+        seconds(),
+        5.0,
+        "s",
+        "time between two looks at whether a new policy is needed; if a link fails there is one at once",
+    )
     chunk_size: int = setting(
         "CHUNK_SIZE",
         whole(1),
@@ -258,6 +269,14 @@ class Settings:
         "what is summed in an iteration, as far as it is known before the job: trees are formed for it",
     )
     hub: int = setting("NETSTORM_HUB", whole(-1), -1, "", "rank of a star's hub; -1: the best placed one")
+    freeze_roots: bool = setting(
+        "NETSTORM_FREEZE_ROOTS",
+        switch(),
+        False,
+        "",
+        "keep the roots and their shares as in the first policy, as the paper must; for "
+        "NETSTORM_TOPOLOGY=fapt",
+    )
     join_timeout_s: float = setting(
         "NETSTORM_JOIN_TIMEOUT",
         seconds(),
@@ -506,6 +525,11 @@ def _contradictions(s: Settings) -> list[str]:
             found.append(f"{variable}={rank}: expected a rank from 0 to {s.num_workers - 1}, since {nodes}")
     if s.num_roots > s.num_workers:
         found.append(f"NUM_ROOT_SERVERS={s.num_roots}: expected at most one root a node, since {nodes}")
+    if s.freeze_roots and s.topology != "fapt":
+        found.append(
+            f"NETSTORM_FREEZE_ROOTS=1 with NETSTORM_TOPOLOGY={s.topology}: expected fapt, the paper's "
+            "topology, whose roots have a meaning of their own"
+        )
     if s.probe_chunk_size > s.chunk_size:
         found.append(
             f"PROBE_CHUNK_SIZE={s.probe_chunk_size}: expected at most CHUNK_SIZE={s.chunk_size}, "

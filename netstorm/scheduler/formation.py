@@ -1,9 +1,10 @@
-"""The policy that a job begins under: from the network file, or as if all links were equal."""
+"""What is assumed before anything is measured, and the policy that a job begins under."""
 
 from __future__ import annotations
 
 from netstorm.errors import SettingsError
 from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES
+from netstorm.scheduler.adaptation import Assumed, Plan, Summed
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.settings import Settings
 from netstorm.topology.form import form_policy
@@ -12,7 +13,7 @@ from netstorm.topology.network import Network
 from netstorm.topology.network_file import load_network
 from netstorm.topology.policy import Policy
 
-__all__ = ["assumed_network", "first_policy"]
+__all__ = ["assumed", "assumed_network", "first_policy"]
 
 
 def assumed_network(settings: Settings) -> Network:
@@ -33,24 +34,48 @@ def assumed_network(settings: Settings) -> Network:
     return network
 
 
-def first_policy(settings: Settings) -> Policy:
-    """Return policy version 1.
+def assumed(settings: Settings) -> Assumed:
+    """Return all that is assumed before anything is known.
 
     Raises:
-        TopologyFileError: NETSTORM_TOPOLOGY_FILE names a file that is wrong; says where.
-        UsageError: what `assumed_network` raises, and what the topology cannot make of the network.
+        UsageError: what `assumed_network` raises.
     """
     tensors = tensors_of(settings.model)
     elements = chunk_sizes(settings).of(max(tensors) // SLOT_ELEMENT_BYTES)
-    return form_policy(
-        assumed_network(settings),
-        settings.topology,
-        version=1,
-        num_roots=settings.num_roots,
-        hub=settings.hub,
-        chunk_bytes=elements * SLOT_ELEMENT_BYTES,
-        tensors=tensors,
-        custom=settings.topology_file,
-        seed=settings.seed,
+    return Assumed(
+        network=assumed_network(settings),
         known=bool(settings.network_file),
+        plan=Plan(
+            topology=settings.topology,
+            update_time_s=settings.update_time_s,
+            update_rate=settings.update_rate,
+            num_roots=settings.num_roots,
+            hub=settings.hub,
+            custom=settings.topology_file,
+            seed=settings.seed,
+            freeze_roots=settings.freeze_roots,
+        ),
+        summed=Summed(tensors, elements * SLOT_ELEMENT_BYTES),
+    )
+
+
+def first_policy(assumption: Assumed, *, version: int = 1) -> Policy:
+    """Return the policy that a job begins under.
+
+    Raises:
+        TopologyFileError: NETSTORM_TOPOLOGY_FILE names a file that is wrong; says where.
+        UsageError: what the topology cannot make of the network.
+    """
+    plan, summed = assumption.plan, assumption.summed
+    return form_policy(
+        assumption.network,
+        plan.topology,
+        version=version,
+        num_roots=plan.num_roots,
+        hub=plan.hub,
+        chunk_bytes=summed.chunk_bytes,
+        tensors=summed.tensors,
+        custom=plan.custom,
+        seed=plan.seed,
+        known=assumption.known,
     )

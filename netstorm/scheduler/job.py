@@ -9,8 +9,11 @@ from typing import Final
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
+from netstorm.scheduler.adaptation import Assumed
+from netstorm.scheduler.awareness import Awareness
 from netstorm.scheduler.barrier import BarrierCount
 from netstorm.scheduler.consistency import Consistency
+from netstorm.scheduler.forming import Formation
 from netstorm.scheduler.liveness import Liveness
 from netstorm.scheduler.membership import describe, list_some
 from netstorm.scheduler.options import SchedulerOptions
@@ -36,6 +39,7 @@ class Job:
     Attributes:
         members, peers: by rank.
         finished: by rank, the last round that it pushed of each key, once it will push no more.
+        awareness: what is measured, and what follows from it; None: nothing does.
     """
 
     def __init__(
@@ -45,14 +49,21 @@ class Job:
         options: SchedulerOptions,
         outbox: Outbox,
         now: float,
+        *,
+        assumed: Assumed | None = None,
     ) -> None:
-        """Begin with `seats`, by rank, under `policy`."""
+        """Begin with `seats`, by rank, under `policy`, formed for what is `assumed`; None: it stays."""
         self.peers: Final = tuple(peer for peer, _ in seats)
         self.members: Final = tuple(member for _, member in seats)
         self.finished: Final[dict[int, dict[int, int]]] = {}
         self.liveness: Final = Liveness(self.members, options, now)
         self.keys: Final = KeyRegistry(
             options.local_chunks if _on_one_machine(self.members) else options.chunks
+        )
+        self.awareness: Final = (
+            None
+            if assumed is None
+            else Awareness(assumed, policy, now, one_machine=_on_one_machine(self.members))
         )
         self._options: Final = options
         self._outbox: Final = outbox
@@ -113,7 +124,8 @@ class Job:
             case m.Heartbeat():
                 self.liveness.busy(rank, message.busy)
             case m.Measured():
-                pass  # nobody here makes use of it yet
+                if self.awareness is not None:
+                    self.awareness.measured(rank, message, now)
             case m.RegisterKeys():
                 return self._register(rank, message, now)
             case m.TopologyRequest():
@@ -155,7 +167,12 @@ class Job:
 
     def next_tick(self) -> float:
         """Return when something is due."""
-        return min(self._say_at, self._status_at, self.liveness.next_look())
+        due = min(self._say_at, self._status_at, self.liveness.next_look())
+        return due if self.awareness is None else min(due, self.awareness.due())
+
+    def look(self, now: float) -> Formation | None:
+        """Return what policy is to be formed, if one is."""
+        return None if self.awareness is None else self.awareness.look(self.policy, self.keys, now)
 
     def status_text(self) -> str:
         """Return how the job is doing, in one line."""
@@ -222,6 +239,8 @@ class Job:
         target = describe(self.members[message.rank])
         _log.warning("rank %d cannot reach %s: %s", rank, target, message.reason)
         self.liveness.suspect(rank, message.rank, message.reason, now)
+        if self.awareness is not None:
+            self.awareness.link_failed(rank, message.rank)
 
     def _finish(self, rank: int, message: m.Finished, now: float) -> m.PeerGone | None:
         if rank in self.finished:

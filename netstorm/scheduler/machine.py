@@ -17,7 +17,10 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
+from netstorm.scheduler.adaptation import Assumed
+from netstorm.scheduler.awareness import Awareness
 from netstorm.scheduler.ending import FAREWELL_S, Outcome, Phase
+from netstorm.scheduler.forming import Formation, Formed
 from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy
 from netstorm.scheduler.membership import Applicant, Rendezvous, TurnedAway, describe, full, list_some, place
 from netstorm.scheduler.options import SchedulerOptions
@@ -37,12 +40,20 @@ class SchedulerMachine:
         phase: where the job is in its life.
         outcome: how it went; None until it is over.
         on_over: called when it is over, if it is set.
+        on_form: called with the policies that are to be formed; the answers go to `formed`.
     """
 
     def __init__(
-        self, options: SchedulerOptions, policy: Policy, *, now: float, counters: Counters | None = None
+        self,
+        options: SchedulerOptions,
+        policy: Policy,
+        *,
+        now: float,
+        counters: Counters | None = None,
+        assumed: Assumed | None = None,
     ) -> None:
-        """Begin to wait for nodes; the job will begin under `policy`.
+        """Begin to wait for nodes; the job will begin under `policy`, formed for what is `assumed`; None: it
+        stays until somebody installs another one.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
@@ -53,7 +64,9 @@ class SchedulerMachine:
         self.phase = Phase.GATHERING
         self.outcome: Outcome | None = None
         self.on_over: Callable[[Outcome], None] | None = None
+        self.on_form: Callable[[Formation], None] | None = None
         self._first_policy = policy
+        self._assumed: Final = assumed
         self._outbox: Final = Outbox()
         self._door: Final = Door()
         self._rendezvous: Final = Rendezvous(options)
@@ -78,6 +91,11 @@ class SchedulerMachine:
         """The nodes, by rank; none until all are here."""
         return () if self._job is None else self._job.members
 
+    @property
+    def awareness(self) -> Awareness | None:
+        """What is measured, and what follows from it; None: nothing does, or not all nodes are here."""
+        return None if self._job is None else self._job.awareness
+
     def install_policy(self, policy: Policy) -> None:
         """Let a new policy apply, in each key, from the first round on that nobody has been granted.
 
@@ -90,6 +108,15 @@ class SchedulerMachine:
             check_policy(policy, nodes=self.options.num_workers, after=self._first_policy.version)
             self._first_policy = policy
         self.counters.add("policies")
+
+    def formed(self, answer: Formed, now: float) -> None:
+        """Take what has come of a formation that `on_form` was asked for."""
+        job = self._job
+        if job is None or job.awareness is None or self.phase is not Phase.RUNNING:
+            return
+        policy = job.awareness.formed(answer, job.policy, now)
+        if policy is not None:
+            self.install_policy(policy)
 
     def stop(self, reason: str, now: float) -> None:
         """End the job because this process is to end. If all have finished, just do not wait any more."""
@@ -161,6 +188,8 @@ class SchedulerMachine:
             gone = self._job.tick(now)
             if gone is not None:
                 self._gone(gone, now)
+            else:
+                self._adapt(self._job, now)
         if self._job is not None and self.phase in (Phase.FINISHED, Phase.FAILED):
             for rank in self._job.liveness.silent(now):
                 self._leaves(rank, now)
@@ -217,7 +246,8 @@ class SchedulerMachine:
     def _begin(self, now: float) -> None:
         """Everybody is here: give ranks."""
         self.phase = Phase.RUNNING
-        self._job = Job(self._rendezvous.seats(), self._first_policy, self.options, self._outbox, now)
+        seats, policy = self._rendezvous.seats(), self._first_policy
+        self._job = Job(seats, policy, self.options, self._outbox, now, assumed=self._assumed)
         _log.info("all nodes are here: %s", list_some(describe(member) for member in self._job.members))
         for rank, peer in enumerate(self._job.peers):
             self._ranks[peer] = rank
@@ -273,6 +303,15 @@ class SchedulerMachine:
             self.phase = Phase.FINISHED
             _log.info("all nodes have finished")
             self._outbox.tell(job.peers, m.AllFinished())
+
+    def _adapt(self, job: Job, now: float) -> None:
+        """Have a policy formed, if it is time. It takes long: somebody else does it."""
+        on_form = self.on_form
+        if on_form is None:
+            return
+        question = job.look(now)
+        if question is not None:
+            self._outbox.add(Call(function=lambda: on_form(question)))
 
     def _gone(self, gone: m.PeerGone, now: float) -> None:
         """Decide what it means that a rank is gone or that ranks disagree. So far: the end of the job."""

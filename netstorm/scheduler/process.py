@@ -21,8 +21,11 @@ from netstorm.observe.log import configure_logging
 from netstorm.pslite.addresses import resolve
 from netstorm.pslite.driver import Driver, start_driver
 from netstorm.pslite.sntp_socket import SntpServer
+from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.ending import Outcome
-from netstorm.scheduler.formation import first_policy
+from netstorm.scheduler.formation import assumed, first_policy
+from netstorm.scheduler.former import Former
+from netstorm.scheduler.forming import Formed
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.settings import Settings
@@ -65,8 +68,9 @@ def run_scheduler(
     """
     with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
         _forget(ready_file)
-        policy = first_policy(settings)
-        running = _start(settings, policy, any_port=any_port)
+        assumption = assumed(settings)
+        policy = first_policy(assumption)
+        running = _start(settings, policy, assumption if settings.awareness else None, any_port=any_port)
         stack.callback(running.close)
         host = settings.scheduler_host
         _write(ready_file, f"{host}:{running.driver.port}\n")
@@ -88,6 +92,7 @@ class _Running:
 
     driver: Driver[SchedulerMachine]
     sntp: SntpServer
+    former: Former
     over: threading.Event
 
     def wait(self, signals: list[int]) -> Outcome:
@@ -112,21 +117,26 @@ class _Running:
 
     def close(self) -> None:
         """Let last words leave, and close everything."""
+        self.former.close()
         self.sntp.stop(self.driver.thread)
         self.driver.thread.close(linger_s=_LINGER_S)
 
 
-def _start(settings: Settings, policy: Policy, *, any_port: bool) -> _Running:
+def _start(settings: Settings, policy: Policy, assumption: Assumed | None, *, any_port: bool) -> _Running:
     counters = Counters()
     # Set to the host's time once, and monotonic from then on: no step of that clock may look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
     bind_host = settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
     over = threading.Event()
+    former = Former(settings.num_workers)
 
     def make_machine(_: int) -> SchedulerMachine:
         options = SchedulerOptions.from_settings(settings, release=netstorm.__version__)
-        machine = SchedulerMachine(options, policy, now=clock.monotonic(), counters=counters)
+        machine = SchedulerMachine(
+            options, policy, now=clock.monotonic(), counters=counters, assumed=assumption
+        )
         machine.on_over = lambda _: over.set()
+        machine.on_form = former.ask
         return machine
 
     def listen() -> _Running:
@@ -152,7 +162,13 @@ def _start(settings: Settings, policy: Policy, *, any_port: bool) -> _Running:
             driver.thread.close()
             raise
         sntp.start(driver.thread)
-        return _Running(driver, sntp, over)
+
+        def answered(answer: Formed) -> None:
+            with contextlib.suppress(Closed):  # the job has ended meanwhile
+                driver.thread.post(lambda now: driver.machine.formed(answer, now))
+
+        former.deliver = answered
+        return _Running(driver, sntp, former, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
         with contextlib.suppress(SettingsError):

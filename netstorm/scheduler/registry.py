@@ -50,6 +50,8 @@ class KeyRegistry:
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._names: list[str] = []
         self._end = 0
+        self._sizes: list[int] = []
+        self._chunk_bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -61,6 +63,16 @@ class KeyRegistry:
     def total_bytes(self) -> int:
         """Bytes of all keys together, with the gaps that alignment makes."""
         return self._end
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each key, in order of registration, which is that of first use."""
+        return tuple(self._sizes)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of a full chunk, as most of the job's bytes have it; 0 while there are none."""
+        return max(self._chunk_bytes, key=self._chunk_bytes.__getitem__, default=0)
 
     def name(self, key: int) -> str:
         """Return the user's name of a key."""
@@ -104,6 +116,9 @@ class KeyRegistry:
         )
         self._end = offset + size
         self._names.append(spec.name)
+        self._sizes.append(size)
+        chunk_bytes = grant.chunk_size * item_bytes
+        self._chunk_bytes[chunk_bytes] = self._chunk_bytes.get(chunk_bytes, 0) + size
         self._entries[spec.namespace, spec.name] = _Entry(spec, grant, rank)
         return grant
 

@@ -15,6 +15,7 @@ import hashlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -25,18 +26,21 @@ from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.link_model import FixedDelay, LinkModel
 from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.pslite.virtual_time import Timeline
+from netstorm.scheduler.adaptation import Assumed
+from netstorm.scheduler.formation import assumed, first_policy
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.settings import Settings
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 from netstorm.simulation.process import LocalClock, SimulatedProcess
 from netstorm.simulation.starting import Starter, host_of
 from netstorm.simulation.virtual_network import VirtualNetwork
-from netstorm.topology.form import form_policy
-from netstorm.topology.models import tensors_of
-from netstorm.topology.network import Network
+from netstorm.topology.network import Link, Network, Node
 from netstorm.topology.policy import Policy
 
 __all__ = ["Scheduled", "SimulatedCluster"]
+
+_ANY_RATE: Final = 100e6
+"""Of links that are assumed to be equal, in bit/s."""
 
 _LAST_MESSAGES: Final = 40
 """How many of the last messages an error shows."""
@@ -72,6 +76,7 @@ class SimulatedCluster:
         detect_s: float = 3.0,
         clocks: Callable[[int], LocalClock] | None = None,
         tcp: Literal["ideal", "reno"] = "ideal",
+        forming_s: float = 0.5,
         **settings: object,
     ) -> None:
         """Set up a cluster; nothing happens before time passes.
@@ -84,13 +89,17 @@ class SimulatedCluster:
             faults: what goes wrong. start_at: when a rank's process (or the `SCHEDULER`) starts, if not at
             once. delay_s: see `network`. jitter_s: see `network`. detect_s: how long until a silent path
             counts as broken. clocks: each rank's clock (-1: the scheduler's). None: random origins, and
-            drifts up to 50 ppm. tcp: "ideal" or "reno", see `VirtualNetwork`. settings: of all processes, by
-            attribute of `Settings`.
+            drifts up to 50 ppm. tcp: "ideal" or "reno", see `VirtualNetwork`. forming_s: how long it is said
+            to take to form a policy. settings: of all processes, by attribute of `Settings`. Unless they say
+            `awareness=True`, the scheduler knows the network as it is at its start, and the first policy
+            stays. With it, it knows which nodes have links, or what `network_file` says, and measures.
         """
         if network is not None and network.size != nodes:
             raise UsageError(f"a network of {network.size} nodes for a cluster of {nodes}")
         self.size: Final = nodes
-        self.settings: Final = Settings.from_environment({}, num_workers=nodes, **settings)
+        self.settings: Final = Settings.from_environment(
+            {}, num_workers=nodes, **{"awareness": False, **settings}
+        )
         self.timeline: Final = Timeline()
         self._seed: Final = seed
         model: LinkModel
@@ -103,17 +112,9 @@ class SimulatedCluster:
         self.network: Final = MemoryNetwork(self.timeline, model, seed=seed, detect_s=detect_s)
         self.network.watch = self._watch
         self._starter: Final = Starter(self.network, self.settings, seed=seed, clocks=clocks)
-        self.policy: Final = policy or form_policy(
-            network or Network.uniform(nodes, latency=delay_s),
-            self.settings.topology,
-            num_roots=self.settings.num_roots,
-            hub=self.settings.hub,
-            chunk_bytes=4 * self.settings.chunk_size,
-            tensors=tensors_of(self.settings.model),
-            custom=self.settings.topology_file,
-            seed=self.settings.seed,
-            known=network is not None,
-        )
+        self._forming_s: Final = forming_s
+        self._assumed: Final = _assumed(self.settings, network, delay_s)
+        self.policy: Final = policy or first_policy(self._assumed, version=0)
         self._digest = hashlib.blake2b(digest_size=16)
         self._last: deque[tuple[float, str, str, bytes]] = deque(maxlen=_LAST_MESSAGES)
         self._scheduler: SimulatedProcess[SchedulerMachine] | None = None
@@ -247,7 +248,8 @@ class SimulatedCluster:
     def start(self, rank: int) -> None:
         """Start a rank's process, or the scheduler's; also again, after a crash, as a new process."""
         if rank == SCHEDULER:
-            self._scheduler = self._starter.scheduler(self.policy)
+            assumed = self._assumed if self.settings.awareness else None
+            self._scheduler = self._starter.scheduler(self.policy, assumed, self._forming_s)
         else:
             self._nodes[rank] = self.start_another(rank, host_of(rank))
 
@@ -323,6 +325,20 @@ class SimulatedCluster:
         self._digest.update(f"{source}>{target}".encode())
         self._digest.update(header)
         self._last.append((self.timeline.now, source, target, header))
+
+
+def _assumed(settings: Settings, network: Network | None, delay_s: float) -> Assumed:
+    """Return what a scheduler takes this network for."""
+    found = assumed(settings)
+    if settings.network_file:
+        return found
+    if network is None:
+        return replace(found, network=Network.uniform(settings.num_workers, latency=delay_s))
+    if not settings.awareness:
+        return replace(found, network=network, known=True)
+    links = tuple(Link(source=link.source, target=link.target, rate=_ANY_RATE) for link in network.links)
+    nodes = tuple(Node(rank=node.rank, site=node.site) for node in network.nodes)
+    return replace(found, network=replace(network, nodes=nodes, links=links, changes=()))
 
 
 def _raise_first(pending: Iterable[Pending]) -> None:

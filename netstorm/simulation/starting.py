@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import msgspec
+
 from netstorm import __version__
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, meter_options
@@ -17,6 +19,8 @@ from netstorm.pslite.machine import Machine
 from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.pslite.memory_van import MemoryVan
 from netstorm.pslite.stack import Stack
+from netstorm.scheduler.adaptation import Assumed
+from netstorm.scheduler.forming import Formation, form
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.settings import Settings
@@ -51,8 +55,13 @@ class Starter:
         self._clocks: Final = clocks or self._random_clock
         self._started = 0
 
-    def scheduler(self, policy: Policy) -> SimulatedProcess[SchedulerMachine]:
-        """Start a scheduler, whose job begins under `policy`."""
+    def scheduler(
+        self, policy: Policy, assumed: Assumed | None = None, forming_s: float = 0.5
+    ) -> SimulatedProcess[SchedulerMachine]:
+        """Start a scheduler, whose job begins under `policy`, formed for what is `assumed`; None: it stays.
+
+        A policy is formed in no time, and its formation said to take `forming_s`.
+        """
         van = MemoryVan(self._network, host_of(SCHEDULER))
         van.bind(van.host, self._settings.scheduler_port)
         clock = self._clocks(SCHEDULER)
@@ -62,8 +71,18 @@ class Starter:
             policy,
             now=clock.local(self._network.timeline.now),
             counters=counters,
+            assumed=assumed,
         )
-        return self._run(van, machine, clock, counters, ordered=lambda _: True)
+        process = self._run(van, machine, clock, counters, ordered=lambda _: True)
+
+        def ask(question: Formation) -> None:
+            answer = msgspec.structs.replace(form(question), took_s=forming_s)
+            self._network.timeline.after(
+                forming_s, lambda: process.call(lambda now: machine.formed(answer, now))
+            )
+
+        machine.on_form = ask
+        return process
 
     def node(self, rank: int, host: str) -> SimulatedProcess[GeneralNode]:
         """Start a general node that asks for `rank`."""

@@ -18,12 +18,13 @@ from netstorm.topology.mst import mst
 from netstorm.topology.network import Network
 from netstorm.topology.options import Options
 from netstorm.topology.packing import packing
+from netstorm.topology.policy import Policy
 from netstorm.topology.predict import predict
 from netstorm.topology.resources import Resources, fluid_time
 from netstorm.topology.star import star
 from netstorm.units import format_bytes, format_duration
 
-__all__ = ["auto", "candidates", "expected"]
+__all__ = ["auto", "candidates", "expected", "expected_policy"]
 
 _MOST_CHUNKS: Final = 512
 """With more, predictions take longer, and which one is the best changes no more."""
@@ -79,12 +80,16 @@ def candidates(network: Network, options: Options) -> Mapping[str, Forest]:
 
 
 def expected(network: Network, forest: Forest, options: Options) -> float:
+    """Return the seconds that `options.tensors` should take with these trees: see `expected_policy`."""
+    return expected_policy(network, forest.policy(0), options)
+
+
+def expected_policy(network: Network, policy: Policy, options: Options) -> float:
     """Return the seconds that `options.tensors` should take: predicted or, where that is long, estimated.
 
     The estimate is the fluid time and that of one chunk on its way through the slowest tree: it knows
     nothing of chunks that wait for each other, and so is too low.
     """
-    policy = forest.policy(0)
     most = _affordable(network)
     chunks = sum(-(-size // options.chunk_bytes) for size in options.tensors)
     if chunks <= most or most >= max(_FEWEST_CHUNKS, 2 * network.size):
@@ -93,7 +98,7 @@ def expected(network: Network, forest: Forest, options: Options) -> float:
         ).seconds
     delays = transfer_delays(network, min(options.chunk_bytes, options.tensor_bytes))
     return fluid_time(Resources.of(network), policy, options.tensor_bytes) + max(
-        tree_delay(tree, delays) for tree in forest.trees
+        tree_delay(tree, delays) for tree in policy.trees
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from netstorm.errors import UsageError
 from netstorm.topology.forest import Forest
 from netstorm.topology.metric import CHUNK_BYTES, transfer_delays, tree_delay
@@ -10,7 +12,7 @@ from netstorm.topology.paths import adjacency, fastest_tree
 from netstorm.topology.policy import Tree
 from netstorm.units import format_duration
 
-__all__ = ["fapt", "fastest_paths"]
+__all__ = ["fapt", "fapt_at", "fastest_paths"]
 
 
 def fastest_paths(network: Network, root: Rank, *, chunk_bytes: int = CHUNK_BYTES) -> Tree:
@@ -66,4 +68,19 @@ def fapt(network: Network, roots: int = 0, *, chunk_bytes: int = CHUNK_BYTES) ->
         shares=tuple(1 / took[root] if took[root] else 1.0 for root in chosen),
         reason=f"fapt: {len(chosen)} of {network.size} ranks are roots; the best is rank {best[0]}, "
         f"with {format_duration(took[best[0]])} a chunk up and down",
+    )
+
+
+def fapt_at(network: Network, roots: Sequence[Rank], *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
+    """Return the FAPTs of given roots, in equal shares: what the paper re-forms while the network changes,
+    since there a root's state cannot move (arXiv 2404.11352 §IV-C).
+
+    Raises:
+        Unreachable: names the ranks that have no path to some root, or from it.
+    """
+    links = adjacency(network.ranks, transfer_delays(network, chunk_bytes, linked=True))
+    return Forest(
+        trees=tuple(fastest_tree(links, root) for root in roots),
+        shares=(1.0,) * len(roots),
+        reason=f"fapt: the {len(roots)} roots of the first policy",
     )

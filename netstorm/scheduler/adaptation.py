@@ -1,0 +1,288 @@
+"""When a policy is formed anew, and whether it is taken.
+
+Every `UPDATE_TIME` seconds, if since the last look some link has moved by more than `UPDATE_RATE`, and by
+more than the error of measuring it; at once if a link fails. Of a network of which nothing was known enough
+must be measured first. What is formed (`forming`) is taken if it should be better than the policy in force,
+on the network as it is now, by more than the errors of the estimates explain: or noise would change policies
+for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from netstorm.scheduler.collector import Collector, Picture
+from netstorm.scheduler.forming import Formation, Formed, pairs_of
+from netstorm.topology.network import Link, Network
+from netstorm.topology.policy import Policy
+from netstorm.units import format_bytes, format_duration, format_rate
+
+__all__ = ["Adaptation", "Assumed", "Plan", "Summed"]
+
+_ENOUGH: Final = 2 / 3
+"""Part of the links in use that must be measured before the assumption that all are equal goes: the others
+get what the slower ones of these have."""
+
+_LONG_ENOUGH: Final = 3
+"""Update times after which less will do: links may carry chunks too small to measure them."""
+
+_SURE: Final = 2.0
+"""Standard errors that count as more than noise."""
+
+_LEAST_GAIN: Final = 0.03
+"""What is not better by that is not worth a change: predictions are no more exact."""
+
+_OTHER_SIZE: Final = 0.25
+"""A job that sums so much more or less may want other trees."""
+
+_MOST_PATIENCE: Final = 8
+"""Update times between two looks at what was in doubt: more readings may settle it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What policies are formed for, besides the network."""
+
+    topology: str = "fapt"
+    update_time_s: float = 5.0
+    update_rate: float = 0.1
+    num_roots: int = 0
+    hub: int = -1
+    custom: str = ""
+    seed: int = 0
+    freeze_roots: bool = False
+    """The paper's: roots and their shares stay as in the first policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What a job sums in an iteration."""
+
+    tensors: tuple[int, ...]
+    """Bytes of each, in order of priority."""
+    chunk_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return sum(self.tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What the first policy is formed for."""
+
+    network: Network
+    known: bool
+    """Somebody has described it; else all links are taken for equal."""
+    plan: Plan
+    summed: Summed
+
+
+class Adaptation:
+    """Decides; whoever owns it has the formations done and installs what `formed` returns."""
+
+    def __init__(self, assumed: Assumed, collector: Collector, first: Policy, now: float) -> None:
+        """Begin with the policy that was formed before anything was measured.
+
+        Args:
+            assumed: what `first` was formed for.
+            collector: where reports go.
+            first: the policy in force.
+            now: the time.
+        """
+        self.reason = ""
+        """Why the last formation was asked for, or what became of it; for a person."""
+        self._plan: Final = assumed.plan
+        self._collector: Final = collector
+        self._summed = assumed.summed
+        self._known: Final = assumed.known
+        self._looked: Picture | None = collector.picture(now) if assumed.known else None
+        """The network that was last planned for."""
+        self._look_at = now + assumed.plan.update_time_s
+        self._first_report_at = math.inf
+        self._reports = 0
+        self._patience = 1
+        self._doubtful = False
+        self._look_again_at = math.inf
+        self._urgent = ""
+        self._asked: Formation | None = None
+        self._number = 0
+        self._roots = tuple(tree.root for tree in first.trees) if assumed.plan.freeze_roots else ()
+        self._weights = first.weights if assumed.plan.freeze_roots else ()
+
+    @property
+    def forming(self) -> bool:
+        """Whether an answer is awaited."""
+        return self._asked is not None
+
+    def due(self) -> float:
+        """Return when `look` may have something to ask."""
+        if self._asked is not None:
+            return math.inf
+        return -math.inf if self._urgent else self._look_at
+
+    def link_failed(self, source: int, target: int) -> None:
+        """A link is gone: form at once."""
+        self._collector.failed(source, target)
+        self._urgent = f"link {source}→{target} has failed"
+
+    def look(self, policy: Policy, summed: Summed | None, now: float) -> Formation | None:
+        """Return what is to be formed, if anything is.
+
+        Args:
+            policy: the one in force.
+            summed: what the job sums; None: not known yet.
+            now: the time.
+        """
+        if now < self.due():
+            return None
+        self._look_at = now + self._plan.update_time_s
+        fresh = self._collector.reports != self._reports
+        if fresh and self._first_report_at == math.inf:
+            self._first_report_at = now
+        picture = self._collector.picture(now)
+        summed = summed or self._summed
+        why = self._urgent or self._why(picture, policy, summed, now)
+        if not why:
+            return None
+        self._urgent = ""
+        self._reports = self._collector.reports
+        self._looked = picture
+        self._summed = summed
+        self._number += 1
+        self.reason = why
+        self._asked = Formation.of(
+            picture,
+            number=self._number,
+            topology=self._plan.topology,
+            in_force=policy,
+            tensors=summed.tensors,
+            chunk_bytes=summed.chunk_bytes,
+            num_roots=self._plan.num_roots,
+            hub=self._plan.hub,
+            custom=self._plan.custom,
+            seed=self._plan.seed,
+            known=self._known or bool(picture.measured),
+            frozen_roots=self._roots,
+            frozen_weights=self._weights,
+        )
+        return self._asked
+
+    def formed(self, answer: Formed, policy: Policy, now: float) -> Policy | None:
+        """Return the policy that is to follow `policy`, now in force, if what was formed is worth it."""
+        asked = self._asked
+        if asked is None or answer.number != asked.number:
+            return None  # of a formation that was given up
+        self._asked = None
+        why = self.reason
+        found = answer.policy
+        if found is None:
+            self.reason = f"{why}; no new policy: {answer.problem}"
+            self._look_at = now + self._plan.update_time_s
+            return None
+        times = (
+            f"{format_duration(answer.seconds)} instead of {format_duration(answer.seconds_before)} predicted"
+            if answer.seconds_before < math.inf
+            else f"{format_duration(answer.seconds)} predicted"
+        )
+        errors = [link.error for link in asked.links]
+        if not _is_better(answer, statistics.median(errors)):
+            self._doubtful = answer.seconds_before > (1 + _LEAST_GAIN) * answer.seconds
+            if self._doubtful:
+                self._patience = min(2 * self._patience, _MOST_PATIENCE)
+                self._look_again_at = now + self._patience * self._plan.update_time_s
+            self.reason = f"{why}; no new policy: {times}, within what is uncertain of the estimates"
+            return None
+        self._patience, self._doubtful = 1, False
+        self.reason = f"{why}; {times}"
+        return msgspec.structs.replace(
+            found, version=policy.version + 1, reason=f"{self.reason}; {found.reason}"
+        )
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _why(self, picture: Picture, policy: Policy, summed: Summed, now: float) -> str:
+        """Return what speaks for a look, for a person; empty: nothing."""
+        if self._looked is None:
+            return self._enough(picture, policy, now)
+        if not _alike(summed, self._summed):
+            return (
+                f"the job sums {format_bytes(summed.bytes)}, and the policy is for "
+                f"{format_bytes(self._summed.bytes)}"
+            )
+        if self._collector.reports == self._reports:
+            return ""
+        moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
+        if not moved and self._doubtful and now >= self._look_again_at:
+            return "the estimates are better now"
+        return moved
+
+    def _enough(self, picture: Picture, policy: Policy, now: float) -> str:
+        """Return that the network is known well enough to plan for it, if it is."""
+        used = pairs_of(policy)
+        measured = len(used & picture.measured)
+        long = now - self._first_report_at >= _LONG_ENOUGH * self._plan.update_time_s
+        if not measured or (measured < _ENOUGH * len(used) and not long):
+            return ""
+        return f"{len(picture.measured)} of {len(picture.network.links)} links are measured"
+
+
+def _is_better(answer: Formed, error: float) -> bool:
+    """Return whether a new policy is better by more than noise explains; `error`: of a typical link."""
+    if answer.seconds_before == math.inf:
+        return True
+    least = (1 + max(_LEAST_GAIN, error)) * answer.seconds
+    return answer.seconds_before > least and answer.gain > _SURE * answer.doubt
+
+
+def _alike(one: Summed, other: Summed) -> bool:
+    """Return whether what is best for one should do for the other."""
+    large, small = max(one.bytes, other.bytes), min(one.bytes, other.bytes)
+    return large <= (1 + _OTHER_SIZE) * small and one.chunk_bytes == other.chunk_bytes
+
+
+def _moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> str:
+    """Return which link has moved most, if any has by more than `rate` and more than the errors."""
+    old = {(link.source, link.target): place for place, link in enumerate(before.network.links)}
+    new = {(link.source, link.target) for link in after.network.links}
+    gone = sorted(set(old) - new)
+    if gone:
+        return f"there is no link {gone[0][0]}→{gone[0][1]} any more"
+    most, text = 0.0, ""
+    for link, error in zip(after.network.links, after.errors, strict=True):
+        pair = (link.source, link.target)
+        if pair not in old:
+            return f"there is a link {link} again"
+        was = before.network.links[old[pair]]
+        doubt = math.hypot(
+            *(
+                one
+                if pair in picture.measured
+                else 0.0  # what was only assumed has no error: it is none's word
+                for picture, one in ((before, before.errors[old[pair]]), (after, error))
+            )
+        )
+        delays = [8 * chunk_bytes / one.rate + one.latency for one in (was, link)]
+        change = max(abs(math.log(link.rate / was.rate)), abs(math.log(delays[1] / delays[0])))
+        if change > max(math.log1p(rate), _SURE * doubt, most):
+            most, text = change, f"link {link} from {_told(was)} to {_told(link)}"
+    for word in ("egress", "ingress"):
+        for was_node, node in zip(before.network.nodes, after.network.nodes, strict=True):
+            caps = [getattr(was_node, word), getattr(node, word)]
+            if caps == [None, None]:
+                continue
+            change = abs(math.log(caps[1] / caps[0])) if all(caps) else math.inf
+            if change > max(math.log1p(rate), _SURE * after.cap_error, most):
+                shown = ["no limit" if cap is None else format_rate(cap) for cap in caps]
+                most, text = change, f"{word} of rank {node.rank} from {shown[0]} to {shown[1]}"
+    return text
+
+
+def _told(link: Link) -> str:
+    return f"{format_rate(link.rate)} and {format_duration(link.latency)}"

@@ -1,0 +1,76 @@
+"""The scheduler's half of awareness: what was measured, what is formed for it, and what became of that."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Final
+
+from netstorm.protocol.messages import Measured
+from netstorm.scheduler.adaptation import Adaptation, Assumed, Summed
+from netstorm.scheduler.collector import Collector
+from netstorm.scheduler.forming import Formation, Formed
+from netstorm.scheduler.registry import KeyRegistry
+from netstorm.topology.policy import Policy
+
+__all__ = ["Awareness"]
+
+_log = logging.getLogger(__name__)
+
+_FIXED: Final = ("sharded", "balanced", "ring", "custom")
+"""Topologies that are the same in every network."""
+
+
+class Awareness:
+    """Of one job.
+
+    Attributes:
+        collector: what is known of the network.
+        adaptation: why there is the policy that there is.
+    """
+
+    def __init__(self, assumed: Assumed, first: Policy, now: float, *, one_machine: bool) -> None:
+        """Begin under the policy that was formed for what is assumed.
+
+        On one machine, unless somebody has described links, rates say how busy its processors are: they are
+        collected for people, and no policy follows from them.
+        """
+        self.collector: Final = Collector(assumed.network, known=assumed.known)
+        self.adaptation: Final = Adaptation(assumed, self.collector, first, now)
+        self._active: Final = (
+            assumed.network.size > 1
+            and assumed.plan.topology not in _FIXED
+            and not (one_machine and not assumed.known)
+        )
+
+    def measured(self, rank: int, report: Measured, now: float) -> None:
+        """Take a node's report."""
+        self.collector.take(rank, report, now)
+
+    def link_failed(self, source: int, target: int) -> None:
+        """A node cannot reach another one."""
+        self.adaptation.link_failed(source, target)
+
+    def due(self) -> float:
+        """Return when `look` may have something to ask."""
+        return self.adaptation.due() if self._active else math.inf
+
+    def look(self, policy: Policy, keys: KeyRegistry, now: float) -> Formation | None:
+        """Return what is to be formed, if anything is."""
+        if not self._active or now < self.due():
+            return None
+        summed = Summed(keys.sizes, keys.chunk_bytes) if sum(keys.sizes) else None
+        question = self.adaptation.look(policy, summed, now)
+        if question is not None:
+            _log.info("a new policy is being formed: %s", self.adaptation.reason)
+        return question
+
+    def formed(self, answer: Formed, policy: Policy, now: float) -> Policy | None:
+        """Return what is to follow the policy in force, if what was formed is worth it."""
+        found = self.adaptation.formed(answer, policy, now)
+        took = f" (formed in {answer.took_s:.2f} s)" if answer.took_s else ""
+        if found is None:
+            _log.info("policy version %d stays: %s%s", policy.version, self.adaptation.reason, took)
+        else:
+            _log.info("policy version %d: %s%s", found.version, found.reason, took)
+        return found

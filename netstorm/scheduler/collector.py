@@ -1,0 +1,361 @@
+"""What is known of the network now: all nodes' reports in, an ordinary `Network` out.
+
+Nodes measure their links, in and out, and their own access lines (`Measured`). Three things stand
+between that and a network to plan for:
+
+* *Access lines.* Links that share one are no independent links, and to plan as if they were throws away most
+  of what planning gains. A node's egress or ingress counts as a cap if its links could clearly carry more
+  together, by what each has shown.
+* *Censored links.* What a link carried while it shared a cap that was binding is no more than a lower bound.
+  Each end knows only with what its own line was shared, so the larger of their two rates counts.
+  Planned with is what the caps at its two ends allow. Under fair sharing those that share the cap get about
+  the same, so a link that gets clearly less than its siblings is slow by itself, and is not censored.
+* *Links never seen.* With a network file, what that says. Without one, the 25th percentile of the rates
+  that were measured, and the 75th of the latencies: to try them must not look like a bargain.
+
+A peer may report anything: what cannot be is refused, and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from netstorm.protocol.messages import LinkMeasure, Measured
+from netstorm.scheduler.readings import Readings
+from netstorm.topology.elements import LATENCY, Bounds, Link
+from netstorm.topology.network import Network
+
+__all__ = ["Collector", "Picture", "Seen"]
+
+_log = logging.getLogger(__name__)
+
+_RATES: Final = Bounds(100.0, 1e13, "from 100bit/s to 10Tbit/s")
+"""Narrower than what a file may say: a report beyond it is a mistake, and would spoil every plan."""
+
+_SHARED: Final = 0.3
+"""A link that shared the access line at one of its ends for a smaller part of the time was seen as it is."""
+
+_CAP_BEGINS: Final = 0.85
+_CAP_ENDS: Final = 0.95
+"""Part of what its links could carry together up to which a node's access line counts as a cap. The two
+differ, or noise would make caps come and go."""
+
+_CAP_FOR_S: Final = 300.0
+"""How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
+
+_SLOW_SIBLING: Final = 0.6
+"""Links that share a cap get about the same; TCP is not fairer than that among unequal round trips."""
+
+_FREE_FOR_S: Final = 120.0
+"""How long what a link did alone is believed over what it does in company."""
+
+_PRIOR_ERROR: Final = 0.3
+"""Of links that nobody has measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is known of one link, for a person."""
+
+    source: int
+    target: int
+    rate: float
+    """Bit/s that is planned with."""
+    error: float
+    """Standard error, as a fraction of the rate."""
+    latency: float
+    """Seconds."""
+    age: float
+    """Seconds since the last reading; infinite: never measured."""
+    censored: bool
+    """Seen only while an access line was the limit: the rate is what the lines allow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The network as it was known at some moment."""
+
+    network: Network
+    errors: tuple[float, ...]
+    """Standard errors of the rates, as fractions, by link in the order of `network.links`."""
+    cap_error: float
+    """The largest of those of access caps."""
+    measured: frozenset[tuple[int, int]]
+    """Links that somebody has measured."""
+
+
+class _Line:
+    """One direction of a node's access line."""
+
+    __slots__ = ("counts", "readings")
+
+    def __init__(self) -> None:
+        self.readings: Final = Readings()
+        self.counts = False
+
+
+class _End:
+    """What one end of a link makes of its rate."""
+
+    __slots__ = ("free", "held")
+
+    def __init__(self) -> None:
+        self.free: Final = Readings()
+        """While other links of the same node were mostly idle."""
+        self.held: Final = Readings()
+        """In company."""
+
+    def best(self, now: float) -> Readings | None:
+        """Return the readings that say most."""
+        free, held = self.free, self.held
+        if not free or not held:
+            return free or held or None
+        if held.value > free.value:  # company makes no link faster
+            return held if held.age(now) <= free.age(now) else free
+        return free if free.age(now) <= held.age(now) + _FREE_FOR_S else held
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """What is known of a link's rate."""
+
+    readings: Readings
+    shares_out: bool
+    """It was seen only while others left its source, too, or nobody knows."""
+    shares_in: bool
+    """The same of its target."""
+
+    @property
+    def value(self) -> float:
+        return self.readings.value
+
+
+class _LinkState:
+    """All that was reported of one link."""
+
+    __slots__ = ("latency", "source", "target")
+
+    def __init__(self) -> None:
+        self.source: Final = _End()
+        self.target: Final = _End()
+        self.latency = -1.0
+
+    def rate(self, now: float) -> _Rate | None:
+        """Return what is known of its rate: the larger of two lower bounds, since each end knows only its own
+        company.
+        """
+        ends = [self.source.best(now), self.target.best(now)]
+        known = [one for one in ends if one is not None]
+        if not known:
+            return None
+        return _Rate(
+            max(known, key=lambda one: one.value),
+            shares_out=ends[0] is None or ends[0] is self.source.held,
+            shares_in=ends[1] is None or ends[1] is self.target.held,
+        )
+
+
+_Rates: TypeAlias = dict[tuple[int, int], _Rate]
+
+
+class Collector:
+    """Reports of all nodes.
+
+    Attributes:
+        refused: values that cannot be.
+        reports: reports so far.
+    """
+
+    def __init__(self, prior: Network, *, known: bool) -> None:
+        """Begin with what is assumed.
+
+        Args:
+            prior: its links are the ones that may be used.
+            known: its rates and latencies come from somebody who should know, and hold until measured.
+        """
+        self.refused = 0
+        self.reports = 0
+        self._prior: Final = prior
+        self._known: Final = known
+        self._pairs: Final = frozenset(prior.pairs())
+        self._states: dict[tuple[int, int], _LinkState] = {}
+        self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in ("egress", "ingress")}
+        self._failed: set[tuple[int, int]] = set()
+
+    def take(self, rank: int, report: Measured, now: float) -> None:
+        """Take what a node reports."""
+        self.reports += 1
+        before = self.refused
+        size = len(self._prior.nodes)
+        for one in report.links[:size]:
+            self._take_link((one.source, rank), one, now)
+        for one in report.outgoing[:size]:
+            self._take_link((rank, one.source), one, now)
+        for word, value in (("egress", report.egress), ("ingress", report.ingress)):
+            if value == 0.0:
+                continue
+            if _RATES.allow(value):
+                self._lines[word][rank].readings.add(value, 0.0, now)
+            else:
+                self.refused += 1
+        if self.refused > before:
+            _log.debug("rank %d reports what cannot be: %r", rank, report)
+
+    def failed(self, source: int, target: int) -> None:
+        """Plan without a link until somebody measures it again."""
+        self._failed.add((source, target))
+
+    @property
+    def measured(self) -> frozenset[tuple[int, int]]:
+        """The links that have been measured."""
+        return frozenset(pair for pair, state in self._states.items() if state.rate(0.0) is not None)
+
+    def picture(self, now: float) -> Picture:
+        """Return the network as it is known now. O(number of links)."""
+        rates = {pair: found for pair, state in self._states.items() if (found := state.rate(now))}
+        egress = self._caps("egress", 0, rates, now)
+        ingress = self._caps("ingress", 1, rates, now)
+        links, errors = [], []
+        seldom, far = self._unseen(rates)
+        for link in self._prior.links:
+            pair = (link.source, link.target)
+            if pair in self._failed:
+                continue
+            changed, error = self._link(
+                link, rates=rates, egress=egress, ingress=ingress, seldom=seldom, now=now
+            )
+            links.append(replace(changed, latency=self._latency(link, far)))
+            errors.append(error)
+        nodes = tuple(
+            replace(
+                node,
+                egress=egress.get(node.rank, node.egress),
+                ingress=ingress.get(node.rank, node.ingress),
+            )
+            for node in self._prior.nodes
+        )
+        caps = [line.readings.error(now) for lines in self._lines.values() for line in lines if line.counts]
+        return Picture(
+            network=replace(self._prior, nodes=nodes, links=tuple(links), changes=()),
+            errors=tuple(errors),
+            cap_error=max(caps, default=0.0),
+            measured=frozenset(rates),
+        )
+
+    def seen(self, now: float) -> list[Seen]:
+        """Return what is known of each link."""
+        picture = self.picture(now)
+        found = []
+        for link, error in zip(picture.network.links, picture.errors, strict=True):
+            state = self._states.get((link.source, link.target))
+            rate = None if state is None else state.rate(now)
+            found.append(
+                Seen(
+                    source=link.source,
+                    target=link.target,
+                    rate=link.rate,
+                    error=error,
+                    latency=link.latency,
+                    age=math.inf if rate is None else rate.readings.age(now),
+                    censored=rate is not None and link.rate > 1.001 * rate.value,
+                )
+            )
+        return found
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _take_link(self, pair: tuple[int, int], one: LinkMeasure, now: float) -> None:
+        if pair not in self._pairs or not _possible(one):
+            self.refused += 1
+            return
+        state = self._states.get(pair)
+        if state is None:
+            state = self._states[pair] = _LinkState()
+        if one.rate:
+            end = state.target if pair[0] == one.source else state.source
+            (end.free if one.shared <= _SHARED else end.held).add(one.rate, one.error, now)
+            self._failed.discard(pair)
+        if one.latency >= 0.0:
+            state.latency = one.latency
+
+    def _caps(self, word: str, end: int, rates: _Rates, now: float) -> dict[int, float]:
+        """Return the caps that count, by rank; `end`: which end of a link is at that line."""
+        together: dict[int, list[float]] = {}
+        for pair, found in rates.items():
+            together.setdefault(pair[end], []).append(found.value)
+        caps = {}
+        for rank, line in enumerate(self._lines[word]):
+            able = together.get(rank, [])
+            limit = _CAP_ENDS if line.counts else _CAP_BEGINS
+            line.counts = (
+                bool(line.readings)
+                and line.readings.age(now) <= _CAP_FOR_S
+                and len(able) > 1
+                and line.readings.value < limit * sum(able)
+            )
+            if line.counts:
+                caps[rank] = line.readings.value
+        return caps
+
+    def _link(
+        self,
+        link: Link,
+        *,
+        rates: _Rates,
+        egress: dict[int, float],
+        ingress: dict[int, float],
+        seldom: float | None,
+        now: float,
+    ) -> tuple[Link, float]:
+        """Return a link with the rate to plan with, and that rate's error."""
+        pair = (link.source, link.target)
+        found = rates.get(pair)
+        if found is None:
+            if seldom is None or self._known:
+                return link, _PRIOR_ERROR
+            return replace(link, rate=seldom), _PRIOR_ERROR
+        rate = found.value
+        allowed = [caps[rank] for caps, rank in ((egress, pair[0]), (ingress, pair[1])) if rank in caps]
+        held = (
+            found.shares_out and pair[0] in egress and rate >= _SLOW_SIBLING * _most(rates, 0, pair[0])
+        ) or (found.shares_in and pair[1] in ingress and rate >= _SLOW_SIBLING * _most(rates, 1, pair[1]))
+        if held:
+            rate = max(rate, min(allowed))
+        return replace(link, rate=rate, loss=0.0), found.readings.error(now)
+
+    def _unseen(self, rates: _Rates) -> tuple[float | None, float | None]:
+        """Return the rate and the latency of links that nobody has seen; None: not known either."""
+        values = [found.value for found in rates.values()]
+        latencies = [state.latency for state in self._states.values() if state.latency >= 0.0]
+        return _percentile(values, 0.25), _percentile(latencies, 0.75)
+
+    def _latency(self, link: Link, far: float | None) -> float:
+        for pair in ((link.source, link.target), (link.target, link.source)):  # there and back are alike
+            state = self._states.get(pair)
+            if state is not None and state.latency >= 0.0:
+                return state.latency
+        return link.latency if self._known or far is None else far
+
+
+def _possible(one: LinkMeasure) -> bool:
+    """Return whether a link can be like that (NaN is nowhere within bounds)."""
+    return (
+        (one.rate == 0.0 or _RATES.allow(one.rate))
+        and 0.0 <= one.error < math.inf
+        and (one.latency == -1.0 or LATENCY.allow(one.latency))
+        and one.chunks >= 0
+        and 0.0 <= one.shared <= 1.0
+    )
+
+
+def _most(rates: _Rates, end: int, rank: int) -> float:
+    return max(found.value for pair, found in rates.items() if pair[end] == rank)
+
+
+def _percentile(values: Iterable[float], part: float) -> float | None:
+    ordered = sorted(values)
+    return ordered[int(part * (len(ordered) - 1))] if ordered else None

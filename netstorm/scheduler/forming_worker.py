@@ -1,0 +1,53 @@
+"""`python -m netstorm.scheduler.forming_worker`: forms policies that its parent asks for, until that is gone.
+
+Questions come on standard input, answers leave on what was standard output; nothing else is to be written
+there, so what prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Final
+
+import msgspec
+
+from netstorm.scheduler.former import LENGTH, read_exactly
+from netstorm.scheduler.forming import Formation, Formed, form
+
+__all__ = ["main"]
+
+_log = logging.getLogger(__name__)
+
+_NICE: Final = 5
+"""Training on the scheduler's host goes first."""
+
+
+def main() -> None:
+    """Answer questions."""
+    os.nice(_NICE)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    decoder = msgspec.msgpack.Decoder(Formation)
+    while True:
+        try:
+            (size,) = LENGTH.unpack(read_exactly(sys.stdin.buffer, LENGTH.size))
+            question = decoder.decode(read_exactly(sys.stdin.buffer, size))
+            answer = msgspec.msgpack.encode(_formed(question))
+            answers.write(LENGTH.pack(len(answer)) + answer)
+            answers.flush()
+        except (EOFError, BrokenPipeError):  # the scheduler is gone
+            return
+
+
+def _formed(question: Formation) -> Formed:
+    try:
+        return form(question)
+    except Exception as error:  # noqa: BLE001 -- the next question may do
+        _log.exception("while forming a policy")
+        return Formed(number=question.number, problem=f"forming failed: {error!r}")
+
+
+if __name__ == "__main__":
+    main()

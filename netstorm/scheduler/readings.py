@@ -1,0 +1,99 @@
+"""One quantity that is measured again and again, with noise, and that may change: its estimate and its error.
+
+The readings since the last change are averaged. Two readings in a row that are off by more than noise
+explains, both to the same side, are a change: what was before them counts no more. One alone may be an
+outlier, and waits for the next. How large the noise is, the readings themselves tell, if they scatter more
+than whoever made them thought.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import Final
+
+__all__ = ["Readings"]
+
+_KEPT: Final = 6
+"""Readings that are averaged, one a second at most: more would hide a slow drift."""
+
+_INDEPENDENT: Final = 0.25
+"""What a further reading adds, as a part of what it would if it had nothing in common with the one before:
+reports are smoothed, too."""
+
+_CHANGE: Final = 3.0
+"""Standard deviations that noise exceeds once in 370 readings, and in two running once in 270 000."""
+
+_LEAST_ERROR: Final = 0.02
+"""No reading of a network is better than that, whatever its maker says."""
+
+_MOST_ERROR: Final = 1.0
+
+_AGEING: Final = 0.1 / 60
+"""Relative error that a second without a reading adds: nobody knows what has happened since."""
+
+
+class Readings:
+    """Readings of one positive quantity. Errors are standard errors, as fractions."""
+
+    __slots__ = ("_at", "_errors", "_steps", "_suspect", "_values", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        """The estimate; 0 before the first reading."""
+        self._values: deque[float] = deque(maxlen=_KEPT)
+        self._errors: deque[float] = deque(maxlen=_KEPT)
+        self._steps: deque[float] = deque(maxlen=_KEPT)
+        """From each reading to the next one, as a logarithm."""
+        self._suspect = 0.0
+        """The last reading, if it was off by more than noise explains; else 0."""
+        self._at = -math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def add(self, value: float, error: float, now: float) -> None:
+        """Take a reading above 0; an error of 0 or less is not known."""
+        error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
+        self._at = now
+        if self._values:
+            self._steps.append(math.log(value / (self._suspect or self._values[-1])))
+            limit = _CHANGE * math.hypot(max(error, self._scatter()), self._own_error())
+            off = value / self.value - 1.0
+            if abs(off) > limit:
+                if not (self._suspect and (self._suspect > self.value) == (value > self.value)):
+                    self._suspect = value
+                    return
+                first, self._suspect = self._suspect, 0.0
+                self._values.clear()
+                self._errors.clear()
+                self._values.append(first)
+                self._errors.append(error)
+        self._suspect = 0.0
+        self._values.append(value)
+        self._errors.append(error)
+        self._average()
+
+    def error(self, now: float) -> float:
+        """Return the standard error of `value`, as a fraction of it."""
+        return min(math.hypot(self._own_error(), _AGEING * self.age(now)), _MOST_ERROR)
+
+    def age(self, now: float) -> float:
+        """Return the seconds since the last reading."""
+        return max(0.0, now - self._at)
+
+    def _own_error(self) -> float:
+        count = len(self._errors)
+        mean = math.sqrt(count / math.fsum(error**-2 for error in self._errors))
+        return max(mean, self._scatter()) / math.sqrt(1.0 + _INDEPENDENT * (count - 1))
+
+    def _scatter(self) -> float:
+        """Return the standard deviation of readings, by the median of their steps: changes are rare."""
+        if len(self._steps) < 3:
+            return 0.0
+        return 1.4826 * statistics.median(map(abs, self._steps)) / math.sqrt(2.0)
+
+    def _average(self) -> None:
+        weights = [error**-2 for error in self._errors]
+        self.value = math.fsum(v * w for v, w in zip(self._values, weights, strict=True)) / math.fsum(weights)

@@ -1,0 +1,98 @@
+"""Policies are formed in a process of its own, which may die or hang without anybody waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+
+import pytest
+
+from netstorm.scheduler.collector import Collector
+from netstorm.scheduler.former import COMMAND, Former
+from netstorm.scheduler.forming import Formation, Formed, form
+from netstorm.topology.form import form_policy
+from netstorm.topology.generate import mesh
+
+ANSWER_S = 100.0
+"""Longest wait for an answer; the process loads SciPy, which takes seconds on a busy machine."""
+
+
+def question(number=1, **fields):
+    network = mesh(5, seed=2)
+    return Formation.of(
+        Collector(network, known=True).picture(0.0),
+        **{
+            "number": number,
+            "topology": "auto",
+            "in_force": form_policy(network, "star"),
+            "tensors": (4_000_000,),
+            "chunk_bytes": 131_072,
+            **fields,
+        },
+    )
+
+
+@contextlib.contextmanager
+def forming(*command, **options):
+    answers: queue.Queue[Formed] = queue.Queue()
+    former = Former(5, command=command or COMMAND, **options)
+    former.deliver = answers.put
+    try:
+        yield former, answers
+    finally:
+        former.close()
+        former.close()
+
+
+def python(source):
+    return (sys.executable, "-c", source)
+
+
+def test_what_is_formed_elsewhere_is_what_would_be_formed_here():
+    with forming() as (former, answers):
+        former.ask(question())
+        found = answers.get(timeout=ANSWER_S)
+        former.ask(question(2, topology="custom", custom="/nowhere"))
+        wrong = answers.get(timeout=ANSWER_S)
+    here = form(question())
+    assert found.policy == here.policy
+    assert (found.number, found.seconds, found.seconds_before) == (1, here.seconds, here.seconds_before)
+    assert found.took_s > 0
+    assert wrong.policy is None
+    assert "/nowhere" in wrong.problem
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "exit code -9"),
+        ("import sys; sys.stdin.buffer.read(4); sys.stdout.write('junk that is no answer')", "has ended"),
+    ],
+)
+def test_a_process_that_dies_or_babbles_is_logged_and_the_next_question_gets_a_new_one(source, says, caplog):
+    with forming(*python(source)) as (former, answers):
+        for number in (1, 2):
+            former.ask(question(number))
+            found = answers.get(timeout=ANSWER_S)
+            assert (found.number, found.policy) == (number, None)
+            assert says in found.problem
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 2
+
+
+def test_a_formation_that_takes_too_long_is_broken_off():
+    with forming(*python("import time; time.sleep(1000)"), limit_s=0.2) as (former, answers):
+        former.ask(question())
+        assert "longer than 0.2 s" in answers.get(timeout=ANSWER_S).problem
+
+
+def test_closing_in_the_middle_of_a_formation_does_not_wait_for_it():
+    with forming(*python("import time; time.sleep(1000)")) as (former, answers):
+        former.ask(question())
+    assert answers.empty()
+
+
+def test_a_former_that_nobody_asked_starts_nothing():
+    with forming(*python("raise SystemExit(1)")) as (former, _):
+        assert former._process is None

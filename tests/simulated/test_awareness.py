@@ -1,0 +1,144 @@
+"""The scheduler learns what the network is like, and policies follow it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from netstorm.protocol import messages as m
+from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.topology.generate import mesh
+from netstorm.topology.network import Change, Network, Rank
+
+ELEMENTS = 500_000
+
+
+class Reporter:
+    """Tells the scheduler every second what links are like that have carried something, with noise."""
+
+    def __init__(self, cluster, network, error=0.03, seed=0):
+        self.cluster = cluster
+        self.network = network
+        self.error = error
+        self.chance = random.Random(seed)
+        self.carried: dict[tuple[int, int], int] = {}
+        self.report()
+
+    def report(self):
+        self.cluster.at(self.cluster.now + 1.0, self.report)
+        now = self.network.at(self.cluster.now)
+        for target in range(self.cluster.size):
+            links = []
+            for source in range(self.cluster.size):
+                carried = self.cluster.traffic(source, target)
+                if carried > self.carried.get((source, target), 0) + 100_000:
+                    link = now.link(Rank(source), Rank(target))
+                    links.append(
+                        m.LinkMeasure(
+                            source=source,
+                            rate=link.rate * (1 + self.chance.gauss(0, self.error)),
+                            error=self.error,
+                            latency=link.latency,
+                            chunks=5,
+                        )
+                    )
+                self.carried[source, target] = carried
+            if links:
+                self.send(target, m.Measured(links=tuple(links)))
+
+    def send(self, rank, report):
+        awareness = self.cluster.scheduler.machine.awareness
+        self.cluster.scheduler.call(lambda now: awareness.measured(rank, report, now))
+
+
+def send(node, report):
+    node.process.call(lambda _: node.machine._send(report))
+
+
+def rounds(cluster, count):
+    """Return the virtual seconds of each of `count` rounds."""
+    values = [np.full(ELEMENTS, rank, np.float32) for rank in range(cluster.size)]
+    times = []
+    for _ in range(count):
+        before = cluster.now
+        sums = cluster.allreduce("w", values, limit_s=600.0)
+        assert all((one == sum(range(cluster.size))).all() for one in sums)
+        times.append(cluster.now - before)
+    return times
+
+
+def aware(network, **options):
+    settings = {"awareness": True, "topology": "auto", "model": f"{4 * ELEMENTS}B", "update_time_s": 2.0}
+    cluster = SimulatedCluster(network.size, network=network, **{"seed": 3, **settings, **options}).join()
+    Reporter(cluster, network)
+    return cluster
+
+
+def test_from_no_knowledge_at_all_round_15_is_nearly_as_fast_as_with_the_true_rates():
+    network = mesh(6, seed=5)
+    told = rounds(SimulatedCluster(6, network=network, seed=3, topology="auto", model=f"{4 * ELEMENTS}B"), 3)
+    found = rounds(aware(network), 15)
+    assert found[-1] <= 1.15 * told[-1]
+    assert found[0] > 1.3 * found[-1]
+
+
+def test_when_rates_change_a_better_policy_comes_and_rounds_get_faster():
+    fast = Network.uniform(4, rate=50e6, latency=0.01)
+    slow = [
+        Change(at=15.0, source=source, target=target, rate=5e6)
+        for source, target in ((Rank(0), Rank(1)), (Rank(1), Rank(0)))
+    ]
+    network = replace(fast, changes=tuple(slow))
+    cluster = aware(network)
+    while cluster.now < 15.0:
+        rounds(cluster, 1)
+    first = cluster.scheduler.machine.policy.version
+    hit = rounds(cluster, 1)[0]
+    while cluster.scheduler.machine.policy.version == first:
+        rounds(cluster, 1)
+        assert cluster.now < 15.0 + 20.0, cluster.scheduler.machine.awareness.adaptation.reason
+    rounds(cluster, 2)
+    after = rounds(cluster, 2)[-1]
+    assert after < 0.7 * hit
+    assert (
+        "0→1" in cluster.scheduler.machine.policy.reason or "1→0" in cluster.scheduler.machine.policy.reason
+    )
+
+
+def test_without_awareness_the_first_policy_stays_whatever_is_measured():
+    network = mesh(4, seed=5)
+    cluster = SimulatedCluster(4, network=network, seed=3).join()
+    assert cluster.scheduler.machine.awareness is None
+    report = m.Measured(links=(m.LinkMeasure(source=1, rate=1e6, error=0.1),))
+    send(cluster.nodes[0], report)
+    cluster.run_for(60.0)
+    assert cluster.scheduler.machine.policy.version == 0
+
+
+def test_a_run_with_awareness_is_the_same_again():
+    def run():
+        cluster = aware(mesh(4, seed=7))
+        rounds(cluster, 8)
+        return cluster.digest(), cluster.scheduler.machine.policy
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), -1.0, 1e300])
+def test_reports_of_nonsense_change_nothing_and_end_nothing(garbage):
+    cluster = SimulatedCluster(
+        3, network=Network.uniform(3), awareness=True, update_time_s=0.5, seed=1
+    ).join()
+    for rank in range(3):
+        links = tuple(m.LinkMeasure(source=one, rate=garbage, error=garbage) for one in range(-2, 9))
+        report = m.Measured(links=links, egress=garbage, ingress=garbage, outgoing=links)
+        send(cluster.nodes[rank], report)
+    cluster.run_for(3.0)
+    assert cluster.scheduler.machine.policy.version == 0
+    awareness = cluster.scheduler.machine.awareness
+    assert awareness is not None
+    assert awareness.collector.refused > 0
+    cluster.allreduce("w", [np.ones(10)] * 3)

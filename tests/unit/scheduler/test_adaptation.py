@@ -1,0 +1,252 @@
+"""When a policy is formed anew, and when what was formed is taken."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from netstorm.protocol.messages import LinkMeasure, Measured
+from netstorm.scheduler.adaptation import Adaptation, Assumed, Plan, Summed
+from netstorm.scheduler.collector import Collector
+from netstorm.scheduler.formation import first_policy
+from netstorm.scheduler.forming import form
+from netstorm.topology.generate import mesh
+from netstorm.topology.network import Network, Rank
+
+SUMMED = Summed((8_000_000, 4_000_000), 262_144)
+
+
+class Scheduled:
+    """An adaptation that is told what a network is like, with noise, every second of virtual time."""
+
+    def __init__(self, network, *, known=False, error=0.05, seed=0, formation_s=0.5, **plan):
+        self.truth = network
+        self.error = error
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        assumed = Assumed(
+            network=network if known else Network.uniform(network.size),
+            known=known,
+            plan=Plan(**plan),
+            summed=SUMMED,
+        )
+        self.summed = None
+        self.policy = first_policy(assumed)
+        self.collector = Collector(assumed.network, known=known)
+        self.adaptation = Adaptation(assumed, self.collector, self.policy, 0.0)
+        self.formation_s = formation_s
+        self.answer: Any = None
+        self.asked = []
+        self.installed = []
+
+    def report(self, sources=None):
+        for target in range(self.truth.size):
+            measures = tuple(
+                LinkMeasure(
+                    source=source,
+                    rate=max(
+                        1e3,
+                        self.truth.link(Rank(source), Rank(target)).rate
+                        * (1 + self.chance.gauss(0, self.error)),
+                    ),
+                    error=self.error,
+                    latency=self.truth.link(Rank(source), Rank(target)).latency,
+                    chunks=5,
+                )
+                for source in self.truth.ranks
+                if source != target and (sources is None or source in sources)
+            )
+            self.collector.take(target, Measured(links=measures), self.now)
+
+    def second(self, *, reports=True):
+        self.now += 1.0
+        if reports:
+            self.report()
+        self.look()
+
+    def look(self):
+        if self.answer is not None and self.now >= self.answer[0]:
+            policy = self.adaptation.formed(self.answer[1], self.policy, self.now)
+            self.answer = None
+            if policy is not None:
+                self.policy = policy
+                self.installed.append((self.now, policy))
+        question = self.adaptation.look(self.policy, self.summed, self.now)
+        if question is not None:
+            self.asked.append((self.now, question))
+            self.answer = (self.now + self.formation_s, form(question))
+
+    def run(self, seconds, **options):
+        for _ in range(seconds):
+            self.second(**options)
+
+
+def four(*rates):
+    """Return a mesh of four whose rank 0 has these rates to and from the others, in Mbit/s."""
+    network = Network.uniform(4, rate=100e6, latency=0.01)
+    return replace(
+        network,
+        links=tuple(
+            replace(link, rate=rates[max(link.source, link.target) - 1] * 1e6)
+            if 0 in (link.source, link.target)
+            else link
+            for link in network.links
+        ),
+    )
+
+
+SLOW = four(100, 100, 10)
+EQUAL = four(100, 100, 100)
+
+
+def test_nothing_is_formed_before_anything_is_measured():
+    job = Scheduled(SLOW)
+    job.run(60, reports=False)
+    assert job.asked == []
+
+
+def test_the_assumption_that_all_links_are_equal_goes_as_soon_as_enough_is_measured():
+    job = Scheduled(SLOW)
+    job.run(8)
+    (when, _), *_ = job.asked
+    assert when == 5.0
+    assert job.installed[0][0] <= 6.0
+    assert "12 of 12 links are measured" in job.installed[0][1].reason
+    assert "instead of" in job.installed[0][1].reason
+    assert job.policy.version == 2
+
+
+def test_few_measured_links_will_do_after_a_while():
+    job = Scheduled(SLOW)
+    for _ in range(40):
+        job.now += 1.0
+        job.report(sources=(0,))
+        job.look()
+    assert job.asked
+    assert 15.0 <= job.asked[0][0] <= 21.0
+
+
+def test_equal_links_that_were_assumed_to_be_equal_keep_the_policy():
+    job = Scheduled(EQUAL)
+    job.run(60)
+    assert job.asked
+    assert job.installed == []
+
+
+def test_a_known_network_that_is_as_it_was_said_to_be_is_not_looked_at_again():
+    job = Scheduled(SLOW, known=True)
+    job.summed = SUMMED
+    job.run(200)
+    assert job.asked == []
+
+
+def test_a_link_that_moves_by_more_than_the_threshold_brings_a_better_policy_within_the_update_time():
+    job = Scheduled(EQUAL, known=True, error=0.03)
+    job.run(30)
+    assert job.installed == []
+    job.truth = SLOW
+    job.run(8)  # a second to believe it, UPDATE_TIME, the formation
+    ((when, policy),) = job.installed
+    assert when <= 30 + 1 + 5 + 1
+    assert "link" in policy.reason
+    assert "100Mbit/s" in policy.reason
+
+
+def test_a_move_smaller_than_the_threshold_is_not_looked_at():
+    job = Scheduled(EQUAL, known=True, error=0.02, update_rate=0.3)
+    job.run(20)
+    job.truth = four(85, 100, 100)
+    job.run(40)
+    assert job.asked == []
+
+
+@pytest.mark.parametrize("error", [0.05, 0.1])
+def test_noise_of_the_size_of_the_error_never_changes_a_policy(error):
+    job = Scheduled(mesh(5, seed=3), error=error)
+    job.run(60)
+    settled = len(job.installed)
+    job.run(1000)
+    assert len(job.installed) == settled
+
+
+def test_a_rate_that_reports_overstate_does_not_flip_policies_back_and_forth():
+    job = Scheduled(EQUAL, known=True, error=0.3)
+    job.run(300)
+    assert len(job.installed) <= 1
+
+
+def test_a_failed_link_is_looked_at_at_once_and_left_out():
+    job = Scheduled(EQUAL, known=True)
+    job.run(7)
+    job.adaptation.link_failed(0, 1)
+    assert job.adaptation.due() == -math.inf
+    job.now += 0.01
+    job.look()
+    assert job.asked[-1][0] == 7.01
+    job.now += 1.0
+    job.look()
+    (_, policy) = job.installed[-1]
+    assert all(tree.reduce_parent[0] != 1 and tree.broadcast_parent[1] != 0 for tree in policy.trees)
+    assert "0→1 has failed" in policy.reason
+
+
+def test_a_link_that_fails_while_a_policy_is_formed_is_looked_at_right_after():
+    job = Scheduled(SLOW)
+    job.run(5)
+    assert job.adaptation.forming
+    job.adaptation.link_failed(1, 2)
+    job.second()
+    job.second()
+    assert len(job.asked) == 2
+    assert "1→2" in job.adaptation.reason or "1→2" in job.policy.reason
+
+
+def test_what_the_job_really_sums_counts_once_it_is_known():
+    job = Scheduled(SLOW, known=True)
+    job.summed = Summed((100_000,) * 3, 262_144)
+    job.run(6, reports=False)
+    (_, question), *_ = job.asked
+    assert question.tensors == (100_000,) * 3
+    assert "sums" in job.adaptation.reason
+    job.run(60, reports=False)
+    assert len(job.asked) == 1
+
+
+def test_frozen_roots_stay_and_their_shares_too():
+    job = Scheduled(SLOW, freeze_roots=True, num_roots=2)
+    roots, weights = [tree.root for tree in job.policy.trees], job.policy.weights
+    job.run(20)
+    assert job.installed
+    assert [tree.root for tree in job.policy.trees] == roots
+    assert job.policy.weights == weights
+    free = Scheduled(SLOW, num_roots=1)
+    free.run(20)
+    assert [tree.root for tree in free.policy.trees] != [Rank(0)] or free.policy.trees[0].root == 0
+
+
+def test_an_answer_to_a_question_that_was_never_asked_is_ignored():
+    job = Scheduled(SLOW)
+    job.run(5)
+    assert job.answer is not None
+    _, answer = job.answer
+    assert job.adaptation.formed(replace_number(answer, 99), job.policy, job.now) is None
+    assert job.adaptation.forming
+
+
+def replace_number(answer, number):
+    import msgspec
+
+    return msgspec.structs.replace(answer, number=number)
+
+
+def test_what_cannot_be_formed_leaves_the_policy_and_says_why():
+    job = Scheduled(EQUAL, known=True)
+    for other in (1, 2, 3):
+        job.adaptation.link_failed(0, other)
+    job.run(2, reports=False)
+    assert job.installed == []
+    assert "no path" in job.adaptation.reason

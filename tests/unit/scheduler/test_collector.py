@@ -1,0 +1,287 @@
+"""Reports in, a network to plan for out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.protocol.messages import LinkMeasure, Measured
+from netstorm.scheduler.collector import Collector
+from netstorm.topology.network import Link, Network, Node, Rank
+
+M = 1e6
+
+
+def measure(source, rate, *, error=0.03, latency=0.02, shared=0.0, chunks=10):
+    return LinkMeasure(source=source, rate=rate, error=error, latency=latency, chunks=chunks, shared=shared)
+
+
+def report(*links, egress=0.0, ingress=0.0):
+    return Measured(links=tuple(links), egress=egress, ingress=ingress)
+
+
+def collector(size=4, **options):
+    return Collector(Network.uniform(size), **{"known": False, **options})
+
+
+def rates(found, now=1.0):
+    return {(link.source, link.target): link.rate for link in found.picture(now).network.links}
+
+
+def line(words):
+    return Network(
+        nodes=tuple(Node(rank=Rank(rank)) for rank in range(3)),
+        links=tuple(
+            Link(source=Rank(one), target=Rank(other), rate=rate, latency=0.01, loss=0.001)
+            for one, other, rate in words
+        ),
+    )
+
+
+def test_before_any_report_the_network_is_what_was_assumed():
+    assert collector().picture(0.0).network == Network.uniform(4)
+    assert collector().picture(0.0).measured == frozenset()
+
+
+def test_a_measured_link_has_the_rate_and_latency_that_its_receiver_reports():
+    found = collector()
+    found.take(2, report(measure(0, 30 * M, latency=0.04)), 1.0)
+    link = found.picture(1.0).network.link(Rank(0), Rank(2))
+    assert (link.rate, link.latency) == (30 * M, 0.04)
+    assert found.picture(1.0).measured == {(0, 2)}
+
+
+def test_links_never_measured_get_the_25th_percentile_of_the_others():
+    found = collector(5)
+    for place, rate in enumerate((10, 20, 30, 40)):
+        found.take(4, report(measure(place, rate * M)), 1.0)
+    assert rates(found)[0, 1] == 10 * M
+    found.take(0, report(measure(1, 5 * M)), 1.0)
+    assert rates(found)[0, 1] == 10 * M  # 5 10 20 30 40
+
+
+def test_latency_is_that_of_the_way_back_or_else_among_the_longer_ones():
+    found = collector()
+    found.take(1, report(measure(0, M, latency=0.01)), 1.0)
+    found.take(2, report(measure(0, M, latency=0.03)), 1.0)
+    network = found.picture(1.0).network
+    assert network.link(Rank(1), Rank(0)).latency == 0.01
+    assert network.link(Rank(3), Rank(1)).latency == 0.01
+    found.take(3, report(measure(0, M, latency=0.05)), 1.0)
+    assert found.picture(1.0).network.link(Rank(3), Rank(1)).latency == 0.03
+
+
+def test_with_a_network_file_links_are_as_it_says_until_they_are_measured():
+    prior = line([(0, 1, 10 * M), (1, 0, 10 * M), (1, 2, 20 * M), (2, 1, 20 * M)])
+    found = Collector(prior, known=True)
+    found.take(1, report(measure(0, 7 * M)), 1.0)
+    network = found.picture(1.0).network
+    assert rates(found) == {(0, 1): 7 * M, (1, 0): 10 * M, (1, 2): 20 * M, (2, 1): 20 * M}
+    assert network.link(Rank(0), Rank(1)).loss == 0.0  # what was measured is goodput
+    assert network.link(Rank(1), Rank(2)).loss == 0.001
+    assert network.link(Rank(1), Rank(2)).latency == 0.01
+
+
+def test_who_may_not_talk_has_no_link_whatever_is_reported():
+    found = Collector(line([(0, 1, M), (1, 0, M), (1, 2, M), (2, 1, M)]), known=True)
+    found.take(2, report(measure(0, 9 * M)), 1.0)
+    assert found.refused == 1
+    assert (0, 2) not in rates(found)
+
+
+def test_a_cap_counts_if_the_links_behind_it_could_clearly_carry_more():
+    found = collector()
+    found.take(0, report(measure(1, 60 * M), measure(2, 60 * M), measure(3, 60 * M), ingress=100 * M), 1.0)
+    assert found.picture(1.0).network.nodes[0].ingress == 100 * M
+    assert found.picture(1.0).network.nodes[1].ingress is None
+
+
+def test_no_cap_is_seen_where_links_add_up_to_what_comes_in():
+    found = collector()
+    found.take(0, report(measure(1, 30 * M), measure(2, 40 * M), measure(3, 30 * M), ingress=98 * M), 1.0)
+    assert found.picture(1.0).network.nodes[0].ingress is None
+
+
+def test_egress_caps_are_seen_from_what_different_receivers_report():
+    found = collector()
+    for target in (1, 2, 3):
+        found.take(target, report(measure(0, 80 * M)), 1.0)
+    found.take(0, report(egress=90 * M), 1.0)
+    network = found.picture(1.0).network
+    assert network.nodes[0].egress == 90 * M
+    assert [node.ingress for node in network.nodes] == [None] * 4
+
+
+def test_a_cap_does_not_come_and_go_with_noise():
+    found = collector(3)
+    found.take(0, report(measure(1, 60 * M), measure(2, 60 * M), ingress=100 * M), 1.0)
+    assert found.picture(1.0).network.nodes[0].ingress is not None  # 100 of 120
+    for second in range(2, 30):
+        found.take(0, report(measure(1, 56 * M), measure(2, 56 * M), ingress=101 * M), float(second))
+    assert found.picture(30.0).network.nodes[0].ingress is not None  # 101 of 112
+    for second in range(30, 60):
+        found.take(0, report(measure(1, 50 * M), measure(2, 50 * M), ingress=100 * M), float(second))
+    assert found.picture(60.0).network.nodes[0].ingress is None
+
+
+def test_a_link_seen_only_under_a_binding_cap_is_planned_with_what_the_caps_allow():
+    found = collector()
+    found.take(
+        0,
+        report(
+            measure(1, 90 * M), measure(2, 48 * M, shared=0.9), measure(3, 50 * M, shared=0.9), ingress=95 * M
+        ),
+        1.0,
+    )
+    assert rates(found)[1, 0] == 90 * M
+    # it is the lower bound of siblings that share fairly; rank 1's was measured alone
+    assert rates(found)[3, 0] == 50 * M
+    found = collector()
+    found.take(
+        0,
+        report(*(measure(source, 48 * M, shared=0.9) for source in (1, 2, 3)), ingress=96 * M),
+        1.0,
+    )
+    assert [rates(found)[source, 0] for source in (1, 2, 3)] == [96 * M] * 3
+    assert all(one.censored for one in found.seen(1.0) if one.target == 0)
+
+
+def test_a_link_slower_than_its_siblings_under_the_same_cap_is_slow_by_itself():
+    found = collector()
+    shared = [measure(1, 50 * M, shared=0.9), measure(2, 52 * M, shared=0.9), measure(3, 10 * M, shared=0.9)]
+    found.take(0, report(*shared, ingress=90 * M), 1.0)
+    assert rates(found)[1, 0] == rates(found)[2, 0] == 90 * M
+    assert rates(found)[3, 0] == 10 * M
+
+
+def test_without_a_cap_what_a_link_did_in_company_is_its_rate():
+    found = collector()
+    found.take(0, report(measure(1, 30 * M, shared=0.9), measure(2, 30 * M, shared=0.9)), 1.0)
+    assert rates(found)[1, 0] == 30 * M
+
+
+def test_what_a_link_did_alone_says_more_than_what_it_did_in_company():
+    found = collector()
+    found.take(0, report(measure(1, 80 * M)), 1.0)
+    for second in range(2, 20):
+        found.take(0, report(measure(1, 30 * M, shared=0.9)), float(second))
+    assert rates(found, 20.0)[1, 0] == 80 * M
+    for second in range(20, 200):
+        found.take(0, report(measure(1, 30 * M, shared=0.9)), float(second))
+    assert rates(found, 200.0)[1, 0] == pytest.approx(30 * M)
+
+
+def test_the_smaller_of_two_caps_bounds_a_censored_link():
+    found = collector()
+    for target in (1, 2, 3):
+        found.take(
+            target,
+            report(
+                measure(0, 60 * M, shared=0.8), measure(target % 3 + 1, 60 * M, shared=0.8), ingress=70 * M
+            ),
+            1.0,
+        )
+    found.take(0, report(egress=100 * M), 1.0)
+    assert rates(found)[0, 1] == 70 * M
+
+
+def test_a_failed_link_is_gone_until_it_is_measured_again():
+    found = collector()
+    found.failed(0, 1)
+    assert (0, 1) not in rates(found)
+    found.take(1, report(measure(0, 5 * M)), 1.0)
+    assert rates(found)[0, 1] == 5 * M
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        measure(0, math.nan),
+        measure(0, math.inf),
+        measure(0, -1.0),
+        measure(0, 1e30),
+        measure(0, 1e-300),
+        measure(0, M, error=math.nan),
+        measure(0, M, error=-0.1),
+        measure(0, M, error=math.inf),
+        measure(0, M, shared=1.5),
+        measure(0, M, shared=math.nan),
+        measure(0, M, chunks=-1),
+        measure(0, 0.0, latency=1e9),
+        measure(0, 0.0, latency=math.nan),
+        measure(0, 0.0, latency=-0.5),
+        measure(-1, M),
+        measure(2, M),
+        measure(10**9, M),
+    ],
+)
+def test_what_cannot_be_is_refused_counted_and_changes_nothing(wrong):
+    found = collector()
+    found.take(2, report(wrong), 1.0)
+    assert found.refused == 1
+    assert found.picture(1.0).network == Network.uniform(4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e-9, 1e40])
+def test_absurd_lines_are_refused(value):
+    found = collector()
+    found.take(2, report(egress=value, ingress=value), 1.0)
+    assert found.refused == 2
+    assert [node.egress for node in found.picture(1.0).network.nodes] == [None] * 4
+
+
+numbers = st.one_of(
+    st.floats(), st.sampled_from([0.0, -1.0, 1e-320, 1e6, 2e6, 1e308, math.inf, -math.inf, math.nan])
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.lists(
+                st.builds(
+                    LinkMeasure,
+                    source=st.integers(-3, 6),
+                    rate=numbers,
+                    error=numbers,
+                    latency=numbers,
+                    chunks=st.integers(-5, 5),
+                    shared=numbers,
+                ),
+                max_size=20,
+            ),
+            numbers,
+            numbers,
+        ),
+        max_size=20,
+    )
+)
+def test_nothing_that_peers_report_spoils_the_network(reports):
+    found = collector()
+    for second, (rank, links, egress, ingress) in enumerate(reports):
+        found.take(rank, report(*links, egress=egress, ingress=ingress), float(second))
+    picture = found.picture(float(len(reports)))
+    assert picture.network.separated() is None
+    assert all(0.0 < error <= 1.0 for error in picture.errors)
+    assert all(0 < link.rate < math.inf for link in picture.network.links)
+    assert len(found.seen(99.0)) == 12
+
+
+def test_what_is_seen_of_each_link_has_its_age_and_error():
+    found = collector()
+    found.take(1, report(measure(0, 20 * M, error=0.05)), 10.0)
+    by_pair = {(one.source, one.target): one for one in found.seen(13.0)}
+    assert by_pair[0, 1].age == 3.0
+    assert by_pair[0, 1].error == pytest.approx(0.05, rel=0.05)
+    assert by_pair[2, 3].age == math.inf
+
+
+def test_caps_that_a_network_file_gives_hold_until_they_are_measured():
+    prior = Network.uniform(3)
+    capped = replace(prior, nodes=(Node(rank=Rank(0), egress=5 * M), *prior.nodes[1:]))
+    assert Collector(capped, known=True).picture(0.0).network.nodes[0].egress == 5 * M

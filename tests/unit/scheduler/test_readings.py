@@ -1,0 +1,72 @@
+"""A quantity that is measured with noise, and changes now and then."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from netstorm.scheduler.readings import Readings
+
+
+def fed(values, error=0.05):
+    readings = Readings()
+    for now, value in enumerate(values):
+        readings.add(value, error, float(now))
+    return readings
+
+
+def noisy(level, sigma, count, seed=0):
+    chance = random.Random(seed)
+    return [level * (1 + chance.gauss(0, sigma)) for _ in range(count)]
+
+
+def test_the_first_reading_is_the_estimate():
+    readings = fed([100.0])
+    assert readings.value == 100.0
+    assert readings.error(0.0) == pytest.approx(0.05)
+
+
+def test_nothing_read_is_false():
+    assert not Readings()
+    assert fed([1.0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_readings_are_better_than_one(seed):
+    readings = fed(noisy(100.0, 0.05, 15, seed))
+    assert readings.value == pytest.approx(100.0, rel=0.07)
+    assert readings.error(14.0) < 0.065
+
+
+def test_one_outlier_is_no_change():
+    readings = fed([*noisy(100.0, 0.05, 10), 20.0])
+    assert readings.value == pytest.approx(100.0, rel=0.05)
+
+
+def test_two_that_agree_are_a_change_and_the_past_is_forgotten():
+    readings = fed([*noisy(100.0, 0.05, 10), 20.0, 21.0])
+    assert readings.value == pytest.approx(20.5, rel=0.03)
+
+
+def test_an_outlier_down_and_one_up_are_no_change():
+    readings = fed([*noisy(100.0, 0.05, 10), 20.0, 500.0, 100.0])
+    assert readings.value == pytest.approx(100.0, rel=0.05)
+
+
+def test_who_says_to_be_exact_and_scatters_is_not_believed():
+    readings = fed(noisy(100.0, 0.2, 15, seed=3), error=0.0)
+    assert 0.05 < readings.error(14.0) < 0.3
+    assert readings.value == pytest.approx(100.0, rel=0.3)
+
+
+def test_errors_grow_while_nothing_is_read():
+    readings = fed([100.0] * 10)
+    assert readings.error(9.0) < 0.05
+    assert readings.error(9.0 + 120.0) == pytest.approx(0.2, rel=0.1)
+    assert readings.age(129.0) == 120.0
+
+
+def test_a_slow_drift_is_followed():
+    readings = fed([100.0 * 1.01**second for second in range(60)])
+    assert readings.value == pytest.approx(100.0 * 1.01**59, rel=0.1)
