@@ -50,7 +50,7 @@ class KeyRegistry:
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._names: list[str] = []
         self._end = 0
-        self._sizes: list[int] = []
+        self._key_bytes: list[int] = []
         self._chunk_bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class KeyRegistry:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of each key, in order of registration, which is that of first use."""
-        return tuple(self._sizes)
+        return tuple(self._key_bytes)
 
     @property
     def chunk_bytes(self) -> int:
@@ -116,7 +116,7 @@ class KeyRegistry:
         )
         self._end = offset + size
         self._names.append(spec.name)
-        self._sizes.append(size)
+        self._key_bytes.append(size)
         chunk_bytes = grant.chunk_size * item_bytes
         self._chunk_bytes[chunk_bytes] = self._chunk_bytes.get(chunk_bytes, 0) + size
         self._entries[spec.namespace, spec.name] = _Entry(spec, grant, rank)
