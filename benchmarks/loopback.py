@@ -32,6 +32,8 @@ _MEMORY_LIMIT = 24 * 1024**3
 _MEMORY_SHARE = 0.8
 """Of what is free: other programs grow too, and a machine that swaps measures its disk."""
 
+_SYSTEMS = ["netstorm", "mxnet-1-server", "mxnet-n-servers", "gloo"]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, and return the exit code: 1 if a system failed, 130 after Ctrl-C."""
@@ -105,7 +107,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--keys", type=number, default=1, metavar="N", help="arrays that a size is divided into; default 1")
     add("--rounds", type=number, default=10, metavar="N", help="rounds that count; default 10")
     add("--warmup", type=number, default=2, metavar="N", help="rounds before them; default 2")
-    add("--systems", type=_systems, default=list(SYSTEMS), metavar="NAME,...", help=f"default all: {names}")
+    add("--systems", type=_systems, default=_SYSTEMS, metavar="NAME,...", help=f"of {names}")
     add("--json", type=writable, metavar="FILE", help="write the results, also after each case and Ctrl-C")
     add("--memory", action="store_true", help="measure memory over a run without a store")
     add(

@@ -7,10 +7,13 @@ wrong).
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+import psutil
 
 from harness.pattern import fill, wrong_sum
 from harness.serving import Answer, serve
@@ -24,7 +27,12 @@ def join() -> tuple[Answer, Callable[[Answer], Answer]]:
     name, nodes, size, keys, model = sys.argv[1:]
     case = Case(nodes=int(nodes), bytes=int(size), keys=int(keys), model=model)
     node = alone(name, case) if name.startswith("without-") else SYSTEMS[name].join(case)
-    return {"rank": node.rank}, lambda command: do(node, command)
+    return {"rank": node.rank, "pids": _pids()}, lambda command: do(node, command)
+
+
+def _pids() -> list[int]:
+    """Return this process and those that a system has started for itself: all its work is theirs."""
+    return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
 
 
 def do(node: Node, command: dict[str, Any]) -> Answer:
@@ -39,7 +47,8 @@ def do(node: Node, command: dict[str, Any]) -> Answer:
         node.allreduce()
         return {"start": start, "finish": time.monotonic()}
     if command["do"] == "check":
-        return {"error": wrong_sum(node, nodes=node.nodes, number=number)}
+        tolerance = getattr(node, "tolerance", 0.0)
+        return {"error": wrong_sum(node, nodes=node.nodes, number=number, tolerance=tolerance)}
     raise ValueError(f"no command {command['do']!r}")
 
 

@@ -44,7 +44,7 @@ class Child:
         self._stdout = self._process.stdout
         os.set_blocking(self._stdout.fileno(), False)
         self._received = b""
-        self._observer = psutil.Process(self._process.pid)
+        self._observed = [psutil.Process(self._process.pid)]
 
     def fileno(self) -> int:
         """Return what to wait on for an answer."""
@@ -82,6 +82,10 @@ class Child:
             raise ChildError(f"{self.name}: {answer['error']}")
         return answer
 
+    def observe(self, pids: Sequence[int]) -> None:
+        """Have the work measured of these processes instead: what the child has started, or stands for."""
+        self._observed = [psutil.Process(pid) for pid in pids]
+
     def alive(self) -> bool:
         """Return whether the process still runs."""
         return self._process.poll() is None
@@ -92,20 +96,11 @@ class Child:
 
     def cpu_s(self) -> float:
         """Return the processor time used so far, all threads, in seconds; 0 if it has ended."""
-        try:
-            times = self._observer.cpu_times()
-        except psutil.NoSuchProcess:
-            return 0.0
-        return float(times.user + times.system)
+        return sum(map(_cpu_s, self._observed))
 
     def peak_rss(self) -> int:
         """Return the largest resident memory so far, in bytes; 0 if it has ended."""
-        try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        except OSError:
-            return 0
-        peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-        return int(peaks[0]) * 1024 if peaks else 0
+        return sum(_peak_rss(process.pid) for process in self._observed)
 
     def close_input(self) -> None:
         """Ask the child to end: its lifeline notices."""
@@ -121,6 +116,9 @@ class Child:
             if self._wait(grace_s):
                 break
             grace_s = 2.0
+        for process in self._observed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()  # psutil asks whether it is still the same one
         self._stdout.close()
         self._errors.close()
 
@@ -139,3 +137,20 @@ class Child:
                 return False
             time.sleep(0.01)
         return True
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _peak_rss(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(peaks[0]) * 1024 if peaks else 0

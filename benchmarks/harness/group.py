@@ -46,7 +46,10 @@ class Group:
                 self._helpers.append(Child(process.name, process.command, process.environment))
             for process in launch.workers:
                 self._workers.append(Child(process.name, process.command, process.environment))
-            self._answers("to join", start_timeout_s)
+            joined = self._answers("to join", start_timeout_s)
+            for child, answer in zip(self._workers, joined, strict=True):
+                if "pids" in answer:
+                    child.observe(answer["pids"])
         except BaseException:
             self._broken = True
             self.stop()

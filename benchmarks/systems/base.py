@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import sys
@@ -62,6 +63,8 @@ class Process:
     environment: Mapping[str, str]
     rank: int = 0
     """Beside which rank it runs, where each has a place of its own."""
+    told_places: int = 0
+    """It starts things beside so many ranks itself, and has no place: BENCHMARK_PLACES tells it how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,9 @@ class Launch:
         """Return the same job with each process where its rank is; `place` makes a command run there."""
 
         def at_its_place(process: Process) -> Process:
+            if process.told_places:
+                places = json.dumps([place(rank, []) for rank in range(process.told_places)])
+                return replace(process, environment={**process.environment, "BENCHMARK_PLACES": places})
             return replace(process, command=place(process.rank, process.command))
 
         return Launch(

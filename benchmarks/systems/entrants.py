@@ -20,19 +20,16 @@ from netstorm.topology.network_text import dump_network
 from netstorm.topology.resources import Resources, fluid_time
 from systems.base import System
 from systems.gloo import Gloo
+from systems.hivemind import Hivemind, why_no_hivemind
 from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
-from systems.openmpi import why_no_openmpi
+from systems.openmpi import OpenMPI, why_no_openmpi
 
 __all__ = ["KNOWLEDGE", "NAMES", "Entrant", "Entry", "check_name", "enter", "hubs_by_time"]
 
 _MEAN_HUBS: Final = 3
 """How many hubs stand for the average one. Each takes a round of its own, the slowest of the whole race."""
 
-_HIVEMIND: Final = (
-    "not built yet: hivemind 1.1.12 installs, but its averager wants its own PyTorch and libp2p daemon, and "
-    "nothing here starts those"
-)
 _STAGES: Final = {
     "lite": {"ENABLE_AWARENESS": "0", "ENABLE_AUX_PATH": "0"},
     "std": {"ENABLE_AWARENESS": "1", "ENABLE_AUX_PATH": "0"},
@@ -129,14 +126,18 @@ def _enter(name: str, entry: Entry) -> Entrant:
     if name == "gloo":
         return Entrant(name=name, systems=(Gloo(),))
     if name == "openmpi":
-        return Entrant(name=name, why_not=why_no_openmpi())
+        return _if_installed(name, why_no_openmpi(), OpenMPI(folder=entry.folder))
     if name == "hivemind":
-        return Entrant(name=name, why_not=_HIVEMIND)
+        return _if_installed(name, why_no_hivemind(), Hivemind(folder=entry.folder))
     stage, *given = name.removeprefix("netstorm-").split("@")
     variables = dict(setting.split("=", 1) for setting in given)
     if stage in _STAGES:
         return _netstorm(name, "fapt", entry, {**_STAGES[stage], **variables})
     return _netstorm(name, stage, entry, variables)
+
+
+def _if_installed(name: str, why_not: str, system: System) -> Entrant:
+    return Entrant(name=name, why_not=why_not) if why_not else Entrant(name=name, systems=(system,))
 
 
 def hubs_by_time(network: Network, nbytes: float) -> list[Rank]:

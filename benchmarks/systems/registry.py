@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from systems.base import System
 from systems.gloo import Gloo
+from systems.hivemind import Hivemind
 from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
+from systems.openmpi import OpenMPI
 
 __all__ = ["SYSTEMS"]
 
@@ -16,5 +18,7 @@ SYSTEMS: dict[str, System] = {
         MXNetDist(name="mxnet-1-server", servers=1),
         MXNetDist(name="mxnet-n-servers", servers=None),
         Gloo(),
+        OpenMPI(),
+        Hivemind(),
     )
 }
