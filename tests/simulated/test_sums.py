@@ -27,7 +27,7 @@ def test_three_lines_are_enough():
 def test_sums_are_right_for_all_shapes_types_orders_trees_and_delays(job):
     cluster = job.cluster().join()
     pending = job.push_all(cluster)
-    cluster.run_until_ended(pending.values())
+    cluster.run_until_ended(pending.values(), 600.0)  # a look-ahead may mean one chunk at a time
     job.check(pending)
     cluster.finish()
 
@@ -38,7 +38,7 @@ def test_sums_are_right_whatever_breaks_as_long_as_nobody_dies(data, job):
     plan = data.draw(fault_plans(job.nodes, duration_s=max(0.05, job.spread_s), longest_cut_s=4.0))
     cluster = job.cluster(faults=plan).join()
     pending = job.push_all(cluster)
-    cluster.run_until_ended(pending.values())
+    cluster.run_until_ended(pending.values(), 600.0)  # a look-ahead may mean one chunk at a time
     job.check(pending)
     cluster.finish()
 
@@ -48,7 +48,7 @@ def test_sums_are_right_whatever_breaks_as_long_as_nobody_dies(data, job):
 def test_corrupted_payloads_are_sent_again(job, probability):
     cluster = job.cluster(faults=[Corrupt(probability=probability)]).join()
     pending = job.push_all(cluster)
-    cluster.run_until_ended(pending.values())
+    cluster.run_until_ended(pending.values(), 600.0)  # a look-ahead may mean one chunk at a time
     job.check(pending)
 
 
