@@ -64,6 +64,8 @@ class Aggregation:
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
         self.begun: list[RoundBegun] = []
         """Rounds that have begun and that the scheduler has not been told of."""
+        self.closed: list[int] = []
+        """Number of each round of a key that is complete here, until its owner has taken note."""
         self.instructions: list[Instruction] = []
         self.last_part: dict[int, str] = {}
         """The last part heard from each rank, for error messages."""
@@ -366,6 +368,7 @@ class Aggregation:
             beyond.remove(self._complete[key])
         self._bindings.forget_before(key, self._complete[key] + 1)
         self._counters.add("rounds")
+        self.closed.append(round.round)
         done = operation.done
         self.instructions.append(Call(function=lambda: done(None)))
         self._moved.append(key)

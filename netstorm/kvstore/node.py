@@ -22,6 +22,7 @@ from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.registration import Registration
 from netstorm.kvstore.roster import Roster
+from netstorm.kvstore.standing import Standing
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
@@ -75,6 +76,7 @@ class GeneralNode:
     def __init__(self, options: NodeOptions, *, now: float, counters: Counters | None = None) -> None:
         self.options: Final = options
         self.counters: Final = counters or Counters()
+        self.standing: Final = Standing(self.counters)
         self.state = State.JOINING
         self.roster = Roster(-1, ())
         """Empty until the scheduler has all nodes."""
@@ -142,11 +144,14 @@ class GeneralNode:
         """Begin an all-reduce as soon as it may begin; its `done` is called in any case."""
         if self.failure is not None:
             self._complete(operation.done, self.failure)
-        elif operation.key.identity < 0:
+            return
+        self.standing.begun(operation.round, now)
+        if operation.key.identity < 0:
             operation.begun_at = now
             self._registration.hold(operation)
         else:
             self._running().submit(operation, now)
+            self._note_ends(now)
             self._check_for_finished_peers()
 
     def report_replica(self, key: Key, round: int, digest: int, now: float) -> None:
@@ -171,6 +176,7 @@ class GeneralNode:
             self.state = State.FINISHING
             self._finish_deadline = now + self.options.wait_timeout_s
             self._flush()
+            self._send(self.standing.report(now))
             self._send(m.Finished(last_rounds=self._registration.last_rounds()))
         self._call_or_keep(self._on_finished, done, ready=self.state is State.OVER)
 
@@ -214,11 +220,13 @@ class GeneralNode:
             if peer == SCHEDULER:
                 raise ProtocolViolation("the scheduler sends no parts")
             self._running().receive(peer, message, payload, payload_crc)
+            self._note_ends(now)
             return
         handler = self._handlers.get(type(message))
         if peer != SCHEDULER or handler is None:
             raise ProtocolViolation(f"a general node takes no {type(message).__name__} from peer {peer}")
         handler(message, now)
+        self._note_ends(now)
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
@@ -248,6 +256,8 @@ class GeneralNode:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_interval_s
             self._send(m.Heartbeat(busy=self._waiting_text(now)))
+            if self.state is not State.JOINING:
+                self._send(self.standing.report(now))
         if self.meter is not None and now >= self.meter.due():
             measured = self.meter.report(now)
             if measured is not None:
@@ -363,6 +373,13 @@ class GeneralNode:
 
     # ---------------------------------------------------------------------------------------------------
     # helpers
+
+    def _note_ends(self, now: float) -> None:
+        """Take note of the rounds that have just become complete."""
+        if self._aggregation is not None and self._aggregation.closed:
+            for round in self._aggregation.closed:
+                self.standing.ended(round, now)
+            self._aggregation.closed.clear()
 
     def _check_for_finished_peers(self) -> None:
         """A round that a finished rank never pushed will not complete: say so now."""

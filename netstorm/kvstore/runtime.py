@@ -22,6 +22,7 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions, meter_options
 from netstorm.kvstore.signals import SignalWatch
+from netstorm.kvstore.standing import Outside
 from netstorm.observe.counters import Counters
 from netstorm.observe.trace import Trace, trace_path
 from netstorm.protocol.frames import Buffer, checksum
@@ -109,6 +110,7 @@ class Runtime:
         self._sntp.start(self._driver.thread)
         self.node: Final = self._driver.machine
         self._driver.endpoint.observer = self.node.meter
+        self.node.standing.look = self._outside
         self._signals: Final = SignalWatch(self._driver.thread, self.interrupted)
         try:
             self._wait(self._driver.ask(lambda done, _: self.node.on_joined(done)))
@@ -300,6 +302,16 @@ class Runtime:
         self._driver.thread.close(linger_s=_LINGER_S)
         if self._trace is not None:
             self._write_trace(self._trace)
+
+    def _outside(self, now: float) -> Outside:
+        """Return what the node itself does not know. Runs on the I/O thread."""
+        links, sync = self._driver.endpoint.links(), self._sntp.sync
+        return Outside(
+            bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
+            clock_offset=(self._sntp.now_ns() - clock.wall_ns()) / 1e9,
+            clock_drift=sync.drift,
+            clock_error=sync.error_bound(now) if sync.synchronised else -1.0,
+        )
 
     def _write_trace(self, trace: Trace) -> None:
         path = trace_path(self.settings.trace_file, self.rank)

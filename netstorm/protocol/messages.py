@@ -200,6 +200,10 @@ class NodeStatus(Datagram, frozen=True, tag=23):
     """How much faster the cluster clock goes."""
     detoured: int = 0
     """Chunks sent over auxiliary paths so far."""
+    last_round: int = -1
+    """Number of the newest round that is complete in all keys that have begun it; `round_s` is its time."""
+    clock_error: float = -1.0
+    """Most that `clock_offset` may be wrong, in s; -1: not known."""
 
 
 # ------------------------------------------------------------------------------------------ the data plane

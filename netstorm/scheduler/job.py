@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from netstorm.errors import ProtocolViolation, UsageError
@@ -20,6 +20,8 @@ from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.registry import KeyConflict, KeyRegistry
 from netstorm.scheduler.replicas import ReplicaCheck
+from netstorm.scheduler.sayings import Sayings
+from netstorm.scheduler.snapshot import NodeSnapshot
 from netstorm.topology.policy import Policy
 
 __all__ = ["SAY_EVERY_S", "Job"]
@@ -40,6 +42,7 @@ class Job:
         members, peers: by rank.
         finished: by rank, the last round that it pushed of each key, once it will push no more.
         awareness: what is measured, and what follows from it; None: nothing does.
+        sayings: what nodes say of themselves and their links.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Job:
             if assumed is None
             else Awareness(assumed, policy, now, one_machine=_on_one_machine(self.members))
         )
+        self.sayings: Final = Sayings(len(seats))
         self._options: Final = options
         self._outbox: Final = outbox
         self._policies: dict[int, Policy] = {policy.version: policy}
@@ -123,9 +127,12 @@ class Job:
         match message:
             case m.Heartbeat():
                 self.liveness.busy(rank, message.busy)
+            case m.NodeStatus():
+                self.sayings.status(rank, message, now)
             case m.Measured():
                 if self.awareness is not None:
                     self.awareness.measured(rank, message, now)
+                self.sayings.measured(rank, message, now)
             case m.RegisterKeys():
                 return self._register(rank, message, now)
             case m.TopologyRequest():
@@ -182,6 +189,29 @@ class Job:
             f"{self.policy.version}, {len(self.finished)} finished"
             + (f"; waiting: {list_some(waits)}" if waits else "")
         )
+
+    def node_snapshots(self, left: Collection[int]) -> tuple[NodeSnapshot, ...]:
+        """Return what is known of each rank; those in `left` will not be heard of again."""
+        caps = self.sayings.caps()
+        found = []
+        for rank, member in enumerate(self.members):
+            heard_at, said, busy = self.liveness.known(rank)
+            egress, ingress = caps.get(rank, (0.0, 0.0))
+            found.append(
+                NodeSnapshot(
+                    member=member,
+                    joined=True,
+                    heard_at=heard_at,
+                    said=said,
+                    busy=busy,
+                    finished=rank in self.finished,
+                    left=rank in left,
+                    reports=self.sayings.reports(rank),
+                    egress=egress,
+                    ingress=ingress,
+                )
+            )
+        return tuple(found)
 
     # ------------------------------------------------------------------------------------- one message each
 

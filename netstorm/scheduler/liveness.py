@@ -113,6 +113,11 @@ class Liveness:
         busy = f"; it was waiting: {heard.busy}" if heard.busy else ""
         return f"last heard: {heard.said}, {now - heard.said_at:.1f} s ago{busy}"
 
+    def known(self, rank: int) -> tuple[float, str, str]:
+        """Return when a rank was last heard, the last thing it said, and what it waits for."""
+        heard = self._heard[rank]
+        return heard.at, heard.said, heard.busy
+
     def waits(self) -> list[str]:
         """Return what each rank that waits says it waits for."""
         return [f"rank {rank}: {heard.busy}" for rank, heard in enumerate(self._heard) if heard.busy]

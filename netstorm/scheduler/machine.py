@@ -25,6 +25,8 @@ from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy
 from netstorm.scheduler.membership import Applicant, Rendezvous, TurnedAway, describe, full, list_some, place
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.sayings import PolicyPast
+from netstorm.scheduler.snapshot import Snapshot
 from netstorm.scheduler.strangers import Door
 from netstorm.topology.policy import Policy
 
@@ -67,6 +69,7 @@ class SchedulerMachine:
         self.on_form: Callable[[Formation], None] | None = None
         self._first_policy = policy
         self._assumed: Final = assumed
+        self._past: Final = PolicyPast(policy, now)
         self._outbox: Final = Outbox()
         self._door: Final = Door()
         self._rendezvous: Final = Rendezvous(options)
@@ -107,6 +110,7 @@ class SchedulerMachine:
         else:
             check_policy(policy, nodes=self.options.num_workers, after=self._first_policy.version)
             self._first_policy = policy
+        self._past.installed(policy, self._last_tick)
         self.counters.add("policies")
 
     def formed(self, answer: Formed, now: float) -> None:
@@ -133,6 +137,27 @@ class SchedulerMachine:
     def status_text(self) -> str:
         """Return how the job is doing, in one line."""
         return self._rendezvous.waiting_text() if self._job is None else self._job.status_text()
+
+    def snapshot(self, now: float) -> Snapshot:
+        """Return everything that people and programs may want to know of the job. Cheap; nothing changes."""
+        job = self._job
+        return Snapshot(
+            now=now,
+            started_at=self._started_at,
+            job=self.options.job,
+            release=self.options.release,
+            num_workers=self.options.num_workers,
+            phase=self.phase,
+            text=self.status_text() if self._failure is None else self._failure.reason,
+            nodes=self._rendezvous.snapshots() if job is None else job.node_snapshots(self._left),
+            policy=self.policy,
+            policy_since=self._past.since,
+            former=self._past.former(),
+            keys=0 if job is None else len(job.keys),
+            key_bytes=0 if job is None else job.keys.total_bytes,
+            links={} if job is None else job.sayings.links(),
+            counters=self.counters.snapshot(),
+        )
 
     # --------------------------------------------------------------------------------- what drives it wants
 

@@ -10,6 +10,7 @@ from typing import Final
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Join, Member
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.snapshot import NodeSnapshot
 
 __all__ = ["Applicant", "Rendezvous", "TurnedAway", "describe", "list_some", "place"]
 
@@ -130,6 +131,15 @@ class Rendezvous:
             missing = (str(rank) for rank in range(total) if rank not in asked)
             text += "; not here: " + list_some(missing)
         return text
+
+    def snapshots(self) -> tuple[NodeSnapshot, ...]:
+        """Return what is known of each node that is here, in order of arrival."""
+        found = []
+        for one in self._here.values():
+            join = one.join
+            member = Member(join.asked_rank, join.host, join.port, join.site, one.incarnation)
+            found.append(NodeSnapshot(member=member, joined=False, heard_at=one.heard_at))
+        return tuple(found)
 
     def seats(self) -> tuple[tuple[Peer, Member], ...]:
         """Return who is who, by rank: asked ranks first, then the lowest free ones in order of arrival."""

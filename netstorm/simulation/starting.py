@@ -11,6 +11,7 @@ import msgspec
 from netstorm import __version__
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, meter_options
+from netstorm.kvstore.standing import Outside
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.endpoint import Endpoint
@@ -112,6 +113,17 @@ class Starter:
         )
         process = self._run(van, machine, clock, counters, ordered=lambda peer: peer == SCHEDULER)
         process.stack.endpoint.observer = machine.meter
+
+        def look(now: float) -> Outside:
+            links = process.stack.endpoint.links()
+            return Outside(
+                bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
+                clock_offset=self._network.timeline.now + clock.sync_error_s - now,
+                clock_drift=1.0 / (1.0 + clock.drift) - 1.0,
+                clock_error=abs(clock.sync_error_s),
+            )
+
+        machine.standing.look = look
         return process
 
     def _run(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -148,7 +149,7 @@ def jobs(*, nodes=(1, 9), policies=(1, 1)):
     """Generate jobs, with numbers of nodes and policies in these ranges."""
     shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
     kinds = st.tuples(shapes, st.sampled_from(sorted(ITEM_BYTES)))
-    return st.builds(
+    drawn = st.builds(
         Job,
         nodes=st.integers(*nodes),
         seed=st.integers(0, 2**32),
@@ -161,3 +162,14 @@ def jobs(*, nodes=(1, 9), policies=(1, 1)):
         spread_s=st.sampled_from([0.0, 0.01, 0.5]),
         policies=st.integers(*policies),
     )
+    return drawn.map(few_chunks)
+
+
+MOST_CHUNKS = 100
+"""Of a key. Under a look-ahead of one chunk they go one after the other, and a delay may be 0.1 s."""
+
+
+def few_chunks(job):
+    """Return the job with chunks so large that no key has too many."""
+    largest = max(math.prod(key.shape) for key in job.keys)
+    return replace(job, chunk_size=max(job.chunk_size, -(-largest // MOST_CHUNKS)))

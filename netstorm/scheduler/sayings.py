@@ -1,0 +1,80 @@
+"""What nodes have last said of themselves and of the links into them, and which policies there were. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from netstorm.protocol.messages import LinkMeasure, Measured, NodeStatus
+from netstorm.topology.policy import Policy
+
+__all__ = ["Dated", "PolicyPast", "Sayings"]
+
+_KEPT: Final = 6
+"""Reports of a node from which its present pace is told: those of the last 5 heartbeats."""
+
+_PAST: Final = 20
+"""Former policies whose reasons are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """A report of a node, and when it came."""
+
+    at: float
+    status: NodeStatus
+
+
+class Sayings:
+    """The newest words of each rank, by rank."""
+
+    def __init__(self, nodes: int) -> None:
+        self._reports: Final = tuple(deque[Dated](maxlen=_KEPT) for _ in range(nodes))
+        self._links: Final[dict[tuple[int, int], tuple[float, LinkMeasure]]] = {}
+        self._caps: Final[dict[int, tuple[float, float]]] = {}
+
+    def status(self, rank: int, status: NodeStatus, now: float) -> None:
+        """Take a rank's word on how it is doing."""
+        self._reports[rank].append(Dated(now, status))
+
+    def measured(self, rank: int, measured: Measured, now: float) -> None:
+        """Take a rank's word on its links. What it cannot know is left out."""
+        for link in measured.links:
+            if 0 <= link.source < len(self._reports) and link.source != rank:
+                self._links[link.source, rank] = (now, link)
+        egress, ingress = self._caps.get(rank, (0.0, 0.0))
+        self._caps[rank] = (measured.egress or egress, measured.ingress or ingress)
+
+    def reports(self, rank: int) -> tuple[Dated, ...]:
+        """Return a rank's last reports, the newest last."""
+        return tuple(self._reports[rank])
+
+    def links(self) -> dict[tuple[int, int], tuple[float, LinkMeasure]]:
+        """Return, by source and target, what was last said of a link, and when."""
+        return dict(self._links)
+
+    def caps(self) -> dict[int, tuple[float, float]]:
+        """Return, by rank, what was last said of all its links together: egress and ingress in bit/s; 0: not
+        seen.
+        """
+        return dict(self._caps)
+
+
+class PolicyPast:
+    """Which policy has been in force since when, and the last ones before it."""
+
+    def __init__(self, policy: Policy, now: float) -> None:
+        self.since = now
+        self._former: deque[tuple[int, str, float, float]] = deque(maxlen=_PAST)
+        self._policy = policy
+
+    def installed(self, policy: Policy, now: float) -> None:
+        """A policy has taken the place of the one before."""
+        before = self._policy
+        self._former.append((before.version, before.reason, self.since, now))
+        self._policy, self.since = policy, now
+
+    def former(self) -> tuple[tuple[int, str, float, float], ...]:
+        """Return version, reason, begin and end of the last policies that are not in force any more."""
+        return tuple(self._former)

@@ -1,0 +1,60 @@
+"""Everything about a job at one moment, for people and programs that watch it. Pure.
+
+Taking a snapshot is cheap, since the scheduler's own thread does it: it copies references to what never
+changes. Making a `status` of it is somebody else's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from netstorm.protocol.messages import LinkMeasure, Member
+from netstorm.scheduler.ending import Phase
+from netstorm.scheduler.sayings import Dated
+from netstorm.topology.policy import Policy
+
+__all__ = ["NodeSnapshot", "Snapshot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSnapshot:
+    """One node. Before it has a rank, its member's is the one that it asks for (-1: any)."""
+
+    member: Member
+    joined: bool
+    heard_at: float
+    said: str = ""
+    """The last thing heard from it that means something to a person."""
+    busy: str = ""
+    """What it says that it waits for."""
+    finished: bool = False
+    left: bool = False
+    reports: tuple[Dated, ...] = ()
+    egress: float = 0.0
+    """Bit/s; 0: not seen."""
+    ingress: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A job. Times are those of the scheduler's own clock."""
+
+    now: float
+    started_at: float
+    job: str
+    release: str
+    num_workers: int
+    phase: Phase
+    text: str
+    """How the job is doing, in one line; why it has failed, if it has."""
+    nodes: tuple[NodeSnapshot, ...]
+    policy: Policy
+    policy_since: float
+    former: tuple[tuple[int, str, float, float], ...]
+    """Version, reason, begin and end of former policies, the newest last."""
+    keys: int
+    key_bytes: int
+    links: Mapping[tuple[int, int], tuple[float, LinkMeasure]]
+    """By source and target: when it was measured, and what was measured."""
+    counters: Mapping[str, float]

@@ -1,0 +1,255 @@
+"""How a job is doing, as JSON says it: made of a snapshot, off the scheduler's own thread. Pure.
+
+The fields are append-only: programs read them. Rates are in bit/s, times in s; what is not known is null.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from netstorm.scheduler.snapshot import NodeSnapshot, Snapshot
+from netstorm.topology.policy import Policy
+
+__all__ = [
+    "FormerPolicy",
+    "JobStatus",
+    "KeysStatus",
+    "LinkStatus",
+    "NodeView",
+    "PolicyStatus",
+    "TreeStatus",
+    "describe",
+]
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One general node."""
+
+    rank: int | None
+    """Null: it waits for the others, and has asked for none."""
+    host: str
+    port: int
+    site: str
+    state: str
+    """joining, running, finished (it will push no more) or left."""
+    heard_s: float
+    """Since its last sign of life."""
+    said: str
+    """The last thing heard from it that means something to a person."""
+    waits_for: str
+    """What it says that it waits for; empty: for nothing, or not for long."""
+    rounds: int | None
+    """Rounds of all keys complete there."""
+    last_round: int | None
+    """Number of the newest round that is complete in all keys."""
+    round_s: float | None
+    """How long that took there, from the begin of the first key to the end of the last."""
+    waited_s: float | None
+    """Time in which operations were outstanding."""
+    waiting: float | None
+    """The same as a part of the last seconds, from 0 to 1."""
+    bytes_sent: int | None
+    """To other nodes, headers included."""
+    sending: float | None
+    """Bit/s sent in the last seconds."""
+    clock_offset_s: float | None
+    """Cluster clock less the host's."""
+    clock_error_s: float | None
+    """Most that this may be wrong."""
+    clock_drift: float | None
+    """How much faster the cluster clock goes."""
+    detoured: int | None
+    """Chunks sent over auxiliary paths."""
+    egress: float | None
+    """Bit/s of all its links out together, while they limited one another."""
+    ingress: float | None
+    """The same of its links in."""
+
+
+class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One tree of the policy."""
+
+    root: int
+    share: float
+    """Part of all data, from 0 to 1."""
+    reduce_parent: tuple[int, ...]
+    """By rank; -1 at the root."""
+    broadcast_parent: tuple[int, ...]
+
+
+class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy that new rounds run under."""
+
+    version: int
+    reason: str
+    """Why it was formed."""
+    since_s: float
+    """For how long it has been in force."""
+    trees: tuple[TreeStatus, ...]
+
+
+class FormerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that is not in force any more."""
+
+    version: int
+    reason: str
+    ended_s: float
+    """Since its end."""
+    lasted_s: float
+
+
+class KeysStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is summed."""
+
+    count: int
+    bytes: int
+    """Of all keys together."""
+
+
+class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one directed link."""
+
+    source: int
+    target: int
+    rate: float | None
+    """Bit/s."""
+    error: float | None
+    """Standard error of the rate, as a fraction of it."""
+    latency_s: float | None
+    age_s: float
+    """Since it was measured."""
+    chunks: int
+    """How many measured it."""
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A job at one moment."""
+
+    format: int = 1
+    """Changes when a field changes its meaning."""
+    time: float
+    """Of the snapshot, in s since the Unix epoch."""
+    job: str
+    release: str
+    scheduler: str
+    """HOST:PORT at which nodes reach the scheduler."""
+    http: str
+    """HOST:PORT at which this can be read."""
+    phase: str
+    """gathering, running, finished, failed or over."""
+    text: str
+    """How the job is doing, in one line; why it has failed, if it has."""
+    age_s: float
+    num_workers: int
+    nodes: tuple[NodeView, ...]
+    """By rank."""
+    policy: PolicyStatus
+    former: tuple[FormerPolicy, ...]
+    """The newest first."""
+    keys: KeysStatus
+    links: tuple[LinkStatus, ...]
+    counters: dict[str, float]
+    """Of the scheduler's process."""
+
+
+def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
+    """Return a snapshot in the form in which programs read it.
+
+    Args:
+        time: of the snapshot, in s since the Unix epoch.
+        scheduler: HOST:PORT of the scheduler.
+        http: HOST:PORT at which the status is served.
+    """
+    now = snapshot.now
+    links = (
+        LinkStatus(
+            source=source,
+            target=target,
+            rate=_known(measure.rate),
+            error=_known(measure.error) if measure.rate > 0 else None,
+            latency_s=measure.latency if math.isfinite(measure.latency) and measure.latency >= 0 else None,
+            age_s=now - at,
+            chunks=measure.chunks,
+        )
+        for (source, target), (at, measure) in sorted(snapshot.links.items())
+    )
+    return JobStatus(
+        time=time,
+        job=snapshot.job,
+        release=snapshot.release,
+        scheduler=scheduler,
+        http=http,
+        phase=snapshot.phase.value,
+        text=snapshot.text,
+        age_s=now - snapshot.started_at,
+        num_workers=snapshot.num_workers,
+        nodes=tuple(_node(node, now) for node in snapshot.nodes),
+        policy=_policy(snapshot.policy, now - snapshot.policy_since),
+        former=tuple(
+            FormerPolicy(version=version, reason=reason, ended_s=now - end, lasted_s=end - begin)
+            for version, reason, begin, end in reversed(snapshot.former)
+        ),
+        keys=KeysStatus(count=snapshot.keys, bytes=snapshot.key_bytes),
+        links=tuple(links),
+        counters=dict(snapshot.counters),
+    )
+
+
+def _policy(policy: Policy, since_s: float) -> PolicyStatus:
+    total = sum(policy.weights)
+    trees = tuple(
+        TreeStatus(
+            root=tree.root,
+            share=weight / total,
+            reduce_parent=tree.reduce_parent,
+            broadcast_parent=tree.broadcast_parent,
+        )
+        for tree, weight in zip(policy.trees, policy.weights, strict=True)
+    )
+    return PolicyStatus(version=policy.version, reason=policy.reason, since_s=since_s, trees=trees)
+
+
+def _node(node: NodeSnapshot, now: float) -> NodeView:
+    member = node.member
+    last = node.reports[-1] if node.reports else None
+    status = None if last is None else last.status
+    waiting = sending = None
+    if last is not None and last.at > node.reports[0].at:
+        first, span = node.reports[0], last.at - node.reports[0].at
+        waiting = min(1.0, max(0.0, last.status.waited_s - first.status.waited_s) / span)
+        sending = 8.0 * max(0, last.status.bytes_sent - first.status.bytes_sent) / span
+    return NodeView(
+        rank=member.rank if member.rank >= 0 else None,
+        host=member.host,
+        port=member.port,
+        site=member.site,
+        state="left"
+        if node.left
+        else "finished"
+        if node.finished
+        else "running"
+        if node.joined
+        else "joining",
+        heard_s=max(0.0, now - node.heard_at),
+        said=node.said,
+        waits_for=node.busy,
+        rounds=None if status is None else status.rounds,
+        last_round=None if status is None or status.last_round < 0 else status.last_round,
+        round_s=None if status is None or status.last_round < 0 else _known(status.round_s),
+        waited_s=None if status is None else status.waited_s,
+        waiting=waiting,
+        bytes_sent=None if status is None else status.bytes_sent,
+        sending=sending,
+        clock_offset_s=None if status is None or status.clock_error < 0 else status.clock_offset,
+        clock_error_s=None if status is None or status.clock_error < 0 else status.clock_error,
+        clock_drift=None if status is None or status.clock_error < 0 else status.clock_drift,
+        detoured=None if status is None else status.detoured,
+        egress=_known(node.egress),
+        ingress=_known(node.ingress),
+    )
+
+
+def _known(number: float) -> float | None:
+    return number if math.isfinite(number) and number > 0 else None
