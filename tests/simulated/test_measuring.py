@@ -19,7 +19,11 @@ class Reports:
 
     def __init__(self, family, seed, *, nodes=9, **settings):
         self.truth = generate(family, nodes, seed)
-        self.cluster = SimulatedCluster(nodes, network=self.truth, seed=seed, **settings)
+        told = SimulatedCluster(nodes, network=self.truth)
+        watching = {"awareness": True, "update_time_s": 1e6}  # nothing is to follow from what is measured
+        self.cluster = SimulatedCluster(
+            nodes, network=self.truth, policy=told.policy, seed=seed, **{**watching, **settings}
+        )
         self.links, self.caps = {}, {}
         self.bytes = self.reported_bytes = 0
         others = self.cluster.network.watch
