@@ -79,7 +79,9 @@ class Assumed:
 
     network: Network
     known: bool
-    """Somebody has described it; else all links are taken for equal."""
+    """Its rates come from somebody who should know them; else they are made up."""
+    described: bool = False
+    """Somebody has said which links there are."""
     plan: Plan
     summed: Summed
 

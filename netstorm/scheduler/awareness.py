@@ -40,7 +40,7 @@ class Awareness:
         self._active: Final = (
             assumed.network.size > 1
             and assumed.plan.topology not in _FIXED
-            and not (one_machine and not assumed.known)
+            and not (one_machine and not assumed.described)
         )
 
     def measured(self, rank: int, report: Measured, now: float) -> None:

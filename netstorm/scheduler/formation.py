@@ -42,9 +42,11 @@ def assumed(settings: Settings) -> Assumed:
     """
     tensors = tensors_of(settings.model)
     elements = chunk_sizes(settings).of(max(tensors) // SLOT_ELEMENT_BYTES)
+    network = assumed_network(settings)
     return Assumed(
-        network=assumed_network(settings),
-        known=bool(settings.network_file),
+        network=network,
+        known=bool(settings.network_file) and not _all_alike(network),
+        described=bool(settings.network_file),
         plan=Plan(
             topology=settings.topology,
             update_time_s=settings.update_time_s,
@@ -56,6 +58,13 @@ def assumed(settings: Settings) -> Assumed:
             freeze_roots=settings.freeze_roots,
         ),
         summed=Summed(tensors, elements * SLOT_ELEMENT_BYTES),
+    )
+
+
+def _all_alike(network: Network) -> bool:
+    """Return whether a network says no more than which links there are."""
+    return len({(link.rate, link.latency) for link in network.links}) <= 1 and not any(
+        node.egress or node.ingress for node in network.nodes
     )
 
 

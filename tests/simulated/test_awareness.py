@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from netstorm.protocol import messages as m
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.generate import mesh
+from netstorm.topology.generate import generate, mesh
 from netstorm.topology.network import Change, Network, Rank
 
 ELEMENTS = 500_000
-
-
-class Reporter:
-    """Tells the scheduler every second what links are like that have carried something, with noise."""
-
-    def __init__(self, cluster, network, error=0.03, seed=0):
-        self.cluster = cluster
-        self.network = network
-        self.error = error
-        self.chance = random.Random(seed)
-        self.carried: dict[tuple[int, int], int] = {}
-        self.report()
-
-    def report(self):
-        self.cluster.at(self.cluster.now + 1.0, self.report)
-        now = self.network.at(self.cluster.now)
-        for target in range(self.cluster.size):
-            links = []
-            for source in range(self.cluster.size):
-                carried = self.cluster.traffic(source, target)
-                if carried > self.carried.get((source, target), 0) + 100_000:
-                    link = now.link(Rank(source), Rank(target))
-                    links.append(
-                        m.LinkMeasure(
-                            source=source,
-                            rate=link.rate * (1 + self.chance.gauss(0, self.error)),
-                            error=self.error,
-                            latency=link.latency,
-                            chunks=5,
-                        )
-                    )
-                self.carried[source, target] = carried
-            if links:
-                self.send(target, m.Measured(links=tuple(links)))
-
-    def send(self, rank, report):
-        awareness = self.cluster.scheduler.machine.awareness
-        self.cluster.scheduler.call(lambda now: awareness.measured(rank, report, now))
 
 
 def send(node, report):
@@ -72,34 +34,38 @@ def rounds(cluster, count):
 
 def aware(network, **options):
     settings = {"awareness": True, "topology": "auto", "model": f"{4 * ELEMENTS}B", "update_time_s": 2.0}
-    cluster = SimulatedCluster(network.size, network=network, **{"seed": 3, **settings, **options}).join()
-    Reporter(cluster, network)
-    return cluster
+    return SimulatedCluster(network.size, network=network, **{"seed": 3, **settings, **options}).join()
 
 
-def test_from_no_knowledge_at_all_round_15_is_nearly_as_fast_as_with_the_true_rates():
-    network = mesh(6, seed=5)
-    told = rounds(SimulatedCluster(6, network=network, seed=3, topology="auto", model=f"{4 * ELEMENTS}B"), 3)
+@pytest.mark.parametrize(
+    "family",
+    ["mesh", *(pytest.param(one, marks=pytest.mark.slow) for one in ("internet2", "asymmetric", "cloud"))],
+)
+def test_from_no_knowledge_at_all_round_15_is_nearly_as_fast_as_with_the_true_rates(family):
+    network = generate(family, 6, 5)
+    settings: dict[str, Any] = {"topology": "auto", "model": f"{4 * ELEMENTS}B"}
+    told = rounds(SimulatedCluster(6, network=network, seed=3, **settings), 3)
     found = rounds(aware(network), 15)
     assert found[-1] <= 1.15 * told[-1]
-    assert found[0] > 1.3 * found[-1]
+    if family == "mesh":  # elsewhere equal links are not so bad an assumption
+        assert found[1] > 1.1 * found[-1]
 
 
 def test_when_rates_change_a_better_policy_comes_and_rounds_get_faster():
     fast = Network.uniform(4, rate=50e6, latency=0.01)
     slow = [
-        Change(at=15.0, source=source, target=target, rate=5e6)
+        Change(at=6.0, source=source, target=target, rate=5e6)
         for source, target in ((Rank(0), Rank(1)), (Rank(1), Rank(0)))
     ]
     network = replace(fast, changes=tuple(slow))
-    cluster = aware(network)
-    while cluster.now < 15.0:
+    cluster = aware(network, update_time_s=1.0)
+    while cluster.now < 6.0:
         rounds(cluster, 1)
     first = cluster.scheduler.machine.policy.version
     hit = rounds(cluster, 1)[0]
     while cluster.scheduler.machine.policy.version == first:
         rounds(cluster, 1)
-        assert cluster.now < 15.0 + 20.0, cluster.scheduler.machine.awareness.adaptation.reason
+        assert cluster.now < 6.0 + 20.0, cluster.scheduler.machine.awareness.adaptation.reason
     rounds(cluster, 2)
     after = rounds(cluster, 2)[-1]
     assert after < 0.7 * hit
