@@ -35,6 +35,7 @@ from netstorm.setting_kinds import (
 
 __all__ = [
     "FOREIGN_VARIABLES",
+    "AuxRule",
     "LogLevel",
     "Role",
     "Settings",
@@ -48,6 +49,8 @@ __all__ = [
 
 Source: TypeAlias = Literal["default", "environment", "argument"]
 Role: TypeAlias = Literal["worker", "scheduler", "server"]
+AuxRule: TypeAlias = Literal["arrival", "queue"]
+
 TopologyName: TypeAlias = Literal[
     "star",
     "sharded",
@@ -135,7 +138,9 @@ class Settings:
         "",
         "measure the network from the traffic and re-form the policy as it changes; 0: the first one stays",
     )
-    aux_path: bool = setting("ENABLE_AUX_PATH", switch(), True, "", f"use auxiliary paths; {_LATER}")
+    aux_path: bool = setting(
+        "ENABLE_AUX_PATH", switch(), True, "", "use auxiliary paths, where rates of links are known"
+    )
     update_rate: float = setting(
         "UPDATE_RATE",
         ratio(),
@@ -175,10 +180,30 @@ class Settings:
         whole(1),
         2,
         "chunks",
-        f"chunks queued on a primary path before auxiliary paths are used; {_LATER}",
+        "chunks on a link beyond which its auxiliary paths are used, by the rule `queue`",
     )
     auxiliary_queue_length: int = setting(
-        "AUXILIARY_QUEUE_LENGTH", whole(0), 1, "chunks", f"most chunks queued on an auxiliary path; {_LATER}"
+        "AUXILIARY_QUEUE_LENGTH",
+        whole(0),
+        1,
+        "chunks",
+        "most chunks on an auxiliary path, by the rule `queue`",
+    )
+    aux_rule: AuxRule = setting(
+        "NETSTORM_AUX_RULE",
+        one_of(*get_args(AuxRule)),
+        "arrival",
+        "",
+        "when a chunk takes an auxiliary path; arrival: if it is expected to arrive clearly earlier; queue: "
+        "the paper's, if more than PRIMARY_BUSY_BOUND chunks are on the link and fewer than "
+        "AUXILIARY_QUEUE_LENGTH on the path",
+    )
+    explore_share: float = setting(
+        "NETSTORM_EXPLORE_SHARE",
+        ratio(),
+        0.02,
+        "ratio",
+        "part of the chunks that take a path over links that have not been measured, if a policy has some",
     )
     probe_chunk_size: int = setting(
         "PROBE_CHUNK_SIZE",

@@ -16,10 +16,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.bindings import Bindings
 from netstorm.kvstore.chunk_sum import ChunkSum
+from netstorm.kvstore.dispatch import Dispatch
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation, Round
+from netstorm.kvstore.relay import onward
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import Peer, bits_from_wire, bits_to_wire, ranks_in
@@ -46,7 +49,9 @@ _log = logging.getLogger(__name__)
 class Aggregation:
     """All open rounds of all keys on one node."""
 
-    def __init__(self, rank: int, bindings: Bindings, counters: Counters) -> None:
+    def __init__(
+        self, rank: int, bindings: Bindings, counters: Counters, auxiliary: AuxiliaryOptions | None = None
+    ) -> None:
         self._rank: Final = rank
         self._bit: Final = 1 << rank
         self._bindings: Final = bindings
@@ -67,6 +72,8 @@ class Aggregation:
         self.closed: list[int] = []
         """Number of each round of a key that is complete here, until its owner has taken note."""
         self.instructions: list[Instruction] = []
+        self.dispatch: Final = Dispatch(auxiliary or AuxiliaryOptions(), counters)
+        """Parts for neighbours that have auxiliary paths."""
         self.last_part: dict[int, str] = {}
         """The last part heard from each rank, for error messages."""
         self._holding: dict[int, Holding[tuple[int, int]]] = {}
@@ -345,15 +352,33 @@ class Aggregation:
             priority=priority,
         )
         order: Order = (-priority, round.round, layout.offsets[chunk])
-        self.instructions.append(
-            Send(
-                peer=Peer(to),
-                message=part,
-                payload=payload,
-                order=order,
-                payload_crc=None if payload is None else crc,
-            )
+        send = Send(
+            peer=Peer(to),
+            message=part,
+            payload=payload,
+            order=order,
+            payload_crc=None if payload is None else crc,
         )
+        detours = round.plan.detours
+        if detours and to in detours:
+            self.dispatch.hold(send, detours[to])
+        else:
+            self.instructions.append(send)
+
+    def relay(self, part: Part, payload: Buffer | None, payload_crc: int) -> bool:
+        """Send a part on along its auxiliary path, without looking at it; False if this is its end."""
+        key = self._keys.get(part.key)
+        layout = None if key is None else key.layout
+        known = layout is not None and 0 <= part.chunk < layout.chunks
+        place = layout.offsets[part.chunk] if layout is not None and known else 0
+        send = onward(part, payload, payload_crc, (-part.priority, part.round, place))
+        if send is None:
+            return False
+        if self.dispatch.waits_for(int(send.peer)):
+            self.dispatch.hold(send)
+        else:
+            self.instructions.append(send)
+        return True
 
     def _close(self, round: Round) -> None:
         """Every chunk's result is written: tell the user, and move on."""
@@ -417,6 +442,7 @@ class Aggregation:
         self._undated.clear()
         self._doubts.clear()
         self._early.clear()
+        self.dispatch.clear()
         for operation in operations:
             self.instructions.append(Call(function=lambda done=operation.done: done(error)))  # type: ignore[misc]
 

@@ -21,6 +21,7 @@ from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.registration import Registration
+from netstorm.kvstore.relay import check_path, confirmed, credit
 from netstorm.kvstore.roster import Roster
 from netstorm.kvstore.standing import Standing
 from netstorm.observe.counters import Counters
@@ -28,6 +29,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.link_meter import LinkMeter
+from netstorm.pslite.link_state import Links
 from netstorm.pslite.machine import (
     Admission,
     Become,
@@ -219,14 +221,37 @@ class GeneralNode:
         if isinstance(message, m.Part):
             if peer == SCHEDULER:
                 raise ProtocolViolation("the scheduler sends no parts")
-            self._running().receive(peer, message, payload, payload_crc)
+            if message.is_aux:
+                self._auxiliary_part(peer, message, payload, payload_crc)
+            else:
+                self._running().receive(peer, message, payload, payload_crc)
             self._note_ends(now)
+            return
+        if isinstance(message, m.Delivered) and peer != SCHEDULER:
+            self._delivered(peer, message, now)
             return
         handler = self._handlers.get(type(message))
         if peer != SCHEDULER or handler is None:
             raise ProtocolViolation(f"a general node takes no {type(message).__name__} from peer {peer}")
         handler(message, now)
         self._note_ends(now)
+
+    def _auxiliary_part(self, peer: Peer, part: m.Part, payload: Buffer | None, payload_crc: int) -> None:
+        aggregation = self._running()
+        check_path(part, peer, self.rank, len(self.members))
+        if not aggregation.relay(part, payload, payload_crc):
+            self._instructions.append(confirmed(part))
+            aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
+
+    def _delivered(self, peer: Peer, message: m.Delivered, now: float) -> None:
+        aggregation = self._running()
+        check_path(message, peer, self.rank, len(self.members))
+        further = credit(message)
+        if further is not None:
+            self._instructions.append(further)
+        else:
+            ticket = (message.key, message.round, message.chunk, int(message.phase))
+            aggregation.dispatch.arrived(message.path, ticket, now)
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
@@ -292,6 +317,11 @@ class GeneralNode:
             due = min(due, self.meter.due())
         return min(due, self._join_deadline) if self.state is State.JOINING else due
 
+    def dispatch(self, links: Links, now: float) -> None:
+        """Let chunks that wait for what links are like go where they should. See `Dispatcher`."""
+        if self._aggregation is not None and not self._aggregation.dispatch.idle():
+            self._aggregation.instructions += self._aggregation.dispatch.run(links, now)
+
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
         taken = self._instructions
@@ -314,7 +344,7 @@ class GeneralNode:
         self._next_heartbeat = now
         self._bindings = Bindings(self.rank)
         self._bindings.install(message.policy)
-        self._aggregation = Aggregation(self.rank, self._bindings, self.counters)
+        self._aggregation = Aggregation(self.rank, self._bindings, self.counters, self.options.auxiliary)
         self._instructions.append(Become(rank=self.rank))
         for member in self.roster.others():
             self._instructions.append(Connect(peer=Peer(member.rank), host=member.host, port=member.port))

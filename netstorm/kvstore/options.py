@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.protocol.messages import Join
 from netstorm.pslite.link_meter import MeterOptions
 from netstorm.settings import Settings
@@ -36,6 +37,7 @@ class NodeOptions:
     wait_timeout_s: float = 3600.0
     meter: MeterOptions | None = None
     """How links are measured; None: not at all."""
+    auxiliary: AuxiliaryOptions = field(default_factory=AuxiliaryOptions)
 
     def join(self) -> Join:
         """Return the message that asks the scheduler for a place."""

@@ -16,6 +16,7 @@ from typing import Final
 import netstorm
 from netstorm import clock
 from netstorm.errors import Closed, NetStormError, UsageError
+from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.busy import BusyTime
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.node import GeneralNode
@@ -90,6 +91,7 @@ class Runtime:
                     join_timeout_s=settings.join_timeout_s,
                     wait_timeout_s=settings.wait_timeout_s,
                     meter=meter_options(settings),
+                    auxiliary=AuxiliaryOptions.from_settings(settings),
                 ),
                 now=clock.monotonic(),
                 counters=self.counters,

@@ -55,7 +55,7 @@ _CHECKED: Final = struct.Struct("<IQq")
 _ANY_MESSAGE = (
     m.Hello | m.Welcome | m.Refused | m.Ack | m.Nack | m.Query | m.Goodbye
     | m.Heartbeat | m.Waiting | m.Measured | m.NodeStatus
-    | m.Part
+    | m.Part | m.Delivered
     | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered
     | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy | m.Barrier | m.BarrierReached
     | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone | m.Leave

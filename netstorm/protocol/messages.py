@@ -20,6 +20,7 @@ __all__ = [
     "Binding",
     "DataMessage",
     "Datagram",
+    "Delivered",
     "Failed",
     "Finished",
     "Goodbye",
@@ -246,6 +247,19 @@ class Part(DataMessage, frozen=True, tag=40):
     """Node sequence of an auxiliary path (the paper's PATH); empty on a primary path."""
     hop: int = 0
     """Index in `path` of the node that this message is sent to."""
+
+
+class Delivered(Message, frozen=True, tag=41):
+    """Back along an auxiliary path, node by node: a part is at its end, and path[0] may send another one."""
+
+    path: tuple[int, ...]
+    """Of the part."""
+    hop: int
+    """Index in `path` of the node that this message is sent to."""
+    key: int
+    round: int
+    chunk: int
+    phase: Phase
 
 
 # --------------------------------------------------------------------------------------- the control plane

@@ -23,6 +23,7 @@ from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.accepted_session import AcceptedSession
 from netstorm.pslite.limits import Limits
 from netstorm.pslite.link_counters import LinkCounters
+from netstorm.pslite.link_state import LinkState
 from netstorm.pslite.machine import Admit, Connect, Disconnect, Machine, NotYet, Refuse, Send
 from netstorm.pslite.opened_session import OpenedSession
 from netstorm.pslite.queue import Outgoing
@@ -137,6 +138,8 @@ class Endpoint:
         """Send a message to a peer over the session with it."""
         peer = instruction.peer
         session: Session | None = self._opened.get(peer) or self._accepted.get(peer)
+        if instruction.back:
+            session = self._accepted.get(peer) or session
         if session is None:
             self.counters.add("sends_without_session")
             _log.debug("nothing sent to %s: no session", self.name_of(peer))
@@ -379,6 +382,11 @@ class Endpoint:
         """Return how many bytes may be un-acknowledged on the link to a peer; 0 if there is no session."""
         session = self._opened.get(peer) or self._accepted.get(peer)
         return 0 if session is None else session.sending.window.size
+
+    def link_state(self, peer: Peer) -> LinkState:
+        """Return how the link to a peer is now."""
+        session = self._opened.get(peer) or self._accepted.get(peer)
+        return LinkState() if session is None else session.sending.state()
 
     def links(self) -> dict[tuple[Peer, bool], dict[str, int]]:
         """Return what went over each link, present or past, by peer and whether it was opened here."""

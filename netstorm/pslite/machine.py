@@ -62,6 +62,10 @@ class Send:
     order: Order = URGENT
     payload_crc: int | None = None
     """Known already (a forwarded payload), or None: computed when it is sent."""
+    back: bool = False
+    """Over the connection that the peer opened, as acknowledgements go: where links lead one way only, there
+    may be no other.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
+from netstorm.pslite.link_state import LinkState
 from netstorm.pslite.machine import URGENT
 from netstorm.pslite.queue import Outgoing, OutgoingQueue
 from netstorm.pslite.window import Window
@@ -53,6 +54,20 @@ class SendingHalf:
     def has_work(self) -> bool:
         """Return whether anything is queued or un-acknowledged."""
         return bool(self.queue or self.unacknowledged)
+
+    def state(self) -> LinkState:
+        """Return how the link is now."""
+        window = self.window
+        round_trip_s = min(window.min_rtt_s, window.smooth_rtt_s)  # infinite on a new connection, then 0
+        rate = window.busy_rate
+        sending_s = window.largest_message / rate if rate else 0.0
+        return LinkState(
+            messages=len(self.queue) + len(self.unacknowledged),
+            bytes=self.queue.bytes + window.in_flight,
+            window=window.size,
+            rate=rate,
+            latency_s=max(0.0, (round_trip_s - sending_s) / 2),
+        )
 
     def submit(self, message: Outgoing) -> None:
         """Queue a message."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from netstorm.pslite.endpoint import Endpoint
+from netstorm.pslite.link_state import Dispatcher
 from netstorm.pslite.machine import Become, Call, Connect, Disconnect, Instruction, Machine, Send
 from netstorm.pslite.session import Wire
 from netstorm.pslite.van import VanEvent
@@ -25,6 +26,8 @@ class Stack(Generic[M]):
     def __init__(self, machine: M, endpoint: Endpoint) -> None:
         self.machine: Final = machine
         self.endpoint: Final = endpoint
+        any_machine: object = machine
+        self._dispatcher: Final = any_machine if isinstance(any_machine, Dispatcher) else None
 
     def handle(self, event: VanEvent, now: float) -> None:
         """Take an event of the van. Whatever a peer sends, nothing is raised; an error of the machine is."""
@@ -59,9 +62,14 @@ class Stack(Generic[M]):
                 instruction.function()
 
     def _carry_out(self, now: float) -> None:
-        while instructions := self.machine.take_instructions():
+        while instructions := self._decided(now):
             for instruction in instructions:
                 self._carry_out_one(instruction, now)
+
+    def _decided(self, now: float) -> list[Instruction]:
+        if self._dispatcher is not None:
+            self._dispatcher.dispatch(self.endpoint.link_state, now)
+        return self.machine.take_instructions()
 
     def _carry_out_one(self, instruction: Instruction, now: float) -> None:
         endpoint = self.endpoint

@@ -34,6 +34,11 @@ _MESSAGES: Final = 4096
 """Most messages in flight, however small: a receiver keeps the number of each that comes out of order."""
 
 _FACTOR: Final = 4
+_BUSY_MEMORY: Final = 16
+"""Messages over which the rate of a busy link is averaged; older ones fade."""
+
+_INSTANT_S: Final = 1e-6
+
 _RATE_MEMORY_S: Final = 10.0
 """A rate that was not seen again for this long is forgotten (BBR: ten round trips; ours are short)."""
 
@@ -42,15 +47,17 @@ class Window:
     """The limit of one direction of one session."""
 
     __slots__ = (
+        "_busy_bytes",
+        "_busy_s",
         "_delivered",
         "_delivered_at",
         "_earlier_rate",
         "_fixed",
         "_flight_began_at",
-        "_largest_message",
         "_rate",
         "_rate_since",
         "in_flight",
+        "largest_message",
         "messages_in_flight",
         "min_rtt_s",
         "size",
@@ -66,11 +73,15 @@ class Window:
         self.messages_in_flight = 0
         self.min_rtt_s = math.inf
         self.smooth_rtt_s = 0.0
-        self._largest_message = 0
+        self.largest_message = 0
+        """Bytes of the largest one sent so far."""
         self._delivered = 0
         self._delivered_at = 0.0
         self._flight_began_at = 0.0
         """When the message was sent that was acknowledged last."""
+        self._busy_bytes = 0
+        """Acknowledged of late while the link had more to carry, and the time that this took."""
+        self._busy_s = 0.0
         self._rate = 0.0
         self._earlier_rate = 0.0
         self._rate_since = 0.0
@@ -79,6 +90,15 @@ class Window:
     def rate(self) -> float:
         """The best delivery rate of late, in bytes/s; 0 while unknown."""
         return max(self._rate, self._earlier_rate)
+
+    @property
+    def busy_rate(self) -> float:
+        """What the link delivers in bytes/s while it is busy; 0 while unknown.
+
+        Messages that were under way together are acknowledged as fast as the link carries them. `rate` is
+        less than that where a sender has but a few messages at a time: it counts their round trip, too.
+        """
+        return self._busy_bytes / self._busy_s if self._busy_s > 0.0 else 0.0
 
     def allows(self, size: int) -> bool:
         """Return whether a message of `size` bytes may be transmitted. An empty link may always send one."""
@@ -96,8 +116,8 @@ class Window:
         message.flight_began_at = self._flight_began_at
         self.in_flight += message.size
         self.messages_in_flight += 1
-        if message.size > self._largest_message:
-            self._largest_message = message.size
+        if message.size > self.largest_message:
+            self.largest_message = message.size
             self._resize()
 
     def returned(self, message: Outgoing) -> None:
@@ -111,6 +131,13 @@ class Window:
         self.in_flight -= message.size
         self.messages_in_flight -= 1
         self._delivered += message.size
+        if message.sent_at <= self._delivered_at - self.min_rtt_s + _INSTANT_S:
+            # the one before it left no sooner than that: the link went from one to the other
+            self._busy_bytes += message.size
+            self._busy_s += now - self._delivered_at
+            if self._busy_bytes > _BUSY_MEMORY * self.largest_message:
+                self._busy_bytes //= 2
+                self._busy_s /= 2
         self._delivered_at = now
         self._flight_began_at = message.sent_at
         if message.transmissions > 1:
@@ -139,7 +166,7 @@ class Window:
     def _resize(self) -> None:
         if self._fixed:
             return
-        wanted = max(_SMALLEST, _FACTOR * self._largest_message)
+        wanted = max(_SMALLEST, _FACTOR * self.largest_message)
         if self.min_rtt_s < math.inf:
             wanted = max(wanted, int(_FACTOR * self.rate * self.min_rtt_s))
         self.size = min(wanted, _LARGEST)

@@ -57,6 +57,8 @@ class Plan:
     seed: int = 0
     freeze_roots: bool = False
     """The paper's: roots and their shares stay as in the first policy."""
+    auxiliary: bool = False
+    """Policies have auxiliary paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ class Adaptation:
             custom=self._plan.custom,
             seed=self._plan.seed,
             known=self._known or bool(picture.measured),
+            auxiliary=self._plan.auxiliary,
             frozen_roots=self._roots,
             frozen_weights=self._weights,
         )

@@ -56,6 +56,7 @@ def assumed(settings: Settings) -> Assumed:
             custom=settings.topology_file,
             seed=settings.seed,
             freeze_roots=settings.freeze_roots,
+            auxiliary=settings.aux_path,
         ),
         summed=Summed(tensors, elements * SLOT_ELEMENT_BYTES),
     )
@@ -87,4 +88,6 @@ def first_policy(assumption: Assumed, *, version: int = 1) -> Policy:
         custom=plan.custom,
         seed=plan.seed,
         known=assumption.known,
+        auxiliary=plan.auxiliary,
+        unmeasured=() if assumption.known else assumption.network.linked_pairs(),
     )

@@ -69,6 +69,9 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
     custom: str = ""
     seed: int = 0
     known: bool = True
+    auxiliary: bool = False
+    unmeasured: tuple[tuple[int, int], ...] = ()
+    """(source, target) of links that nobody has measured."""
     frozen_roots: tuple[int, ...] = ()
     """The roots to keep, and their weights; empty: any."""
     frozen_weights: tuple[int, ...] = ()
@@ -85,6 +88,7 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
             ),
             cap_error=picture.cap_error,
             routing=network.routing.value,
+            unmeasured=tuple(pair for pair in network.linked_pairs() if pair not in picture.measured),
             **fields,  # type: ignore[arg-type]
         )
 
@@ -126,6 +130,8 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
             tensors=self.tensors,
             custom=self.custom,
             known=self.known,
+            auxiliary=self.auxiliary,
+            unmeasured=self.unmeasured,
             seed=self.seed,
         )
 
@@ -199,6 +205,8 @@ def _policy(question: Formation, network: Network) -> Policy:
         tensors=options.tensors,
         custom=options.custom,
         known=options.known,
+        auxiliary=options.auxiliary,
+        unmeasured=options.unmeasured,
         seed=options.seed,
     )
 

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from netstorm import __version__
+from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, meter_options
 from netstorm.kvstore.standing import Outside
@@ -107,6 +108,7 @@ class Starter:
                 join_timeout_s=settings.join_timeout_s,
                 wait_timeout_s=settings.wait_timeout_s,
                 meter=meter_options(settings),
+                auxiliary=AuxiliaryOptions.from_settings(settings),
             ),
             now=clock.local(self._network.timeline.now),
             counters=counters,

@@ -14,15 +14,12 @@ from scipy.sparse import csgraph
 from netstorm.topology.elements import Rank
 from netstorm.topology.metric import CHUNK_BYTES
 from netstorm.topology.network import Network
-from netstorm.topology.policy import Tree
+from netstorm.topology.policy import DETOURS, Tree
 
-__all__ = ["DETOURS", "Path", "auxiliary_paths", "delivery", "detours"]
+__all__ = ["Path", "auxiliary_paths", "delivery", "detours", "disjoint_paths", "hops_of", "link_delays"]
 
 Path: TypeAlias = tuple[Rank, ...]
 """The ranks on a path, both ends included; each has a link to the next."""
-
-DETOURS: Final = 2
-"""Each tree hop gets this many: a third path is rarely disjoint, and rarely faster than to wait."""
 
 _FEWER_HOPS: Final = 1e-9
 """What a hop more counts, in part of its delay: of equally fast paths the one with fewer hops is taken."""
@@ -45,7 +42,7 @@ def auxiliary_paths(
     References:
         .. [1] Li et al., arXiv 2404.11352, Algorithm 3.
     """
-    left = _link_delays(network, chunk_bytes)
+    left = link_delays(network, chunk_bytes)
     found: dict[tuple[Rank, Rank], list[Path]] = {
         (source, target): [] for source in network.ranks for target in network.ranks if source != target
     }
@@ -72,21 +69,38 @@ def detours(
     that is found. Paths of one hop are disjoint; those of two hops may share links, since only busy hops use
     theirs. O(H · E log N) for H hops, N² at most: with hundreds of ranks in a mesh it takes seconds.
     """
-    delays = _link_delays(network, chunk_bytes)
+    return disjoint_paths(network, link_delays(network, chunk_bytes), hops_of(trees), most=most)
+
+
+def hops_of(trees: Sequence[Tree]) -> list[tuple[Rank, Rank]]:
+    """Return all (source, target) over which trees send, in order."""
+    hops = {(rank, parent) for tree in trees for rank, parent in enumerate(tree.reduce_parent)}
+    hops |= {(parent, rank) for tree in trees for rank, parent in enumerate(tree.broadcast_parent)}
+    return [(Rank(source), Rank(target)) for source, target in sorted(hops) if min(source, target) >= 0]
+
+
+def disjoint_paths(
+    network: Network, delays: Floats, hops: Sequence[tuple[Rank, Rank]], *, most: int
+) -> dict[tuple[Rank, Rank], tuple[Path, ...]]:
+    """Return for each of some hops up to `most` paths that share no link with it or each other.
+
+    Args:
+        network: knows the hops' routes.
+        delays: (N, N) seconds over each link; inf: not to be used.
+        hops: (source, target) of each.
+        most: paths of a hop.
+    """
     rows, columns = np.nonzero(np.isfinite(delays))
     place = np.full(delays.shape, -1)
     place[rows, columns] = np.arange(len(rows))
     graph = _graph(delays)
     whole: Floats = graph.data.copy()
-    hops = {(rank, parent) for tree in trees for rank, parent in enumerate(tree.reduce_parent)}
-    hops |= {(parent, rank) for tree in trees for rank, parent in enumerate(tree.broadcast_parent)}
     found: dict[tuple[Rank, Rank], tuple[Path, ...]] = {}
-    for source, target in sorted(hops):
-        if min(source, target) < 0:  # above a root
-            continue
+    for source, target in hops:
         graph.data[:] = whole
-        for link in network.route(Rank(source), Rank(target)):
-            graph.data[place[link.source, link.target]] = np.inf
+        for link in network.route(source, target):
+            if place[link.source, link.target] >= 0:
+                graph.data[place[link.source, link.target]] = np.inf
         paths: list[Path] = []
         while len(paths) < most:
             away, before = csgraph.dijkstra(graph, indices=source, return_predecessors=True)
@@ -94,7 +108,7 @@ def detours(
                 break
             paths.append(_path(before, source, target))
             graph.data[place[paths[-1][:-1], paths[-1][1:]]] = np.inf
-        found[Rank(source), Rank(target)] = tuple(paths)
+        found[source, target] = tuple(paths)
     return found
 
 
@@ -110,7 +124,7 @@ def delivery(network: Network, path: Path, *, chunk_bytes: int = CHUNK_BYTES) ->
     )
 
 
-def _link_delays(network: Network, chunk_bytes: int) -> Floats:
+def link_delays(network: Network, chunk_bytes: int) -> Floats:
     """Return (N, N) the seconds of a chunk over each link; inf: none."""
     delays = np.full((network.size, network.size), np.inf)
     for link in network.links:

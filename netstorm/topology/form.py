@@ -88,4 +88,16 @@ def form_policy(network: Network, topology: str = "fapt", *, version: int = 0, *
             raise UsageError(f"option {name!r} of a topology: expected one of {', '.join(known)}")
     if options.get("hub") == -1:
         options["hub"] = None
-    return scheme(network, Options(**options)).policy(version)
+    chosen = Options(**options)
+    policy = scheme(network, chosen).policy(version)
+    if not chosen.auxiliary or network.size < 3:  # a detour has three ranks
+        return policy
+    from netstorm.topology.spare import with_detours  # noqa: PLC0415 -- see above
+
+    return with_detours(
+        network,
+        policy,
+        chunk_bytes=chosen.chunk_bytes,
+        known=chosen.known,
+        unmeasured=chosen.unmeasured,
+    )

@@ -33,6 +33,12 @@ class Options:
     """Path of the file that describes a custom topology."""
     known: bool = True
     """Rates and latencies are known or measured; if they are made up, no look-ahead is computed from them."""
+    auxiliary: bool = False
+    """The policy gets detours around its busiest hops."""
+    unmeasured: tuple[tuple[int, int], ...] = ()
+    """(source, target) of links that have not been measured (of late): with `auxiliary`, some of the detours
+    lead over them.
+    """
     seed: int = 0
     """Of whatever is searched for at random: the same seed gives the same policy."""
 

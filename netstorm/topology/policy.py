@@ -12,10 +12,17 @@ from netstorm.errors import UsageError
 from netstorm.topology.elements import Rank, shown_ranks
 from netstorm.topology.schedule import interleave
 
-__all__ = ["MAX_TOTAL_WEIGHT", "Plan", "Policy", "Tree"]
+__all__ = ["DETOURS", "EXPLORERS", "MAX_TOTAL_WEIGHT", "Detour", "Plan", "Policy", "Tree"]
 
 MAX_TOTAL_WEIGHT: Final = 1_000_000
 """Bounds the table behind `Policy.tree_of`, which a peer's policy must not make larger than memory."""
+
+
+DETOURS: Final = 2
+"""Most detours of a tree hop: a third path is rarely disjoint, and rarely faster than to wait."""
+
+EXPLORERS: Final = 16
+"""Most detours of a tree hop that are there to measure links. They take turns."""
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
@@ -74,6 +81,45 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True
         return tuple(masks)
 
 
+class Detour(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An auxiliary path: another way from a rank to its neighbour in a tree.
+
+    Raises:
+        UsageError: no path around a hop (`msgspec.ValidationError` in decoding).
+    """
+
+    path: tuple[int, ...]
+    """The ranks on it, both ends included (the paper's PATH); those between forward only."""
+    links: tuple[tuple[float, float], ...]
+    """Of each of its links: bit/s that it has beside what trees send over it, and latency in s."""
+    explore: bool = False
+    """It leads over a link that should be measured: a few chunks go there, faster or not."""
+    load: float = 0.0
+    """What trees send over the most used of its links but the first, in parts of that link's capacity, over
+    the same of the hop: so much of the time that a chunk waits for the hop it will wait on the way.
+    """
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.load < math.inf:
+            raise UsageError(f"detour with a load of {self.load}: expected a finite number, 0 or more")
+        if len(self.path) < 3 or len(set(self.path)) < len(self.path) or min(self.path) < 0:
+            raise UsageError(
+                f"detour over ranks {list(self.path[:16])}: expected three or more, each of them once"
+            )
+        if len(self.links) != len(self.path) - 1 or not all(
+            0 < rate < math.inf and 0 <= latency < math.inf for rate, latency in self.links
+        ):
+            raise UsageError(
+                f"detour over ranks {list(self.path[:16])} with links of {list(self.links[:16])}: expected "
+                "for each of its links a rate above 0 and a latency of 0 or more"
+            )
+
+    def seconds(self, link: int, size: int) -> float:
+        """Return what `size` bytes are expected to take over one of its links."""
+        rate, latency = self.links[link]
+        return 8 * size / rate + latency
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
     """Trees with their shares, numbered. Every node computes the same from it.
 
@@ -93,6 +139,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """
     look_ahead_s: float = 0.0
     """Seconds for which a rank heeds it in a round of which no result has come."""
+    detours: tuple[Detour, ...] = ()
+    """Auxiliary paths around hops of the trees; of one hop the fastest first."""
 
     def __post_init__(self) -> None:
         if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:
@@ -115,6 +163,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
                 f"policy {self.version} has weights from {min(self.weights)} up, {sum(self.weights)} in all: "
                 f"expected 1 or more each, {MAX_TOTAL_WEIGHT} at most in all"
             )
+        if self.detours:
+            _check_detours(self)
 
     @property
     def size(self) -> int:
@@ -142,6 +192,7 @@ class Plan:
         "_schedule",
         "broadcast_children",
         "broadcast_parent",
+        "detours",
         "everybody",
         "expected",
         "policy",
@@ -175,6 +226,12 @@ class Plan:
         """Bit set of the contributions that make this rank's sum complete."""
         self.everybody: Final = (1 << policy.size) - 1
         """Bit set of all ranks: the contributors of a result."""
+        self.detours: Final[dict[int, tuple[Detour, ...]]] = {}
+        """By neighbour in a tree: other ways to it, for those that have some."""
+        for detour in policy.detours:
+            if detour.path[0] == rank:
+                target = detour.path[-1]
+                self.detours[target] = (*self.detours.get(target, ()), detour)
         self._masks: Final = tuple(tree.subtree_mask for tree in trees)
         self._schedule: Final = policy.schedule
         self._period: Final = len(policy.schedule)
@@ -186,6 +243,27 @@ class Plan:
     def mask_of(self, tree: int, rank: int) -> int:
         """Return the bit set of the contributions that `rank` forwards in a tree: its reduce subtree."""
         return self._masks[tree][rank]
+
+
+def _check_detours(policy: Policy) -> None:
+    hops = {(rank, parent) for tree in policy.trees for rank, parent in enumerate(tree.reduce_parent)}
+    hops |= {(parent, rank) for tree in policy.trees for rank, parent in enumerate(tree.broadcast_parent)}
+    count: dict[tuple[int, int, bool], int] = {}
+    for detour in policy.detours:
+        ends = (detour.path[0], detour.path[-1])
+        if max(detour.path) >= policy.size or ends not in hops:
+            raise UsageError(
+                f"policy {policy.version} has a detour over ranks {list(detour.path[:16])}: expected ranks "
+                f"from 0 to {policy.size - 1}, and neighbours in a tree at its ends"
+            )
+        kind = (*ends, detour.explore)
+        count[kind] = count.get(kind, 0) + 1
+        most = EXPLORERS if detour.explore else DETOURS
+        if count[kind] > most:
+            raise UsageError(
+                f"policy {policy.version} has more than {most} detours of a kind from rank {ends[0]} to "
+                f"{ends[1]}: too many"
+            )
 
 
 def _children(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

@@ -7,12 +7,14 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
 from netstorm.protocol.chunks import ITEM_BYTES
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.auxiliary import hops_of
+from netstorm.topology.policy import Detour, Policy, Tree
 
 LARGEST = 7
 """Of the integers that are summed: sums of nine are exact in every type."""
@@ -50,6 +52,27 @@ def random_policy(chance, size, version=0, look_aheads=(0, 0, 1, 30, 1000)):
     )
 
 
+def random_detours(chance, policy):
+    """Return a policy with up to two detours of either kind around most of its hops, over any ranks."""
+    detours = []
+    for source, target in hops_of(policy.trees):
+        others = [rank for rank in range(policy.size) if rank not in (source, target)]
+        for explore in (False, True):
+            for _ in range(chance.randint(0, 2) if others else 0):
+                between = chance.sample(others, chance.randint(1, min(3, len(others))))
+                detours.append(
+                    Detour(
+                        path=(source, *between, target),
+                        links=tuple(
+                            (chance.choice((1e12, 1e6)), chance.choice((0.0, 0.001, 1.0)))
+                            for _ in (*between, target)
+                        ),
+                        explore=explore,
+                    )
+                )
+    return msgspec.structs.replace(policy, detours=tuple(detours))
+
+
 @dataclass(frozen=True)
 class KeyUse:
     name: str
@@ -72,14 +95,28 @@ class Job:
     policies: int = 1
     look_aheads: tuple[int, ...] = (0, 0, 1, 30, 1000)
     """Of the policies, in bytes."""
+    detours: bool = False
+    """Policies have auxiliary paths, and nodes use them by either rule."""
+
+    def policy(self, chance, version=0):
+        """Return one of the policies that the job runs under."""
+        policy = random_policy(chance, self.nodes, version, self.look_aheads)
+        return random_detours(chance, policy) if self.detours else policy
 
     def cluster(self, **more):
+        if self.detours:
+            chance = random.Random(f"rules {self.seed}")
+            more |= {
+                "aux_rule": chance.choice(("arrival", "queue")),
+                "primary_busy_bound": chance.randint(1, 3),
+                "auxiliary_queue_length": chance.randint(0, 5),
+                "explore_share": chance.choice((0.0, 0.02, 1.0)),
+                "window_bytes": chance.choice((0, 1, 300, 5000)),
+            }
         return SimulatedCluster(
             self.nodes,
             seed=self.seed,
-            policy=random_policy(
-                random.Random(f"policy {self.seed}"), self.nodes, look_aheads=self.look_aheads
-            ),
+            policy=self.policy(random.Random(f"policy {self.seed}")),
             chunk_size=self.chunk_size,
             jitter_s=self.jitter_s,
             **more,
@@ -133,7 +170,7 @@ class Job:
         chance = random.Random(f"policies {self.seed}")
         times = sorted(chance.random() * self.spread_s for _ in range(1, self.policies))
         for version, time in enumerate(times, 1):
-            policy = random_policy(chance, self.nodes, version, self.look_aheads)
+            policy = self.policy(chance, version)
             cluster.at(cluster.now + time, lambda policy=policy: cluster.install_policy(policy))
 
     def check(self, pending):
@@ -145,7 +182,7 @@ class Job:
             assert got.tobytes() == right.tobytes(), f"rank {rank}, {key.name}, round {number}"
 
 
-def jobs(*, nodes=(1, 9), policies=(1, 1)):
+def jobs(*, nodes=(1, 9), policies=(1, 1), detours=False):
     """Generate jobs, with numbers of nodes and policies in these ranges."""
     shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
     kinds = st.tuples(shapes, st.sampled_from(sorted(ITEM_BYTES)))
@@ -161,6 +198,7 @@ def jobs(*, nodes=(1, 9), policies=(1, 1)):
         jitter_s=st.sampled_from([0.0, 0.003, 0.1]),
         spread_s=st.sampled_from([0.0, 0.01, 0.5]),
         policies=st.integers(*policies),
+        detours=st.just(detours),
     )
     return drawn.map(few_chunks)
 
