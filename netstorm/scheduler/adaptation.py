@@ -59,6 +59,8 @@ class Plan:
     """The paper's: roots and their shares stay as in the first policy."""
     auxiliary: bool = False
     """Policies have auxiliary paths."""
+    explore: bool = False
+    """Some of them lead over links that have not been measured."""
 
 
 @dataclass(frozen=True, slots=True)

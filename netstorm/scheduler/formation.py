@@ -57,6 +57,7 @@ def assumed(settings: Settings) -> Assumed:
             seed=settings.seed,
             freeze_roots=settings.freeze_roots,
             auxiliary=settings.aux_path,
+            explore=settings.aux_path and settings.awareness,
         ),
         summed=Summed(tensors, elements * SLOT_ELEMENT_BYTES),
     )
@@ -89,5 +90,5 @@ def first_policy(assumption: Assumed, *, version: int = 1) -> Policy:
         seed=plan.seed,
         known=assumption.known,
         auxiliary=plan.auxiliary,
-        unmeasured=() if assumption.known else assumption.network.linked_pairs(),
+        unmeasured=assumption.network.linked_pairs() if plan.explore and not assumption.known else (),
     )
