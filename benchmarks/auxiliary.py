@@ -109,7 +109,7 @@ def rounds(
 
 
 def _detoured(cluster: SimulatedCluster) -> int:
-    return sum(int(node.machine.counters.snapshot().get("chunks_detoured", 0)) for node in cluster.nodes)
+    return sum(int(node.machine.counters.snapshot().get("detoured", 0)) for node in cluster.nodes)
 
 
 def compare(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -203,7 +203,7 @@ class Dispatch:
             part = hop.items[0][3].message
             assert isinstance(part, Part)
             self._exploring = ticket_of(part)
-            self._counters.add("chunks_exploring")
+            self._counters.add("explored")
             yield self._detoured(hop, 0, detour, first, now)
 
     def _taken(self, hop: _Hop, index: int, over: Exit) -> Send:
@@ -218,7 +218,7 @@ class Dispatch:
         part = send.message
         assert isinstance(part, Part)
         self._state(detour).given(ticket_of(part), now, expected_s)
-        self._counters.add("chunks_detoured")
+        self._counters.add("detoured")
         return Send(
             peer=Peer(detour.path[1]),
             message=msgspec.structs.replace(part, is_aux=True, path=detour.path, hop=1),

@@ -200,7 +200,7 @@ def policy_changes(changes, seed):
         lambda: not results and set(pushed.values()) == {last + 1}, 60.0, "the end of all rounds"
     )
     nothing_was_amiss(cluster)
-    assert counted(cluster, "chunks_detoured") > changes / 10
+    assert counted(cluster, "detoured") > changes / 10
     cluster.finish()
     return last
 
