@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from harness.compare import Comparison
 from harness.course import Course, end_of_changes, with_times_scaled
 from harness.emulated import Place, emulated, on_loopback
 from harness.machine import describe_machine
+from harness.policy_log import policy_changes
 from harness.progress import Rounds, counted_rounds
 from harness.race_options import race_options
 from harness.race_plot import draw_race
@@ -111,7 +113,7 @@ def _side_by_side(
             results.rows.extend(rows)
             systems = [system for row in rows for system in row.entrant.systems]
             parts = {name: part for row in rows for name, part in row.parts.items()}
-            comparison = _comparison(options, systems, place, results, rounds)
+            comparison = _comparison(options, systems, place, results, rounds, logs=options.logs)
             comparison.run(case, parts, _free_memory())
             results.save(options.json)
             _collect(options, folder, rows)
@@ -125,6 +127,7 @@ def _one_after_the_other(
     rounds: Rounds,
 ) -> None:
     """Have each system alone on a network of its own; changes begin with its first round that counts."""
+    logs = options.logs or folder
     for size in _cases(options, network, None):
         rows = _rows(options, network, size, folder)
         results.rows.extend(rows)
@@ -133,14 +136,33 @@ def _one_after_the_other(
                 with _up(options)(network, options) as place:
                     results.network |= _describe_place(place)
                     case = replace(size, hosts=place.hosts)
-                    comparison = _comparison(options, [system], place, results, rounds)
-                    comparison.run(case, {system.name: row.parts[system.name]}, _free_memory())
+                    part = row.parts[system.name]
+                    began: list[float] = []
+
+                    def on_start(place: Place = place, began: list[float] = began) -> None:
+                        began.append(time.time())
+                        place.start_changes()
+
+                    comparison = _comparison(
+                        options, [system], place, results, rounds, on_start=on_start, logs=logs
+                    )
+                    comparison.run(case, {system.name: part}, _free_memory())
+                    log = logs / f"{system.name} scheduler.log"
+                    if began and system.name.startswith("netstorm") and log.exists():
+                        part.policies = policy_changes(log.read_text(errors="replace"), began[0])
                     results.save(options.json)
         _collect(options, folder, rows)
 
 
 def _comparison(
-    options: argparse.Namespace, systems: list[System], place: Place, results: RaceResults, rounds: Rounds
+    options: argparse.Namespace,
+    systems: list[System],
+    place: Place,
+    results: RaceResults,
+    rounds: Rounds,
+    *,
+    on_start: Callable[[], None] | None = None,
+    logs: Path | None = None,
 ) -> Comparison:
     def on_round(name: str) -> None:
         rounds.done(name)
@@ -157,7 +179,8 @@ def _comparison(
         place=place.command,
         meter=place.carried,
         seconds=options.seconds,
-        on_start=place.start_changes if options.dynamic else None,
+        on_start=on_start,
+        logs=logs,
     )
 
 

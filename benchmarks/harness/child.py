@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -27,9 +27,14 @@ class ChildError(Exception):
 class Child:
     """A process in a session of its own: Ctrl-C reaches the driver alone, which then stops it by pid."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path | None = None
+    ) -> None:
+        """Start it; `log` keeps its error output, which else is kept for messages alone."""
         self.name = name
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
+        self._errors: IO[bytes] = (
+            tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115 - closed by stop()
+        )
         self._process = subprocess.Popen(
             command,
             env=dict(environment),

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from harness.child import ChildError
 from harness.group import Group
@@ -38,6 +39,7 @@ class Comparison:
         seconds: float | None = None,
         on_start: Callable[[], None] | None = None,
         on_step: Callable[[str], None] | None = None,
+        logs: Path | None = None,
     ) -> None:
         """Begin.
 
@@ -49,6 +51,7 @@ class Comparison:
             seconds: no round begins later than that after the first that counts, but every system has one.
             on_start: called before the first round that counts.
             on_step: told what comes next, in words.
+            logs: folder for the error output of each process.
         """
         self._systems = systems
         self._rounds = rounds
@@ -60,6 +63,7 @@ class Comparison:
         self._meter = meter
         self._seconds = math.inf if seconds is None else seconds
         self._on_start = on_start
+        self._logs = logs
         self._on_step = on_step or (lambda _: None)
         # The order of the systems changes from round to round: none always runs after the same other one.
         self._random = random.Random(1)
@@ -139,4 +143,9 @@ class Comparison:
     def _group(self, launch: Launch) -> Group:
         if self._place is not None:
             launch = launch.placed(self._place)
-        return Group(launch, start_timeout_s=self._start_timeout_s, round_timeout_s=self._round_timeout_s)
+        return Group(
+            launch,
+            start_timeout_s=self._start_timeout_s,
+            round_timeout_s=self._round_timeout_s,
+            logs=self._logs,
+        )

@@ -6,12 +6,13 @@ import select
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from harness.child import Child, ChildError
-from systems.base import Launch
+from systems.base import Launch, Process
 
 __all__ = ["Group", "Round"]
 
@@ -36,16 +37,19 @@ class Round:
 class Group:
     """Use as a context manager: no process outlives the block."""
 
-    def __init__(self, launch: Launch, *, start_timeout_s: float, round_timeout_s: float) -> None:
+    def __init__(
+        self, launch: Launch, *, start_timeout_s: float, round_timeout_s: float, logs: Path | None = None
+    ) -> None:
+        """Start all processes; their error output goes into the folder `logs`, if there is one."""
         self._round_timeout_s = round_timeout_s
         self._helpers: list[Child] = []
         self._workers: list[Child] = []
         self._broken = False
         try:
             for process in launch.helpers:
-                self._helpers.append(Child(process.name, process.command, process.environment))
+                self._helpers.append(_child(process, logs))
             for process in launch.workers:
-                self._workers.append(Child(process.name, process.command, process.environment))
+                self._workers.append(_child(process, logs))
             joined = self._answers("to join", start_timeout_s)
             for child, answer in zip(self._workers, joined, strict=True):
                 if "pids" in answer:
@@ -142,6 +146,11 @@ class Group:
 
     def _cpu_s(self) -> float:
         return sum(child.cpu_s() for child in (*self._workers, *self._helpers))
+
+
+def _child(process: Process, logs: Path | None) -> Child:
+    log = None if logs is None else logs / f"{process.name}.log"
+    return Child(process.name, process.command, process.environment, log)
 
 
 def _busy_share(before: Any, after: Any) -> float:

@@ -86,12 +86,20 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=writable, metavar="FILE", help="write the results, after every round")
     add("--plot", type=writable, metavar="FILE", help="draw them (needs matplotlib); see also bench plot")
     add("--trace", type=writable, metavar="FILE", help="timeline of NetStorm's chunks, for ui.perfetto.dev")
+    add("--logs", type=_folder, metavar="FOLDER", help="keep what each process says on its error output")
     add("--short", action="store_true", help="a small table in plain words")
     options = parser.parse_args(arguments)
     options.set = dict(options.set)
     if options.rounds is None and not options.dynamic:
         options.rounds = _ROUNDS
     return options
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+    return path
 
 
 def _systems(text: str) -> list[str]:

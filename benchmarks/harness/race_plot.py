@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -89,6 +90,13 @@ def _course(axes: Any, rows: Sequence[Mapping[str, Any]], course: Mapping[str, A
             times, heights = _steps(part["starts_s"], part["rounds_s"])
             label = f"{row['system']}: {row['mean_s'] or math.nan:.2f} s{share}"
             axes.plot(times, heights, color=colour, linewidth=1.4, label=label if place == 0 else None)
+            changed = [
+                change["at_s"] for change in part.get("policies", []) if 0 <= change["at_s"] <= times[-1]
+            ]
+            at_round = [max(0, bisect_right(part["starts_s"], at) - 1) for at in changed]
+            axes.plot(
+                changed, [part["rounds_s"][index] for index in at_round], "v", color=colour, markersize=5
+            )
             end = max(end, times[-1])
     edges = [*begins, end]
     times = [time for begin, until in pairwise(edges) for time in (begin, until)]
@@ -99,7 +107,7 @@ def _course(axes: Any, rows: Sequence[Mapping[str, Any]], course: Mapping[str, A
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")
     axes.set_xlim(0, end)
-    axes.set_xlabel("seconds; grey lines: the links' rates change")
+    axes.set_xlabel("seconds; grey lines: the links' rates change; triangles: a new policy")
     axes.set_ylabel(f"seconds a round of {megabytes(size)}")
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncol=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,12 @@ class RaceRow:
             "vs_star_mean": self.times_over(others.get(_MEAN)),
             "vs_sharded": self.times_over(others.get(_SHARDED)),
             "parts": {
-                name: {"starts_s": row.starts_s, "rounds_s": row.rounds_s, "error": row.error}
+                name: {
+                    "starts_s": row.starts_s,
+                    "rounds_s": row.rounds_s,
+                    "policies": [asdict(change) for change in row.policies],
+                    "error": row.error,
+                }
                 for name, row in self.parts.items()
             },
             "bytes_per_link": {

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.arguments import megabytes
+from harness.policy_log import PolicyChange
 from systems.base import Case, System
 
 __all__ = ["Results", "Row"]
@@ -28,6 +29,8 @@ class Row:
     rounds_s: list[float] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
     """When each round began, since the first that counts; where the network changes, since that began."""
+    policies: list[PolicyChange] = field(default_factory=list)
+    """Of a NetStorm job, at times as those of `starts_s`."""
     cpu_s: list[float] = field(default_factory=list)
     """Processor time of all its processes in each round."""
     machine_cpu_shares: list[float] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 def bench(monkeypatch):
     """The benchmarks' own modules."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    harness = ("harness.course", "harness.race_results", "harness.results")
+    harness = ("harness.policy_log", "harness.course", "harness.race_results", "harness.results")
     names = (*harness, "systems.base", "systems.entrants", "plot")
     modules = {name.rsplit(".", 1)[-1]: importlib.import_module(name) for name in names}
     return SimpleNamespace(**modules)
@@ -103,10 +104,25 @@ def test_over_a_course_systems_are_compared_by_their_mean_round(bench):
     assert ours["parts"]["a"]["starts_s"] == [0, 2, 10, 14]
 
 
+def test_new_policies_are_found_in_the_schedulers_log_and_placed_by_time(bench):
+    log = "\n".join([
+        "23:59:50 netstorm INFO all nodes are here: rank 0 (127.0.0.1:1)",
+        "23:59:58 netstorm INFO policy version 1: link 0→1 is slower: 7 Mbit/s",
+        "00:00:02 netstorm INFO policy version 1 stays: no better one",
+        "00:00:07 netstorm INFO policy version 2: faster (formed in 0.02 s)",
+    ])  # fmt: skip
+    midnight = time.mktime((2024, 5, 2, 0, 0, 0, 0, 0, -1))
+    found = bench.policy_log.policy_changes(log, midnight + 0.5)
+    assert [(one.at_s, one.version) for one in found] == [(-2.5, 1), (6.5, 2)]
+    assert found[1].reason.startswith("faster")
+
+
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_a_race_is_drawn_again_from_its_file(bench, tmp_path, kind):
     pytest.importorskip("matplotlib")
     found = dynamic_race(bench)
+    change = bench.policy_log.PolicyChange(at_s=11.0, version=1, reason="slower")
+    found.rows[2].parts["a"].policies.append(change)
     source, picture = tmp_path / "race.json", tmp_path / f"race.{kind}"
     found.save(source)
     assert bench.plot.main([str(source), str(picture), "--title", "Two sites"]) == 0
