@@ -105,14 +105,14 @@ def test_over_a_course_systems_are_compared_by_their_mean_round(bench):
 
 
 def test_new_policies_are_found_in_the_schedulers_log_and_placed_by_time(bench):
-    log = "\n".join([
+    lines = [
         "23:59:50 netstorm INFO all nodes are here: rank 0 (127.0.0.1:1)",
         "23:59:58 netstorm INFO policy version 1: link 0→1 is slower: 7 Mbit/s",
         "00:00:02 netstorm INFO policy version 1 stays: no better one",
         "00:00:07 netstorm INFO policy version 2: faster (formed in 0.02 s)",
-    ])  # fmt: skip
+    ]
     midnight = time.mktime((2024, 5, 2, 0, 0, 0, 0, 0, -1))
-    found = bench.policy_log.policy_changes(log, midnight + 0.5)
+    found = bench.policy_log.policy_changes("\n".join(lines), midnight + 0.5)
     assert [(one.at_s, one.version) for one in found] == [(-2.5, 1), (6.5, 2)]
     assert found[1].reason.startswith("faster")
 
