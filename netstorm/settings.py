@@ -352,6 +352,29 @@ class Settings:
         "",
         "UDP port at which the scheduler tells the time; 0: the number of its TCP port",
     )
+    http_port: int = setting(
+        "NETSTORM_HTTP_PORT",
+        whole(-1, 65535),
+        -1,
+        "",
+        "TCP port at which the scheduler shows the job to `netstorm top`, browsers and Prometheus, without "
+        "authentication; -1: the one after its own; 0: none; if it is taken, any that is free",
+    )
+    http_bind: str = setting(
+        "NETSTORM_HTTP_BIND",
+        host(or_any=True),
+        "127.0.0.1",
+        "",
+        "address at which NETSTORM_HTTP_PORT and NETSTORM_METRICS_PORT listen, * for every interface",
+    )
+    metrics_port: int = setting(
+        "NETSTORM_METRICS_PORT",
+        whole(0, 65535),
+        0,
+        "",
+        "TCP port at which a node shows its own metrics to Prometheus; 0: none; nodes of one machine take "
+        "the next ones that are free",
+    )
     log_level: LogLevel = setting(
         "NETSTORM_LOG",
         one_of("debug", "info", "warning", "error"),

@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "launch": "Start a scheduler and N nodes, and see them to their end.",
         "scheduler": "Run the scheduler of one job until all its nodes have left.",
+        "top": "Show how a running job is doing: nodes, links, trees, times, and why they changed.",
         "simulate": "Tell how long a round takes under each scheme, over many networks.",
         "bench": "Race real systems on an emulated network, or run another benchmark of a checkout.",
         "plan": "Compare topologies on a network: time, traffic, distance from the optimum.",

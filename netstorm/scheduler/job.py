@@ -12,6 +12,7 @@ from netstorm.protocol.ids import Peer
 from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.awareness import Awareness
 from netstorm.scheduler.barrier import BarrierCount
+from netstorm.scheduler.collector import Seen
 from netstorm.scheduler.consistency import Consistency
 from netstorm.scheduler.forming import Formation
 from netstorm.scheduler.liveness import Liveness
@@ -189,6 +190,10 @@ class Job:
             f"{self.policy.version}, {len(self.finished)} finished"
             + (f"; waiting: {list_some(waits)}" if waits else "")
         )
+
+    def seen_links(self, now: float) -> list[Seen]:
+        """Return what is known of each link."""
+        return self.sayings.links(now) if self.awareness is None else self.awareness.collector.seen(now)
 
     def node_snapshots(self, left: Collection[int]) -> tuple[NodeSnapshot, ...]:
         """Return what is known of each rank; those in `left` will not be heard of again."""

@@ -155,7 +155,8 @@ class SchedulerMachine:
             former=self._past.former(),
             keys=0 if job is None else len(job.keys),
             key_bytes=0 if job is None else job.keys.total_bytes,
-            links={} if job is None else job.sayings.links(),
+            considered="" if job is None or job.awareness is None else job.awareness.adaptation.reason,
+            links=() if job is None else job.seen_links(now),
             counters=self.counters.snapshot(),
         )
 

@@ -28,6 +28,7 @@ from netstorm.scheduler.former import Former
 from netstorm.scheduler.forming import Formed
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.watch import open_watch
 from netstorm.settings import Settings
 from netstorm.topology.policy import Policy
 
@@ -79,6 +80,10 @@ def run_scheduler(
             f"{running.sntp.port}), waiting for {settings.num_workers} nodes; network: "
             f"{settings.network_file or 'all links assumed equal'}; {policy.reason or settings.topology}"
         )
+        watch = open_watch(settings, running.driver)
+        if watch is not None:
+            stack.callback(watch.close)
+            say(f"netstorm scheduler: watch it with: netstorm top --scheduler {watch.address}")
         outcome = running.wait(signals)
     say(f"netstorm scheduler: {outcome.text}")
     if on_outcome is not None:

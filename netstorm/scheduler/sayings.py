@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.protocol.messages import LinkMeasure, Measured, NodeStatus
+from netstorm.scheduler.collector import Seen
 from netstorm.topology.policy import Policy
 
 __all__ = ["Dated", "PolicyPast", "Sayings"]
@@ -50,9 +52,20 @@ class Sayings:
         """Return a rank's last reports, the newest last."""
         return tuple(self._reports[rank])
 
-    def links(self) -> dict[tuple[int, int], tuple[float, LinkMeasure]]:
-        """Return, by source and target, what was last said of a link, and when."""
-        return dict(self._links)
+    def links(self, now: float) -> list[Seen]:
+        """Return what was last said of each link, as it was said."""
+        return [
+            Seen(
+                source=source,
+                target=target,
+                rate=measure.rate,
+                error=measure.error,
+                latency=measure.latency,
+                age=now - at if measure.rate > 0 else math.inf,
+                censored=False,
+            )
+            for (source, target), (at, measure) in sorted(self._links.items())
+        ]
 
     def caps(self) -> dict[int, tuple[float, float]]:
         """Return, by rank, what was last said of all its links together: egress and ingress in bit/s; 0: not

@@ -6,10 +6,11 @@ changes. Making a `status` of it is somebody else's work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from netstorm.protocol.messages import LinkMeasure, Member
+from netstorm.protocol.messages import Member
+from netstorm.scheduler.collector import Seen
 from netstorm.scheduler.ending import Phase
 from netstorm.scheduler.sayings import Dated
 from netstorm.topology.policy import Policy
@@ -55,6 +56,8 @@ class Snapshot:
     """Version, reason, begin and end of former policies, the newest last."""
     keys: int
     key_bytes: int
-    links: Mapping[tuple[int, int], tuple[float, LinkMeasure]]
-    """By source and target: when it was measured, and what was measured."""
+    considered: str
+    """What was last thought of a new policy; empty: nothing was."""
+    links: Sequence[Seen]
+    """What is known of each link."""
     counters: Mapping[str, float]

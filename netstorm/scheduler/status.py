@@ -87,6 +87,8 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was formed."""
     since_s: float
     """For how long it has been in force."""
+    considered: str
+    """What was last thought of a new one; empty: nothing was."""
     trees: tuple[TreeStatus, ...]
 
 
@@ -114,14 +116,16 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     target: int
     rate: float | None
-    """Bit/s."""
+    """Bit/s that is planned with."""
+    measured: bool
+    """Whether it was ever measured; if not, the rate is what is assumed."""
     error: float | None
     """Standard error of the rate, as a fraction of it."""
     latency_s: float | None
-    age_s: float
-    """Since it was measured."""
-    chunks: int
-    """How many measured it."""
+    age_s: float | None
+    """Since it was last measured."""
+    censored: bool
+    """Seen only while an access line was the limit: the rate is what the lines allow."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,15 +169,16 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
     now = snapshot.now
     links = (
         LinkStatus(
-            source=source,
-            target=target,
-            rate=_known(measure.rate),
-            error=_known(measure.error) if measure.rate > 0 else None,
-            latency_s=measure.latency if math.isfinite(measure.latency) and measure.latency >= 0 else None,
-            age_s=now - at,
-            chunks=measure.chunks,
+            source=link.source,
+            target=link.target,
+            rate=_known(link.rate),
+            measured=math.isfinite(link.age),
+            error=link.error if math.isfinite(link.age) and math.isfinite(link.error) else None,
+            latency_s=link.latency if math.isfinite(link.latency) and link.latency >= 0 else None,
+            age_s=link.age if math.isfinite(link.age) else None,
+            censored=link.censored,
         )
-        for (source, target), (at, measure) in sorted(snapshot.links.items())
+        for link in snapshot.links
     )
     return JobStatus(
         time=time,
@@ -186,7 +191,7 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
         age_s=now - snapshot.started_at,
         num_workers=snapshot.num_workers,
         nodes=tuple(_node(node, now) for node in snapshot.nodes),
-        policy=_policy(snapshot.policy, now - snapshot.policy_since),
+        policy=_policy(snapshot.policy, now - snapshot.policy_since, snapshot.considered),
         former=tuple(
             FormerPolicy(version=version, reason=reason, ended_s=now - end, lasted_s=end - begin)
             for version, reason, begin, end in reversed(snapshot.former)
@@ -197,7 +202,7 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
     )
 
 
-def _policy(policy: Policy, since_s: float) -> PolicyStatus:
+def _policy(policy: Policy, since_s: float, considered: str) -> PolicyStatus:
     total = sum(policy.weights)
     trees = tuple(
         TreeStatus(
@@ -208,7 +213,9 @@ def _policy(policy: Policy, since_s: float) -> PolicyStatus:
         )
         for tree, weight in zip(policy.trees, policy.weights, strict=True)
     )
-    return PolicyStatus(version=policy.version, reason=policy.reason, since_s=since_s, trees=trees)
+    return PolicyStatus(
+        version=policy.version, reason=policy.reason, since_s=since_s, considered=considered, trees=trees
+    )
 
 
 def _node(node: NodeSnapshot, now: float) -> NodeView:

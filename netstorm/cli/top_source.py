@@ -1,0 +1,153 @@
+"""Where a running job's status comes from: the scheduler that the user means, found and asked over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import psutil
+
+from netstorm.errors import Unavailable, UsageError
+from netstorm.scheduler.status import JobStatus
+from netstorm.settings import Settings
+
+__all__ = ["Source", "find"]
+
+_PATIENCE_S: Final = 5.0
+"""For an answer; the scheduler's machine may be busy."""
+
+_MOST_BYTES: Final = 64 * 2**20
+"""Of an answer: whatever listens there may not be a scheduler."""
+
+
+class Source:
+    """A scheduler's HTTP address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host: Final = host
+        self.port: Final = port
+
+    def status(self) -> JobStatus:
+        """Ask for the job's status.
+
+        Raises:
+            Unavailable: nobody answers, or not like a scheduler; says why.
+        """
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_PATIENCE_S)
+        try:
+            connection.request("GET", "/status.json")
+            response = connection.getresponse()
+            body = response.read(_MOST_BYTES)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Unavailable(f"{self}: {reason}") from None
+        finally:
+            connection.close()
+        try:
+            return msgspec.json.decode(body, type=JobStatus)
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+            text = body[:200].decode(errors="replace").strip()
+            raise Unavailable(f"{self}: answers {response.status}, {text!r}") from None
+
+    def __str__(self) -> str:
+        """Return HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def find(address: str | None) -> tuple[Source, JobStatus]:
+    """Return the scheduler that is meant, and its first answer.
+
+    Args:
+        address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
+            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
+
+    Raises:
+        UsageError: there is none, or there are several; says what to do.
+    """
+    if address is not None:
+        host, port = _split(address)
+        return _at(host, port, f"--scheduler {address}")
+    settings = Settings.from_environment()
+    if {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}:
+        host, port = settings.scheduler_host, settings.scheduler_port
+        return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}")
+    found = list(_running_here())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        jobs = ", ".join(f"{status.job!r} at {source}" for source, status in found)
+        raise UsageError(f"{len(found)} jobs run here: {jobs}; say which: netstorm top --scheduler HOST:PORT")
+    raise UsageError(
+        "no job of yours runs on this machine; say where its scheduler is: netstorm top --scheduler "
+        "HOST:PORT (its first lines say it), or set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+    )
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, colon, port = address.removeprefix("http://").rstrip("/").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"--scheduler {address!r}: expected HOST:PORT, such as 127.0.0.1:9091")
+    return host, int(port)
+
+
+def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
+    """Return the scheduler whose nodes, or whose watchers, connect to this port."""
+    problems = []
+    # By default the watchers' port is the one after the nodes'. The nodes' own speaks another protocol.
+    for tried in (port + 1, port):
+        source = Source(host, tried)
+        try:
+            status = source.status()
+        except Unavailable as error:
+            problems.append(str(error))
+            continue
+        if any(_port_of(shown) == port for shown in (status.scheduler, status.http)) or tried == port:
+            return source, status
+        problems.append(f"{source}: that is the scheduler at {status.scheduler}")
+    raise UsageError(
+        f"{meant}: nobody there shows a job ({'; '.join(problems)}). The scheduler says in its first lines "
+        "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* (there is no "
+        "authentication), and not NETSTORM_HTTP_PORT=0"
+    )
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2] or 0)
+
+
+def _running_here() -> Iterator[tuple[Source, JobStatus]]:
+    """Yield the schedulers of this user on this machine."""
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words = process.info["cmdline"] or []
+        uids = process.info["uids"]
+        if uids is None or uids.real != os.getuid() or not _is_scheduler(words):
+            continue
+        for port in _ports(process):
+            with contextlib.suppress(Unavailable):
+                source = Source("127.0.0.1", port)
+                yield source, source.status()
+                break
+
+
+def _is_scheduler(words: list[str]) -> bool:
+    """Return whether a command line is `netstorm scheduler`'s, or `python -m netstorm scheduler`'s."""
+    for word, following in itertools.pairwise(words):
+        if following == "scheduler" and word.rpartition("/")[2] == "netstorm":
+            return True
+    return False
+
+
+def _ports(process: psutil.Process) -> list[int]:
+    """Return where a process listens on TCP, the highest port first: that of watchers, most of the time."""
+    try:
+        ask = process.net_connections if hasattr(process, "net_connections") else process.connections
+        connections = ask(kind="tcp")
+    except (psutil.Error, OSError):
+        return []
+    return sorted({one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}, reverse=True)

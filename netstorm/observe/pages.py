@@ -1,0 +1,85 @@
+"""What a web server shows: pages by path, each made when it is asked for, and metrics for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from netstorm.errors import NetStormError
+
+__all__ = ["Application", "Page", "metrics_page", "pages"]
+
+_log = logging.getLogger(__name__)
+
+Application: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""As PEP 3333 says; `wsgiref.types` is Python 3.11's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that is made anew for each request."""
+
+    content_type: str
+    make: Callable[[], bytes]
+
+
+def pages(by_path: Mapping[str, Page | Application]) -> Application:
+    """Return the application that shows these pages, and says what is wrong if it cannot."""
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def answer(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8") -> list[bytes]:
+            headers = [("Content-Type", content_type), ("Content-Length", str(len(body)))]
+            start_response(status, [*headers, ("Cache-Control", "no-store")])
+            return [] if environ.get("REQUEST_METHOD") == "HEAD" else [body]
+
+        page = by_path.get(environ.get("PATH_INFO", ""))
+        if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
+            return answer("405 Method Not Allowed", b"GET or HEAD\n")
+        if page is None:
+            return answer("404 Not Found", f"there is: {' '.join(sorted(by_path))}\n".encode())
+        try:
+            if isinstance(page, Page):
+                return answer("200 OK", page.make(), page.content_type)
+            return page(environ, start_response)
+        except NetStormError as error:
+            return answer("503 Service Unavailable", f"no answer from the job: {error}\n".encode())
+        except Exception:  # noqa: BLE001 - it may come of what the client has sent, and must harm nobody
+            _log.warning("while making a page", exc_info=True)
+            return answer("500 Internal Server Error", b"this page cannot be made; the log says why\n")
+
+    return application
+
+
+def metrics_page(
+    collect: Callable[[], Iterable[Metric]], *more: Callable[[CollectorRegistry], Any]
+) -> Application:
+    """Return the page of metrics in the format that Prometheus asks for.
+
+    Args:
+        collect: makes them, for each request.
+        more: called with the registry, to add what is always the same.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Collected(collect))
+    for add in more:
+        add(registry)
+    made: Application = make_wsgi_app(registry)
+    return made
+
+
+class _Collected(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+    def describe(self) -> Iterable[Metric]:
+        """Announce nothing: or the registry would collect once before anybody asks."""
+        return ()

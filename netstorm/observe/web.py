@@ -1,0 +1,162 @@
+"""A few pages over HTTP, for people and for Prometheus: a WSGI application in threads of its own.
+
+Python's own server, since the pages are small, few and rarely asked for, and a framework would be the largest
+thing in the process. Whatever clients send or don't send, it costs at most a few threads for a few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterable
+from socketserver import BaseServer
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from netstorm.errors import SettingsError
+from netstorm.observe.pages import Application
+
+__all__ = ["WebServer"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS: Final = 16
+"""At once; the oldest makes room for one more. Who wants to watch a job is few."""
+
+_SILENCE_S: Final = 5.0
+"""How long a client may keep us waiting for its next byte."""
+
+_JOIN_S: Final = 3.0
+_BREATH_S: Final = 0.2
+"""When no connection can be accepted (too many open files) it is tried again after this."""
+
+
+class WebServer:
+    """Serves an application until it is closed. Requests run in threads of their own."""
+
+    def __init__(self, application: Application, host: str, ports: Iterable[int], *, name: str) -> None:
+        """Listen at the first of `ports` that is free.
+
+        Args:
+            host: address to listen on; * for every interface.
+            ports: 0: any that is free.
+            name: of the thread that accepts connections.
+
+        Raises:
+            SettingsError: none of them can be listened on.
+        """
+        self._server: Final = _listen(host, ports)
+        self._server.set_app(application)
+        self.port: Final = int(self._server.socket.getsockname()[1])
+        self._thread: Final = threading.Thread(target=self._server.accept_all, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and close all connections. Twice does no harm."""
+        self._server.end()
+        self._thread.join(_JOIN_S)
+
+
+class _Server(WSGIServer):
+    """Python's, with a bound on connections, an end that does not wait, and no look-up of its own name."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.request_queue_size = _MOST_CONNECTIONS
+        self._ending: Final = threading.Event()
+        self._lock: Final = threading.Lock()
+        self._open: Final[dict[Any, threading.Thread]] = {}
+        """Connections, the oldest first, and who serves them."""
+        super().__init__(("" if host == "*" else host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind. HTTPServer's asks the name service what we are called, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def accept_all(self) -> None:
+        while not self._ending.is_set():
+            self.handle_request()
+        self.server_close()
+
+    def end(self) -> None:
+        self._ending.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+        with self._lock:
+            left = list(self._open.items())
+        for request, thread in left:
+            _shut(request)
+            thread.join(_JOIN_S)
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            self._ending.wait(_BREATH_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(request, client_address), name="netstorm-web", daemon=True
+        )
+        with self._lock:
+            if len(self._open) >= _MOST_CONNECTIONS:
+                _shut(next(iter(self._open)))
+            self._open[request] = thread
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                del self._open[request]
+            raise
+
+    def _serve(self, request: Any, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except Exception:  # noqa: BLE001 - a client's doing, or gone
+            self.handle_error(request, client_address)
+        finally:
+            with self._lock:
+                self._open.pop(request, None)
+            self.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a client at %s", client_address, exc_info=True)
+
+
+class _Handler(WSGIRequestHandler):
+    """Says nothing about requests, and waits for no client for long."""
+
+    timeout = _SILENCE_S
+    server_version = "NetStorm"
+    sys_version = ""
+
+    def __init__(self, request: Any, client_address: Any, server: BaseServer) -> None:
+        super().__init__(request, client_address, server)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base's
+        _log.debug("%s: %s", self.address_string(), format % args)
+
+
+def _listen(host: str, ports: Iterable[int]) -> _Server:
+    tried, reason = [], "no port was given"
+    for port in ports:
+        tried.append(str(port))
+        try:
+            return _Server(host, port)
+        except (OSError, OverflowError) as error:
+            number = getattr(error, "errno", None)  # what the name service says has other numbers
+            reason = os.strerror(number) if isinstance(number, int) and number > 0 else str(error)
+    raise SettingsError(f"cannot listen at {host or '*'}, TCP port {' or '.join(tried)}: {reason}")
+
+
+def _shut(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)

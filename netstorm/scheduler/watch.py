@@ -1,0 +1,130 @@
+"""Where a running job can be looked at: /status.json and /metrics, beside the scheduler's own thread."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+from typing import Final
+
+import msgspec
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from netstorm import clock
+from netstorm.errors import SettingsError, WaitTimeout
+from netstorm.observe.pages import Page, metrics_page, pages
+from netstorm.observe.web import WebServer
+from netstorm.pslite.driver import Driver
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.metrics import metrics
+from netstorm.scheduler.snapshot import Snapshot
+from netstorm.scheduler.status import JobStatus, describe
+from netstorm.settings import Settings
+
+__all__ = ["Watch", "open_watch"]
+
+_log = logging.getLogger(__name__)
+
+_FRESH_S: Final = 0.25
+"""However many ask, the scheduler's thread takes a snapshot no more often than this."""
+
+_ANSWER_S: Final = 2.0
+"""How long that thread may take until those who ask are told that it does not answer."""
+
+_HELP: Final = """\
+NetStorm: job {job!r}, phase {phase}.
+  /status.json   everything that is known of the job
+  /metrics       the same for Prometheus
+In a terminal: netstorm top --scheduler {http}
+"""
+
+
+class Watch:
+    """Serves a job's status until it is closed.
+
+    Attributes:
+        address: HOST:PORT at which it can be read.
+        wanted: the port that the settings ask for.
+    """
+
+    def __init__(self, settings: Settings, driver: Driver[SchedulerMachine]) -> None:
+        """Listen.
+
+        Raises:
+            SettingsError: the address cannot be listened on.
+        """
+        self._driver: Final = driver
+        self._lock: Final = threading.Lock()
+        self._made: tuple[float, JobStatus] | None = None
+        self._scheduler: Final = f"{settings.scheduler_host}:{driver.port}"
+        application = pages(
+            {
+                "/": Page("text/plain; charset=utf-8", self._help),
+                "/status.json": Page("application/json", lambda: msgspec.json.encode(self.status())),
+                "/metrics": metrics_page(lambda: metrics(self.status()), _add_process),
+            }
+        )
+        self.wanted: Final = settings.http_port if settings.http_port > 0 else driver.port + 1
+        host = settings.http_bind
+        self._server: Final = WebServer(application, host, (self.wanted, 0), name="netstorm-watch")
+        shown = settings.scheduler_host if host == "*" else host
+        self.address: Final = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.port
+
+    def status(self) -> JobStatus:
+        """Return how the job is doing, or was a moment ago. Any thread but the scheduler's own.
+
+        Raises:
+            Closed: the job is over.
+            WaitTimeout: the scheduler's thread does not answer.
+        """
+        with self._lock:  # of those who ask together, one asks the scheduler
+            now = clock.monotonic()
+            if self._made is None or now - self._made[0] > _FRESH_S:
+                status = describe(
+                    self._snapshot(), time=clock.wall(), scheduler=self._scheduler, http=self.address
+                )
+                self._made = (now, status)
+            return self._made[1]
+
+    def close(self) -> None:
+        """Stop serving. Twice does no harm."""
+        self._server.close()
+
+    def _snapshot(self) -> Snapshot:
+        future = self._driver.thread.call(self._driver.machine.snapshot)
+        try:
+            return future.result(_ANSWER_S)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise WaitTimeout(f"the scheduler has not answered for {_ANSWER_S:g} s") from None
+
+    def _help(self) -> bytes:
+        status = self.status()
+        return _HELP.format(job=status.job, phase=status.phase, http=self.address).encode()
+
+
+def open_watch(settings: Settings, driver: Driver[SchedulerMachine]) -> Watch | None:
+    """Return what a job can be looked at by, if it is wanted and possible: a job does not fail for this."""
+    if settings.http_port == 0:
+        return None
+    try:
+        watch = Watch(settings, driver)
+    except SettingsError as error:
+        _log.warning(
+            "nobody can watch this job: %s; NETSTORM_HTTP_BIND must be an address of this machine, or *",
+            error,
+        )
+        return None
+    if settings.http_port > 0 and watch.port != settings.http_port:
+        _log.warning("NETSTORM_HTTP_PORT=%d is taken: port %d it is", settings.http_port, watch.port)
+    return watch
+
+
+def _add_process(registry: CollectorRegistry) -> None:
+    """Processor time, memory and files of this process, under the names that every client library uses."""
+    ProcessCollector(registry=registry)
