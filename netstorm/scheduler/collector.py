@@ -44,6 +44,9 @@ _CAP_ENDS: Final = 0.95
 """Part of what its links could carry together up to which a node's access line counts as a cap. The two
 differ, or noise would make caps come and go."""
 
+_ABLE_MORE: Final = 2.0
+"""How much more a link may be able to carry than it did in company: nobody has seen it alone."""
+
 _CAP_FOR_S: Final = 300.0
 """How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
 
@@ -124,10 +127,10 @@ class _Rate:
     """What is known of a link's rate."""
 
     readings: Readings
-    shares_out: bool
-    """It was seen only while others left its source, too, or nobody knows."""
-    shares_in: bool
-    """The same of its target."""
+    held: tuple[bool, bool]
+    """At its source, and at its target: in company, by that end's own word."""
+    shares: tuple[bool, bool]
+    """The same, or nobody knows."""
 
     @property
     def value(self) -> float:
@@ -154,9 +157,26 @@ class _LinkState:
             return None
         return _Rate(
             max(known, key=lambda one: one.value),
-            shares_out=ends[0] is None or ends[0] is self.source.held,
-            shares_in=ends[1] is None or ends[1] is self.target.held,
+            held=(ends[0] is self.source.held, ends[1] is self.target.held),
+            shares=(
+                ends[0] is None or ends[0] is self.source.held,
+                ends[1] is None or ends[1] is self.target.held,
+            ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Access lines, all in the same direction."""
+
+    caps: dict[int, float]
+    """Those that count, by rank."""
+    most: dict[int, float]
+    """The fastest link at each, by rank."""
+
+    def binds(self, rank: int, rate: float) -> bool:
+        """Return whether a link of this rate may be as slow as that only because of the line of `rank`."""
+        return rank in self.caps and rate >= _SLOW_SIBLING * self.most[rank]
 
 
 _Rates: TypeAlias = dict[tuple[int, int], _Rate]
@@ -217,24 +237,21 @@ class Collector:
     def picture(self, now: float) -> Picture:
         """Return the network as it is known now. O(number of links)."""
         rates = {pair: found for pair, state in self._states.items() if (found := state.rate(now))}
-        egress = self._caps("egress", 0, rates, now)
-        ingress = self._caps("ingress", 1, rates, now)
+        egress, ingress = self._side("egress", 0, rates, now), self._side("ingress", 1, rates, now)
         links, errors = [], []
         seldom, far = self._unseen(rates)
         for link in self._prior.links:
             pair = (link.source, link.target)
             if pair in self._failed:
                 continue
-            changed, error = self._link(
-                link, rates=rates, egress=egress, ingress=ingress, seldom=seldom, now=now
-            )
+            changed, error = self._link(link, rates.get(pair), (egress, ingress), seldom, now)
             links.append(replace(changed, latency=self._latency(link, far)))
             errors.append(error)
         nodes = tuple(
             replace(
                 node,
-                egress=egress.get(node.rank, node.egress),
-                ingress=ingress.get(node.rank, node.ingress),
+                egress=egress.caps.get(node.rank, node.egress),
+                ingress=ingress.caps.get(node.rank, node.ingress),
             )
             for node in self._prior.nodes
         )
@@ -282,49 +299,43 @@ class Collector:
         if one.latency >= 0.0:
             state.latency = one.latency
 
-    def _caps(self, word: str, end: int, rates: _Rates, now: float) -> dict[int, float]:
-        """Return the caps that count, by rank; `end`: which end of a link is at that line."""
-        together: dict[int, list[float]] = {}
+    def _side(self, word: str, end: int, rates: _Rates, now: float) -> _Side:
+        """Return the caps that count; `end`: which end of a link is at that line."""
+        most: dict[int, float] = {}
         for pair, found in rates.items():
-            together.setdefault(pair[end], []).append(found.value)
+            most[pair[end]] = max(found.value, most.get(pair[end], 0.0))
+        able: dict[int, list[float]] = {}
+        for pair, found in rates.items():
+            held = found.held[end] and found.value >= _SLOW_SIBLING * most[pair[end]]
+            able.setdefault(pair[end], []).append((_ABLE_MORE if held else 1.0) * found.value)
         caps = {}
         for rank, line in enumerate(self._lines[word]):
-            able = together.get(rank, [])
             limit = _CAP_ENDS if line.counts else _CAP_BEGINS
             line.counts = (
                 bool(line.readings)
                 and line.readings.age(now) <= _CAP_FOR_S
-                and len(able) > 1
-                and line.readings.value < limit * sum(able)
+                and len(able.get(rank, ())) > 1
+                and line.readings.value < limit * sum(able[rank])
             )
             if line.counts:
                 caps[rank] = line.readings.value
-        return caps
+        return _Side(caps, most)
 
     def _link(
-        self,
-        link: Link,
-        *,
-        rates: _Rates,
-        egress: dict[int, float],
-        ingress: dict[int, float],
-        seldom: float | None,
-        now: float,
+        self, link: Link, found: _Rate | None, sides: tuple[_Side, _Side], seldom: float | None, now: float
     ) -> tuple[Link, float]:
         """Return a link with the rate to plan with, and that rate's error."""
-        pair = (link.source, link.target)
-        found = rates.get(pair)
         if found is None:
             if seldom is None or self._known:
                 return link, _PRIOR_ERROR
             return replace(link, rate=seldom), _PRIOR_ERROR
         rate = found.value
-        allowed = [caps[rank] for caps, rank in ((egress, pair[0]), (ingress, pair[1])) if rank in caps]
-        held = (
-            found.shares_out and pair[0] in egress and rate >= _SLOW_SIBLING * _most(rates, 0, pair[0])
-        ) or (found.shares_in and pair[1] in ingress and rate >= _SLOW_SIBLING * _most(rates, 1, pair[1]))
-        if held:
-            rate = max(rate, min(allowed))
+        if any(
+            side.binds(rank, rate) and shares
+            for side, rank, shares in zip(sides, (link.source, link.target), found.shares, strict=True)
+        ):
+            caps = (sides[0].caps.get(link.source, math.inf), sides[1].caps.get(link.target, math.inf))
+            rate = max(rate, min(caps))
         return replace(link, rate=rate, loss=0.0), found.readings.error(now)
 
     def _unseen(self, rates: _Rates) -> tuple[float | None, float | None]:
@@ -350,10 +361,6 @@ def _possible(one: LinkMeasure) -> bool:
         and one.chunks >= 0
         and 0.0 <= one.shared <= 1.0
     )
-
-
-def _most(rates: _Rates, end: int, rank: int) -> float:
-    return max(found.value for pair, found in rates.items() if pair[end] == rank)
 
 
 def _percentile(values: Iterable[float], part: float) -> float | None:
