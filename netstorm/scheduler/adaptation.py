@@ -176,6 +176,8 @@ class Adaptation:
             seed=self._plan.seed,
             known=self._known or bool(picture.measured),
             auxiliary=self._plan.auxiliary,
+            # What no tree uses changes, too, and nobody would see it: to have measured it once is not enough.
+            unmeasured=picture.network.linked_pairs() if self._plan.explore else (),
             frozen_roots=self._roots,
             frozen_weights=self._weights,
         )
@@ -193,6 +195,9 @@ class Adaptation:
             self.reason = f"{why}; no new policy: {answer.problem}"
             self._look_at = now + self._plan.update_time_s
             return None
+        if answer.only_detours:
+            self.reason = f"{why}; the same trees, other auxiliary paths"
+            return self._next(found, policy)
         times = (
             f"{format_duration(answer.seconds)} instead of {format_duration(answer.seconds_before)} predicted"
             if answer.seconds_before < math.inf
@@ -208,11 +213,14 @@ class Adaptation:
             return None
         self._patience, self._doubtful = 1, False
         self.reason = f"{why}; {times}"
+        return self._next(found, policy)
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _next(self, found: Policy, policy: Policy) -> Policy:
         return msgspec.structs.replace(
             found, version=policy.version + 1, reason=f"{self.reason}; {found.reason}"
         )
-
-    # ------------------------------------------------------------------------------------------------ inside
 
     def _why(self, picture: Picture, policy: Policy, summed: Summed, now: float) -> str:
         """Return what speaks for a look, for a person; empty: nothing."""

@@ -71,7 +71,7 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
     known: bool = True
     auxiliary: bool = False
     unmeasured: tuple[tuple[int, int], ...] = ()
-    """(source, target) of links that nobody has measured."""
+    """(source, target) of links that some chunks should take, if no tree uses them."""
     frozen_roots: tuple[int, ...] = ()
     """The roots to keep, and their weights; empty: any."""
     frozen_weights: tuple[int, ...] = ()
@@ -88,7 +88,6 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
             ),
             cap_error=picture.cap_error,
             routing=network.routing.value,
-            unmeasured=tuple(pair for pair in network.linked_pairs() if pair not in picture.measured),
             **fields,  # type: ignore[arg-type]
         )
 
@@ -143,6 +142,8 @@ class Formed(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy | None = None
     """None: there is none, `problem` says why."""
     problem: str = ""
+    only_detours: bool = False
+    """Its trees are those of the policy in force, its auxiliary paths are not; nothing is predicted."""
     seconds: float = 0.0
     """Predicted with the new policy."""
     seconds_before: float = 0.0
@@ -165,7 +166,9 @@ def form(question: Formation) -> Formed:
     except UsageError as error:
         return Formed(number=question.number, problem=str(error))
     if (policy.trees, policy.weights) == (question.in_force.trees, question.in_force.weights):
-        return Formed(number=question.number, problem="it is the one in force")
+        if _ways(policy) == _ways(question.in_force):
+            return Formed(number=question.number, problem="it is the one in force")
+        return Formed(number=question.number, policy=policy, only_detours=True)
     seconds = expected_policy(network, policy, options)
     if not _fits(question.in_force, network):
         return Formed(number=question.number, policy=policy, seconds=seconds, seconds_before=math.inf)
@@ -194,7 +197,18 @@ def _policy(question: Formation, network: Network) -> Policy:
         roots = tuple(map(Rank, question.frozen_roots))
         options = question.options()
         forest = fapt_at(network, roots, chunk_bytes=options.tree_bytes(len(roots)))
-        return replace(forest, shares=question.frozen_weights, whole=True).policy(0)
+        policy = replace(forest, shares=question.frozen_weights, whole=True).policy(0)
+        if not options.auxiliary:
+            return policy
+        from netstorm.topology.spare import with_detours  # noqa: PLC0415 -- as above
+
+        return with_detours(
+            network,
+            policy,
+            chunk_bytes=options.chunk_bytes,
+            known=options.known,
+            unmeasured=options.unmeasured,
+        )
     options = question.options()
     return form_policy(
         network,
@@ -209,6 +223,11 @@ def _policy(question: Formation, network: Network) -> Policy:
         unmeasured=options.unmeasured,
         seed=options.seed,
     )
+
+
+def _ways(policy: Policy) -> set[tuple[int, ...]]:
+    """Return the auxiliary paths that are there to be faster."""
+    return {detour.path for detour in policy.detours if not detour.explore}
 
 
 def _fits(policy: Policy, network: Network) -> bool:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.adaptation import Adaptation, Assumed, Plan, Summed
 from netstorm.scheduler.collector import Collector
 from netstorm.scheduler.formation import first_policy
-from netstorm.scheduler.forming import form
+from netstorm.scheduler.forming import form, pairs_of
 from netstorm.topology.generate import mesh
 from netstorm.topology.network import Network, Rank
+from netstorm.topology.policy import Detour
 
 SUMMED = Summed((8_000_000, 4_000_000), 262_144)
 
@@ -233,14 +236,8 @@ def test_an_answer_to_a_question_that_was_never_asked_is_ignored():
     job.run(5)
     assert job.answer is not None
     _, answer = job.answer
-    assert job.adaptation.formed(replace_number(answer, 99), job.policy, job.now) is None
+    assert job.adaptation.formed(msgspec.structs.replace(answer, number=99), job.policy, job.now) is None
     assert job.adaptation.forming
-
-
-def replace_number(answer, number):
-    import msgspec
-
-    return msgspec.structs.replace(answer, number=number)
 
 
 def test_what_cannot_be_formed_leaves_the_policy_and_says_why():
@@ -250,3 +247,29 @@ def test_what_cannot_be_formed_leaves_the_policy_and_says_why():
     job.run(2, reports=False)
     assert job.installed == []
     assert "no path" in job.adaptation.reason
+
+
+def test_links_that_no_tree_uses_are_explored_also_once_they_have_been_measured():
+    job = Scheduled(SLOW, auxiliary=True, explore=True, num_roots=1)
+    job.run(20)
+    assert job.installed
+    explored = {pair for detour in job.policy.detours if detour.explore for pair in pairwise(detour.path)}
+    unused = set(job.truth.linked_pairs()) - pairs_of(job.policy)
+    assert unused
+    assert unused <= explored
+
+
+def test_the_same_trees_with_other_detours_are_taken_without_a_prediction():
+    job = Scheduled(EQUAL, known=True)
+    job.run(5)
+    job.truth = SLOW
+    while not job.adaptation.forming:
+        job.second()
+    (_, answer) = job.answer
+    detour = Detour(path=(0, 1, 2), links=((1e6, 0.0), (1e6, 0.0)))
+    policy = msgspec.structs.replace(job.policy, detours=(detour,))
+    answer = msgspec.structs.replace(answer, policy=policy, only_detours=True, seconds=0.0)
+    found = job.adaptation.formed(answer, job.policy, job.now)
+    assert found is not None
+    assert (found.detours, found.version) == ((detour,), job.policy.version + 1)
+    assert "the same trees" in found.reason
