@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.arguments import number, seconds, writable
+from harness.arguments import factor, number, seconds, writable
 from harness.child import ChildError
 from harness.emulated import Place, emulated, on_loopback
 from harness.group import Group
@@ -172,7 +172,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--batch-size", type=number, default=16, metavar="N", help="of a rank; default 16")
     add("--epochs", type=number, default=4, metavar="N", help="default 4")
     add("--target", type=float, default=0.9, metavar="X", help="accuracy whose time counts; default 0.9")
-    add("--rates-scale", type=seconds, default=1.0, metavar="X", help="times all rates; default 1")
+    add("--rates-scale", type=factor, default=1.0, metavar="X", help="times all rates; default 1")
     add("--congestion", default="bbr", metavar="NAME", help="TCP's congestion control; default bbr")
     add("--backend", default="auto", metavar="NAME", help="of the emulation; default auto")
     add("--loopback", action="store_true", help="no emulation: tries the benchmark itself")

@@ -9,7 +9,7 @@ recommended settings, which the results hold. They stay alive and take turns, a 
 the first worker's start until the last one can read the sum; then every element is checked. Results are
 written after every round: Ctrl-C loses none.
 
-    netstorm bench wan examples/networks/internet2.yaml --dynamic --times-scale 0.11 --systems netstorm-std
+    netstorm bench wan examples/networks/internet2.yaml --dynamic --times-scale 1/9 --systems netstorm-std
 
 With --dynamic systems cannot take turns: each has the same changes at the same times, alone, on a network
 whose changes begin with its first round that counts, until the last rates have been there as long as those

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+from fractions import Fraction
 from pathlib import Path
 
 from netstorm.errors import UsageError
 from netstorm.units import parse_bytes
 
-__all__ = ["amount", "amounts", "megabytes", "number", "numbers", "seconds", "writable"]
+__all__ = ["amount", "amounts", "factor", "megabytes", "number", "numbers", "seconds", "writable"]
 
 
 def number(text: str) -> int:
@@ -32,6 +33,17 @@ def seconds(text: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def factor(text: str) -> float:
+    """Parse a factor above 0, which may be a fraction such as 1/9."""
+    try:
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0, such as 0.5 or 1/9")
     return value
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.arguments import amounts, number, seconds, writable
+from harness.arguments import amounts, factor, number, seconds, writable
 from netstorm.errors import UsageError
 from systems.entrants import KNOWLEDGE, NAMES, check_name
 
@@ -48,7 +48,7 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help="no round begins later than S after the first that counts",
     )
-    add("--rates-scale", type=seconds, default=1.0, metavar="X", help="times all rates; default 1")
+    add("--rates-scale", type=factor, default=1.0, metavar="X", help="times all rates; default 1")
     add(
         "--loss",
         type=_percent,
@@ -62,10 +62,10 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--times-scale",
-        type=seconds,
+        type=factor,
         default=1.0,
         metavar="X",
-        help="times all times of changes; default 1",
+        help="times all times of changes, such as 1/9; default 1",
     )
     add(
         "--knowledge",

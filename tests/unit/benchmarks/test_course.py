@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import time
@@ -21,7 +22,13 @@ ROOT = Path(__file__).parents[3]
 def bench(monkeypatch):
     """The benchmarks' own modules."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    harness = ("harness.policy_log", "harness.course", "harness.race_results", "harness.results")
+    harness = (
+        "harness.arguments",
+        "harness.policy_log",
+        "harness.course",
+        "harness.race_results",
+        "harness.results",
+    )
     names = (*harness, "systems.base", "systems.entrants", "plot")
     modules = {name.rsplit(".", 1)[-1]: importlib.import_module(name) for name in names}
     return SimpleNamespace(**modules)
@@ -115,6 +122,14 @@ def test_new_policies_are_found_in_the_schedulers_log_and_placed_by_time(bench):
     found = bench.policy_log.policy_changes("\n".join(lines), midnight + 0.5)
     assert [(one.at_s, one.version) for one in found] == [(-2.5, 1), (6.5, 2)]
     assert found[1].reason.startswith("faster")
+
+
+def test_a_factor_may_be_a_fraction(bench):
+    assert bench.arguments.factor("1/9") == pytest.approx(1 / 9)
+    assert bench.arguments.factor("0.5") == 0.5
+    for text in ("0", "-1", "1/0", "nan", "inf", "fast"):
+        with pytest.raises(argparse.ArgumentTypeError, match=text):
+            bench.arguments.factor(text)
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
