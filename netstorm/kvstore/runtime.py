@@ -28,6 +28,7 @@ from netstorm.observe.counters import Counters
 from netstorm.observe.trace import Trace, trace_path
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.messages import Measured
 from netstorm.pslite.addresses import advertised_host, resolve
 from netstorm.pslite.driver import Driver, start_driver
 from netstorm.pslite.sntp_socket import SntpClient
@@ -220,6 +221,11 @@ class Runtime:
             "clock_error_s": self._sntp.sync.error_bound(clock.monotonic()),
             **self.counters.snapshot(),
         }
+
+    def measured(self) -> Measured | None:
+        """Return what this node has measured of its links; None with ENABLE_AWARENESS=0."""
+        meter = self.node.meter
+        return None if meter is None else self._driver.thread.call(lambda _: meter.known()).result()
 
     def allreduce(self, operation: Operation, timeout_s: float | None = None) -> None:
         """Like `submit`, and wait for the result.

@@ -5,7 +5,8 @@ Frame 0 is a fixed prefix and a MessagePack body; frame 1, if there is one, is t
     offset  size  prefix field, little-endian
     0       2     magic "NS"
     2       1     protocol version
-    3       1     flags: bit 0, a payload follows; bit 1, sent before (measures nothing)
+    3       1     flags: bit 0, a payload follows; bit 1, sent before (measures nothing); bit 2, sent while
+                  other links out of the sender were busy, too
     4       4     CRC-32C of the rest of frame 0 (from offset 8)
     8       4     CRC-32C of the payload
     12      8     sequence number; 0: not sequenced
@@ -48,6 +49,7 @@ MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _MAGIC: Final = b"NS"
 _HAS_PAYLOAD: Final = 1
 _RESENT: Final = 2
+_CROWDED: Final = 4
 _PREFIX: Final = struct.Struct("<2sBBIIQq")
 _UNCHECKED: Final = struct.Struct("<2sBBI")
 _CHECKED: Final = struct.Struct("<IQq")
@@ -75,6 +77,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     has_payload: bool
     resent: bool = False
     """Sent before, over this connection or an earlier one."""
+    crowded: bool = False
+    """Sent while other links out of the sender were busy, too, which may have slowed this one."""
 
 
 def checksum(payload: Buffer) -> int:
@@ -96,9 +100,21 @@ def decode_body(body: Buffer) -> m.Message:
     return message
 
 
-def seal(body: bytes, *, sequence: int, sent_at: int, payload_crc: int | None, resent: bool = False) -> bytes:
+def seal(
+    body: bytes,
+    *,
+    sequence: int,
+    sent_at: int,
+    payload_crc: int | None,
+    resent: bool = False,
+    crowded: bool = False,
+) -> bytes:
     """Return frame 0 for an encoded body. `payload_crc` is None if there is no payload."""
-    flags = (0 if payload_crc is None else _HAS_PAYLOAD) | (_RESENT if resent else 0)
+    flags = (
+        (0 if payload_crc is None else _HAS_PAYLOAD)
+        | (_RESENT if resent else 0)
+        | (_CROWDED if crowded else 0)
+    )
     rest = _CHECKED.pack(payload_crc or 0, sequence, sent_at) + body
     return _UNCHECKED.pack(_MAGIC, PROTOCOL_VERSION, flags, google_crc32c.value(rest)) + rest
 
@@ -138,4 +154,5 @@ def open_frames(frame: Buffer, frames: int) -> Header:
         payload_crc=payload_crc,
         has_payload=has_payload,
         resent=bool(flags & _RESENT),
+        crowded=bool(flags & _CROWDED),
     )

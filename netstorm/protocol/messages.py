@@ -165,8 +165,8 @@ class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc
     chunks: int = 0
     """How many have measured it."""
     shared: float = 0.0
-    """Part of that time in which other links of the same node and direction were busy, too, and it is not
-    sure that they don't slow one another: near 1, `rate` is only a lower bound.
+    """Part of that time in which other links out of the sender or into the receiver were busy, too, unless it
+    is known that they don't slow one another. Near 1, `rate` is only a lower bound.
     """
 
 
@@ -179,8 +179,9 @@ class Measured(Datagram, frozen=True, tag=22):
     ingress: float = 0.0
     """The same of all links into it."""
     outgoing: tuple[LinkMeasure, ...] = ()
-    """The links out of this node, by its acknowledgements. Whoever slows a link is at one of its ends, and
-    each end knows only its own links, so both are lower bounds: the larger is right.
+    """The links out of this node, by the acknowledgements. Less exact than what their receivers say, who also
+    know of what is shared at either end (`shared` is of this end alone here); for their latency, and for
+    links whose receivers say nothing.
     """
 
 

@@ -22,7 +22,9 @@ _STRETCH_S: Final = 0.05
 drowns it."""
 
 _BATCH_S: Final = 0.001
-"""Chunks that arrive within this were handed over together: what they took is in the first one's time."""
+_BATCH_PART: Final = 0.25
+"""Chunks that arrive within this, or within this part of what one takes, were handed over together, or come
+one behind the other after a stall: what they took is in the first one's time."""
 
 _BATCH: Final = 64
 """But on links of many Gbit/s they all do, so not more than this."""
@@ -37,7 +39,7 @@ _MOST: Final = 2048
 class Stretch:
     """A time in which a link was busy without a pause. Times are those of the arrivals' clock."""
 
-    __slots__ = ("bits", "chunks", "end", "in_line", "measures", "shared_s", "start")
+    __slots__ = ("bits", "chunks", "crowded_s", "end", "in_line", "measures", "shared_s", "start")
 
     def __init__(self, start: float, end: float, bits: float, *, in_line: bool, measures: bool) -> None:
         self.start: Final = start
@@ -49,7 +51,9 @@ class Stretch:
         self.measures: Final = measures
         """Its start is known; else it was worked out from the rate, and only tells that the link was busy."""
         self.shared_s = 0.0
-        """How long other links of the same node were busy meanwhile."""
+        """How long other links of the same node and direction were busy meanwhile."""
+        self.crowded_s = 0.0
+        """How long those of the node at the other end were."""
 
     @property
     def duration(self) -> float:
@@ -111,8 +115,8 @@ class BusyLink:
         """Take note of a message so small that only the latency counts, on whichever connection."""
         self._signal.offer(arrived - sent, arrived)
 
-    def chunk(self, bits: float, sent: float, arrived: float) -> None:
-        """Take note of a chunk that measures."""
+    def chunk(self, bits: float, sent: float, arrived: float, *, crowded: bool = False) -> None:
+        """Take note of a chunk that measures; `crowded`: other links of its sender were busy."""
         earlier = self.arrived
         if arrived < earlier:  # a clock was set back
             self.arrived, self._open = arrived, None
@@ -125,8 +129,13 @@ class BusyLink:
         current = self._open
         if start <= earlier:
             if current is not None:
+                mates = _BATCH_S
+                if self.rate > 0:
+                    mates = max(mates, _BATCH_PART * bits / self.rate)
                 short = current.in_line and earlier - current.start < _STRETCH_S
-                if short or (arrived - earlier < _BATCH_S and current.chunks < _BATCH):
+                if short or (arrived - earlier < mates and current.chunks < _BATCH):
+                    if crowded:
+                        current.crowded_s += arrived - earlier
                     current.end = arrived
                     current.bits += bits
                     current.chunks += 1
@@ -137,6 +146,8 @@ class BusyLink:
         else:
             start = max(earlier, arrived - (bits / self.rate if self.rate > 0 else 0.0))
             self._begin(Stretch(start, arrived, bits, in_line=False, measures=False))
+        if crowded and self._open is not None:
+            self._open.crowded_s = self._open.duration
 
     def other(self, arrived: float) -> None:
         """Take note of something on the same connection that measures nothing."""

@@ -45,6 +45,9 @@ _log = logging.getLogger(__name__)
 _REMEMBERED: Final = 256
 """How many connections that were given up, and sessions that ended, are remembered."""
 
+_BUSY_BYTES: Final = 16 * 1024
+"""With less under way a link is not busy: the window of a TCP that has just begun."""
+
 _ENDED: Final = (State.OVER, State.LOST)
 
 
@@ -230,7 +233,14 @@ class Endpoint:
                 return
         if self.observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
-            self.observer.arrived(session.peer, size, header.sent_at, self.stamp(), resent=header.resent)
+            self.observer.arrived(
+                session.peer,
+                size,
+                header.sent_at,
+                self.stamp(),
+                resent=header.resent,
+                crowded=header.crowded,
+            )
         for arrival in receiving.take(sequence, (message, payload, header.payload_crc)):
             self._deliver(session, *arrival, now)
 
@@ -432,6 +442,16 @@ class Endpoint:
         if self._trace is None:
             return SendingHalf(window, noted)
         return TracedSendingHalf(window, peer, self._trace, noted)
+
+    def crowded(self, peer: Peer) -> bool:
+        """Return whether other links are busy that may slow the one to `peer`."""
+        if self.observer is None or not self.observer.may_crowd:
+            return False
+        return any(
+            other.sending.window.in_flight > _BUSY_BYTES
+            for to, other in self._opened.items()
+            if to not in (peer, SCHEDULER)
+        )
 
     def release(self, connection: Connection) -> None:
         """Close a connection; what comes over it from now on is ignored."""

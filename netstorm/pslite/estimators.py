@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from netstorm.pslite.busy_link import Stretch
@@ -34,6 +34,25 @@ _MOST: Final = 512
 
 _ALONE: Final = 0.1
 """Part of a stretch in which other links may be busy without it counting as shared."""
+
+_ENOUGH_S: Final = 0.2
+"""Least time that stretches must take together to be preferred to all: a batch that came late looks like many
+fast chunks."""
+
+_TOO_UNSURE: Final = 0.15
+_FASTER: Final = 2.0
+"""How many standard errors count as a difference, if the error is not larger than this."""
+
+_SLOWEST: Final = 0.35
+_FASTEST: Final = 0.15
+"""Parts of the time, by rate, that are left out: a stall makes a stretch slow, nothing makes a link fast but
+what was late before. On an emulated WAN whose processors were short, errors were least with these."""
+
+_TRIMMED: Final = 2.0
+"""By what the standard error of the rest is too small: half of the deviations are left out."""
+
+_FEW: Final = 6
+"""With fewer stretches none is left out."""
 
 _UNKNOWN: Final = 0.5
 """Standard error, as a fraction, of what was measured once."""
@@ -105,45 +124,86 @@ class History:
     def estimate(self, at_least: int, *, independent: bool) -> Estimate | None:
         """Return the rate, from the best stretches of which there are enough; None if there are not.
 
-        Best are those in which no other link was busy and that needed no clock.
+        Best are those that needed no clock. Those in which no other link was busy are taken by themselves if
+        they are faster than the others.
 
         Args:
             at_least: how many chunks are enough (`PROBE_CHUNK_NUM`).
-            independent: the node's links don't slow one another: stretches in which others were busy are as
-                good as others.
+            independent: the node's links don't slow one another.
         """
-        kept = self._stretches
-        alone = (
-            kept if independent else [one for one in kept if one.shared_s <= _ALONE * max(one.duration, 1e-9)]
-        )
-        for choice in (alone, kept):
-            for best in ([one for one in choice if one.in_line], choice):
-                if sum(one.chunks for one in best) >= at_least:
-                    found = _ratio(best)
-                    if found is not None:
-                        return found
-        return None
+        kept: Sequence[Stretch] = self._stretches
+        if sum(one.chunks for one in kept) < at_least:
+            return None
+        in_line = [one for one in kept if one.in_line]
+        best = in_line if _enough(in_line, at_least) else kept
+        shares = [_shared_s(one, independent=independent) for one in best]
+        all_together = _ratio(best, shares)
+        alone = [
+            one
+            for one, shared in zip(best, shares, strict=True)
+            if shared <= _ALONE * max(one.duration, 1e-9)
+        ]
+        if all_together is None or not _enough(alone, at_least):
+            return all_together
+        unshared = _ratio(alone, [0.0] * len(alone))
+        if unshared is None or unshared.error > _TOO_UNSURE:
+            return all_together
+        if unshared.rate > all_together.rate * (1 + _FASTER * unshared.error):
+            return unshared
+        return replace(all_together, shared=0.0)  # as fast whether others are busy or not
 
 
-def _ratio(stretches: Sequence[Stretch]) -> Estimate | None:
+def _enough(stretches: Sequence[Stretch], at_least: int) -> bool:
+    return (
+        sum(one.chunks for one in stretches) >= at_least
+        and sum(one.duration for one in stretches) >= _ENOUGH_S
+    )
+
+
+def _shared_s(stretch: Stretch, *, independent: bool) -> float:
+    own = 0.0 if independent else stretch.shared_s
+    return min(stretch.duration, max(own, stretch.crowded_s))
+
+
+def _ratio(stretches: Sequence[Stretch], shares: Sequence[float]) -> Estimate | None:
     """Return bits over durations, newer ones weighing more, with its standard error from their differences.
 
-    The error of a ratio of sums is that of its residuals (Cochran, Sampling Techniques, §6.4).
+    The slowest and the fastest are left out: a reader or a sender that had no processor for a while. The
+    error of a ratio of sums is that of its residuals (Cochran, Sampling Techniques, section 6.4).
+
+    Args:
+        stretches: in order.
+        shares: for how long of each others were busy, too; in s.
     """
     newest = stretches[-1].end
-    weights = [math.exp((one.end - newest) / _FADES_S) for one in stretches]
-    duration = sum(weight * one.duration for weight, one in zip(weights, stretches, strict=True))
+    rows = [
+        (one.bits / one.duration, math.exp((one.end - newest) / _FADES_S), one, shared)
+        for one, shared in zip(stretches, shares, strict=True)
+        if one.duration > 0
+    ]
+    rows.sort(key=lambda row: row[0])
+    total = sum(weight * one.duration for _, weight, one, _ in rows)
+    trimmed = len(rows) >= _FEW
+    least, most = (_SLOWEST * total, (1 - _FASTEST) * total) if trimmed else (0.0, total)
+    duration = bits = shared_s = before = 0.0
+    kept = []
+    for _, weight, one, shared in rows:
+        place = before + weight * one.duration / 2
+        before += weight * one.duration
+        if not least <= place <= most:
+            continue
+        kept.append((weight, one))
+        duration += weight * one.duration
+        bits += weight * one.bits
+        shared_s += weight * shared
     if duration <= 0:
         return None
-    rate = sum(weight * one.bits for weight, one in zip(weights, stretches, strict=True)) / duration
-    residuals = sum(
-        (weight * (one.bits - rate * one.duration)) ** 2
-        for weight, one in zip(weights, stretches, strict=True)
-    )
+    rate = bits / duration
+    residuals = sum((weight * (one.bits - rate * one.duration)) ** 2 for weight, one in kept)
+    weights = [weight for weight, _ in kept]
     effective = sum(weights) ** 2 / sum(weight * weight for weight in weights)
     error = _UNKNOWN
     if effective > 1.5:
         error = math.sqrt(residuals * effective / (effective - 1)) / (rate * duration)
-        error = min(max(error, _LEAST), _UNKNOWN)
-    shared = sum(weight * one.shared_s for weight, one in zip(weights, stretches, strict=True)) / duration
-    return Estimate(rate, error, sum(one.chunks for one in stretches), min(shared, 1.0))
+        error = min(max(error * _TRIMMED if trimmed else error, _LEAST), _UNKNOWN)
+    return Estimate(rate, error, sum(one.chunks for one in stretches), min(shared_s / duration, 1.0))

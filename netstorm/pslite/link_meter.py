@@ -9,6 +9,7 @@ and one at the other end are both needed: both are lower bounds.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -174,7 +175,14 @@ class LinkMeter:
 
     # ------------------------------------------------------------------------------------ TrafficObserver
 
-    def arrived(self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool) -> None:
+    @property
+    def may_crowd(self) -> bool:
+        """See `TrafficObserver`."""
+        return not self._out.independent
+
+    def arrived(
+        self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, crowded: bool
+    ) -> None:
         """See `TrafficObserver`."""
         if peer < 0:
             return
@@ -183,7 +191,7 @@ class LinkMeter:
         if resent or size < self._options.chunk_bytes:
             busy.other(arrived_at * 1e-9)
             return
-        busy.chunk(size * 8.0, sent_at * 1e-9, arrived_at * 1e-9)
+        busy.chunk(size * 8.0, sent_at * 1e-9, arrived_at * 1e-9, crowded=crowded)
         if self._options.estimator == "paper":
             paper = self._paper.get(peer)
             if paper is None:
@@ -232,32 +240,43 @@ class LinkMeter:
         for peer, link in self._out.links.items():
             there = self._trips[peer].there_s if peer in self._trips else math.inf
             link.shift = there if there < math.inf else link.busy.least_s
-        out = self._measures(self._out)
-        into = self._measures(self._in)
         if self._options.estimator == "paper":
-            into = self._paper_measures()
+            into = self._paper_measures(self._paper_new)
+            self._paper_new.clear()
             return Measured(links=into) if into else None
+        out = self._measures(self._out, self._out.judge())
+        into = self._measures(self._in, self._in.judge())
         if not into and not out:
             return None
         return Measured(links=into, egress=self._out.cap, ingress=self._in.cap, outgoing=out)
 
-    def _measures(self, side: _Side) -> tuple[LinkMeasure, ...]:
+    def known(self) -> Measured:
+        """Return all that is known, new or not."""
+        if self._options.estimator == "paper":
+            into = self._paper_measures(self._paper)
+            return Measured(links=into)
+        return Measured(
+            links=self._measures(self._in, self._in.links),
+            egress=self._out.cap,
+            ingress=self._in.cap,
+            outgoing=self._measures(self._out, self._out.links),
+        )
+
+    def _measures(self, side: _Side, peers: Iterable[Peer]) -> tuple[LinkMeasure, ...]:
         return tuple(
-            self._measure(peer, estimate, independent=side.independent)
-            for peer in side.judge()
+            self._measure(peer, estimate)
+            for peer in peers
             if (estimate := side.links[peer].estimate) is not None
         )
 
-    def _paper_measures(self) -> tuple[LinkMeasure, ...]:
-        estimates = [(peer, self._paper[peer].estimate()) for peer in sorted(self._paper_new)]
-        self._paper_new.clear()
+    def _paper_measures(self, peers: Iterable[Peer]) -> tuple[LinkMeasure, ...]:
         return tuple(
-            self._measure(peer, estimate, independent=True)
-            for peer, estimate in estimates
-            if estimate is not None
+            self._measure(peer, estimate)
+            for peer in sorted(peers)
+            if (estimate := self._paper[peer].estimate()) is not None
         )
 
-    def _measure(self, peer: Peer, estimate: Estimate, *, independent: bool) -> LinkMeasure:
+    def _measure(self, peer: Peer, estimate: Estimate) -> LinkMeasure:
         trip = self._trips.get(peer)
         return LinkMeasure(
             source=int(peer),
@@ -265,5 +284,5 @@ class LinkMeter:
             error=estimate.error,
             latency=-1.0 if trip is None else trip.latency_s,
             chunks=estimate.chunks,
-            shared=0.0 if independent else estimate.shared,
+            shared=estimate.shared,
         )

@@ -69,6 +69,9 @@ class Shared(Protocol):
     def new_sending(self, peer: Peer) -> SendingHalf:
         """Return the sending half of a new session."""
 
+    def crowded(self, peer: Peer) -> bool:
+        """Return whether other links are busy that may slow the one to `peer`."""
+
     def release(self, connection: Connection) -> None:
         """Close a connection; what comes over it from now on is ignored."""
 
@@ -257,7 +260,12 @@ class Session:
         else:
             again = message.transmissions > 1
             header = seal(
-                body, sequence=message.sequence, sent_at=stamp, payload_crc=message.crc(), resent=again
+                body,
+                sequence=message.sequence,
+                sent_at=stamp,
+                payload_crc=message.crc(),
+                resent=again,
+                crowded=message.payload is not None and self._shared.crowded(self.peer),
             )
             taken = wire.transmit(self.connection, header, message.payload)
             size = len(header) + message.size - len(body)

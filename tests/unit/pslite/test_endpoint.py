@@ -45,9 +45,12 @@ class Seen:
     """Keeps what an endpoint tells its observer."""
 
     def __init__(self):
-        self.arrivals, self.signals, self.acknowledgements = [], [], []
+        self.arrivals, self.signals, self.acknowledgements, self.crowded = [], [], [], []
 
-    def arrived(self, peer, size, sent_at, arrived_at, *, resent):
+    may_crowd = True
+
+    def arrived(self, peer, size, sent_at, arrived_at, *, resent, crowded):
+        self.crowded.append(crowded)
         self.arrivals.append((peer, size, sent_at, arrived_at, resent))
 
     def signalled(self, peer, sent_at, arrived_at):
@@ -311,6 +314,26 @@ def test_acknowledgements_are_reported_with_the_receivers_time():
         arrived_at - sent_at == pytest.approx(0.1e9, rel=0.01) for _, sent_at, arrived_at in seen.signals
     )
     assert seen.signals
+
+
+@pytest.mark.parametrize("may_crowd", [True, False])
+def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_crowd):
+    world = World(3, delay_s=0.1)
+    here, there, elsewhere = world.parties
+    for party in (there, elsewhere):
+        here.connect(party)
+    here.endpoint.observer = Seen()
+    here.endpoint.observer.may_crowd = may_crowd
+    seen = there.endpoint.observer = Seen()
+    here.send(there, part(0), bytes(100_000))
+    world.run(2)
+    here.send(elsewhere, part(0), bytes(100_000))
+    here.send(elsewhere, part(1), bytes(100_000))
+    world.run(0.5)
+    here.send(elsewhere, part(2), bytes(100_000))
+    here.send(there, part(1), bytes(100_000))
+    world.run(2)
+    assert seen.crowded == [False, may_crowd]
 
 
 def test_the_last_thing_heard_is_known_with_its_time():

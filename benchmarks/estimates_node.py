@@ -1,0 +1,49 @@
+"""One node of `estimates.py --wan`: sums arrays of ones, and writes what it has measured of its links."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.runtime import Runtime
+from netstorm.settings import Settings
+
+
+def main() -> None:
+    """Take part in the rounds that the command line asks for."""
+    folder, rounds, megabytes = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    runtime = Runtime(Settings.from_environment())
+    try:
+        source = np.ones(int(megabytes * 1e6 / 4), np.float32)
+        total = np.empty_like(source)
+        key = runtime.register(runtime.open_namespace(), "tensor", source.shape, "float32")
+        for _ in range(rounds):
+            operation = Operation(
+                key=key,
+                round=key.take_round(),
+                source=source,
+                destination=total,
+                done=lambda _: None,
+            )
+            runtime.allreduce(operation)
+            if not (total == runtime.size).all():
+                raise AssertionError("a wrong sum")
+        runtime.pass_through_io_thread()
+        measured = runtime.measured()
+        found = {
+            "measured": None if measured is None else msgspec.to_builtins(measured),
+            "statistics": runtime.statistics(),
+        }
+        (folder / f"{runtime.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+        runtime.finish()
+    finally:
+        runtime.close()
+
+
+if __name__ == "__main__":
+    main()
