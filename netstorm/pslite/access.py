@@ -22,7 +22,7 @@ from netstorm.pslite.busy_link import Stretch
 __all__ = ["Access", "Slice", "Verdict", "slices"]
 
 _WINDOW_S: Final = 0.2
-"""Least duration of a window. A stretch has only one rate, so a window is as long as its longest one, too."""
+"""Least duration of a window; it is as long as its longest stretch, too, which has only one rate."""
 
 _MEMORY_S: Final = 20.0
 _LEAST_WINDOWS: Final = 6
