@@ -32,8 +32,8 @@ _KEPT_WINDOWS: Final = 30
 _LONG_MEMORY_S: Final = 60.0
 
 _CEILING: Final = 0.9
-"""Where in the order of the windows' totals the ceiling is looked for: below those that only look fast because
-a batch came late."""
+"""Where in the order of the windows' totals the ceiling is looked for: below those that only look fast
+because a batch came late."""
 
 _NEAR: Final = 0.05
 """Totals that are so near to it are at the ceiling."""
