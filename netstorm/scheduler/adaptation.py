@@ -32,7 +32,10 @@ _LONG_ENOUGH: Final = 3
 """Update times after which less will do: links may carry chunks too small to measure them."""
 
 _SURE: Final = 2.0
-"""Standard errors that count as more than noise."""
+"""Standard errors by which a policy must be better."""
+
+_MOVED: Final = 3.0
+"""Standard errors by which a link has moved: there are dozens of them."""
 
 _LEAST_GAIN: Final = 0.03
 """What is not better by that is not worth a change: predictions are no more exact."""
@@ -41,7 +44,16 @@ _OTHER_SIZE: Final = 0.25
 """A job that sums so much more or less may want other trees."""
 
 _MOST_PATIENCE: Final = 8
-"""Update times between two looks at what was in doubt: more readings may settle it."""
+"""Update times between two formations, if those before have come to nothing: forming costs seconds."""
+
+_LARGE: Final = 3.0
+"""A move of so many times UPDATE_RATE is worth a formation whatever became of those before."""
+
+_LOOKS: Final = 5
+"""How often the network is looked at within an update time, so that a change need not wait for one."""
+
+_MOST_LINKS: Final = 1000
+"""Of larger networks one look takes tens of ms, and one within an update time must do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +122,16 @@ class Adaptation:
         self._known: Final = assumed.known
         self._looked: Picture | None = collector.picture(now) if assumed.known else None
         """The network that was last planned for."""
+        looks = _LOOKS if len(assumed.network.links) <= _MOST_LINKS else 1
+        self._look_every_s: Final = assumed.plan.update_time_s / looks
         self._look_at = now + assumed.plan.update_time_s
+        self._asked_at = now
         self._first_report_at = math.inf
         self._reports = 0
         self._patience = 1
+        """Update times between two formations."""
         self._doubtful = False
-        self._look_again_at = math.inf
+        """The last one might be better, if the estimates are right."""
         self._urgent = ""
         self._asked: Formation | None = None
         self._number = 0
@@ -148,16 +164,18 @@ class Adaptation:
         """
         if now < self.due():
             return None
-        self._look_at = now + self._plan.update_time_s
-        fresh = self._collector.reports != self._reports
-        if fresh and self._first_report_at == math.inf:
+        self._look_at = now + self._look_every_s
+        if self._collector.reports and self._first_report_at == math.inf:
             self._first_report_at = now
+        if not self._urgent and now < self._asked_at + self._plan.update_time_s:
+            return None
         picture = self._collector.picture(now)
         summed = summed or self._summed
         why = self._urgent or self._why(picture, policy, summed, now)
         if not why:
             return None
         self._urgent = ""
+        self._asked_at = now
         self._reports = self._collector.reports
         self._looked = picture
         self._summed = summed
@@ -193,7 +211,7 @@ class Adaptation:
         found = answer.policy
         if found is None:
             self.reason = f"{why}; no new policy: {answer.problem}"
-            self._look_at = now + self._plan.update_time_s
+            self._in_vain()
             return None
         if answer.only_detours:
             self.reason = f"{why}; the same trees, other auxiliary paths"
@@ -205,10 +223,8 @@ class Adaptation:
         )
         errors = [link.error for link in asked.links]
         if not _is_better(answer, statistics.median(errors)):
+            self._in_vain()
             self._doubtful = answer.seconds_before > (1 + _LEAST_GAIN) * answer.seconds
-            if self._doubtful:
-                self._patience = min(2 * self._patience, _MOST_PATIENCE)
-                self._look_again_at = now + self._patience * self._plan.update_time_s
             self.reason = f"{why}; no new policy: {times}, within what is uncertain of the estimates"
             return None
         self._patience, self._doubtful = 1, False
@@ -216,6 +232,10 @@ class Adaptation:
         return self._next(found, policy)
 
     # ------------------------------------------------------------------------------------------------ inside
+
+    def _in_vain(self) -> None:
+        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        self._doubtful = False
 
     def _next(self, found: Policy, policy: Policy) -> Policy:
         return msgspec.structs.replace(
@@ -233,10 +253,12 @@ class Adaptation:
             )
         if self._collector.reports == self._reports:
             return ""
-        moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
-        if not moved and self._doubtful and now >= self._look_again_at:
-            return "the estimates are better now"
-        return moved
+        change, moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
+        if change > math.log1p(_LARGE * self._plan.update_rate):
+            return moved
+        if now < self._asked_at + self._patience * self._plan.update_time_s:
+            return ""
+        return moved or ("the estimates are better now" if self._doubtful else "")
 
     def _enough(self, picture: Picture, policy: Policy, now: float) -> str:
         """Return that the network is known well enough to plan for it, if it is."""
@@ -262,18 +284,20 @@ def _alike(one: Summed, other: Summed) -> bool:
     return large <= (1 + _OTHER_SIZE) * small and one.chunk_bytes == other.chunk_bytes
 
 
-def _moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> str:
-    """Return which link has moved most, if any has by more than `rate` and more than the errors."""
+def _moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> tuple[float, str]:
+    """Return by how much the link that has moved most has, as a logarithm, and what to say of it, if any has
+    moved by more than `rate` and more than the errors.
+    """
     old = {(link.source, link.target): place for place, link in enumerate(before.network.links)}
     new = {(link.source, link.target) for link in after.network.links}
     gone = sorted(set(old) - new)
     if gone:
-        return f"there is no link {gone[0][0]}→{gone[0][1]} any more"
+        return math.inf, f"there is no link {gone[0][0]}→{gone[0][1]} any more"
     most, text = 0.0, ""
     for link, error in zip(after.network.links, after.errors, strict=True):
         pair = (link.source, link.target)
         if pair not in old:
-            return f"there is a link {link} again"
+            return math.inf, f"there is a link {link} again"
         was = before.network.links[old[pair]]
         doubt = math.hypot(
             *(
@@ -285,7 +309,7 @@ def _moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> st
         )
         delays = [8 * chunk_bytes / one.rate + one.latency for one in (was, link)]
         change = max(abs(math.log(link.rate / was.rate)), abs(math.log(delays[1] / delays[0])))
-        if change > max(math.log1p(rate), _SURE * doubt, most):
+        if change > max(math.log1p(rate), _MOVED * doubt, most):
             most, text = change, f"link {link} from {_told(was)} to {_told(link)}"
     for word in ("egress", "ingress"):
         for was_node, node in zip(before.network.nodes, after.network.nodes, strict=True):
@@ -293,10 +317,10 @@ def _moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> st
             if caps == [None, None]:
                 continue
             change = abs(math.log(caps[1] / caps[0])) if all(caps) else math.inf
-            if change > max(math.log1p(rate), _SURE * after.cap_error, most):
+            if change > max(math.log1p(rate), _MOVED * after.cap_error, most):
                 shown = ["no limit" if cap is None else format_rate(cap) for cap in caps]
                 most, text = change, f"{word} of rank {node.rank} from {shown[0]} to {shown[1]}"
-    return text
+    return most, text
 
 
 def _told(link: Link) -> str:

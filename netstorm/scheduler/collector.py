@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -49,6 +50,9 @@ _ABLE_MORE: Final = 2.0
 
 _CAP_FOR_S: Final = 300.0
 """How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
+
+_LATENCIES: Final = 20
+"""Reports, of both ends, that a latency is the least of."""
 
 _SLOW_SIBLING: Final = 0.6
 """Links that share a cap get about the same; TCP is not fairer than that among unequal round trips."""
@@ -140,12 +144,21 @@ class _Rate:
 class _LinkState:
     """All that was reported of one link."""
 
-    __slots__ = ("latency", "source", "target")
+    __slots__ = ("_latencies", "source", "target")
 
     def __init__(self) -> None:
         self.source: Final = _End()
         self.target: Final = _End()
-        self.latency = -1.0
+        self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
+
+    @property
+    def latency(self) -> float:
+        """Seconds; -1: not known. The least of the last reports: what was more waited in queues."""
+        return min(self._latencies, default=-1.0)
+
+    def took(self, latency: float) -> None:
+        """Take a reading of its latency."""
+        self._latencies.append(latency)
 
     def rate(self, now: float) -> _Rate | None:
         """Return what is known of its rate: the larger of two lower bounds, since each end knows only its own
@@ -297,7 +310,7 @@ class Collector:
             (end.free if one.shared <= _SHARED else end.held).add(one.rate, one.error, now)
             self._failed.discard(pair)
         if one.latency >= 0.0:
-            state.latency = one.latency
+            state.took(one.latency)
 
     def _side(self, word: str, end: int, rates: _Rates, now: float) -> _Side:
         """Return the caps that count; `end`: which end of a link is at that line."""

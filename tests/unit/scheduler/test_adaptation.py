@@ -273,3 +273,27 @@ def test_the_same_trees_with_other_detours_are_taken_without_a_prediction():
     assert found is not None
     assert (found.detours, found.version) == ((detour,), job.policy.version + 1)
     assert "the same trees" in found.reason
+
+
+def test_small_moves_that_come_to_nothing_are_looked_at_less_and_less_often():
+    job = Scheduled(EQUAL, known=True, error=0.02)
+    chance = random.Random(5)
+    for _ in range(400):
+        if (
+            job.now % 4 == 0
+        ):  # the network itself wavers, by more than the threshold and less than is worth it
+            job.truth = four(*(100 * math.exp(chance.choice((-0.07, 0.07))) for _ in range(3)))
+        job.second()
+    assert 3 <= len(job.asked) <= 400 / 5 / 3
+    before = len(job.installed)
+    job.truth = SLOW
+    job.run(9)
+    assert len(job.installed) > before
+
+
+def test_an_estimate_that_crosses_the_threshold_need_not_wait_for_the_next_update_time():
+    job = Scheduled(EQUAL, known=True, error=0.02)
+    job.run(31)
+    job.truth = SLOW
+    job.run(4)  # two reports that agree, a second, the formation
+    assert len(job.installed) == 1

@@ -285,3 +285,36 @@ def test_caps_that_a_network_file_gives_hold_until_they_are_measured():
     prior = Network.uniform(3)
     capped = replace(prior, nodes=(Node(rank=Rank(0), egress=5 * M), *prior.nodes[1:]))
     assert Collector(capped, known=True).picture(0.0).network.nodes[0].egress == 5 * M
+
+
+def test_a_latency_is_the_least_of_late_since_the_rest_is_waiting():
+    found = collector(3)
+    for second, latency in enumerate((0.3, 0.03, 0.2, 0.09)):
+        found.take(1, report(measure(0, M, latency=latency)), float(second))
+    assert found.picture(4.0).network.link(Rank(0), Rank(1)).latency == 0.03
+    for second in range(4, 30):
+        found.take(1, report(measure(0, M, latency=0.08)), float(second))
+    assert found.picture(30.0).network.link(Rank(0), Rank(1)).latency == 0.08
+
+
+def test_an_access_line_whose_links_were_never_seen_alone_counts_whatever_they_add_up_to():
+    found = collector()
+    found.take(
+        0, report(*(measure(source, 33 * M, shared=0.95) for source in (1, 2, 3)), ingress=99 * M), 1.0
+    )
+    assert found.picture(1.0).network.nodes[0].ingress == 99 * M
+    assert rates(found)[1, 0] == 99 * M
+
+
+def test_what_the_sender_saw_alone_lifts_what_the_receiver_saw_in_company():
+    found = collector()
+    found.take(0, report(measure(1, 30 * M, shared=0.9)), 1.0)
+    found.take(1, Measured(links=(), outgoing=(measure(0, 45 * M),)), 1.0)
+    assert rates(found)[1, 0] == 45 * M
+    assert found.refused == 0
+
+
+def test_reports_of_links_out_are_checked_as_those_of_links_in():
+    found = collector()
+    found.take(1, Measured(links=(), outgoing=(measure(9, M), measure(1, M), measure(0, -M))), 1.0)
+    assert found.refused == 3
