@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
 import time
 from collections.abc import Iterator
+
+import psutil
 
 __all__ = ["commands_from_stdin", "die_with_stdin"]
 
@@ -24,6 +27,7 @@ def commands_from_stdin() -> queue.SimpleQueue[str | None]:
             lines.put(line)
         lines.put(None)
         time.sleep(GRACE_S)
+        _end_children()
         os._exit(EXIT_ORPHANED)
 
     threading.Thread(target=read, name="lifeline", daemon=True).start()
@@ -39,6 +43,13 @@ def die_with_stdin() -> None:
         os._exit(EXIT_ORPHANED)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def _end_children() -> None:
+    """Kill what a system has started for itself, and which would outlive this process."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def _lines() -> Iterator[str]:

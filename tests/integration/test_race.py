@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -83,6 +84,25 @@ def test_a_dynamic_race_has_every_system_alone_until_the_time_is_over(network: P
         assert starts[0] >= 0
         assert len(part["rounds_s"]) == len(starts) >= 1
         assert "NETSTORM_NETWORK" not in row["settings"]
+
+
+@pytest.mark.parametrize(("system", "package"), [("openmpi", "mpi4py"), ("hivemind", "hivemind")])
+def test_peers_of_further_packages_sum_right(
+    network: Path, tmp_path: Path, system: str, package: str
+) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'netstorm[peers]'")
+    out = tmp_path / "out.json"
+    arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--systems", system, "--json", out)
+    result = subprocess.run(
+        command("wan", network, "--loopback", *arguments),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    [row] = json.loads(out.read_text())["results"]
+    assert row["error"] is None
+    assert len(row["rounds_s"]) == 2
+    assert row["cpu_s"] > 0
 
 
 def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Path, tmp_path: Path) -> None:
