@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import netstorm
 from netstorm import clock
@@ -33,6 +33,9 @@ from netstorm.pslite.addresses import advertised_host, resolve
 from netstorm.pslite.driver import Driver, start_driver
 from netstorm.pslite.sntp_socket import SntpClient
 from netstorm.settings import Settings, declarations
+
+if TYPE_CHECKING:
+    from netstorm.observe.web import WebServer
 
 __all__ = ["Runtime"]
 
@@ -114,9 +117,14 @@ class Runtime:
         self.node: Final = self._driver.machine
         self._driver.endpoint.observer = self.node.meter
         self.node.standing.look = self._outside
+        self._shown: WebServer | None = None
         self._signals: Final = SignalWatch(self._driver.thread, self.interrupted)
         try:
             self._wait(self._driver.ask(lambda done, _: self.node.on_joined(done)))
+            if settings.metrics_port:
+                from netstorm.kvstore.show import show  # noqa: PLC0415 - few want it, and a web server is large
+
+                self._shown = show(settings, self._driver)
         except BaseException:
             self.close()
             raise
@@ -305,6 +313,8 @@ class Runtime:
             if self._closed:
                 return
             self._closed = True
+        if self._shown is not None:
+            self._shown.close()
         self._signals.close()
         self._sntp.stop(self._driver.thread)
         self._driver.thread.close(linger_s=_LINGER_S)

@@ -54,6 +54,12 @@ class WebServer:
         self._thread: Final = threading.Thread(target=self._server.accept_all, name=name, daemon=True)
         self._thread.start()
 
+    def __enter__(self) -> WebServer:  # noqa: PYI034 -- Self is Python 3.11's
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Stop, and close all connections. Twice does no harm."""
         self._server.end()
@@ -65,7 +71,7 @@ class _Server(WSGIServer):
 
     def __init__(self, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.request_queue_size = _MOST_CONNECTIONS
+        self.request_queue_size = 128  # a connection that finds no room tries again a second later
         self._ending: Final = threading.Event()
         self._lock: Final = threading.Lock()
         self._open: Final[dict[Any, threading.Thread]] = {}
@@ -108,13 +114,15 @@ class _Server(WSGIServer):
         )
         with self._lock:
             if len(self._open) >= _MOST_CONNECTIONS:
-                _shut(next(iter(self._open)))
+                oldest = next(iter(self._open))
+                del self._open[oldest]  # its thread ends by itself, now
+                _shut(oldest)
             self._open[request] = thread
         try:
             thread.start()
         except RuntimeError:
             with self._lock:
-                del self._open[request]
+                self._open.pop(request, None)
             raise
 
     def _serve(self, request: Any, client_address: Any) -> None:
