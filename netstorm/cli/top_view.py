@@ -140,6 +140,13 @@ def _trees(status: JobStatus) -> Iterator[Text]:
     if len(trees) > _MOST_TREES:
         rest = trees[_MOST_TREES:]
         yield Text(f"and {len(rest)} more with {sum(tree.share for tree in rest):.1%} together", "dim")
+    detours = status.policy.detours
+    if detours:
+        chunks = sum(node.detoured or 0 for node in status.nodes)
+        exploring = sum(1 for detour in detours if detour.explore)
+        counts = f"{len(detours)} auxiliary paths, {exploring} of them to explore; {chunks} chunks so far"
+        paths = "  ".join(">".join(map(str, detour.path)) for detour in detours)
+        yield Text.assemble((f"{counts}:  ", "dim"), paths, overflow="ellipsis", no_wrap=True)
 
 
 def _brackets(rank: int, children: Sequence[Sequence[int]]) -> str:

@@ -13,6 +13,7 @@ from netstorm.scheduler.snapshot import NodeSnapshot, Snapshot
 from netstorm.topology.policy import Policy
 
 __all__ = [
+    "DetourStatus",
     "FormerPolicy",
     "JobStatus",
     "KeysStatus",
@@ -79,6 +80,15 @@ class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
     broadcast_parent: tuple[int, ...]
 
 
+class DetourStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One auxiliary path of the policy."""
+
+    path: tuple[int, ...]
+    """The ranks on it: from a rank to its neighbour in a tree."""
+    explore: bool
+    """It leads over a link that should be measured: a few chunks go there, faster or not."""
+
+
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The policy that new rounds run under."""
 
@@ -90,6 +100,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     considered: str
     """What was last thought of a new one; empty: nothing was."""
     trees: tuple[TreeStatus, ...]
+    detours: tuple[DetourStatus, ...]
 
 
 class FormerPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +225,12 @@ def _policy(policy: Policy, since_s: float, considered: str) -> PolicyStatus:
         for tree, weight in zip(policy.trees, policy.weights, strict=True)
     )
     return PolicyStatus(
-        version=policy.version, reason=policy.reason, since_s=since_s, considered=considered, trees=trees
+        version=policy.version,
+        reason=policy.reason,
+        since_s=since_s,
+        considered=considered,
+        trees=trees,
+        detours=tuple(DetourStatus(path=one.path, explore=one.explore) for one in policy.detours),
     )
 
 
