@@ -127,7 +127,7 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     target: int
     rate: float | None
-    """Bit/s that is planned with."""
+    """Bit/s that is planned with; in jobs of more than 24 nodes, as it was last reported."""
     measured: bool
     """Whether it was ever measured; if not, the rate is what is assumed."""
     error: float | None

@@ -25,7 +25,7 @@ __all__ = ["Watch", "open_watch"]
 
 _log = logging.getLogger(__name__)
 
-_FRESH_S: Final = 0.25
+_FRESH_S: Final = 0.5
 """However many ask, the scheduler's thread takes a snapshot no more often than this."""
 
 _ANSWER_S: Final = 2.0
