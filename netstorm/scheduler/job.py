@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from netstorm.errors import ProtocolViolation, UsageError
@@ -36,7 +36,7 @@ _STATUS_EVERY_S: Final = 30.0
 """How often the log says how the job is doing."""
 
 _MOST_PICTURED: Final = 24
-"""Nodes whose links people see as they are planned with: 14 ms of the scheduler's thread; 128 would be 0.5 s."""
+"""Nodes of whose links people see what is planned with: 14 ms of the scheduler's thread; of 128 0.5 s."""
 
 
 class Job:
@@ -194,11 +194,14 @@ class Job:
             + (f"; waiting: {list_some(waits)}" if waits else "")
         )
 
-    def seen_links(self, now: float) -> list[Seen]:
-        """Return what is known of each link; of very many only what was last reported."""
+    def seen_links(self, now: float) -> Callable[[], Sequence[Seen]]:
+        """Return what will say, in any thread, what is known of each link now; of very many only what was
+        last reported.
+        """
         if self.awareness is None or len(self.members) > _MOST_PICTURED:
             return self.sayings.links(now)
-        return self.awareness.collector.seen(now)
+        seen = self.awareness.collector.seen(now)
+        return lambda: seen
 
     def node_snapshots(self, left: Collection[int]) -> tuple[NodeSnapshot, ...]:
         """Return what is known of each rank; those in `left` will not be heard of again."""

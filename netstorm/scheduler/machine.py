@@ -156,7 +156,7 @@ class SchedulerMachine:
             keys=0 if job is None else len(job.keys),
             key_bytes=0 if job is None else job.keys.total_bytes,
             considered="" if job is None or job.awareness is None else job.awareness.adaptation.reason,
-            links=() if job is None else job.seen_links(now),
+            links=tuple if job is None else job.seen_links(now),
             counters=self.counters.snapshot(),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,9 +53,10 @@ class Sayings:
         """Return a rank's last reports, the newest last."""
         return tuple(self._reports[rank])
 
-    def links(self, now: float) -> list[Seen]:
-        """Return what was last said of each link, as it was said."""
-        return [
+    def links(self, now: float) -> Callable[[], list[Seen]]:
+        """Return what will say, in any thread, what was last said of each link, as it was said."""
+        links = self._links.copy()
+        return lambda: [
             Seen(
                 source=source,
                 target=target,
@@ -64,7 +66,7 @@ class Sayings:
                 age=now - at if measure.rate > 0 else math.inf,
                 censored=False,
             )
-            for (source, target), (at, measure) in sorted(self._links.items())
+            for (source, target), (at, measure) in sorted(links.items())
         ]
 
     def caps(self) -> dict[int, tuple[float, float]]:

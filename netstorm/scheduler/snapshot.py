@@ -6,7 +6,7 @@ changes. Making a `status` of it is somebody else's work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from netstorm.protocol.messages import Member
@@ -58,6 +58,6 @@ class Snapshot:
     key_bytes: int
     considered: str
     """What was last thought of a new policy; empty: nothing was."""
-    links: Sequence[Seen]
-    """What is known of each link."""
+    links: Callable[[], Sequence[Seen]]
+    """Says what is known of each link, in any thread."""
     counters: Mapping[str, float]

@@ -189,7 +189,7 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
             age_s=link.age if math.isfinite(link.age) else None,
             censored=link.censored,
         )
-        for link in snapshot.links
+        for link in snapshot.links()
     )
     return JobStatus(
         time=time,
