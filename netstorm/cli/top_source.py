@@ -7,6 +7,7 @@ import http.client
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -76,12 +77,19 @@ def find(address: str | None) -> tuple[Source, JobStatus]:
     if {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}:
         host, port = settings.scheduler_host, settings.scheduler_port
         return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}")
-    found = list(_running_here())
+    elsewhere: list[int] = []
+    found = list(_running_here(elsewhere))
     if len(found) == 1:
         return found[0]
     if found:
         jobs = ", ".join(f"{status.job!r} at {source}" for source, status in found)
         raise UsageError(f"{len(found)} jobs run here: {jobs}; say which: netstorm top --scheduler HOST:PORT")
+    if elsewhere:
+        raise UsageError(
+            f"the scheduler with process id {elsewhere[0]} is in another network namespace; if it is an "
+            "emulated network's: netstorm wan exec RANK -- netstorm top, RANK being where the scheduler is (0 "
+            "if nothing else was asked for)"
+        )
     raise UsageError(
         "no job of yours runs on this machine; say where its scheduler is: netstorm top --scheduler "
         "HOST:PORT (its first lines say it), or set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
@@ -121,18 +129,31 @@ def _port_of(address: str) -> int:
     return int(address.rpartition(":")[2] or 0)
 
 
-def _running_here() -> Iterator[tuple[Source, JobStatus]]:
-    """Yield the schedulers of this user on this machine."""
+def _running_here(elsewhere: list[int]) -> Iterator[tuple[Source, JobStatus]]:
+    """Yield the schedulers of this user on this machine. Process ids of those in other network namespaces go
+    to `elsewhere`.
+    """
     for process in psutil.process_iter(["cmdline", "uids"]):
         words = process.info["cmdline"] or []
         uids = process.info["uids"]
         if uids is None or uids.real != os.getuid() or not _is_scheduler(words):
+            continue
+        if _network_of(process.pid) != _network_of(os.getpid()):
+            elsewhere.append(process.pid)
             continue
         for port in _ports(process):
             with contextlib.suppress(Unavailable):
                 source = Source("127.0.0.1", port)
                 yield source, source.status()
                 break
+
+
+def _network_of(pid: int) -> str:
+    """Return the name of a process's network namespace; empty if there is no such thing or process."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""
 
 
 def _is_scheduler(words: list[str]) -> bool:

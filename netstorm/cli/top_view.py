@@ -97,7 +97,10 @@ def _nodes(nodes: Sequence[NodeView]) -> Table:
         "clock",
         "waits for",
     )
+    sites = any(node.site for node in nodes)
     for heading in headings:
+        if heading == "site" and not sites:
+            continue
         left = heading in {"node", "site", "waits for"}
         table.add_column(
             heading,
@@ -109,10 +112,10 @@ def _nodes(nodes: Sequence[NodeView]) -> Table:
         )
     for node in nodes:
         silent = node.heard_s >= _SILENT_S and node.state != "left"
-        table.add_row(
+        cells: list[str | Text] = [
             "any" if node.rank is None else str(node.rank),
             Text(f"{node.host}:{node.port}"),
-            Text(node.site or _UNKNOWN),
+            *([Text(node.site or _UNKNOWN)] if sites else []),
             Text(_ago(node.heard_s), "bold red" if silent else ""),
             _or(node.last_round, str),
             _or(node.round_s, time_text),
@@ -121,7 +124,8 @@ def _nodes(nodes: Sequence[NodeView]) -> Table:
             _or(node.bytes_sent, size_text),
             _clock(node),
             Text(node.waits_for or ("" if node.state == "running" else node.state)),
-        )
+        ]
+        table.add_row(*cells)
     return table
 
 

@@ -277,3 +277,25 @@ def test_what_a_peer_may_not_say_is_refused(peer, message):
     driven = Driven().join()
     with pytest.raises(errors.ProtocolViolation):
         driven.node.receive(peer, message, None, 0, 0.0)
+
+
+def test_each_heartbeat_of_a_node_that_has_joined_comes_with_how_it_is_doing():
+    driven = Driven()
+    driven.wait(1.0)
+    assert driven.sent(m.Heartbeat)
+    assert not driven.sent(m.NodeStatus)
+    driven.join()
+    driven.wait(1.0)
+    (status,) = driven.sent(m.NodeStatus)
+    assert (status.rounds, status.last_round, status.waited_s) == (0, -1, 0.0)
+
+
+def test_an_operation_counts_as_waiting_from_when_the_user_asks_for_it():
+    driven = Driven().join()
+    driven.wait(1.0)
+    key = Key(0, "w", (4,), "float32")
+    driven.node.register(key, driven.now)
+    driven.push(key)
+    driven.wait(1.5)
+    driven.wait(1.5)
+    assert driven.sent(m.NodeStatus)[-1].waited_s == 3.0
