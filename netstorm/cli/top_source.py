@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -85,11 +86,7 @@ def find(address: str | None) -> tuple[Source, JobStatus]:
         jobs = ", ".join(f"{status.job!r} at {source}" for source, status in found)
         raise UsageError(f"{len(found)} jobs run here: {jobs}; say which: netstorm top --scheduler HOST:PORT")
     if elsewhere:
-        raise UsageError(
-            f"the scheduler with process id {elsewhere[0]} is in another network namespace; if it is an "
-            "emulated network's: netstorm wan exec RANK -- netstorm top, RANK being where the scheduler is (0 "
-            "if nothing else was asked for)"
-        )
+        raise UsageError(_hint(elsewhere))
     raise UsageError(
         "no job of yours runs on this machine; say where its scheduler is: netstorm top --scheduler "
         "HOST:PORT (its first lines say it), or set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
@@ -108,8 +105,11 @@ def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
     """Return the scheduler whose nodes, or whose watchers, connect to this port."""
     problems = []
     # By default the watchers' port is the one after the nodes'. The nodes' own speaks another protocol.
-    for tried in (port + 1, port):
-        source = Source(host, tried)
+    places = [(host, port + 1), (host, port)]
+    if _is_here(host):  # where it listens on the loopback interface only, unless it was told to
+        places += [("127.0.0.1", port + 1)]
+    for place, tried in places:
+        source = Source(place, tried)
         try:
             status = source.status()
         except Unavailable as error:
@@ -118,11 +118,32 @@ def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
         if any(_port_of(shown) == port for shown in (status.scheduler, status.http)) or tried == port:
             return source, status
         problems.append(f"{source}: that is the scheduler at {status.scheduler}")
+    elsewhere: list[int] = []
+    if host in {"127.0.0.1", "localhost", "::1"} and not list(_running_here(elsewhere)) and elsewhere:
+        problems.append(_hint(elsewhere))
     raise UsageError(
         f"{meant}: nobody there shows a job ({'; '.join(problems)}). The scheduler says in its first lines "
         "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* (there is no "
         "authentication), and not NETSTORM_HTTP_PORT=0"
     )
+
+
+def _hint(elsewhere: list[int]) -> str:
+    return (
+        f"the scheduler with process id {elsewhere[0]} is in another network namespace; if it is that of an "
+        "emulated network: netstorm wan exec RANK -- netstorm top, RANK being where the scheduler is (0 if "
+        "nothing else was asked for)"
+    )
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host is this one, known by another address than the loopback interface's."""
+    try:
+        meant = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    return bool(meant & own) and "127.0.0.1" not in meant
 
 
 def _port_of(address: str) -> int:
