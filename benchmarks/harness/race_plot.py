@@ -69,7 +69,7 @@ def _bars(axes: Any, rows: Sequence[Mapping[str, Any]], order: Sequence[str], be
         times = "" if row["vs_star_best"] is None else f" ({row['vs_star_best']:.1f} x)"
         axes.text(row["slowest_s"], place, f"  {row['median_s']:.2f} s{times}", va="center")
     axes.axvline(best, color=_OPTIMUM, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(order)), [system.replace("@", "\n") for system in order])
+    axes.set_yticks(range(len(order)), [_shown(system, "\n") for system in order])
     axes.set_xlim(0, 1.4 * max((row["slowest_s"] for row in known.values()), default=1.0))
     axes.set_xlabel(f"seconds a round of {megabytes(size)}; dashed: optimum, {best:.2f} s")
     axes.spines[["top", "right"]].set_visible(False)
@@ -88,7 +88,7 @@ def _course(axes: Any, rows: Sequence[Mapping[str, Any]], course: Mapping[str, A
         share = "" if row["of_optimum"] is None else f", {row['of_optimum']:.0%} of the optimum"
         for place, part in enumerate(parts):
             times, heights = _steps(part["starts_s"], part["rounds_s"])
-            label = f"{row['system']}: {row['mean_s'] or math.nan:.2f} s{share}"
+            label = f"{_shown(row['system'], ', ')}: {row['mean_s'] or math.nan:.2f} s{share}"
             axes.plot(times, heights, color=colour, linewidth=1.4, label=label if place == 0 else None)
             changed = [
                 change["at_s"] for change in part.get("policies", []) if 0 <= change["at_s"] <= times[-1]
@@ -111,6 +111,10 @@ def _course(axes: Any, rows: Sequence[Mapping[str, Any]], course: Mapping[str, A
     axes.set_ylabel(f"seconds a round of {megabytes(size)}")
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncol=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shown(system: str, break_: str) -> str:
+    return system.replace("@NETSTORM_TOPOLOGY=", break_).replace("@", break_)
 
 
 def _steps(starts: Sequence[float], rounds: Sequence[float]) -> tuple[list[float], list[float]]:
