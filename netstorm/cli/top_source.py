@@ -7,7 +7,6 @@ import http.client
 import itertools
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -78,8 +77,8 @@ def find(address: str | None) -> tuple[Source, JobStatus]:
     if {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}:
         host, port = settings.scheduler_host, settings.scheduler_port
         return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}")
-    elsewhere: list[int] = []
-    found = list(_running_here(elsewhere))
+    here, elsewhere = _schedulers()
+    found = [one for process in here if (one := _answer_of(process)) is not None]
     if len(found) == 1:
         return found[0]
     if found:
@@ -118,8 +117,8 @@ def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
         if any(_port_of(shown) == port for shown in (status.scheduler, status.http)) or tried == port:
             return source, status
         problems.append(f"{source}: that is the scheduler at {status.scheduler}")
-    elsewhere: list[int] = []
-    if host in {"127.0.0.1", "localhost", "::1"} and not list(_running_here(elsewhere)) and elsewhere:
+    elsewhere = _schedulers()[1] if host in {"127.0.0.1", "localhost", "::1"} else []
+    if elsewhere:
         problems.append(_hint(elsewhere))
     raise UsageError(
         f"{meant}: nobody there shows a job ({'; '.join(problems)}). The scheduler says in its first lines "
@@ -150,23 +149,29 @@ def _port_of(address: str) -> int:
     return int(address.rpartition(":")[2] or 0)
 
 
-def _running_here(elsewhere: list[int]) -> Iterator[tuple[Source, JobStatus]]:
-    """Yield the schedulers of this user on this machine. Process ids of those in other network namespaces go
-    to `elsewhere`.
+def _schedulers() -> tuple[list[psutil.Process], list[int]]:
+    """Return the schedulers of this user on this machine, and the process ids of those in other network
+    namespaces.
     """
+    here, elsewhere = [], []
     for process in psutil.process_iter(["cmdline", "uids"]):
-        words = process.info["cmdline"] or []
         uids = process.info["uids"]
-        if uids is None or uids.real != os.getuid() or not _is_scheduler(words):
+        if uids is None or uids.real != os.getuid() or not _is_scheduler(process.info["cmdline"] or []):
             continue
-        if _network_of(process.pid) != _network_of(os.getpid()):
+        if _network_of(process.pid) == _network_of(os.getpid()):
+            here.append(process)
+        else:
             elsewhere.append(process.pid)
-            continue
-        for port in _ports(process):
-            with contextlib.suppress(Unavailable):
-                source = Source("127.0.0.1", port)
-                yield source, source.status()
-                break
+    return here, elsewhere
+
+
+def _answer_of(process: psutil.Process) -> tuple[Source, JobStatus] | None:
+    """Return where a scheduler of this machine can be watched, and its status; None: nowhere."""
+    for port in _ports(process):
+        source = Source("127.0.0.1", port)
+        with contextlib.suppress(Unavailable):
+            return source, source.status()
+    return None
 
 
 def _network_of(pid: int) -> str:
