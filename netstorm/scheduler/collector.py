@@ -1,6 +1,6 @@
 """What is known of the network now: all nodes' reports in, an ordinary `Network` out.
 
-Nodes measure their links, in and out, and their own access lines (`Measured`). Three things stand
+Nodes measure their links, in and out, and their own access lines (`Measured`). Four things stand
 between that and a network to plan for:
 
 * *Access lines.* Links that share one are no independent links, and to plan as if they were throws away most
@@ -8,10 +8,14 @@ between that and a network to plan for:
   together, by what each has shown.
 * *Censored links.* What a link carried while it shared a cap that was binding is no more than a lower bound.
   Each end knows only with what its own line was shared, so the larger of their two rates counts.
-  Planned with is what the caps at its two ends allow. Under fair sharing those that share the cap get about
-  the same, so a link that gets clearly less than its siblings is slow by itself, and is not censored.
+  Planned with is what the caps at its two ends allow, and twice that bound at most. Under fair sharing those
+  that share the cap get about the same, so a link that gets clearly less than its siblings is slow by itself,
+  and is not censored.
 * *Links never seen.* With a network file, what that says. Without one, the 25th percentile of the rates
   that were measured, and the 75th of the latencies: to try them must not look like a bargain.
+* *Links not seen since others have changed.* If half of the links that are measured now have changed since a
+  link was, it probably has, too: half of what it is above that percentile is not believed any more. What was
+  fast and is used no more looks fast for ever otherwise, and is tried again and again.
 
 A peer may report anything: what cannot be is refused, and counted.
 """
@@ -46,10 +50,18 @@ _CAP_ENDS: Final = 0.95
 differ, or noise would make caps come and go."""
 
 _ABLE_MORE: Final = 2.0
-"""How much more a link may be able to carry than it did in company: nobody has seen it alone."""
+"""How much more a link may be able to carry than it did in company, if nobody has seen it alone. It may be
+more still: then the next policy shows it. But processors that are busy look like access lines, and a slow
+link must not be planned as a fast one for that.
+"""
+
+_FASTER: Final = 1.2
 
 _CAP_FOR_S: Final = 300.0
 """How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
+
+_PRESENT_S: Final = 10.0
+"""A link that was measured within that is measured at present."""
 
 _LATENCIES: Final = 20
 """Reports, of both ends, that a latency is the least of."""
@@ -121,9 +133,10 @@ class _End:
         free, held = self.free, self.held
         if not free or not held:
             return free or held or None
-        if held.value > free.value:  # company makes no link faster
-            return held if held.age(now) <= free.age(now) else free
-        return free if free.age(now) <= held.age(now) + _FREE_FOR_S else held
+        if free.age(now) > held.age(now) + _FREE_FOR_S:
+            return held
+        # Company makes no link faster: then it has become so, and what it was alone is outdated.
+        return held if held.value > _FASTER * free.value and held.age(now) <= free.age(now) else free
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +266,16 @@ class Collector:
         egress, ingress = self._side("egress", 0, rates, now), self._side("ingress", 1, rates, now)
         links, errors = [], []
         seldom, far = self._unseen(rates)
+        changes = _changes(rates, now)
         for link in self._prior.links:
             pair = (link.source, link.target)
             if pair in self._failed:
                 continue
             changed, error = self._link(link, rates.get(pair), (egress, ingress), seldom, now)
-            links.append(replace(changed, latency=self._latency(link, far)))
+            rate, error = self._outdated(
+                changed.rate, error, rates.get(pair), seldom=seldom, changes=changes, now=now
+            )
+            links.append(replace(changed, rate=rate, latency=self._latency(link, far)))
             errors.append(error)
         nodes = tuple(
             replace(
@@ -348,8 +365,25 @@ class Collector:
             for side, rank, shares in zip(sides, (link.source, link.target), found.shares, strict=True)
         ):
             caps = (sides[0].caps.get(link.source, math.inf), sides[1].caps.get(link.target, math.inf))
-            rate = max(rate, min(caps))
+            rate = max(rate, min(*caps, _ABLE_MORE * rate))
         return replace(link, rate=rate, loss=0.0), found.readings.error(now)
+
+    def _outdated(
+        self,
+        rate: float,
+        error: float,
+        found: _Rate | None,
+        *,
+        seldom: float | None,
+        changes: list[float],
+        now: float,
+    ) -> tuple[float, float]:
+        """Return the rate and error of a link that has probably changed since it was last measured, too."""
+        if found is None or seldom is None or not changes:
+            return rate, error
+        read_at = now - found.readings.age(now)
+        part = sum(changed_at > read_at for changed_at in changes) / len(changes)
+        return rate + part * min(seldom - rate, 0.0), max(error, part * _PRIOR_ERROR)
 
     def _unseen(self, rates: _Rates) -> tuple[float | None, float | None]:
         """Return the rate and the latency of links that nobody has seen; None: not known either."""
@@ -374,6 +408,11 @@ def _possible(one: LinkMeasure) -> bool:
         and one.chunks >= 0
         and 0.0 <= one.shared <= 1.0
     )
+
+
+def _changes(rates: _Rates, now: float) -> list[float]:
+    """Return when each link that is measured at present has last changed."""
+    return [one.readings.changed_at for one in rates.values() if one.readings.age(now) <= _PRESENT_S]
 
 
 def _percentile(values: Iterable[float], part: float) -> float | None:

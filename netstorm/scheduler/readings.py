@@ -30,6 +30,9 @@ _LEAST_ERROR: Final = 0.02
 
 _MOST_ERROR: Final = 1.0
 
+_LATE_S: Final = 10.0
+"""After so long without a reading, one is enough for a change: the next may be as late."""
+
 _AGEING: Final = 0.1 / 60
 """Relative error that a second without a reading adds: nobody knows what has happened since."""
 
@@ -37,11 +40,13 @@ _AGEING: Final = 0.1 / 60
 class Readings:
     """Readings of one positive quantity. Errors are standard errors, as fractions."""
 
-    __slots__ = ("_at", "_errors", "_steps", "_suspect", "_values", "value")
+    __slots__ = ("_at", "_errors", "_steps", "_suspect", "_values", "changed_at", "value")
 
     def __init__(self) -> None:
         self.value = 0.0
         """The estimate; 0 before the first reading."""
+        self.changed_at = -math.inf
+        """When it was last noticed to have changed."""
         self._values: deque[float] = deque(maxlen=_KEPT)
         self._errors: deque[float] = deque(maxlen=_KEPT)
         self._steps: deque[float] = deque(maxlen=_KEPT)
@@ -56,20 +61,23 @@ class Readings:
     def add(self, value: float, error: float, now: float) -> None:
         """Take a reading above 0; an error of 0 or less is not known."""
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
+        late = self.age(now) > _LATE_S
         self._at = now
         if self._values:
             self._steps.append(math.log(value / (self._suspect or self._values[-1])))
             limit = _CHANGE * math.hypot(max(error, self._scatter()), self._own_error())
             off = value / self.value - 1.0
             if abs(off) > limit:
-                if not (self._suspect and (self._suspect > self.value) == (value > self.value)):
+                agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
+                if not (agreed or late):
                     self._suspect = value
                     return
-                first, self._suspect = self._suspect, 0.0
+                self.changed_at = now
                 self._values.clear()
                 self._errors.clear()
-                self._values.append(first)
-                self._errors.append(error)
+                if agreed:
+                    self._values.append(self._suspect)
+                    self._errors.append(error)
         self._suspect = 0.0
         self._values.append(value)
         self._errors.append(error)

@@ -303,7 +303,16 @@ def test_an_access_line_whose_links_were_never_seen_alone_counts_whatever_they_a
         0, report(*(measure(source, 33 * M, shared=0.95) for source in (1, 2, 3)), ingress=99 * M), 1.0
     )
     assert found.picture(1.0).network.nodes[0].ingress == 99 * M
-    assert rates(found)[1, 0] == 99 * M
+    assert rates(found)[1, 0] == 66 * M  # nobody knows; twice what was seen at most
+
+
+def test_what_a_link_did_alone_is_not_forgotten_for_what_it_does_in_company_now_and_then():
+    found = collector()
+    found.take(0, report(*(measure(source, 28 * M) for source in (1, 2, 3))), 0.0)
+    for second in range(1, 30):
+        in_company = (measure(source, 28.5 * M, shared=0.9) for source in (1, 2, 3))
+        found.take(0, report(*in_company, ingress=84 * M), float(second))
+        assert rates(found, float(second))[1, 0] == 28 * M
 
 
 def test_what_the_sender_saw_alone_lifts_what_the_receiver_saw_in_company():
@@ -318,3 +327,23 @@ def test_reports_of_links_out_are_checked_as_those_of_links_in():
     found = collector()
     found.take(1, Measured(links=(), outgoing=(measure(9, M), measure(1, M), measure(0, -M))), 1.0)
     assert found.refused == 3
+
+
+def test_a_fast_link_not_seen_since_the_others_have_changed_is_not_believed_to_be_fast():
+    found = collector(4)
+    for second in range(4):
+        measures = (measure(0, 100 * M), measure(1, 20 * M), measure(2, 30 * M))
+        found.take(3, report(*measures), float(second))
+    assert rates(found, 4.0)[0, 3] == pytest.approx(100 * M)
+    for second in range(20, 24):  # nothing has changed, as far as can be seen
+        found.take(3, report(measure(1, 20 * M), measure(2, 30 * M)), float(second))
+    assert rates(found, 24.0)[0, 3] == pytest.approx(100 * M)
+    for second in range(24, 28):
+        found.take(3, report(measure(1, 60 * M), measure(2, 30 * M)), float(second))
+    half = rates(found, 28.0)[0, 3]
+    assert half == pytest.approx(100 * M - 0.5 * (100 - 30) * M)
+    for second in range(28, 32):
+        found.take(3, report(measure(1, 60 * M), measure(2, 10 * M)), float(second))
+    assert rates(found, 32.0)[0, 3] == pytest.approx(10 * M)
+    found.take(3, report(measure(0, 90 * M)), 33.0)
+    assert rates(found, 33.0)[0, 3] == pytest.approx(100 * M, rel=0.15)

@@ -70,3 +70,11 @@ def test_errors_grow_while_nothing_is_read():
 def test_a_slow_drift_is_followed():
     readings = fed([100.0 * 1.01**second for second in range(60)])
     assert readings.value == pytest.approx(100.0 * 1.01**59, rel=0.1)
+
+
+def test_after_a_long_time_one_reading_is_enough_for_a_change():
+    readings = fed([100.0] * 6)
+    readings.add(20.0, 0.05, 60.0)
+    assert readings.value == 20.0
+    assert readings.changed_at == 60.0
+    assert fed([100.0] * 6).changed_at < 0
