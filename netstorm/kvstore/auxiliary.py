@@ -14,16 +14,26 @@ from netstorm.pslite.link_state import LinkState
 from netstorm.settings import AuxRule, Settings
 from netstorm.topology.policy import Detour
 
-__all__ = ["AuxiliaryOptions", "Exit", "PathState", "Ticket", "arrival_s", "is_clearly_earlier", "queue_rule"]
+__all__ = ["AuxiliaryOptions", "Exit", "PathState", "Ticket", "is_clearly_earlier", "queue_rule", "wait_s"]
 
 MOST_OUTSTANDING: Final = 4
 """Chunks on one auxiliary path that its end has not confirmed. Bounds what relays hold, and what is lost on a
 path that turns out to be slow; with 1 a path of two links is never more than half used.
 """
 
+LEAST_WAITING: Final = 12
+"""Chunks on and before a link with which it is worth a detour: with fewer, what the order of chunks does to
+those who wait for them counts for more than when they come.
+"""
+
 _CLEARLY: Final = 0.8
 """A detour must take less than this part of the time that the chunk would take without it: estimates are some
 10 % off, and to arrive a little earlier is not worth the links' work.
+"""
+
+_AT_LEAST: Final = 0.5
+"""Part of the expected time below which a measured one is not believed: it is what is left of the whole after
+what the chunk was expected to wait, and waits turn out to be shorter.
 """
 
 _MEMORY_S: Final = 10.0
@@ -76,8 +86,12 @@ class Exit:
         self.bytes += size
 
     def seconds(self, size: int) -> float:
-        """Return when so many more bytes would have arrived; the rate must be known."""
-        return (self.bytes + size) / self.rate + self.latency_s
+        """Return when so many more bytes would have arrived; the rate must be known.
+
+        Of what is not acknowledged a round trip's worth has left already.
+        """
+        left = 2 * self.latency_s * self.rate
+        return max(size, self.bytes + size - left) / self.rate + self.latency_s
 
 
 class PathState:
@@ -87,28 +101,29 @@ class PathState:
 
     def __init__(self) -> None:
         self.outstanding: Final[dict[Ticket, tuple[float, float]]] = {}
-        """Chunks whose arrival at the end is not known: when they were given to it, and the seconds that the
-        first link was expected to take."""
+        """Chunks whose arrival at the end is not known: when they were given to it, and the seconds that they
+        were expected to wait and to take for the first link."""
         self._later_s = 0.0
         self._measured_at: float | None = None
 
     def later_s(self, detour: Detour, size: int, now: float) -> float:
         """Return the seconds that a chunk takes over all links but the first: as of late, or as expected."""
+        expected_s = sum(detour.seconds(link, size) for link in range(1, len(detour.links)))
         if self._measured_at is None or now > self._measured_at + _MEMORY_S:
-            return sum(detour.seconds(link, size) for link in range(1, len(detour.links)))
-        return self._later_s
+            return expected_s
+        return max(self._later_s, _AT_LEAST * expected_s)
 
-    def given(self, ticket: Ticket, now: float, first_s: float) -> None:
+    def given(self, ticket: Ticket, now: float, waits_s: float) -> None:
         """Note a chunk that takes this path."""
-        self.outstanding[ticket] = (now, first_s)
+        self.outstanding[ticket] = (now, waits_s)
 
     def arrived(self, ticket: Ticket, now: float) -> bool:
         """Note that a chunk is at the end; False if it was not on its way."""
         found = self.outstanding.pop(ticket, None)
         if found is None:
             return False
-        given_at, first_s = found
-        later_s = max(0.0, now - given_at - first_s)
+        given_at, waits_s = found
+        later_s = max(0.0, now - given_at - waits_s)
         if self._measured_at is None or now > self._measured_at + _MEMORY_S:
             self._later_s = later_s
         else:
@@ -117,18 +132,12 @@ class PathState:
         return True
 
 
-def first_s(first: Exit, size: int, detour: Detour) -> float:
-    """Return the seconds until a chunk has passed the first link of a detour: measured, or expected."""
-    return first.seconds(size) if first.rate else detour.seconds(0, first.bytes + size)
+def wait_s(first: Exit, size: int, detour: Detour, state: PathState, *, primary_s: float) -> float:
+    """Return the seconds until a chunk leaves for the later links of a detour.
 
-
-def arrival_s(
-    first: Exit, size: int, detour: Detour, state: PathState, *, primary_s: float, now: float
-) -> float:
-    """Return the seconds until a chunk is at the end of a detour.
-
-    Later links carry trees, too, and are as far in the order of the job as the link to the neighbour is: what
-    waits there is not known, but that it is the same part of a round.
+    It passes the first link, whose rate is measured or what the policy expects. Later links carry trees, too,
+    and are as far in the order of the job as the link to the neighbour is: what waits there is not known, but
+    that it is the same part of a round.
 
     Args:
         first: the detour's first link.
@@ -136,12 +145,11 @@ def arrival_s(
         detour: from the policy.
         state: what is known of it here.
         primary_s: seconds until the chunk would have arrived without it.
-        now: s.
     """
+    passed_s = first.seconds(size) if first.rate else detour.seconds(0, first.bytes + size)
     slowest = min(rate for rate, _ in detour.links[1:])
     before_s = 8 * size * len(state.outstanding) / slowest
-    wait_s = max(first_s(first, size, detour), before_s, detour.load * primary_s)
-    return wait_s + state.later_s(detour, size, now)
+    return max(passed_s, before_s, detour.load * primary_s)
 
 
 def is_clearly_earlier(detour_s: float, primary_s: float) -> bool:

@@ -14,15 +14,15 @@ from typing import Final
 import msgspec
 
 from netstorm.kvstore.auxiliary import (
+    LEAST_WAITING,
     MOST_OUTSTANDING,
     AuxiliaryOptions,
     Exit,
     PathState,
     Ticket,
-    arrival_s,
-    first_s,
     is_clearly_earlier,
     queue_rule,
+    wait_s,
 )
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer
@@ -141,7 +141,7 @@ class Dispatch:
             if may_detour and self._options.rule == "queue":
                 for detour, first in firsts:
                     if queue_rule(primary, first, len(self._state(detour).outstanding), self._options):
-                        yield self._detoured(hop, 0, detour, first, now)
+                        yield self._detoured(hop, 0, (detour, first), now)
                         break
                 else:
                     if not primary.has_room(size):
@@ -165,31 +165,41 @@ class Dispatch:
             found = self._first_earlier(hop, primary, free, now)
             if found is None:
                 return
-            yield self._detoured(hop, *found, now)
+            index, way, primary_s = found
+            yield self._detoured(hop, index, way, now, primary_s=primary_s)
 
     def _first_earlier(
         self, hop: _Hop, primary: Exit, free: list[tuple[Detour, Exit, PathState]], now: float
-    ) -> tuple[int, Detour, Exit] | None:
-        """Return the first chunk that some detour takes clearly earlier, and the fastest such detour.
+    ) -> tuple[int, tuple[Detour, Exit], float] | None:
+        """Return the first chunk that some detour takes clearly earlier, the fastest such detour with its
+        first link, and the seconds that the chunk would take without it.
 
         The later a chunk's turn is, the more a detour gains: so if the last one would not gain, none does.
         """
 
         def fastest(size: int, primary_s: float) -> tuple[Detour, Exit] | None:
             soonest, place = min(
-                (arrival_s(first, size, detour, state, primary_s=primary_s, now=now), place)
+                (
+                    wait_s(first, size, detour, state, primary_s=primary_s)
+                    + state.later_s(detour, size, now),
+                    place,
+                )
                 for place, (detour, first, state) in enumerate(free)
             )
             return free[place][:2] if is_clearly_earlier(soonest, primary_s) else None
 
-        if not free or fastest(hop.items[-1][2], primary.seconds(hop.bytes)) is None:
+        size = hop.items[-1][2]
+        if not free or primary.bytes + hop.bytes < LEAST_WAITING * size:
+            return None
+        if fastest(size, primary.seconds(hop.bytes)) is None:
             return None
         ahead = 0
         for index, (_, _, size, _, may_detour) in enumerate(hop.items):
             ahead += size
-            found = fastest(size, primary.seconds(ahead)) if may_detour else None
+            primary_s = primary.seconds(ahead)
+            found = fastest(size, primary_s) if may_detour else None
             if found is not None:
-                return index, *found
+                return index, found, primary_s
         return None
 
     def _explore(self, hop: _Hop, firsts: list[tuple[Detour, Exit]], now: float) -> Iterator[Send]:
@@ -204,7 +214,7 @@ class Dispatch:
             assert isinstance(part, Part)
             self._exploring = ticket_of(part)
             self._counters.add("explored")
-            yield self._detoured(hop, 0, detour, first, now)
+            yield self._detoured(hop, 0, (detour, first), now)
 
     def _taken(self, hop: _Hop, index: int, over: Exit) -> Send:
         _, _, size, send, _ = hop.items.pop(index)
@@ -212,12 +222,16 @@ class Dispatch:
         over.give(size)
         return send
 
-    def _detoured(self, hop: _Hop, index: int, detour: Detour, first: Exit, now: float) -> Send:
-        expected_s = first_s(first, hop.items[index][2], detour)
+    def _detoured(
+        self, hop: _Hop, index: int, way: tuple[Detour, Exit], now: float, *, primary_s: float = 0.0
+    ) -> Send:
+        detour, first = way
+        state = self._state(detour)
+        waits_s = wait_s(first, hop.items[index][2], detour, state, primary_s=primary_s)
         send = self._taken(hop, index, first)
         part = send.message
         assert isinstance(part, Part)
-        self._state(detour).given(ticket_of(part), now, expected_s)
+        state.given(ticket_of(part), now, waits_s)
         self._counters.add("detoured")
         return Send(
             peer=Peer(detour.path[1]),

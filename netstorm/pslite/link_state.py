@@ -36,6 +36,6 @@ class Dispatcher(Protocol):
     """A machine that decides as late as it can which link a message takes."""
 
     def dispatch(self, links: Links, now: float) -> None:
-        """Look at links and decide. Called before each `take_instructions`: whenever something has come,
-        acknowledgements too.
+        """Look at links and decide; then `take_instructions` is called. That is whenever something has come,
+        acknowledgements too, and all instructions so far are carried out.
         """

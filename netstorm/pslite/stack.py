@@ -67,9 +67,11 @@ class Stack(Generic[M]):
                 self._carry_out_one(instruction, now)
 
     def _decided(self, now: float) -> list[Instruction]:
-        if self._dispatcher is not None:
+        instructions = self.machine.take_instructions()
+        if not instructions and self._dispatcher is not None:  # links have what has been decided so far
             self._dispatcher.dispatch(self.endpoint.link_state, now)
-        return self.machine.take_instructions()
+            instructions = self.machine.take_instructions()
+        return instructions
 
     def _carry_out_one(self, instruction: Instruction, now: float) -> None:
         endpoint = self.endpoint

@@ -29,6 +29,11 @@ _BUSY: Final = 0.5
 up.
 """
 
+_HOLDS_UP: Final = 1.25
+"""As many times as half of the hops a hop must be used to get detours. Where all are used alike none is to
+blame, and chunks that come out of order cost more (mst in a mesh: 7 %) than detours gain.
+"""
+
 _LEAST_SPARE: Final = 0.2
 """Part of a resource that must be unused: with less, what waits there is not known well enough."""
 
@@ -62,71 +67,104 @@ def with_detours(
     loads = resources.loads(pair_loads(resources, policy.trees, policy.weights))
     used = loads / resources.capacities
     used /= used.max(initial=0.0) or 1.0
-    spare = np.where(used <= 1.0 - _LEAST_SPARE, resources.capacities * (1.0 - used), 0.0)
     hops = hops_of(policy.trees)
-
-    def load(source: int, target: int) -> float:
-        return float(max(used[list(resources.used_by((source, target)))]))
-
-    loads_of = {hop: load(*hop) for hop in hops}
-    busy = [hop for hop in hops if loads_of[hop] >= _BUSY and known]
-    busy = sorted(sorted(busy, key=lambda hop: -loads_of[hop])[:_MOST_HOPS])
-    rates = _rates(network, resources, spare)
-    delays = _delays(network, rates, chunk_bytes)
+    links = _Links(network, resources, chunk_bytes)
     found: list[Detour] = []
-    if busy and np.isfinite(delays).any():
-        for hop, paths in disjoint_paths(network, delays, busy, most=DETOURS).items():
-            for path in paths:
-                later = max(load(*ends) for ends in pairwise(path[1:])) if len(path) > 2 else 1.0
-                if later < _MOST_LOAD * loads_of[hop]:
-                    found.append(_detour(network, path, rates, load=later / loads_of[hop]))
-    found += _explorers(network, hops, resources, unmeasured, chunk_bytes)
+    if known:
+        found += _around_busy(links, hops, used)
+    found += _explorers(links, hops, unmeasured)
     return msgspec.structs.replace(policy, detours=tuple(found)) if found else policy
 
 
-def _rates(network: Network, resources: Resources, capacities: Floats) -> Floats:
-    """Return (N, N) the bit/s of each link if resources have these capacities; 0: none."""
-    rates = np.zeros((network.size, network.size))
-    for link in network.links:
-        ends = (link.source, link.target)
-        rates[ends] = min(capacities[list(resources.used_by(ends))])
-    return rates
+class _Links:
+    """What links would carry if resources had other capacities."""
+
+    def __init__(self, network: Network, resources: Resources, chunk_bytes: int) -> None:
+        self.network: Final = network
+        self.resources: Final = resources
+        self._chunk_bytes: Final = chunk_bytes
+        self._sources: Final = np.array([link.source for link in network.links], np.intp)
+        self._targets: Final = np.array([link.target for link in network.links], np.intp)
+        self._places: Final = np.array(
+            [resources.place((link.source, link.target)) for link in network.links], np.intp
+        )
+        self._latencies: Final = np.array(
+            [network.link(link.source, link.target).latency for link in network.links]
+        )
+
+    def rates(self, capacities: Floats) -> Floats:
+        """Return (N, N) the bit/s of each link, by (R,) those of resources; 0: none."""
+        by_pair = self.resources.by_pair
+        least = np.minimum.reduceat(capacities[by_pair.indices], by_pair.indptr[:-1])
+        rates = np.zeros((self.network.size,) * 2)
+        rates[self._sources, self._targets] = least[self._places]
+        return rates
+
+    def delays(self, rates: Floats) -> Floats:
+        """Return (N, N) the seconds of a chunk over each link; inf: none."""
+        delays = np.full(rates.shape, np.inf)
+        mine = rates[self._sources, self._targets]
+        with np.errstate(divide="ignore"):
+            delays[self._sources, self._targets] = 8 * self._chunk_bytes / mine + self._latencies
+        return delays
+
+    def used_by(self, path: Path) -> list[int]:
+        """Return the numbers of the resources that a path uses."""
+        return sorted({one for ends in pairwise(path) for one in self.resources.used_by(ends)})
+
+    def detour(self, path: Path, rates: Floats, *, explore: bool = False, load: float = 0.0) -> Detour:
+        """Return a path as a policy has it."""
+        return Detour(
+            path=tuple(map(int, path)),
+            links=tuple(
+                (round(float(rates[ends]), 1), self.network.link(*ends).latency) for ends in pairwise(path)
+            ),
+            explore=explore,
+            load=round(load, 3),
+        )
 
 
-def _delays(network: Network, rates: Floats, chunk_bytes: int) -> Floats:
-    """Return (N, N) the seconds of a chunk over each link; inf: none."""
-    delays = np.full(rates.shape, np.inf)
-    for source, target in zip(*np.nonzero(rates), strict=True):
-        latency = network.link(Rank(source), Rank(target)).latency
-        delays[source, target] = 8 * chunk_bytes / rates[source, target] + latency
-    return delays
+def _around_busy(links: _Links, hops: list[tuple[Rank, Rank]], used: Floats) -> list[Detour]:
+    """Return the detours of the busiest hops, which share what is left among them.
 
+    The busiest one has the first choice, and a resource that n detours use counts as spare / (n + 1) for the
+    next; their rates are spare / n at the end. For several hops would take the same link at the same time.
+    """
 
-def _detour(
-    network: Network, path: Path, rates: Floats, *, explore: bool = False, load: float = 0.0
-) -> Detour:
-    return Detour(
-        path=tuple(map(int, path)),
-        links=tuple((round(float(rates[ends]), 1), network.link(*ends).latency) for ends in pairwise(path)),
-        explore=explore,
-        load=round(load, 3),
-    )
+    def load(path: Path) -> float:
+        return float(max(used[links.used_by(path)]))
+
+    capacities = links.resources.capacities
+    spare = np.where(used <= 1.0 - _LEAST_SPARE, capacities * (1.0 - used), 0.0)
+    if not spare.any():
+        return []
+    busy = sorted((-load(hop), hop) for hop in hops)
+    least = max(_BUSY, -_HOLDS_UP * busy[len(busy) // 2][0])
+    users = np.zeros(len(spare))
+    kept: list[tuple[Path, float]] = []
+    for less, hop in busy[:_MOST_HOPS]:
+        if -less < least:
+            break
+        delays = links.delays(links.rates(spare / (users + 1)))
+        for path in disjoint_paths(links.network, delays, [hop], most=DETOURS)[hop]:
+            part = load(path[1:]) / -less
+            if len(path) > 2 and part < _MOST_LOAD:
+                kept.append((path, part))
+                users[links.used_by(path)] += 1
+    rates = links.rates(spare / np.maximum(users, 1))
+    return [links.detour(path, rates, load=part) for path, part in kept]
 
 
 def _explorers(
-    network: Network,
-    hops: list[tuple[Rank, Rank]],
-    resources: Resources,
-    unmeasured: Collection[tuple[int, int]],
-    chunk_bytes: int,
+    links: _Links, hops: list[tuple[Rank, Rank]], unmeasured: Collection[tuple[int, int]]
 ) -> Iterator[Detour]:
     """Yield for each link that should be measured, and that no hop uses, one detour of three ranks over it.
 
     The link is its first or its second half; the other half is the fastest that there is, of those hops that
     have not got their detours yet.
     """
-    rates = _rates(network, resources, resources.capacities)
-    idle = _delays(network, rates, chunk_bytes)
+    rates = links.rates(links.resources.capacities)
+    idle = links.delays(rates)
     count: dict[tuple[int, int], int] = {}
     known = set(hops)
     for a, b in sorted(set(unmeasured) - known):
@@ -144,4 +182,4 @@ def _explorers(
         if np.isfinite(best[0]):
             path = tuple(map(Rank, best[1]))
             count[path[0], path[2]] = count.get((path[0], path[2]), 0) + 1
-            yield _detour(network, path, rates, explore=True)
+            yield links.detour(path, rates, explore=True)

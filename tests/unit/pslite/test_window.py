@@ -140,3 +140,30 @@ def test_the_window_is_bounded_however_long_and_fat_the_link_seems():
     window = Window()
     Link(window, 10e9, 1.0, 1024 * 1024).run(3000)
     assert window.size == 64 * MIB
+
+
+@pytest.mark.parametrize("messages", [3, 4, 10, 40])
+def test_a_few_messages_at_a_time_show_what_a_link_carries_while_it_is_busy(messages):
+    window = Window()
+    link = Link(window, rate=5e6, rtt_s=0.2, size=MIB // 4)
+    for _ in range(3):  # with pauses, which are not the link's
+        link.run(messages)
+        link.now += 1.0
+    assert window.busy_rate == pytest.approx(5e6, rel=0.02)
+
+
+def test_one_message_at_a_time_tells_nothing_of_a_busy_link():
+    window = Window()
+    link = Link(window, rate=5e6, rtt_s=0.2, size=MIB // 4)
+    for _ in range(10):
+        link.run(1)
+    assert window.busy_rate == 0.0
+
+
+def test_the_rate_of_a_busy_link_follows_it():
+    window = Window()
+    link = Link(window, rate=5e6, rtt_s=0.02, size=MIB // 4)
+    link.run(50)
+    link.rate = 1e6
+    link.run(60)
+    assert window.busy_rate == pytest.approx(1e6, rel=0.1)

@@ -11,6 +11,7 @@ from netstorm.errors import FrameError, UsageError
 from netstorm.protocol.frames import encode_body, open_frames, seal
 from netstorm.protocol.messages import NewPolicy
 from netstorm.topology import Plan, Policy, Rank, Tree
+from netstorm.topology.policy import DETOURS, EXPLORERS, Detour
 
 # 0 is the root; up: 1 and 2 to 0, 3 to 1, 4 to 3; down: 0 to 4, 4 to 1 and 2, 1 to 3.
 LOPSIDED = Tree(root=Rank(0), reduce_parent=(-1, 0, 0, 1, 3), broadcast_parent=(-1, 4, 4, 1, 0))
@@ -212,3 +213,51 @@ def test_what_is_no_policy_is_refused_by_name(make, message: str):
         make()
 
     assert str(caught.value) == message
+
+
+def around(*path: int, explore: bool = False) -> Detour:
+    return Detour(path=path, links=((1e6, 0.01),) * (len(path) - 1), explore=explore)
+
+
+def test_detours_survive_the_wire_and_a_plan_has_those_that_begin_at_its_rank():
+    detours = (around(3, 0, 4), around(3, 2, 0, 4), around(1, 3, 2), around(3, 2, 4, explore=True))
+    policy = Policy(version=1, trees=(CHAIN,), weights=(1,), detours=detours)
+    frame = seal(encode_body(NewPolicy(policy=policy)), sequence=1, sent_at=0, payload_crc=None)
+    message = open_frames(frame, 1).message
+    assert isinstance(message, NewPolicy)
+    assert message.policy == policy
+    assert Plan(policy, 3).detours == {4: (detours[0], detours[1], detours[3])}
+    assert Plan(policy, 2).detours == {}
+
+
+def test_a_policy_without_detours_is_what_it_was_before_there_were_any():
+    """A peer that knows none sends the fields up to `look_ahead_s`."""
+    policy = Policy(version=1, trees=(CHAIN,), weights=(1,))
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(policy))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:6]), type=Policy) == policy
+
+
+@pytest.mark.parametrize(
+    "path",
+    [(), (3,), (3, 4), (3, 0, 0, 4), (3, 4, 3), (-1, 0, 4), (3, 9, 4), (3, 2, 1), (3, 2, 0), (0, 1, 4)],
+)
+def test_a_detour_must_lead_around_a_hop_without_loops(path: tuple[int, ...]):
+    with pytest.raises(UsageError, match="detour"):
+        Policy(version=1, trees=(CHAIN,), weights=(1,), detours=(around(*path),))
+
+
+@pytest.mark.parametrize(
+    "links",
+    [(), ((1e6, 0.0),), ((1e6, 0.0), (0.0, 0.0)), ((1e6, 0.0), (1e6, -1.0)), ((float("nan"), 0.0),) * 2],
+)
+def test_a_detour_must_say_what_its_links_are_like(links: tuple[tuple[float, float], ...]):
+    with pytest.raises(UsageError, match="links"):
+        Detour(path=(3, 0, 4), links=links)
+
+
+@pytest.mark.parametrize(("explore", "most"), [(False, DETOURS), (True, EXPLORERS)])
+def test_a_hop_has_no_more_detours_than_anybody_needs(*, explore: bool, most: int):
+    detours = (around(3, 0, 4, explore=explore),) * most
+    assert Policy(version=1, trees=(CHAIN,), weights=(1,), detours=detours).detours == detours
+    with pytest.raises(UsageError, match="too many"):
+        Policy(version=1, trees=(CHAIN,), weights=(1,), detours=(*detours, detours[0]))
