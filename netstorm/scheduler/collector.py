@@ -69,8 +69,11 @@ _LATENCIES: Final = 20
 _SLOW_SIBLING: Final = 0.6
 """Links that share a cap get about the same; TCP is not fairer than that among unequal round trips."""
 
-_FREE_FOR_S: Final = 120.0
-"""How long what a link did alone is believed over what it does in company."""
+_FREE_FOR_S: Final = 30.0
+"""How long what a link did alone is believed over what it does in company, if that does not change."""
+
+_TOGETHER_S: Final = 3.0
+"""Both ends report what they see within that; what one of them says that is older is outdated."""
 
 _PRIOR_ERROR: Final = 0.3
 """Of links that nobody has measured."""
@@ -133,7 +136,7 @@ class _End:
         free, held = self.free, self.held
         if not free or not held:
             return free or held or None
-        if free.age(now) > held.age(now) + _FREE_FOR_S:
+        if free.age(now) > held.age(now) + _FREE_FOR_S or held.changed_at > now - free.age(now):
             return held
         # Company makes no link faster: then it has become so, and what it was alone is outdated.
         return held if held.value > _FASTER * free.value and held.age(now) <= free.age(now) else free
@@ -181,8 +184,9 @@ class _LinkState:
         known = [one for one in ends if one is not None]
         if not known:
             return None
+        newest = min(one.age(now) for one in known)
         return _Rate(
-            max(known, key=lambda one: one.value),
+            max((one for one in known if one.age(now) <= newest + _TOGETHER_S), key=lambda one: one.value),
             held=(ends[0] is self.source.held, ends[1] is self.target.held),
             shares=(
                 ends[0] is None or ends[0] is self.source.held,
