@@ -129,9 +129,8 @@ def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
 
 def _hint(elsewhere: list[int]) -> str:
     return (
-        f"the scheduler with process id {elsewhere[0]} is in another network namespace; if it is that of an "
-        "emulated network: netstorm wan exec RANK -- netstorm top, RANK being where the scheduler is (0 if "
-        "nothing else was asked for)"
+        f"the scheduler with process id {elsewhere[0]} is in another network namespace, perhaps that of an "
+        f"emulated network: nsenter --net --target {elsewhere[0]} netstorm top"
     )
 
 
