@@ -52,8 +52,8 @@ or not there."""
 _AT_THEIR_BEST: Final = 1.12
 """The same for links that are independent."""
 
-_VARIED: Final = 0.5
-"""A total that was near one value for longer has told nothing of what it could be."""
+_VARIED: Final = 0.05
+"""Relative deviation of the total from its mean below which it has told nothing of what it could be."""
 
 
 class Verdict(enum.Enum):
@@ -169,7 +169,8 @@ class Access:
         )
         if often >= _OFTEN and could_do >= _COULD_DO_MORE:
             return Verdict.CAPPED, sum(sum(one.bits.values()) for one in near) / time
-        if could_do <= _AT_THEIR_BEST and often < _VARIED:
+        deviation = _deviation(windows)
+        if deviation >= _VARIED and could_do <= min(_AT_THEIR_BEST, 1 + deviation):
             return Verdict.INDEPENDENT, 0.0
         return Verdict.UNKNOWN, 0.0
 
@@ -180,6 +181,12 @@ class Access:
             for link, busy in one.busy.items():
                 rates.setdefault(link, []).append((one.bits[link] / busy, busy))
         return {link: _quantile(rows, _TOP) for link, rows in rates.items()}
+
+
+def _deviation(windows: Iterable[_Window]) -> float:
+    """Return the relative standard deviation of the windows' totals."""
+    totals = [one.total for one in windows]
+    return statistics.pstdev(totals) / statistics.fmean(totals)
 
 
 def _quantile(rows: list[tuple[float, float]], part: float) -> float:

@@ -448,7 +448,7 @@ class Endpoint:
         if self.observer is None or not self.observer.may_crowd:
             return False
         return any(
-            other.sending.window.in_flight > _BUSY_BYTES
+            other.sending.window.in_flight + other.sending.queue.bytes > _BUSY_BYTES
             for to, other in self._opened.items()
             if to not in (peer, SCHEDULER)
         )
