@@ -52,8 +52,8 @@ or not there."""
 _AT_THEIR_BEST: Final = 1.12
 """The same for links that are independent."""
 
-_VARIED: Final = 0.05
-"""Relative deviation of the total from its mean below which it has told nothing of what it could be."""
+_ALWAYS: Final = 0.75
+"""A total that was at its ceiling for a larger part of the time has told nothing of what it could be."""
 
 
 class Verdict(enum.Enum):
@@ -169,8 +169,7 @@ class Access:
         )
         if often >= _OFTEN and could_do >= _COULD_DO_MORE:
             return Verdict.CAPPED, sum(sum(one.bits.values()) for one in near) / time
-        deviation = _deviation(windows)
-        if deviation >= _VARIED and could_do <= min(_AT_THEIR_BEST, 1 + deviation):
+        if often <= _ALWAYS and could_do <= min(_AT_THEIR_BEST, 1 + _deviation(windows)):
             return Verdict.INDEPENDENT, 0.0
         return Verdict.UNKNOWN, 0.0
 

@@ -106,11 +106,6 @@ class BusyLink:
         """Latency plus the arrivals' clock less the senders'; infinite if nothing small ever came."""
         return self._signal.value
 
-    @property
-    def least_s(self) -> float:
-        """The same with the transfer of a chunk: what the fastest took."""
-        return self._upper.value
-
     def signal(self, sent: float, arrived: float) -> None:
         """Take note of a message so small that only the latency counts, on whichever connection."""
         self._signal.offer(arrived - sent, arrived)

@@ -130,30 +130,30 @@ class _Side:
 class _RoundTrip:
     """The way between this node and a peer, there and back: the sum does not depend on their clocks."""
 
-    __slots__ = ("_back", "_there", "_unhurried")
+    __slots__ = ("_back", "_bits", "_there")
 
     def __init__(self) -> None:
         self._there: Final = Smallest()
+        """Of a chunk, with its transfer."""
+        self._bits = 0.0
+        """Of the chunk that was the fastest."""
         self._back: Final = Smallest()
-        self._unhurried: Final = Smallest()
 
-    def acknowledged(self, bits: float, rate: float, sent: float, stamped: float, heard: float) -> None:
+    def acknowledged(self, bits: float, sent: float, stamped: float, heard: float) -> None:
         """Take note of an acknowledgement; times in s, `stamped` on a clock of its own."""
         self._back.offer(heard - stamped, heard)
-        if rate > 0:
-            self._unhurried.offer(1 / rate, heard)  # after a change of rate, rather too late than too early
-            self._there.offer(stamped - sent - bits * self._unhurried.value, heard)
+        self._there.offer(stamped - sent, heard)
+        if self._there.value == stamped - sent:
+            self._bits = bits
 
-    @property
-    def there_s(self) -> float:
-        """Latency, plus the receiver's clock less this one's; infinite: not known."""
-        return self._there.value
+    def there_s(self, rate: float) -> float:
+        """Return the latency, plus the receiver's clock less this one's; `rate` of the link, 0: not known."""
+        return self._there.value - (self._bits / rate if rate > 0 else 0.0)
 
-    @property
-    def latency_s(self) -> float:
-        """One way, half of there and back; -1: not known."""
-        total = self._there.value + self._back.value
-        return max(0.0, total / 2) if total < math.inf else -1.0
+    def latency_s(self, rate: float) -> float:
+        """Return the latency one way, half of there and back; -1: not known."""
+        total = self.there_s(rate) + self._back.value
+        return max(0.0, total / 2) if rate > 0 and total < math.inf else -1.0
 
 
 class LinkMeter:
@@ -220,7 +220,7 @@ class LinkMeter:
         trip = self._trips.get(peer)
         if trip is None:
             trip = self._trips[peer] = _RoundTrip()
-        trip.acknowledged(size * 8.0, link.busy.rate, sent, stamped, heard)
+        trip.acknowledged(size * 8.0, sent, stamped, heard)
 
     # ------------------------------------------------------------------------------------------- reporting
 
@@ -238,8 +238,8 @@ class LinkMeter:
         self._rest = self._bytes > 0  # what came last will be judged next time
         self._bytes = 0
         for peer, link in self._out.links.items():
-            there = self._trips[peer].there_s if peer in self._trips else math.inf
-            link.shift = there if there < math.inf else link.busy.least_s
+            if peer in self._trips:
+                link.shift = self._trips[peer].there_s(link.busy.rate)
         if self._options.estimator == "paper":
             into = self._paper_measures(self._paper_new)
             self._paper_new.clear()
@@ -277,12 +277,12 @@ class LinkMeter:
         )
 
     def _measure(self, peer: Peer, estimate: Estimate) -> LinkMeasure:
-        trip = self._trips.get(peer)
+        trip, out = self._trips.get(peer), self._out.links.get(peer)
         return LinkMeasure(
             source=int(peer),
             rate=estimate.rate,
             error=estimate.error,
-            latency=-1.0 if trip is None else trip.latency_s,
+            latency=-1.0 if trip is None or out is None else trip.latency_s(out.busy.rate),
             chunks=estimate.chunks,
             shared=estimate.shared,
         )
