@@ -249,3 +249,13 @@ def test_a_wrong_option_is_refused(benchmark_name: str, arguments: tuple[str, ..
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_estimates_are_compared_with_what_links_are(tmp_path: Path) -> None:
+    path = tmp_path / "estimates.json"
+    size = ("--nodes", 3, "--rounds", 4, "--megabytes", 4)
+    result = run("estimates.py", "--families", "mesh", "--seeds", 1, *size, "--json", path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    [case] = json.loads(path.read_text())["cases"]
+    assert case["links_measured"] >= 2
+    assert case["median_error"] < 0.05
