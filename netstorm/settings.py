@@ -270,13 +270,14 @@ class Settings:
     topology: TopologyName = setting(
         "NETSTORM_TOPOLOGY",
         one_of(*get_args(TopologyName)),
-        "fapt",
+        "auto",
         "",
         "how trees are formed; star: all nodes to one hub; sharded: each node is the hub of an equal share; "
         "balanced: a binary tree in order of rank; mst: the fastest links; ring: in order of rank; "
         "ring-best: in the order that suits the links; hierarchical: nodes to their site's leader, leaders "
         "among themselves; fapt: a fastest aggregation path tree for each root; packing: many "
-        "trees that together use all of the network; auto: what is predicted to be fastest; custom: those in "
+        "trees that together use all of the network; auto: what is predicted to be fastest, and fapt "
+        "while nothing is known of the links; custom: those in "
         "NETSTORM_TOPOLOGY_FILE",
     )
     topology_file: str = setting(

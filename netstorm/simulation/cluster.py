@@ -98,7 +98,7 @@ class SimulatedCluster:
             raise UsageError(f"a network of {network.size} nodes for a cluster of {nodes}")
         self.size: Final = nodes
         self.settings: Final = Settings.from_environment(
-            {}, num_workers=nodes, **{"awareness": False, **settings}
+            {}, num_workers=nodes, **{"awareness": False, "topology": "fapt", **settings}
         )
         self.timeline: Final = Timeline()
         self._seed: Final = seed

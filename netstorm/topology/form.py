@@ -34,6 +34,11 @@ def _ring_best(network: Network, options: Options) -> Forest:
     )
 
 
+def _fapt(network: Network, options: Options) -> Forest:
+    roots = options.num_roots
+    return fapt(network, roots, chunk_bytes=options.tree_bytes(roots or network.size))
+
+
 def _packing(network: Network, options: Options) -> Forest:
     from netstorm.topology.look_ahead import with_look_ahead  # noqa: PLC0415 -- see above
     from netstorm.topology.packing import packing  # noqa: PLC0415 -- see above
@@ -43,6 +48,9 @@ def _packing(network: Network, options: Options) -> Forest:
 
 
 def _auto(network: Network, options: Options) -> Forest:
+    if not options.known:  # rates are made up, and so would predictions be
+        forest = _fapt(network, options)
+        return dataclasses.replace(forest, reason=f"auto: fapt, since no rates are known; {forest.reason}")
     from netstorm.topology.auto import auto  # noqa: PLC0415 -- see above
 
     return auto(network, options)
@@ -56,9 +64,7 @@ SCHEMES: Final[Mapping[str, Callable[[Network, Options], Forest]]] = {
     "ring": lambda network, _: ring(network),
     "ring-best": _ring_best,
     "hierarchical": lambda network, _: hierarchical(network),
-    "fapt": lambda network, options: fapt(
-        network, options.num_roots, chunk_bytes=options.tree_bytes(options.num_roots or network.size)
-    ),
+    "fapt": _fapt,
     "packing": _packing,
     "auto": _auto,
     "custom": lambda network, options: custom(network, options.custom),

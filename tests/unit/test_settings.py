@@ -21,7 +21,7 @@ def test_the_defaults_are_those_of_the_design():
     assert (settings.chunk_size, settings.max_message_bytes) == (32_768, 64 * 2**20)
     assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s) == (1, 10)
     assert (settings.update_time_s, settings.primary_busy_bound, settings.auxiliary_queue_length) == (5, 2, 1)
-    assert (settings.probe_chunk_num, settings.num_roots, settings.topology) == (4, 0, "fapt")
+    assert (settings.probe_chunk_num, settings.num_roots, settings.topology) == (4, 0, "auto")
 
 
 def test_no_two_settings_share_a_variable():
