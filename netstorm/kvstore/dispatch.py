@@ -68,6 +68,8 @@ class Dispatch:
         self._numbers = 0
         self._owed = 0.0
         """Chunks that should have gone over links that are to be measured."""
+        self._turns: dict[int, int] = {}
+        """By neighbour: how many chunks for it have explored, so that its paths take turns."""
         self._exploring: Ticket | None = None
         """The one that is on its way; only one at a time may be late."""
 
@@ -208,7 +210,9 @@ class Dispatch:
             return
         unseen = [(detour, first) for detour, first in firsts if detour.explore]
         if unseen:
-            detour, first = unseen[self._numbers % len(unseen)]
+            target = unseen[0][0].path[-1]
+            turn = self._turns[target] = self._turns.get(target, -1) + 1
+            detour, first = unseen[turn % len(unseen)]
             self._owed = min(self._owed - 1.0, 1.0)
             part = hop.items[0][3].message
             assert isinstance(part, Part)

@@ -209,3 +209,16 @@ def test_what_is_relayed_waits_in_its_place_and_takes_no_detour():
     assert world.run() == [(1, 1)]
     world.links[9] = link(2)
     assert world.run() == [(9, 0), (9, 2)]
+
+
+def test_links_that_are_to_be_measured_take_turns():
+    unseen = tuple(Detour(path=(0, n, 9), links=(FAST, FAST), explore=True) for n in (3, 4, 5))
+    world = World(explore_share=0.5)
+    taken = []
+    for chunk in range(12):
+        world.hold(chunk, detours=unseen)
+        ((to, _),) = world.run()
+        if to != 9:
+            taken.append(to)
+            world.arrived(chunk, unseen[to - 3])
+    assert taken == [3, 4, 5, 3, 4, 5]
