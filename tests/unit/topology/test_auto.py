@@ -8,6 +8,7 @@ import pytest
 
 from netstorm.errors import Unreachable
 from netstorm.topology.auto import auto, candidates, expected
+from netstorm.topology.form import form_policy
 from netstorm.topology.generate import generate
 from netstorm.topology.metric import transfer_delays, tree_delay
 from netstorm.topology.network import Network
@@ -54,6 +55,13 @@ def test_the_reason_tells_what_was_predicted_for_each():
     assert "predicted for 50MB" in reason
     for name in ("one fapt", "fapt", "packing"):
         assert name in reason
+
+
+def test_while_no_rates_are_known_nothing_is_predicted_and_every_rank_is_a_root():
+    network = generate("mesh", 6, 2)
+    chosen = form_policy(network, "auto", known=False)
+    assert chosen.trees == form_policy(network, "fapt", known=False).trees
+    assert "no rates are known" in chosen.reason
 
 
 def test_one_node_needs_no_choice():
