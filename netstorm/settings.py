@@ -136,7 +136,8 @@ class Settings:
         switch(),
         True,
         "",
-        "measure the network from the traffic and re-form the policy as it changes; 0: the first one stays",
+        "measure the network from the traffic and re-form the policy as it changes; 0: the first one stays; "
+        "not set: it also stays where NETSTORM_NETWORK gives rates, which are believed",
     )
     aux_path: bool = setting(
         "ENABLE_AUX_PATH", switch(), True, "", "use auxiliary paths, where rates of links are known"

@@ -33,7 +33,7 @@ class Awareness:
         """Begin under the policy that was formed for what is assumed.
 
         On one machine, unless somebody has described links, rates say how busy its processors are: they are
-        collected for people, and no policy follows from them.
+        collected for people, and no policy follows from them. Nor does any where rates are known and trusted.
         """
         self.collector: Final = Collector(assumed.network, known=assumed.known)
         self.adaptation: Final = Adaptation(assumed, self.collector, first, now)
@@ -41,6 +41,7 @@ class Awareness:
             assumed.network.size > 1
             and assumed.plan.topology not in _FIXED
             and not (one_machine and not assumed.described)
+            and not (assumed.known and assumed.trusted)
         )
 
     def measured(self, rank: int, report: Measured, now: float) -> None:

@@ -47,6 +47,7 @@ def assumed(settings: Settings) -> Assumed:
         network=network,
         known=bool(settings.network_file) and not _all_alike(network),
         described=bool(settings.network_file),
+        trusted=settings.sources.get("awareness", "default") == "default",
         plan=Plan(
             topology=settings.topology,
             update_time_s=settings.update_time_s,
