@@ -14,10 +14,32 @@ from netstorm.cli.job import Job, Process, node_variables, order_text
 from netstorm.cli.members import SCHEDULER, Member
 from netstorm.settings import child_environment
 
-__all__ = ["local_job", "users_environment"]
+__all__ = ["KEEPER", "local_job", "scheduler_process", "users_environment"]
 
 _LOOPBACK: Final = "127.0.0.1"
-_KEEPER: Final = (sys.executable, "-I", "-S", keeper.__file__)
+KEEPER: Final = (sys.executable, "-I", "-S", keeper.__file__)
+"""The command that keeps a process of a job on this machine."""
+
+
+def scheduler_process(
+    keeper: tuple[str, ...], environment: Mapping[str, str], port: int, ready_file: Path
+) -> Process:
+    """Return a scheduler that runs on this machine.
+
+    Args:
+        keeper: the command that keeps it.
+        environment: where it listens, and for how many nodes; a node's settings do no harm.
+        port: 0: any that is free.
+        ready_file: where it writes its address.
+    """
+    words = [sys.executable, "-m", "netstorm", "scheduler"]
+    words += ["--port", str(port), "--ready-file", str(ready_file), "--print-outcome"]
+    return Process(
+        member=SCHEDULER,
+        keeper=keeper,
+        environment=child_environment(environment, DMLC_ROLE="scheduler", NETSTORM_RANK=None),
+        order=order_text(command=words, folder=None),
+    )
 
 
 def users_environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -75,7 +97,7 @@ def local_job(
             made.append(
                 Process(
                     member=Member(rank),
-                    keeper=_KEEPER,
+                    keeper=KEEPER,
                     environment=own,
                     order=order_text(command=list(command), folder=str(folder)),
                 )
@@ -85,12 +107,5 @@ def local_job(
     nodes(None)  # wrong values are found before anything is started
     scheduler = None
     if ready_file is not None:
-        words = [sys.executable, "-m", "netstorm", "scheduler"]
-        words += ["--port", str(port), "--ready-file", str(ready_file), "--print-outcome"]
-        scheduler = Process(
-            member=SCHEDULER,
-            keeper=_KEEPER,
-            environment=child_environment(environment, DMLC_ROLE="scheduler", NETSTORM_RANK=None, **common),
-            order=order_text(command=words, folder=None),
-        )
+        scheduler = scheduler_process(KEEPER, child_environment(environment, **common), port, ready_file)
     return Job(size=size, scheduler=scheduler, ready_file=ready_file, nodes=nodes)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from netstorm.cli import keeper
 from netstorm.cli.cores import threads_each
 from netstorm.cli.job import Job, Process, node_variables, order_text
-from netstorm.cli.members import SCHEDULER, Member
+from netstorm.cli.local_job import KEEPER, scheduler_process
+from netstorm.cli.members import Member
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from netstorm.emulation.wan import Wan
 
 __all__ = ["scheduler_rank", "wan_job"]
-
-_KEEPER: Final = (sys.executable, "-I", "-S", keeper.__file__)
 
 
 def scheduler_rank(text: str | None, size: int) -> int:
@@ -76,7 +73,7 @@ def wan_job(
         own.setdefault("OMP_NUM_THREADS", str(threads_each(size)))
         return Process(
             member=Member(rank),
-            keeper=tuple(wan.command(rank, _KEEPER)),
+            keeper=tuple(wan.command(rank, KEEPER)),
             environment=own,
             order=order_text(command=list(command), folder=str(folder)),
         )
@@ -89,14 +86,10 @@ def wan_job(
     nodes(None)  # wrong values are found before anything is started
     scheduler = None
     if ready_file is not None:
-        words = [sys.executable, "-m", "netstorm", "scheduler"]
-        words += ["--port", str(port), "--ready-file", str(ready_file), "--print-outcome"]
-        scheduler = Process(
-            member=SCHEDULER,
-            keeper=tuple(wan.command(scheduler_at, _KEEPER)),
-            environment=child_environment(
-                environment, DMLC_ROLE="scheduler", NETSTORM_RANK=None, DMLC_NODE_HOST=host, **common
-            ),
-            order=order_text(command=words, folder=None),
+        scheduler = scheduler_process(
+            tuple(wan.command(scheduler_at, KEEPER)),
+            child_environment(environment, DMLC_NODE_HOST=host, **common),
+            port,
+            ready_file,
         )
     return Job(size=size, scheduler=scheduler, ready_file=ready_file, nodes=started)

@@ -50,14 +50,15 @@ def test_shares_count_in_proportion():
     assert with_look_ahead(network, tenfold, MB).look_ahead == with_look_ahead(network, STARS, MB).look_ahead
 
 
-def test_packings_have_one_where_the_network_is_known_and_only_there():
+@pytest.mark.parametrize("scheme", ["packing", "auto"])
+def test_packings_have_one_where_the_network_is_known_and_only_there(scheme):
     network = generate("cloud", 6, 2)
-    known = form_policy(network, "packing")
-    made_up = form_policy(network, "packing", known=False)
+    known = form_policy(network, scheme)
+    made_up = form_policy(network, scheme, known=False)
     assert known.look_ahead > 0
     assert known.look_ahead_s > 0
     assert (made_up.look_ahead, made_up.look_ahead_s) == (0, 0.0)
-    assert made_up.trees == known.trees
+    assert known.trees == form_policy(network, "packing", known=False).trees
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
