@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from netstorm.cli.failing import exit_on_usage_error
-from netstorm.setting_rows import SettingRow, describe, notes
 from netstorm.settings import Settings
+from netstorm.settings.rows import SettingRow, describe, notes
 
 __all__ = ["env", "markdown_page"]
 

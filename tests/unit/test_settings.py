@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from netstorm.errors import SettingsError, UsageError
-from netstorm.setting_rows import describe, notes
 from netstorm.settings import Settings, child_environment, declarations, foreign_variable
+from netstorm.settings.rows import describe, notes
 
 VARIABLES = [declaration.variable for declaration in declarations().values()]
 

@@ -7,13 +7,14 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from netstorm import units
 
 __all__ = [
     "Declaration",
     "Kind",
+    "Source",
     "amount",
     "host",
     "one_of",
@@ -24,6 +25,9 @@ __all__ = [
     "whole",
     "words",
 ]
+
+Source: TypeAlias = Literal["default", "environment", "argument"]
+"""Where a value came from."""
 
 T = TypeVar("T")
 W = TypeVar("W", bound=str)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from netstorm.settings import Settings, Source, declarations, unknown_variables
+from netstorm.settings.values import Settings, Source, declarations, unknown_variables
 
 __all__ = ["SettingRow", "describe", "notes"]
 

@@ -1,0 +1,27 @@
+"""What every message is. Fields are append-only: a new one goes to the end and has a default.
+
+Messages of a *session* (Hello … Query) carry no sequence number. *Datagrams* are sent once and may be lost
+with a connection. All others are *sequenced*: the session delivers each exactly once.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["DataMessage", "Datagram", "Message", "SessionMessage"]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """Base of everything that crosses a wire."""
+
+
+class SessionMessage(Message, frozen=True):
+    """Consumed by the session itself; never delivered."""
+
+
+class Datagram(Message, frozen=True):
+    """Sent once, without acknowledgement."""
+
+
+class DataMessage(Message, frozen=True):
+    """Carries a payload in a frame of its own."""

@@ -1,0 +1,118 @@
+"""The control plane: who is in the job, waits for whom, has finished or failed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from netstorm.protocol.messages.kinds import Message
+from netstorm.topology.policy import Policy
+
+__all__ = [
+    "AllFinished",
+    "Barrier",
+    "BarrierReached",
+    "Failed",
+    "Finished",
+    "Join",
+    "Joined",
+    "Leave",
+    "Member",
+    "PeerFinished",
+    "PeerGone",
+    "Suspect",
+]
+
+
+class Join(Message, frozen=True, tag=60):
+    """A node to the scheduler: let me in."""
+
+    asked_rank: int
+    """-1: any."""
+    num_workers: int
+    host: str
+    """Address that the other nodes can reach."""
+    port: int
+    site: str
+    release: str
+    """Version of the NetStorm package."""
+    pid: int
+    must_agree: dict[str, str] = msgspec.field(default_factory=dict)
+    """Job-wide settings that this node was given explicitly, by variable name."""
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One general node of the job."""
+
+    rank: int
+    host: str
+    port: int
+    site: str
+    incarnation: int
+
+
+class Joined(Message, frozen=True, tag=61):
+    """The scheduler to each node, when all are here."""
+
+    rank: int
+    members: tuple[Member, ...]
+    """By rank."""
+    policy: Policy
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+
+
+class Barrier(Message, frozen=True, tag=67):
+    """A node has come to its n-th barrier."""
+
+    number: int
+
+
+class BarrierReached(Message, frozen=True, tag=68):
+    """All nodes have come to barrier `number`."""
+
+    number: int
+
+
+class Finished(Message, frozen=True, tag=69):
+    """A node will push no more; it goes on forwarding until all have finished."""
+
+    last_rounds: dict[int, int]
+    """Last round pushed of each key."""
+
+
+class PeerFinished(Message, frozen=True, tag=70):
+    """The scheduler to all others: that rank has finished."""
+
+    rank: int
+    last_rounds: dict[int, int]
+
+
+class AllFinished(Message, frozen=True, tag=71):
+    """The scheduler to all: nobody needs you any more."""
+
+
+class Failed(Message, frozen=True, tag=72):
+    """A node's program has failed."""
+
+    reason: str
+
+
+class Suspect(Message, frozen=True, tag=73):
+    """A node cannot reach another one."""
+
+    rank: int
+    reason: str
+
+
+class PeerGone(Message, frozen=True, tag=74):
+    """The scheduler to all: the job cannot go on, because of `rank` (-1: because of a disagreement)."""
+
+    rank: int
+    kind: str
+    """"lost", "failed", "disagreement" or "key"."""
+    reason: str
+    """A full sentence: rank, host, the last thing heard from it or what it said."""
+
+
+class Leave(Message, frozen=True, tag=75):
+    """A node closes its connection for good; after `AllFinished`, or because it gives up."""

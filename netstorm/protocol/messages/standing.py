@@ -1,0 +1,79 @@
+"""How nodes and links are: datagrams, of which the newest counts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from netstorm.protocol.messages.kinds import Datagram
+
+__all__ = ["Heartbeat", "LinkMeasure", "Measured", "NodeStatus", "Waiting"]
+
+
+class Heartbeat(Datagram, frozen=True, tag=20):
+    """A node to the scheduler, every `PS_HEARTBEAT_INTERVAL`."""
+
+    busy: str = ""
+    """What the node is waiting for, for a person; empty if nothing."""
+
+
+class Waiting(Datagram, frozen=True, tag=21):
+    """The scheduler to a node that waits for others: who is here and who is missing, for a person."""
+
+    text: str
+
+
+class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """What a receiver has seen of the link from `source` of late, or a sender of the link to it."""
+
+    source: int
+    """The node at the other end: in `Measured.outgoing` that is the receiver."""
+    rate: float
+    """Bit/s of payload and headers while the link was busy; 0: no chunk has measured it."""
+    error: float
+    """Standard error of `rate`, as a fraction of it."""
+    latency: float = -1.0
+    """Seconds, one way: half of the way there and back, so it holds for both directions; -1: not known."""
+    chunks: int = 0
+    """How many have measured it."""
+    shared: float = 0.0
+    """Part of that time in which other links out of the sender or into the receiver were busy, too, unless it
+    is known that they don't slow one another. Near 1, `rate` is only a lower bound.
+    """
+
+
+class Measured(Datagram, frozen=True, tag=22):
+    """A node to the scheduler: what its traffic says of the links into it, and of its access link."""
+
+    links: tuple[LinkMeasure, ...]
+    egress: float = 0.0
+    """Bit/s of all links out of this node together while they limited one another; 0: not seen."""
+    ingress: float = 0.0
+    """The same of all links into it."""
+    outgoing: tuple[LinkMeasure, ...] = ()
+    """The links out of this node, by the acknowledgements. Less exact than what their receivers say, who also
+    know of what is shared at either end (`shared` is of this end alone here); for their latency, and for
+    links whose receivers say nothing.
+    """
+
+
+class NodeStatus(Datagram, frozen=True, tag=23):
+    """A node to the scheduler: how it is doing, for people and metrics."""
+
+    rounds: int
+    """Rounds of all keys complete so far."""
+    round_s: float
+    """Seconds from the begin to the end of the last one."""
+    waited_s: float
+    """Seconds so far in which operations were outstanding."""
+    bytes_sent: int
+    """To other nodes, headers included."""
+    clock_offset: float
+    """Cluster clock less the node's, in s."""
+    clock_drift: float
+    """How much faster the cluster clock goes."""
+    detoured: int = 0
+    """Chunks sent over auxiliary paths so far."""
+    last_round: int = -1
+    """Number of the newest round that is complete in all keys that have begun it; `round_s` is its time."""
+    clock_error: float = -1.0
+    """Most that `clock_offset` may be wrong, in s; -1: not known."""

@@ -1,0 +1,30 @@
+"""Every setting, declared once, and the only place that reads the environment.
+
+`Settings.from_environment()` reads the variables; its arguments win over them; a wrong value is a
+`SettingsError` that names the variable, the value and what is allowed. The table in docs/settings.md is
+generated from the declarations.
+
+Names that users of MXNet's ps-lite know are kept (`DMLC_*`, `PS_*`), and so are those of the NetStorm paper
+(arXiv 2404.11352); all others begin with `NETSTORM_`.
+"""
+
+from netstorm.settings.others import FOREIGN_VARIABLES, child_environment, foreign_variable
+from netstorm.settings.paper import AuxRule
+from netstorm.settings.planning import TopologyName
+from netstorm.settings.rendezvous import Role
+from netstorm.settings.sight import LogLevel
+from netstorm.settings.values import Settings, Source, declarations, unknown_variables
+
+__all__ = [
+    "FOREIGN_VARIABLES",
+    "AuxRule",
+    "LogLevel",
+    "Role",
+    "Settings",
+    "Source",
+    "TopologyName",
+    "child_environment",
+    "declarations",
+    "foreign_variable",
+    "unknown_variables",
+]

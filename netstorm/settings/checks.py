@@ -1,0 +1,91 @@
+"""What is wrong about settings, in sentences that name the value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from netstorm.errors import SettingsError
+from netstorm.settings.kinds import Declaration, Source
+
+if TYPE_CHECKING:
+    from netstorm.settings.values import Settings
+
+__all__ = ["contradictions", "raise_all", "unknown", "wrong"]
+
+_WIDEST_ELEMENT: Final = 8
+"""Bytes of a float64 or int64, the widest types of a key."""
+
+
+def contradictions(s: Settings) -> list[str]:
+    """Return what is wrong about settings that are each allowed."""
+    found = []
+    nodes = f"DMLC_NUM_WORKER={s.num_workers}"
+    if s.heartbeat_timeout_s < 2 * s.heartbeat_interval_s:
+        found.append(
+            f"PS_HEARTBEAT_TIMEOUT={s.heartbeat_timeout_s}: expected at least twice "
+            f"PS_HEARTBEAT_INTERVAL={s.heartbeat_interval_s}, or one late heartbeat ends the job"
+        )
+    for variable, rank in (("NETSTORM_RANK", s.rank), ("NETSTORM_HUB", s.hub)):
+        if rank >= s.num_workers:
+            found.append(f"{variable}={rank}: expected a rank from 0 to {s.num_workers - 1}, since {nodes}")
+    if s.num_roots > s.num_workers:
+        found.append(f"NUM_ROOT_SERVERS={s.num_roots}: expected at most one root a node, since {nodes}")
+    if s.freeze_roots and s.topology != "fapt":
+        found.append(
+            f"NETSTORM_FREEZE_ROOTS=1 with NETSTORM_TOPOLOGY={s.topology}: expected fapt, the paper's "
+            "topology, whose roots have a meaning of their own"
+        )
+    if s.probe_chunk_size > s.chunk_size:
+        found.append(
+            f"PROBE_CHUNK_SIZE={s.probe_chunk_size}: expected at most CHUNK_SIZE={s.chunk_size}, "
+            "or no chunk ever measures a link"
+        )
+    if 0 < s.largest_chunk < s.chunk_size:
+        found.append(
+            f"NETSTORM_LARGEST_CHUNK={s.largest_chunk}: expected at least CHUNK_SIZE={s.chunk_size}, or 0"
+        )
+    if s.max_message_bytes < s.largest_chunk * _WIDEST_ELEMENT:
+        found.append(
+            f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least "
+            f"{s.largest_chunk * _WIDEST_ELEMENT} bytes, one chunk of NETSTORM_LARGEST_CHUNK="
+            f"{s.largest_chunk} elements of {_WIDEST_ELEMENT} bytes"
+        )
+    if s.max_message_bytes < s.chunk_size * _WIDEST_ELEMENT:
+        found.append(
+            f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least {s.chunk_size * _WIDEST_ELEMENT} "
+            f"bytes, one chunk of CHUNK_SIZE={s.chunk_size} elements of {_WIDEST_ELEMENT} bytes"
+        )
+    return found
+
+
+def wrong(name: str, declaration: Declaration, value: object, source: Source) -> str:
+    """Say that a value is not allowed."""
+    variable = declaration.variable
+    place = (
+        f"{variable}={value!r}"
+        if source == "environment"
+        else f"{name}={value!r} (an argument, for {variable})"
+    )
+    about = declaration.meaning.split(";")[0]
+    return f"{place}: expected {declaration.kind.allowed} ({about})"
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Say that there is no setting of that name."""
+    # The prefix that all have in common would make any two names look alike.
+    by_rest = {other.removeprefix("NETSTORM_"): other for other in known}
+    close = difflib.get_close_matches(name.removeprefix("NETSTORM_"), by_rest, n=1)
+    hint = f"did you mean {by_rest[close[0]]}?" if close else "`netstorm env` lists all settings"
+    return f"{name}: there is no setting of that name ({what}); {hint}"
+
+
+def raise_all(problems: list[str]) -> None:
+    """Raise what is wrong, if anything is."""
+    if len(problems) == 1:
+        raise SettingsError(problems[0])
+    if problems:
+        raise SettingsError(
+            f"{len(problems)} settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems)
+        )

@@ -1,0 +1,63 @@
+"""Environments of other processes, and variables of other programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from netstorm.errors import UsageError
+from netstorm.settings.checks import raise_all, wrong
+from netstorm.settings.values import declarations, unknown_variables
+
+__all__ = ["FOREIGN_VARIABLES", "child_environment", "foreign_variable"]
+
+# Variables of other programs whose values matter here, each with the reason.
+FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "MXNET_ENGINE_TYPE": "under NaiveEngine MXNet's operations block, so they cannot overlap",
+        "OMP_NUM_THREADS": "several nodes on one machine share its cores; a user's own choice is kept",
+    }
+)
+
+
+def foreign_variable(name: str) -> str | None:
+    """Return a variable of another program, or None if it is not set.
+
+    Raises:
+        UsageError: `name` is not in `FOREIGN_VARIABLES`.
+    """
+    if name not in FOREIGN_VARIABLES:
+        raise UsageError(
+            f"{name} is not in FOREIGN_VARIABLES: declare it there, with the reason for reading it"
+        )
+    return os.environ.get(name)
+
+
+def child_environment(base: Mapping[str, str] | None = None, **variables: object) -> dict[str, str]:
+    """Return the environment of a child process: some variables changed.
+
+    Args:
+        base: variables to start from; this process's if None.
+        variables: new values; None removes a variable, True and False become 1 and 0.
+
+    Raises:
+        SettingsError: a value that the child would refuse, or a variable `NETSTORM_*` that is no setting.
+    """
+    environment = dict(os.environ if base is None else base)
+    by_variable = {declaration.variable: (name, declaration) for name, declaration in declarations().items()}
+    problems = unknown_variables(variables)
+    for variable, value in variables.items():
+        if value is None:
+            environment.pop(variable, None)
+            continue
+        environment[variable] = str(int(value)) if isinstance(value, bool) else str(value)
+        if variable in by_variable and environment[variable]:
+            name, declaration = by_variable[variable]
+            try:
+                declaration.kind.read(environment[variable])
+            except ValueError:
+                problems.append(wrong(name, declaration, value, "environment"))
+    raise_all(problems)
+    return environment
