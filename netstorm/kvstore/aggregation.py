@@ -15,31 +15,28 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import numpy as np
+
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.bindings import Bindings
+from netstorm.kvstore.checks import ROUNDS_AHEAD, check_part
 from netstorm.kvstore.chunk_sum import ChunkSum
 from netstorm.kvstore.dispatch import Dispatch
+from netstorm.kvstore.form import Form
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation, Round
 from netstorm.kvstore.relay import onward
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer, checksum
-from netstorm.protocol.ids import Peer, bits_from_wire, bits_to_wire, ranks_in
+from netstorm.protocol.ids import Peer, bits_to_wire, ranks_in
 from netstorm.protocol.messages import Part, Phase, RoundBegun
 from netstorm.pslite.machine import Call, Instruction, Order, Send
 from netstorm.topology.holding import Holding
-from netstorm.topology.policy import Plan
 
 __all__ = ["ROUNDS_AHEAD", "Aggregation"]
 
-ROUNDS_AHEAD: Final = 2
-"""How far beyond its last complete round of a key a node may contribute. It bounds what others must keep for
-it.
-"""
-
-
-_SENT: Final = ChunkSum()
+_SENT: Final = ChunkSum(np.dtype(np.float32), wide=False)
 """Stands for a sum that has gone to the parent: everybody it could count has been counted."""
 _SENT.contributors = -1
 
@@ -138,16 +135,23 @@ class Aggregation:
     def _begin(self, operation: Operation, version: int) -> None:
         key = operation.key
         found = self._rounds.get((key.identity, operation.round))
-        if found is not None and found.version != version:
+        form = operation.form
+        if found is not None and (found.version, found.form.codec) != (version, form.codec):
             # made by a part that came before our binding and named another policy: no correct node sends that
             del self._rounds[key.identity, operation.round]
             self._hold_no_more(found)
             self._counters.add("protocol_violations")
             _log.warning(
-                "forgot parts of %s under policy %d; it runs under %d", operation, found.version, version
+                "forgot parts of %s under policy %d in codec %d; it runs under %d in %d",
+                operation,
+                found.version,
+                found.form.codec,
+                version,
+                form.codec,
             )
-        round = self._round(key, operation.round, version)
+        round = self._round(key, operation.round, version, form)
         round.operation = operation
+        round.form = form
         if round.stretch is not None:
             round.stretch.priority = operation.priority
             self._holding.setdefault(operation.round, Holding()).begin(round.stretch)
@@ -179,19 +183,22 @@ class Aggregation:
         if part.round <= self._complete[part.key] or part.round in self._complete_beyond.get(part.key, ()):
             self._counters.add("parts_of_complete_rounds")
             return
-        self._check(peer, part, payload, key, plan)
-        round = self._round(key, part.round, part.version)
-        contributors = bits_from_wire(part.contributors)
+        form, contributors = check_part(
+            peer,
+            part,
+            payload,
+            key=key,
+            plan=plan,
+            complete=self._complete[part.key],
+            bound=self._bindings.version_of(part.key, part.round),
+        )
+        round = self._round(key, part.round, part.version, form)
         if part.phase is Phase.REDUCE:
-            if contributors != round.plan.mask_of(part.tree, int(peer)):
-                raise ProtocolViolation(
-                    f"{_name(part, key)} counts ranks {ranks_in(contributors)}, not the sender's subtree"
-                )
             total = round.sum_of(part.chunk)
             if total.contributors & contributors:
                 self._counters.add("contributions_counted_before")
                 return
-            total.add_received(payload, key.dtype, contributors)
+            total.add_received(payload, contributors)
             self._forward(round, part.chunk)
         else:
             if round.results[part.chunk]:
@@ -204,58 +211,23 @@ class Aggregation:
         self._early.setdefault(part.key, []).append((peer, part, payload, payload_crc))
         self._counters.add("parts_kept_early")
 
-    def _check(self, peer: Peer, part: Part, payload: Buffer | None, key: Key, plan: Plan) -> None:
-        """Refuse what no correct node sends."""
-        layout = key.layout
-        assert layout is not None
-        if not 0 <= part.chunk < layout.chunks:
-            raise ProtocolViolation(f"{_name(part, key)}: the key has chunks 0 to {layout.chunks - 1}")
-        # The sender may be two rounds ahead of what it has completed, and we may be one result behind it.
-        if part.round > self._complete[part.key] + 2 * ROUNDS_AHEAD:
-            raise ProtocolViolation(
-                f"{_name(part, key)} is more than {2 * ROUNDS_AHEAD} rounds ahead of round "
-                f"{self._complete[part.key]}, the last complete one here"
-            )
-        if part.dtype != key.spec.dtype:
-            raise ProtocolViolation(f"{_name(part, key)} is {part.dtype}; the key is {key.spec.dtype}")
-        start, end = layout.bounds[part.chunk]
-        if payload is not None and memoryview(payload).nbytes != (end - start) * key.dtype.itemsize:
-            raise ProtocolViolation(
-                f"{_name(part, key)} has {memoryview(payload).nbytes} bytes, "
-                f"not {(end - start) * key.dtype.itemsize}"
-            )
-        bound = self._bindings.version_of(part.key, part.round)
-        if bound is not None and bound != part.version:
-            raise ProtocolViolation(
-                f"{_name(part, key)} names policy {part.version}; the round runs under {bound}"
-            )
-        tree = plan.tree_of(layout.slots[part.chunk])
-        if part.tree != tree:
-            raise ProtocolViolation(
-                f"{_name(part, key)} names tree {part.tree}; under this policy it is in tree {tree}"
-            )
-        if part.phase is Phase.REDUCE and int(peer) not in plan.reduce_children[tree]:
-            raise ProtocolViolation(
-                f"{_name(part, key)} comes from rank {peer}, no child of this node in tree {tree}"
-            )
-        if part.phase is Phase.BROADCAST and int(peer) != plan.broadcast_parent[tree]:
-            raise ProtocolViolation(
-                f"{_name(part, key)} comes from rank {peer}, not this node's parent in tree {tree}"
-            )
-
     # ----------------------------------------------------------------------------------------------- moving
     # on
 
-    def _round(self, key: Key, number: int, version: int) -> Round:
+    def _round(self, key: Key, number: int, version: int, form: Form) -> Round:
         found = self._rounds.get((key.identity, number))
         if found is None:
             plan = self._bindings.plan(version)
             assert plan is not None
-            found = self._rounds[key.identity, number] = Round(key, number, version, plan)
+            found = self._rounds[key.identity, number] = Round(key, number, version, plan, form)
         elif found.version != version:
             raise ProtocolViolation(
                 f"round {number} of {key.name} runs under policy {found.version} here and under {version} "
                 "elsewhere"
+            )
+        elif found.form.codec != form.codec:
+            raise ProtocolViolation(
+                f"round {number} of {key.name} has codec {found.form.codec} here and {form.codec} elsewhere"
             )
         return found
 
@@ -272,7 +244,7 @@ class Aggregation:
         parent = plan.reduce_parent[tree]
         if parent < 0:
             priority = 0 if round.operation is None else round.operation.priority
-            self._deliver(round, chunk, total.to_keep(round.key.dtype), None, priority)
+            self._deliver(round, chunk, total.to_keep(), None, priority)
         elif round.stretch is None or not self._holding.setdefault(round.round, Holding()).hold(
             round.stretch, chunk
         ):
@@ -291,7 +263,7 @@ class Aggregation:
             tree=tree,
             phase=Phase.REDUCE,
             contributors=total.contributors,
-            payload=total.to_send(round.key.dtype),
+            payload=total.to_send(),
             crc=None,
             priority=0 if round.operation is None else round.operation.priority,
         )
@@ -350,6 +322,7 @@ class Aggregation:
             contributors=bits_to_wire(contributors),
             dtype=round.key.spec.dtype,
             priority=priority,
+            codec=round.form.codec,
         )
         order: Order = (-priority, round.round, layout.offsets[chunk])
         send = Send(
@@ -466,7 +439,3 @@ class Aggregation:
     def oldest(self) -> float:
         """Return when the oldest outstanding operation was submitted (inf: none is)."""
         return min((operation.begun_at for operation in self.outstanding()), default=math.inf)
-
-
-def _name(part: Part, key: Key) -> str:
-    return f"{part.phase.name.lower()} part of chunk {part.chunk}, round {part.round} of {key.name}"

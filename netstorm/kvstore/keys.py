@@ -6,15 +6,14 @@ import itertools
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from netstorm.errors import UsageError
+from netstorm.kvstore.form import Array, Form
+from netstorm.kvstore.forms import forms_of
 from netstorm.protocol.chunks import ITEM_BYTES
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["Array", "Key", "Layout"]
-
-Array = npt.NDArray[np.generic]
 
 
 class Layout:
@@ -37,10 +36,12 @@ class Layout:
 class Key:
     """One key of one store, as this process knows it."""
 
-    __slots__ = ("_rounds", "dtype", "elements", "identity", "last_taken", "layout", "spec")
+    __slots__ = ("_rounds", "dtype", "elements", "forms", "identity", "last_taken", "layout", "spec")
 
-    def __init__(self, namespace: int, name: str, shape: tuple[int, ...], dtype: str) -> None:
-        """Describe a key; `shape` in elements.
+    def __init__(
+        self, namespace: int, name: str, shape: tuple[int, ...], dtype: str, *, form: int = 0
+    ) -> None:
+        """Describe a key; `shape` in elements, `form` its codec.
 
         Raises:
             UsageError: a type that cannot be summed, or a negative dimension.
@@ -49,9 +50,11 @@ class Key:
             raise UsageError(f"key {name!r} has type {dtype}; NetStorm can sum {', '.join(ITEM_BYTES)}")
         if any(side < 0 for side in shape):
             raise UsageError(f"key {name!r} has shape {shape}; dimensions must be known and not negative")
-        self.spec: Final = KeySpec(namespace=namespace, name=name, shape=shape, dtype=dtype)
+        self.spec: Final = KeySpec(namespace=namespace, name=name, shape=shape, dtype=dtype, form=form)
         self.dtype: Final = np.dtype(dtype)
         self.elements: Final = int(np.prod(shape, dtype=np.int64))
+        self.forms: Final = forms_of(self.spec)
+        """Those that rounds of this key may have, by codec; the first is its own."""
         self.identity = -1
         """The scheduler's number for this key; -1 until it has answered."""
         self.layout: Layout | None = None
@@ -63,6 +66,11 @@ class Key:
     def name(self) -> str:
         """The user's name of the key."""
         return self.spec.name
+
+    @property
+    def form(self) -> Form:
+        """The form of a round of which nothing else is said."""
+        return next(iter(self.forms.values()))
 
     def take_round(self) -> int:
         """Return the number of the next round. Call it on the thread that pushes, when it pushes: taken

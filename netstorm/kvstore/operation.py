@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
-from netstorm.kvstore.chunk_sum import ChunkSum
-from netstorm.kvstore.keys import Array, Key
+from netstorm.kvstore.form import Form, Sum, Values
+from netstorm.kvstore.keys import Key
 from netstorm.protocol.frames import Buffer
 from netstorm.topology.holding import Stretch
 from netstorm.topology.policy import Plan
@@ -22,23 +20,24 @@ Done = Callable[[Exception | None], None]
 class Operation:
     """Sum `source` over all ranks into `destination`, for one round of one key.
 
-    `source` and `destination` are flat arrays of the key's type and may be the same memory. `source` None
-    contributes zeros; `destination` None drops the result. Both must stay valid until `done` is called, and
-    unchanged but by us.
+    `source` and `destination` are what the operation's form takes: of dense values flat arrays of the key's
+    type, which may be the same memory. `source` None contributes zeros; `destination` None drops the result.
+    Both must stay valid until `done` is called, and unchanged but by us.
     """
 
-    __slots__ = ("begun_at", "destination", "done", "key", "priority", "round", "rule", "source")
+    __slots__ = ("begun_at", "destination", "done", "form", "key", "priority", "round", "rule", "source")
 
     def __init__(
         self,
         *,
         key: Key,
         round: int,
-        source: Array | None,
-        destination: Array | None,
+        source: Values | None,
+        destination: Values | None,
         done: Done,
         priority: int = 0,
         rule: str = "",
+        form: Form | None = None,
     ) -> None:
         self.key = key
         self.round = round
@@ -48,6 +47,8 @@ class Operation:
         self.priority = priority
         self.rule = rule
         """Fingerprint of what this rank does with the sum; ranks must agree."""
+        self.form: Final[Form] = form or key.form
+        """How the values travel; ranks must agree, round by round."""
         self.begun_at = 0.0
 
     def __str__(self) -> str:
@@ -58,17 +59,30 @@ class Operation:
 class Round:
     """One round of one key under one policy: a sum for each chunk that something is known of."""
 
-    __slots__ = ("key", "missing", "operation", "plan", "results", "round", "stretch", "sums", "version")
+    __slots__ = (
+        "form",
+        "key",
+        "missing",
+        "operation",
+        "plan",
+        "results",
+        "round",
+        "stretch",
+        "sums",
+        "version",
+    )
 
-    def __init__(self, key: Key, round: int, version: int, plan: Plan) -> None:
+    def __init__(self, key: Key, round: int, version: int, plan: Plan, form: Form) -> None:
         assert key.layout is not None
         self.key = key
+        self.form = form
+        """The operation's as soon as that is here; until then one with the codec of the parts that are."""
         self.round = round
         self.version = version
         self.plan = plan
         self.operation: Operation | None = None
         """What the user wants; None while only other ranks' data is here."""
-        self.sums: list[ChunkSum | None] = [None] * key.layout.chunks
+        self.sums: list[Sum | None] = [None] * key.layout.chunks
         self.results = [False] * key.layout.chunks
         self.missing = key.layout.chunks
         """Chunks whose result has not arrived."""
@@ -78,20 +92,20 @@ class Round:
         )
         """What is held back of it; None: nothing ever is."""
 
-    def sum_of(self, chunk: int) -> ChunkSum:
+    def sum_of(self, chunk: int) -> Sum:
         """Return the sum of a chunk, new if this is the first that is heard of it."""
         found = self.sums[chunk]
         if found is None:
-            found = self.sums[chunk] = ChunkSum()
+            found = self.sums[chunk] = self.form.new_sum()
         return found
 
-    def own_values(self, chunk: int) -> Array | None:
-        """Return this rank's contribution to a chunk: a view of the user's source, or None for zeros."""
+    def own_values(self, chunk: int) -> Values | None:
+        """Return this rank's contribution to a chunk, as its form has it; None: zeros."""
         operation, layout = self.operation, self.key.layout
         if operation is None or operation.source is None or layout is None:
             return None
         start, end = layout.bounds[chunk]
-        return operation.source[start:end]
+        return self.form.own(operation.source, start, end)
 
     def store(self, chunk: int, payload: Buffer | None) -> None:
         """Write the result of a chunk to where the user wants it."""
@@ -102,4 +116,4 @@ class Round:
         if operation is None or operation.destination is None or layout is None:
             return
         start, end = layout.bounds[chunk]
-        operation.destination[start:end] = 0 if payload is None else np.frombuffer(payload, self.key.dtype)
+        self.form.write(operation.destination, start, end, payload)

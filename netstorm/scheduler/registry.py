@@ -92,8 +92,9 @@ class KeyRegistry:
             )
         found = self._entries.get((spec.namespace, spec.name))
         if found is not None:
-            agree = (found.spec.shape, found.spec.dtype) == (spec.shape, spec.dtype)
-            return found.grant if agree else KeyConflict(found.first_rank, found.spec, rank, spec)
+            return (
+                found.grant if found.spec == spec else KeyConflict(found.first_rank, found.spec, rank, spec)
+            )
         if len(spec.shape) > _MOST_DIMENSIONS:
             raise ProtocolViolation(f"rank {rank} registers {spec.name!r} with {len(spec.shape)} dimensions")
         offset = aligned(self._end, item_bytes)
@@ -124,4 +125,5 @@ class KeyRegistry:
 
 
 def _kind(spec: KeySpec) -> str:
-    return f"{tuple(spec.shape)} {spec.dtype}"
+    form = f" in form {spec.form}" if spec.form else ""
+    return f"{tuple(spec.shape)} {spec.dtype}{form}"

@@ -29,6 +29,8 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     shape: tuple[int, ...]
     dtype: str
+    form: int = 0
+    """Codec of its rounds, unless something else is said of them (see `Part.codec`)."""
 
 
 class RegisterKeys(Message, frozen=True, tag=62):

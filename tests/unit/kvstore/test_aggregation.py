@@ -243,6 +243,7 @@ def legal_part(**changed):
         (2, {"round": 7}, 16, "more than 4 rounds ahead"),
         (2, {"dtype": "float64"}, 16, "is float64; the key is float32"),
         (2, {}, 15, "has 15 bytes, not 16"),
+        (2, {"codec": 9}, 16, "has codec 9, which this key never has"),
         (2, {"tree": 5}, 16, "names tree 5"),
         (0, {}, 16, "comes from rank 0, no child of this node"),
         (2, {"phase": Phase.BROADCAST}, 16, "not this node's parent"),
