@@ -18,13 +18,13 @@ from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, Header, checksum, encode_body, open_frames, seal
+from netstorm.protocol.frames import Buffer, Header, checksum, decode_body, encode_body, open_frames, seal
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.accepted_session import AcceptedSession
 from netstorm.pslite.limits import Limits
 from netstorm.pslite.link_counters import LinkCounters
 from netstorm.pslite.link_state import LinkState
-from netstorm.pslite.machine import Admit, Connect, Disconnect, Machine, NotYet, Refuse, Send
+from netstorm.pslite.machine import Admit, Connect, Disconnect, Machine, NotYet, Refuse, Rerouter, Send
 from netstorm.pslite.opened_session import OpenedSession
 from netstorm.pslite.queue import Outgoing
 from netstorm.pslite.recent import Recent
@@ -96,6 +96,8 @@ class Endpoint:
         self._stamped_at = 0
         """`sent_at` of the acknowledgement that is being read."""
         self._machine: Final = machine
+        any_machine: object = machine
+        self._rerouter: Final = any_machine if isinstance(any_machine, Rerouter) else None
         self._trace: Final = trace
         self._ordered: Final = ordered
         self._drops: Final = Drops(self.counters)
@@ -490,7 +492,24 @@ class Endpoint:
                 if session.state is State.PARTING:
                     self._ending[session] = None
             if session.state is State.LOST and mine and not session.ending:
-                self._machine.peer_lost(session.peer, session.reason, now)
+                self._lost(session, now)
+
+    def _lost(self, session: Session, now: float) -> None:
+        """Tell the machine that a session is lost, and give back what it was to deliver."""
+        if self._rerouter is None or not session.opened_here:
+            self._machine.peer_lost(session.peer, session.reason, now)
+            return
+        undelivered = [
+            Send(
+                peer=session.peer,
+                message=decode_body(one.body),
+                payload=one.payload,
+                order=one.order,
+            )
+            for one in session.undelivered
+        ]
+        session.undelivered = []
+        self._rerouter.link_lost(session.peer, session.reason, undelivered, now)
 
     def _drop(self, reason: str, connection: Connection | None, detail: str, now: float) -> None:
         session = None if connection is None else self._by_connection.get(connection)

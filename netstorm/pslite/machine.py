@@ -10,9 +10,9 @@ A process is three layers, the same on real sockets and in the simulated cluster
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
@@ -31,6 +31,7 @@ __all__ = [
     "NotYet",
     "Order",
     "Refuse",
+    "Rerouter",
     "Send",
 ]
 
@@ -148,3 +149,14 @@ class Machine(Protocol):
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done, in order, and forget it."""
+
+
+@runtime_checkable
+class Rerouter(Protocol):
+    """A machine that takes back what could not be delivered."""
+
+    def link_lost(self, peer: Peer, reason: str, undelivered: Sequence[Send], now: float) -> None:
+        """Learn, instead of by `peer_lost`, that a session that was opened here is lost.
+
+        What is in `undelivered`, in order, the peer has not acknowledged: it may have it or not.
+        """

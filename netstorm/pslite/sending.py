@@ -154,6 +154,14 @@ class SendingHalf:
             message.resend = True
         self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
 
+    def take_all(self) -> list[Outgoing]:
+        """Return what has not been acknowledged, in order, and forget it."""
+        left = [self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged)]
+        while self.queue:
+            left.append(self.queue.pop())
+        self.clear()
+        return left
+
     def clear(self) -> None:
         """Forget everything."""
         self.queue.clear()

@@ -106,6 +106,8 @@ class Session:
         """Why it is away or lost."""
         self.ending = False
         """The end is wanted once everything is acknowledged."""
+        self.undelivered: list[Outgoing] = []
+        """What was not acknowledged when it was lost, in order."""
         self.acknowledge = False
         """Something came that has to be acknowledged."""
         self._control: list[m.SessionMessage] = []
@@ -337,7 +339,7 @@ class Session:
         self._forget_connection()
         self._go(event, now)
         self.reason = reason
-        self.sending.clear()
+        self.undelivered = self.sending.take_all()
 
     def _forget_connection(self) -> None:
         if self.connection is not None:
