@@ -32,6 +32,7 @@ _UNKNOWN: Final = "·"
 _OLD_S: Final = 30.0
 """Of a measurement: shown dim from then on."""
 _SILENT_S: Final = 3.0
+_MOST_FAILED: Final = 12
 _PHASES: Final = {"running": "bold green", "failed": "bold red", "gathering": "bold yellow"}
 
 
@@ -69,6 +70,12 @@ def _head(status: JobStatus) -> Iterator[Text]:
     )
     if status.phase in {"failed", "gathering"}:
         yield Text(status.text, "red" if status.phase == "failed" else "yellow")
+    if status.failed_links:
+        links = ", ".join(
+            f"{one.source}→{one.target} ({_ago(one.since_s)})" for one in status.failed_links[:_MOST_FAILED]
+        )
+        more = len(status.failed_links) - _MOST_FAILED
+        yield Text(f"links that have failed: {links}" + (f" and {more} more" if more > 0 else ""), "red")
     policy = status.policy
     yield Text.assemble(
         ("policy ", "dim"),

@@ -8,6 +8,7 @@ wants it (design, §5).
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import heapq
 import logging
 import math
@@ -352,6 +353,30 @@ class Aggregation:
         else:
             self.instructions.append(send)
         return True
+
+    def not_delivered(self, returned: Iterable[Send]) -> Iterator[Send]:
+        """Yield what is to be sent again of what a link that has failed gives back.
+
+        A sum whose result is here has arrived. What has not is copied: it may be the user's own memory, which
+        is his again with the result; that comes, if the sum had arrived after all, while it is under way.
+        """
+        for send in returned:
+            part = send.message
+            if not isinstance(part, Part):
+                continue  # a trial, or a confirmation that nobody waits for
+            own = part.phase is Phase.REDUCE and not (part.is_aux and part.path[0] != self._rank)
+            if own and self._is_known(part):
+                continue
+            if own and send.payload is not None:
+                yield dataclasses.replace(send, payload=bytes(memoryview(send.payload)))
+            else:
+                yield send
+
+    def _is_known(self, part: Part) -> bool:
+        if part.round <= self._complete[part.key] or part.round in self._complete_beyond.get(part.key, ()):
+            return True
+        round = self._rounds.get((part.key, part.round))
+        return round is not None and round.results[part.chunk]
 
     def _close(self, round: Round) -> None:
         """Every chunk's result is written: tell the user, and move on."""

@@ -8,7 +8,8 @@ over a detour. Any chunk for a neighbour may take any path to it, whatever polic
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -65,6 +66,7 @@ class Dispatch:
         self._hops: dict[int, _Hop] = {}
         """By neighbour; only those that something waits for."""
         self._paths: dict[tuple[int, ...], PathState] = {}
+        self._avoided: Collection[tuple[int, int]] = ()
         self._numbers = 0
         self._owed = 0.0
         """Chunks that should have gone over links that are to be measured."""
@@ -108,6 +110,8 @@ class Dispatch:
             primary = exit_to(target)
             firsts: list[tuple[Detour, Exit]] = []
             for detour in hop.detours:
+                if self._avoided and not self._is_open(detour.path):
+                    continue
                 first, other = exit_to(detour.path[1]), self._hops.get(detour.path[1])
                 if other is not None:
                     first = Exit(links(Peer(detour.path[1])), other.bytes)
@@ -116,6 +120,17 @@ class Dispatch:
             yield from self._by_rule(hop, primary, firsts, now)
             if not hop.items:
                 del self._hops[target]
+
+    def avoid(self, links: Collection[tuple[int, int]]) -> None:
+        """Take no detour over any of these links, given as (source, target), from now on; of what is on one
+        nothing will be confirmed.
+        """
+        self._avoided = links
+        self._paths = {path: state for path, state in self._paths.items() if self._is_open(path)}
+        self._exploring = None
+
+    def _is_open(self, path: tuple[int, ...]) -> bool:
+        return not any(hop in self._avoided for hop in pairwise(path))
 
     def arrived(self, path: tuple[int, ...], ticket: Ticket, now: float) -> None:
         """Note that a part is at the end of its auxiliary path."""

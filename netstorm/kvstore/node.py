@@ -10,13 +10,14 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from netstorm import errors
 from netstorm.errors import NetStormError, ProtocolViolation
 from netstorm.kvstore.aggregation import Aggregation
 from netstorm.kvstore.bindings import Bindings
+from netstorm.kvstore.failed_links import Detours
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions
@@ -88,6 +89,7 @@ class GeneralNode:
         self._aggregation: Aggregation | None = None
         self._bindings: Bindings | None = None
         self._registration: Final = Registration()
+        self._detours: Final = Detours(self.counters, options.link_retry_s)
         self._instructions: list[Instruction] = []
         self._join_deadline: Final = now + options.join_timeout_s
         self._on_joined: list[Done] = []
@@ -110,6 +112,7 @@ class GeneralNode:
             m.PeerFinished: self._peer_finished,
             m.AllFinished: self._all_finished,
             m.PeerGone: self._peer_gone,
+            m.FailedLinks: self._failed_links,
         }
         """What the scheduler may say."""
         self._ask_to_join()
@@ -230,6 +233,9 @@ class GeneralNode:
         if isinstance(message, m.Delivered) and peer != SCHEDULER:
             self._delivered(peer, message, now)
             return
+        if isinstance(message, m.LinkTrial) and peer != SCHEDULER:
+            self._link_trial(peer, message)
+            return
         handler = self._handlers.get(type(message))
         if peer != SCHEDULER or handler is None:
             raise ProtocolViolation(f"a general node takes no {type(message).__name__} from peer {peer}")
@@ -240,7 +246,8 @@ class GeneralNode:
         aggregation = self._running()
         check_path(part, peer, self.rank, len(self.members))
         if not aggregation.relay(part, payload, payload_crc):
-            self._instructions.append(confirmed(part))
+            if not part.around:
+                self._instructions.append(confirmed(part))
             aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
 
     def _delivered(self, peer: Peer, message: m.Delivered, now: float) -> None:
@@ -254,12 +261,15 @@ class GeneralNode:
             aggregation.dispatch.arrived(message.path, ticket, now)
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
-        """React to a session that cannot be re-established."""
+        """React to a session that others opened: if they want to say something, they will be back."""
+        _log.debug("rank %d: a session that rank %d opened is lost: %s", self.rank, peer, reason)
+
+    def link_lost(self, peer: Peer, reason: str, undelivered: Sequence[Send], now: float) -> None:
+        """React to a session that cannot be re-established. See `Rerouter`."""
         if self.failure is not None or self.state is State.OVER:
             return
         if peer != SCHEDULER:
-            self.roster.suspect(int(peer), reason, now)
-            self._send(m.Suspect(rank=int(peer), reason=reason))
+            self._link_failed(int(peer), reason, undelivered, now)
         elif self.state is State.JOINING and now < self._join_deadline:
             _log.warning(
                 "no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason
@@ -271,6 +281,23 @@ class GeneralNode:
                 errors.SchedulerLost(f"rank {self.rank} cannot reach the scheduler any more: {reason}")
             )
 
+    def _link_failed(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
+        """Have the scheduler decide; what was to go over the link waits for that, and goes around it."""
+        if self._detours.lost(target, now):
+            _log.warning("%s cannot be reached from here: %s", self.roster.describe(target), reason)
+            self.roster.suspect(target, reason, now)
+            self._send(m.Suspect(rank=target, reason=reason))
+        self._instructions += self._running().not_delivered(undelivered)
+
+    def _link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
+        if not trial.answer:
+            self._instructions.append(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
+        elif int(peer) in self._detours:
+            _log.warning("the link to %s works again", self.roster.describe(int(peer)))
+            self._instructions += self._detours.restored(int(peer))
+            self.roster.decided(int(peer))
+            self._send(m.LinkRestored(rank=int(peer)))
+
     def tick(self, now: float) -> None:
         """Send what is due, and look at deadlines."""
         self._flush()
@@ -278,6 +305,12 @@ class GeneralNode:
             return
         if self._aggregation is not None:
             self._aggregation.tick(now)
+        for target in self._detours.trials(now):
+            member = self.members[target]
+            self._instructions += [
+                Connect(peer=Peer(target), host=member.host, port=member.port),
+                Send(peer=Peer(target), message=m.LinkTrial()),
+            ]
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_interval_s
             self._send(m.Heartbeat(busy=self._waiting_text(now)))
@@ -310,7 +343,7 @@ class GeneralNode:
             return math.inf
         if self._aggregation is not None and (self._registration.has_request() or self._aggregation.begun):
             return 0.0
-        due = min(self._next_heartbeat, self._next_look)
+        due = min(self._next_heartbeat, self._next_look, self._detours.due())
         if self._aggregation is not None:
             due = min(due, self._aggregation.next_tick())
         if self.meter is not None:
@@ -329,7 +362,7 @@ class GeneralNode:
             taken += self._aggregation.instructions
             self._aggregation.instructions = []
         self._instructions = []
-        return taken
+        return self._detours.route(self.rank, taken) if self._detours else taken
 
     # ------------------------------------------------------------------------------------------ the scheduler
     # says
@@ -388,11 +421,18 @@ class GeneralNode:
         self.roster.finished(message.rank, message.last_rounds)
         self._check_for_finished_peers()
 
+    def _failed_links(self, message: m.FailedLinks, now: float) -> None:
+        for target in self._detours.told(self.rank, message):
+            self.roster.decided(target)
+            self._instructions += self._detours.released(target)
+        self._running().dispatch.avoid(self._detours.avoided)
+
     def _all_finished(self, message: m.AllFinished, now: float) -> None:
         self.state = State.OVER
         self._send(m.Leave())
         for member in self.roster.others():
-            self._instructions.append(Disconnect(peer=Peer(member.rank)))
+            down = member.rank in self._detours
+            self._instructions.append(Disconnect(peer=Peer(member.rank), at_once=down))
         self._instructions.append(Disconnect(peer=SCHEDULER))
         self._complete_all(self._on_finished, None)
 

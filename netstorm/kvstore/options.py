@@ -35,6 +35,7 @@ class NodeOptions:
     """Job-wide settings given explicitly: (variable, value)."""
     join_timeout_s: float = 300.0
     wait_timeout_s: float = 3600.0
+    link_retry_s: float = 30.0
     meter: MeterOptions | None = None
     """How links are measured; None: not at all."""
     auxiliary: AuxiliaryOptions = field(default_factory=AuxiliaryOptions)

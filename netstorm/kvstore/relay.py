@@ -9,6 +9,8 @@ that.
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 
 from netstorm.errors import ProtocolViolation
@@ -17,7 +19,7 @@ from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Delivered, Part
 from netstorm.pslite.machine import Order, Send
 
-__all__ = ["check_path", "confirmed", "credit", "onward"]
+__all__ = ["around", "check_path", "confirmed", "credit", "direct", "onward"]
 
 
 def check_path(message: Part | Delivered, peer: Peer, rank: int, size: int) -> None:
@@ -28,9 +30,11 @@ def check_path(message: Part | Delivered, peer: Peer, rank: int, size: int) -> N
     """
     path, hop = message.path, message.hop
     back = isinstance(message, Delivered)
+    again = isinstance(message, Part) and message.around  # then path[0] may be on it a second time
     if (
-        not 3 <= len(path) <= size
-        or len(set(path)) < len(path)
+        not 3 <= len(path) <= size + again
+        or len(set(path)) < len(path) - again
+        or len(set(path[1:])) < len(path) - 1
         or not all(0 <= one < size for one in path)
         or not (0 if back else 1) <= hop < len(path) - back
         or path[hop] != rank
@@ -54,6 +58,42 @@ def onward(part: Part, payload: Buffer | None, payload_crc: int, order: Order) -
         order=order,
         payload_crc=None if payload is None else payload_crc,
     )
+
+
+def around(send: Send, rank: int, way: tuple[int, ...]) -> Send:
+    """Return a part's message as `rank` sends it along `way` to the node that it was for, and on to where it
+    was going.
+
+    To its end it is as if path[0] had sent it, as on any auxiliary path.
+    """
+    part = send.message
+    assert isinstance(part, Part)
+    further = part.path[part.hop + 1 :] if part.is_aux else ()
+    walk = _without_loops((*way, *further))
+    before = part.path[:1] if part.is_aux and part.path[0] != rank else ()
+    if len(walk) == 2 and not before:
+        part = msgspec.structs.replace(part, is_aux=False, path=(), hop=0, around=False)
+    else:
+        path = (*before, *walk)
+        part = msgspec.structs.replace(part, is_aux=True, path=path, hop=len(before) + 1, around=True)
+    return dataclasses.replace(send, message=part, peer=Peer(walk[1]))
+
+
+def direct(send: Send) -> Send:
+    """Return a part's message as its sender sends it without the detour that it was to take."""
+    part = send.message
+    assert isinstance(part, Part)
+    plain = msgspec.structs.replace(part, is_aux=False, path=(), hop=0)
+    return dataclasses.replace(send, message=plain, peer=Peer(part.path[-1]))
+
+
+def _without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
+    found: list[int] = []
+    for rank in walk:
+        if rank in found:
+            del found[found.index(rank) :]
+        found.append(rank)
+    return tuple(found)
 
 
 def confirmed(part: Part) -> Send:

@@ -70,6 +70,10 @@ class Roster:
         """Note that a rank cannot be reached from here; the scheduler decides whether it is lost."""
         self._suspected.setdefault(rank, (now, reason))
 
+    def decided(self, rank: int) -> None:
+        """Note that the scheduler has said what is to be done about a suspect, or that it can be reached."""
+        self._suspected.pop(rank, None)
+
     def undecided(self, now: float, limit_s: float) -> NodeLost | None:
         """Return the error if the scheduler has said nothing about a suspect for too long."""
         for rank, (since, reason) in self._suspected.items():

@@ -94,6 +94,7 @@ class Runtime:
                     must_agree=_given(settings),
                     join_timeout_s=settings.join_timeout_s,
                     wait_timeout_s=settings.wait_timeout_s,
+                    link_retry_s=settings.link_retry_s,
                     meter=meter_options(settings),
                     auxiliary=AuxiliaryOptions.from_settings(settings),
                 ),

@@ -1,7 +1,7 @@
 """When a policy is formed anew, and whether it is taken.
 
 Every `UPDATE_TIME` seconds, if since the last look some link has moved by more than `UPDATE_RATE`, and by
-more than the error of measuring it; at once if a link fails. Of a network of which nothing was known enough
+more than the error of measuring it. Of a network of which nothing was known enough
 must be measured first. What is formed (`forming`) is taken if it should be better than the policy in force,
 on the network as it is now, by more than the errors of the estimates explain: or noise would change policies
 for ever.
@@ -136,7 +136,6 @@ class Adaptation:
         """Update times between two formations."""
         self._doubtful = False
         """The last one might be better, if the estimates are right."""
-        self._urgent = ""
         self._asked: Formation | None = None
         self._number = 0
         self._roots = tuple(tree.root for tree in first.trees) if assumed.plan.freeze_roots else ()
@@ -149,14 +148,7 @@ class Adaptation:
 
     def due(self) -> float:
         """Return when `look` may have something to ask."""
-        if self._asked is not None:
-            return math.inf
-        return -math.inf if self._urgent else self._look_at
-
-    def link_failed(self, source: int, target: int) -> None:
-        """A link is gone: form at once."""
-        self._collector.failed(source, target)
-        self._urgent = f"link {source}→{target} has failed"
+        return math.inf if self._asked is not None else self._look_at
 
     def look(self, policy: Policy, summed: Summed | None, now: float) -> Formation | None:
         """Return what is to be formed, if anything is.
@@ -171,14 +163,13 @@ class Adaptation:
         self._look_at = now + self._look_every_s
         if self._collector.reports and self._first_report_at == math.inf:
             self._first_report_at = now
-        if not self._urgent and now < self._asked_at + self._plan.update_time_s:
+        if now < self._asked_at + self._plan.update_time_s:
             return None
         picture = self._collector.picture(now)
         summed = summed or self._summed
-        why = self._urgent or self._why(picture, policy, summed, now)
+        why = self._why(picture, policy, summed, now)
         if not why:
             return None
-        self._urgent = ""
         self._asked_at = now
         self._reports = self._collector.reports
         self._looked = picture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from netstorm.protocol.messages import Measured
@@ -13,7 +14,7 @@ from netstorm.scheduler.forming import Formation, Formed
 from netstorm.scheduler.registry import KeyRegistry
 from netstorm.topology.policy import Policy
 
-__all__ = ["Awareness"]
+__all__ = ["Awareness", "summed_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +49,14 @@ class Awareness:
         """Take a node's report."""
         self.collector.take(rank, report, now)
 
-    def link_failed(self, source: int, target: int) -> None:
-        """A node cannot reach another one."""
-        self.adaptation.link_failed(source, target)
+    @property
+    def active(self) -> bool:
+        """Whether policies follow what is measured."""
+        return self._active
+
+    def avoid(self, links: Iterable[tuple[int, int]]) -> None:
+        """Plan without these links, and with all others, from now on."""
+        self.collector.avoid(links)
 
     def due(self) -> float:
         """Return when `look` may have something to ask."""
@@ -60,8 +66,7 @@ class Awareness:
         """Return what is to be formed, if anything is."""
         if not self._active or now < self.due():
             return None
-        summed = Summed(keys.sizes, keys.chunk_bytes) if sum(keys.sizes) else None
-        question = self.adaptation.look(policy, summed, now)
+        question = self.adaptation.look(policy, summed_of(keys), now)
         if question is not None:
             _log.info("a new policy is being formed: %s", self.adaptation.reason)
         return question
@@ -75,3 +80,8 @@ class Awareness:
         else:
             _log.info("policy version %d: %s%s", found.version, found.reason, took)
         return found
+
+
+def summed_of(keys: KeyRegistry) -> Summed | None:
+    """Return what a job sums; None: nothing so far."""
+    return Summed(keys.sizes, keys.chunk_bytes) if sum(keys.sizes) else None

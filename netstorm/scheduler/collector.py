@@ -234,7 +234,7 @@ class Collector:
         self._pairs: Final = frozenset(prior.pairs())
         self._states: dict[tuple[int, int], _LinkState] = {}
         self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in ("egress", "ingress")}
-        self._failed: set[tuple[int, int]] = set()
+        self._avoided: frozenset[tuple[int, int]] = frozenset()
 
     def take(self, rank: int, report: Measured, now: float) -> None:
         """Take what a node reports."""
@@ -255,9 +255,9 @@ class Collector:
         if self.refused > before:
             _log.debug("rank %d reports what cannot be: %r", rank, report)
 
-    def failed(self, source: int, target: int) -> None:
-        """Plan without a link until somebody measures it again."""
-        self._failed.add((source, target))
+    def avoid(self, links: Iterable[tuple[int, int]]) -> None:
+        """Plan without these links, (source, target), and with all others, from now on."""
+        self._avoided = frozenset(links)
 
     @property
     def measured(self) -> frozenset[tuple[int, int]]:
@@ -273,7 +273,7 @@ class Collector:
         changes = _changes(rates, now)
         for link in self._prior.links:
             pair = (link.source, link.target)
-            if pair in self._failed:
+            if pair in self._avoided:
                 continue
             changed, error = self._link(link, rates.get(pair), (egress, ingress), seldom, now)
             rate, error = self._outdated(
@@ -329,7 +329,6 @@ class Collector:
         if one.rate:
             end = state.target if pair[0] == one.source else state.source
             (end.free if one.shared <= _SHARED else end.held).add(one.rate, one.error, now)
-            self._failed.discard(pair)
         if one.latency >= 0.0:
             state.took(one.latency)
 

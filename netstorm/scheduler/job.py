@@ -10,12 +10,14 @@ from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
 from netstorm.scheduler.adaptation import Assumed
-from netstorm.scheduler.awareness import Awareness
+from netstorm.scheduler.awareness import Awareness, summed_of
 from netstorm.scheduler.barrier import BarrierCount
 from netstorm.scheduler.collector import Seen
 from netstorm.scheduler.consistency import Consistency
-from netstorm.scheduler.forming import Formation
-from netstorm.scheduler.liveness import Liveness
+from netstorm.scheduler.failed_links import LinkFailures
+from netstorm.scheduler.failure import Failure
+from netstorm.scheduler.forming import Formation, Formed
+from netstorm.scheduler.liveness import Liveness, Suspicion
 from netstorm.scheduler.membership import describe, list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
@@ -47,6 +49,7 @@ class Job:
         finished: by rank, the last round that it pushed of each key, once it will push no more.
         awareness: what is measured, and what follows from it; None: nothing does.
         sayings: what nodes say of themselves and their links.
+        links: those that have failed.
     """
 
     def __init__(
@@ -58,8 +61,11 @@ class Job:
         now: float,
         *,
         assumed: Assumed | None = None,
+        planned: Assumed | None = None,
     ) -> None:
-        """Begin with `seats`, by rank, under `policy`, formed for what is `assumed`; None: it stays."""
+        """Begin with `seats`, by rank, under `policy`, formed for what is `assumed`; None: it stays, unless
+        links fail, for what is `planned`.
+        """
         self.peers: Final = tuple(peer for peer, _ in seats)
         self.members: Final = tuple(member for _, member in seats)
         self.finished: Final[dict[int, dict[int, int]]] = {}
@@ -73,6 +79,7 @@ class Job:
             else Awareness(assumed, policy, now, one_machine=_on_one_machine(self.members))
         )
         self.sayings: Final = Sayings(len(seats))
+        self.links: Final = LinkFailures(len(seats), assumed or planned)
         self._options: Final = options
         self._outbox: Final = outbox
         self._policies: dict[int, Policy] = {policy.version: policy}
@@ -106,6 +113,8 @@ class Job:
         self._tell(rank, joined)
         for policy in newer:
             self._tell(rank, m.NewPolicy(policy=policy))
+        if self.links.failures:
+            self._tell(rank, m.FailedLinks(links=self.links.told()))
         for other, last_rounds in self.finished.items():
             self._tell(rank, m.PeerFinished(rank=other, last_rounds=last_rounds))
 
@@ -147,6 +156,8 @@ class Job:
                 return self._barrier(rank, message, now)
             case m.Suspect():
                 self._suspect(rank, message, now)
+            case m.LinkRestored():
+                self._restored(rank, message)
             case m.Finished():
                 return self._finish(rank, message, now)
             case m.Failed():
@@ -168,6 +179,8 @@ class Job:
     def tick(self, now: float) -> m.PeerGone | None:
         """Look who is silent, and tell those who wait for whom. Returns why the job cannot go on, if so."""
         gone = self.liveness.verdict(now)
+        for one in self.liveness.proven() if gone is None else ():
+            gone = gone or self._link_failed(one, now)
         if gone is None and now >= self._say_at:
             self._say_at = now + SAY_EVERY_S
             gone = self._say_barrier(now)
@@ -178,12 +191,24 @@ class Job:
 
     def next_tick(self) -> float:
         """Return when something is due."""
-        due = min(self._say_at, self._status_at, self.liveness.next_look())
+        due = min(self._say_at, self._status_at, self.liveness.next_look(), self.links.due())
         return due if self.awareness is None else min(due, self.awareness.due())
 
-    def look(self, now: float) -> Formation | None:
-        """Return what policy is to be formed, if one is."""
-        return None if self.awareness is None else self.awareness.look(self.policy, self.keys, now)
+    def look(self, now: float) -> Policy | Formation | None:
+        """Return what policy is to be installed or formed, if one is."""
+        awareness = self.awareness
+        if self.links.due() <= now:
+            picture = None if awareness is None else awareness.collector.picture(now)
+            restoring = awareness is None or not awareness.active
+            return self.links.look(self.policy, summed_of(self.keys), picture, restoring=restoring)
+        return None if awareness is None else awareness.look(self.policy, self.keys, now)
+
+    def formed(self, answer: Formed, now: float) -> Policy | None:
+        """Return what is to follow the policy in force, now that something has been formed."""
+        if answer.number < 0:
+            return self.links.formed(answer, self.policy)
+        found = None if self.awareness is None else self.awareness.formed(answer, self.policy, now)
+        return found if found is not None and self.links.suits(found) else None
 
     def status_text(self) -> str:
         """Return how the job is doing, in one line."""
@@ -282,8 +307,33 @@ class Job:
         target = describe(self.members[message.rank])
         _log.warning("rank %d cannot reach %s: %s", rank, target, message.reason)
         self.liveness.suspect(rank, message.rank, message.reason, now)
+
+    def _link_failed(self, one: Suspicion, now: float) -> m.PeerGone | None:
+        """A rank that another one cannot reach is alive: go on without that link, if that is possible."""
+        if not self.links.fail(Failure(one.by, one.rank, one.reason, now), self.policy):
+            return self.liveness.cut(one, now)
+        _log.warning(
+            "the link from %s to %s has failed (%s); the job goes on without it",
+            describe(self.members[one.by]),
+            describe(self.members[one.rank]),
+            one.reason,
+        )
+        self._tell_links()
+        return None
+
+    def _restored(self, rank: int, message: m.LinkRestored) -> None:
+        if message.rank == rank or not 0 <= message.rank < len(self.members):
+            raise ProtocolViolation(f"rank {rank} reaches rank {message.rank} again")
+        self.liveness.withdrawn(rank, message.rank)
+        if self.links.restore(rank, message.rank):
+            target = describe(self.members[message.rank])
+            _log.warning("the link from %s to %s works again", describe(self.members[rank]), target)
+            self._tell_links()
+
+    def _tell_links(self) -> None:
         if self.awareness is not None:
-            self.awareness.link_failed(rank, message.rank)
+            self.awareness.avoid(self.links.avoided)
+        self._outbox.tell(self.peers, m.FailedLinks(links=self.links.told()))
 
     def _finish(self, rank: int, message: m.Finished, now: float) -> m.PeerGone | None:
         if rank in self.finished:

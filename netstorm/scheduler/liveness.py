@@ -12,7 +12,7 @@ from netstorm.protocol.messages import Member, PeerGone
 from netstorm.scheduler.membership import describe, list_some
 from netstorm.scheduler.options import SchedulerOptions
 
-__all__ = ["Liveness"]
+__all__ = ["Liveness", "Suspicion"]
 
 _PROOF_BEATS: Final = 2
 """Heartbeats after a suspicion that prove its target alive: one may have been on its way before."""
@@ -32,7 +32,7 @@ class _Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Suspicion:
+class Suspicion:
     """A rank cannot reach another, and has given up after NETSTORM_LINK_TIMEOUT."""
 
     by: int
@@ -51,7 +51,7 @@ class Liveness:
         self._proof_s: Final = min(_PROOF_BEATS * options.heartbeat_interval_s, options.link_timeout_s)
         self._heard: Final = [_Heard(now, "it joined", now) for _ in members]
         self._watched: Final = set(range(len(members)))
-        self._suspicions: dict[tuple[int, int], _Suspicion] = {}
+        self._suspicions: dict[tuple[int, int], Suspicion] = {}
         self._next_look = now + self._timeout_s
         self._looked_at = now
 
@@ -68,7 +68,7 @@ class Liveness:
 
     def suspect(self, by: int, rank: int, reason: str, now: float) -> None:
         """Note that a rank cannot reach another one."""
-        self._suspicions.setdefault((by, rank), _Suspicion(by, rank, reason, now))
+        self._suspicions.setdefault((by, rank), Suspicion(by, rank, reason, now))
         self._next_look = now
 
     def stop_watching(self, rank: int) -> None:
@@ -102,10 +102,20 @@ class Liveness:
         silent = self.silent(now)
         if silent:
             return self._lost(silent, now)
-        for one in self._suspicions.values():
-            if self._heard[one.rank].at - one.since >= self._proof_s:
-                return self._cut(one, now)
         return None
+
+    def proven(self) -> list[Suspicion]:
+        """Return the suspicions whose targets have proven alive, and forget them: their links have failed."""
+        found = [
+            one for one in self._suspicions.values() if self._heard[one.rank].at - one.since >= self._proof_s
+        ]
+        for one in found:
+            del self._suspicions[one.by, one.rank]
+        return found
+
+    def withdrawn(self, by: int, rank: int) -> None:
+        """Note that a rank can reach another one after all."""
+        self._suspicions.pop((by, rank), None)
 
     def last_heard(self, rank: int, now: float) -> str:
         """Return "last heard: round 12 of fc1_weight, 10.2 s ago", and what the rank then waited for."""
@@ -138,7 +148,8 @@ class Liveness:
             text += "; " + list_some(suspicions)
         return PeerGone(rank=first, kind="lost", reason=text)
 
-    def _cut(self, one: _Suspicion, now: float) -> PeerGone:
+    def cut(self, one: Suspicion, now: float) -> PeerGone:
+        """Return the word that a link has failed without which the job cannot go on."""
         by, target = describe(self._members[one.by]), describe(self._members[one.rank])
         alive = now - self._heard[one.rank].at
         return PeerGone(
@@ -146,7 +157,7 @@ class Liveness:
             kind="lost",
             reason=(
                 f"the link from {by} to {target} cannot be re-established ({one.reason}); both nodes are "
-                f"alive (rank {one.rank} was heard {alive:.1f} s ago): look at the network and firewalls "
-                "between the two"
+                f"alive (rank {one.rank} was heard {alive:.1f} s ago), and without that link there is no way "
+                "from each node to each other one: look at the network and firewalls between the two"
             ),
         )

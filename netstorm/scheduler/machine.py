@@ -20,6 +20,7 @@ from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruct
 from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.awareness import Awareness
 from netstorm.scheduler.ending import FAREWELL_S, Outcome, Phase
+from netstorm.scheduler.failure import Failure
 from netstorm.scheduler.forming import Formation, Formed
 from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy
 from netstorm.scheduler.membership import Applicant, Rendezvous, TurnedAway, describe, full, list_some, place
@@ -53,9 +54,10 @@ class SchedulerMachine:
         now: float,
         counters: Counters | None = None,
         assumed: Assumed | None = None,
+        planned: Assumed | None = None,
     ) -> None:
         """Begin to wait for nodes; the job will begin under `policy`, formed for what is `assumed`; None: it
-        stays until somebody installs another one.
+        stays until somebody installs another one, or a link fails: then one is formed for what is `planned`.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
@@ -69,6 +71,7 @@ class SchedulerMachine:
         self.on_form: Callable[[Formation], None] | None = None
         self._first_policy = policy
         self._assumed: Final = assumed
+        self._planned: Final = planned
         self._past: Final = PolicyPast(policy, now)
         self._outbox: Final = Outbox()
         self._door: Final = Door()
@@ -99,6 +102,11 @@ class SchedulerMachine:
         """What is measured, and what follows from it; None: nothing does, or not all nodes are here."""
         return None if self._job is None else self._job.awareness
 
+    @property
+    def failed_links(self) -> tuple[Failure, ...]:
+        """The links that the job does without at present."""
+        return () if self._job is None else tuple(self._job.links.failures.values())
+
     def install_policy(self, policy: Policy) -> None:
         """Let a new policy apply, in each key, from the first round on that nobody has been granted.
 
@@ -115,10 +123,9 @@ class SchedulerMachine:
 
     def formed(self, answer: Formed, now: float) -> None:
         """Take what has come of a formation that `on_form` was asked for."""
-        job = self._job
-        if job is None or job.awareness is None or self.phase is not Phase.RUNNING:
+        if self._job is None or self.phase is not Phase.RUNNING:
             return
-        policy = job.awareness.formed(answer, job.policy, now)
+        policy = self._job.formed(answer, now)
         if policy is not None:
             self.install_policy(policy)
 
@@ -158,6 +165,7 @@ class SchedulerMachine:
             considered="" if job is None or job.awareness is None else job.awareness.adaptation.reason,
             links=tuple if job is None else job.seen_links(now),
             counters=self.counters.snapshot(),
+            failed_links=self.failed_links,
         )
 
     # --------------------------------------------------------------------------------- what drives it wants
@@ -273,7 +281,15 @@ class SchedulerMachine:
         """Everybody is here: give ranks."""
         self.phase = Phase.RUNNING
         seats, policy = self._rendezvous.seats(), self._first_policy
-        self._job = Job(seats, policy, self.options, self._outbox, now, assumed=self._assumed)
+        self._job = Job(
+            seats,
+            policy,
+            self.options,
+            self._outbox,
+            now,
+            assumed=self._assumed,
+            planned=self._planned,
+        )
         _log.info("all nodes are here: %s", list_some(describe(member) for member in self._job.members))
         for rank, peer in enumerate(self._job.peers):
             self._ranks[peer] = rank
@@ -336,7 +352,9 @@ class SchedulerMachine:
         if on_form is None:
             return
         question = job.look(now)
-        if question is not None:
+        if isinstance(question, Policy):
+            self.install_policy(question)
+        elif question is not None:
             self._outbox.add(Call(function=lambda: on_form(question)))
 
     def _gone(self, gone: m.PeerGone, now: float) -> None:

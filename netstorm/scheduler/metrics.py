@@ -86,6 +86,7 @@ def _job(status: JobStatus) -> Iterator[Metric]:
         ("netstorm_policy_version", "The policy that new rounds run under.", policy.version),
         ("netstorm_policy_age_seconds", "For how long it has been in force.", policy.since_s),
         ("netstorm_policy_trees", "Its trees.", len(policy.trees)),
+        ("netstorm_failed_links", "Links that the job does without.", len(status.failed_links)),
     ):
         yield GaugeMetricFamily(name, about, value=value)
     shares = GaugeMetricFamily("netstorm_tree_share_ratio", "Part of all data.", labels=["tree", "root"])

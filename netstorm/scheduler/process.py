@@ -71,7 +71,7 @@ def run_scheduler(
         _forget(ready_file)
         assumption = assumed(settings)
         policy = first_policy(assumption)
-        running = _start(settings, policy, assumption if settings.awareness else None, any_port=any_port)
+        running = _start(settings, policy, assumption, any_port=any_port)
         stack.callback(running.close)
         host = settings.scheduler_host
         _write(ready_file, f"{host}:{running.driver.port}\n")
@@ -127,7 +127,7 @@ class _Running:
         self.driver.thread.close(linger_s=_LINGER_S)
 
 
-def _start(settings: Settings, policy: Policy, assumption: Assumed | None, *, any_port: bool) -> _Running:
+def _start(settings: Settings, policy: Policy, assumption: Assumed, *, any_port: bool) -> _Running:
     counters = Counters()
     # Set to the host's time once, and monotonic from then on: no step of that clock may look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
@@ -138,7 +138,12 @@ def _start(settings: Settings, policy: Policy, assumption: Assumed | None, *, an
     def make_machine(_: int) -> SchedulerMachine:
         options = SchedulerOptions.from_settings(settings, release=netstorm.__version__)
         machine = SchedulerMachine(
-            options, policy, now=clock.monotonic(), counters=counters, assumed=assumption
+            options,
+            policy,
+            now=clock.monotonic(),
+            counters=counters,
+            assumed=assumption if settings.awareness else None,
+            planned=assumption,
         )
         machine.on_over = lambda _: over.set()
         machine.on_form = former.ask

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from netstorm.protocol.messages import Member
 from netstorm.scheduler.collector import Seen
 from netstorm.scheduler.ending import Phase
+from netstorm.scheduler.failure import Failure
 from netstorm.scheduler.sayings import Dated
 from netstorm.topology.policy import Policy
 
@@ -61,3 +62,5 @@ class Snapshot:
     links: Callable[[], Sequence[Seen]]
     """Says what is known of each link, in any thread."""
     counters: Mapping[str, float]
+    failed_links: tuple[Failure, ...] = ()
+    """Those that the job does without at present."""

@@ -14,6 +14,7 @@ from netstorm.topology.policy import Policy
 
 __all__ = [
     "DetourStatus",
+    "FailedLinkStatus",
     "FormerPolicy",
     "JobStatus",
     "KeysStatus",
@@ -139,6 +140,16 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seen only while an access line was the limit: the rate is what the lines allow."""
 
 
+class FailedLinkStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One directed link that has failed; the job goes on without it."""
+
+    source: int
+    target: int
+    reason: str
+    """What its source said."""
+    since_s: float
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A job at one moment."""
 
@@ -167,6 +178,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkStatus, ...]
     counters: dict[str, float]
     """Of the scheduler's process."""
+    failed_links: tuple[FailedLinkStatus, ...] = ()
 
 
 def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
@@ -210,6 +222,10 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
         keys=KeysStatus(count=snapshot.keys, bytes=snapshot.key_bytes),
         links=tuple(links),
         counters=dict(snapshot.counters),
+        failed_links=tuple(
+            FailedLinkStatus(source=one.source, target=one.target, reason=one.reason, since_s=now - one.since)
+            for one in snapshot.failed_links
+        ),
     )
 
 

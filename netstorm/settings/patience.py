@@ -32,7 +32,14 @@ class PatienceSettings:
         seconds(),
         10.0,
         "s",
-        "longest time to re-establish a broken connection, after which the neighbour counts as lost",
+        "longest time to re-establish a broken connection, after which the link counts as failed",
+    )
+    link_retry_s: float = setting(
+        "NETSTORM_LINK_RETRY",
+        seconds(),
+        30.0,
+        "s",
+        "pause between two trials of a link that has failed: it is used again once it works",
     )
     window_bytes: int = setting(
         "NETSTORM_WINDOW",

@@ -248,8 +248,7 @@ class SimulatedCluster:
     def start(self, rank: int) -> None:
         """Start a rank's process, or the scheduler's; also again, after a crash, as a new process."""
         if rank == SCHEDULER:
-            assumed = self._assumed if self.settings.awareness else None
-            self._scheduler = self._starter.scheduler(self.policy, assumed, self._forming_s)
+            self._scheduler = self._starter.scheduler(self.policy, self._assumed, self._forming_s)
         else:
             self._nodes[rank] = self.start_another(rank, host_of(rank))
 

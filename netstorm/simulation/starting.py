@@ -58,9 +58,9 @@ class Starter:
         self._started = 0
 
     def scheduler(
-        self, policy: Policy, assumed: Assumed | None = None, forming_s: float = 0.5
+        self, policy: Policy, assumed: Assumed, forming_s: float = 0.5
     ) -> SimulatedProcess[SchedulerMachine]:
-        """Start a scheduler, whose job begins under `policy`, formed for what is `assumed`; None: it stays.
+        """Start a scheduler, whose job begins under `policy`, formed for what is `assumed`.
 
         A policy is formed in no time, and its formation said to take `forming_s`.
         """
@@ -73,7 +73,8 @@ class Starter:
             policy,
             now=clock.local(self._network.timeline.now),
             counters=counters,
-            assumed=assumed,
+            assumed=assumed if self._settings.awareness else None,
+            planned=assumed,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
 
@@ -107,6 +108,7 @@ class Starter:
                 pid=rank,
                 join_timeout_s=settings.join_timeout_s,
                 wait_timeout_s=settings.wait_timeout_s,
+                link_retry_s=settings.link_retry_s,
                 meter=meter_options(settings),
                 auxiliary=AuxiliaryOptions.from_settings(settings),
             ),

@@ -2,6 +2,7 @@
 
 from netstorm.protocol.messages.data import Delivered, Part, Phase
 from netstorm.protocol.messages.kinds import Datagram, DataMessage, Message, SessionMessage
+from netstorm.protocol.messages.links import FailedLink, FailedLinks, LinkRestored, LinkTrial
 from netstorm.protocol.messages.membership import (
     AllFinished,
     Barrier,
@@ -41,6 +42,8 @@ __all__ = [
     "Datagram",
     "Delivered",
     "Failed",
+    "FailedLink",
+    "FailedLinks",
     "Finished",
     "Goodbye",
     "Heartbeat",
@@ -52,6 +55,8 @@ __all__ = [
     "KeysRegistered",
     "Leave",
     "LinkMeasure",
+    "LinkRestored",
+    "LinkTrial",
     "Measured",
     "Member",
     "Message",

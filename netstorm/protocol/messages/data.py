@@ -42,6 +42,10 @@ class Part(DataMessage, frozen=True, tag=40):
     """Node sequence of an auxiliary path (the paper's PATH); empty on a primary path."""
     hop: int = 0
     """Index in `path` of the node that this message is sent to."""
+    around: bool = False
+    """On a way around a link that has failed: forward only, as auxiliary paths are; its end confirms nothing,
+    and path[0] may be on it twice.
+    """
 
 
 class Delivered(Message, frozen=True, tag=41):

@@ -184,7 +184,7 @@ def test_a_failure_ends_what_is_outstanding_and_everything_later(kind, error):
 def test_a_peer_that_cannot_be_reached_is_reported_and_given_up_if_nobody_decides():
     driven = Driven().join()
     outcome = driven.push(driven.new_key())
-    driven.node.peer_lost(Peer(2), "connection refused", driven.now)
+    driven.node.link_lost(Peer(2), "connection refused", [], driven.now)
     driven.look()
     assert driven.sent(m.Suspect) == [m.Suspect(rank=2, reason="connection refused")]
     driven.wait(11)
@@ -236,7 +236,7 @@ def test_no_scheduler_is_asked_for_again_until_the_deadline():
     driven = Driven(join_timeout_s=20)
     joined: list[Exception | None] = []
     driven.node.on_joined(joined.append)
-    driven.node.peer_lost(SCHEDULER, "connection refused", driven.now)
+    driven.node.link_lost(SCHEDULER, "connection refused", [], driven.now)
     driven.look()
     assert len(driven.sent(m.Join)) == 2
     driven.wait(20)
@@ -247,7 +247,7 @@ def test_no_scheduler_is_asked_for_again_until_the_deadline():
 def test_the_scheduler_gone_in_the_middle_is_an_error():
     driven = Driven().join()
     outcome = driven.push(driven.new_key())
-    driven.node.peer_lost(SCHEDULER, "no answer for 10 s", driven.now)
+    driven.node.link_lost(SCHEDULER, "no answer for 10 s", [], driven.now)
     driven.look()
     assert isinstance(outcome[0], errors.SchedulerLost)
 

@@ -182,30 +182,14 @@ def test_a_rate_that_reports_overstate_does_not_flip_policies_back_and_forth():
     assert len(job.installed) <= 1
 
 
-def test_a_failed_link_is_looked_at_at_once_and_left_out():
+def test_a_link_that_has_failed_is_left_out():
     job = Scheduled(EQUAL, known=True)
     job.run(7)
-    job.adaptation.link_failed(0, 1)
-    assert job.adaptation.due() == -math.inf
-    job.now += 0.01
-    job.look()
-    assert job.asked[-1][0] == 7.01
-    job.now += 1.0
-    job.look()
+    job.collector.avoid([(0, 1)])
+    job.run(10)
     (_, policy) = job.installed[-1]
     assert all(tree.reduce_parent[0] != 1 and tree.broadcast_parent[1] != 0 for tree in policy.trees)
-    assert "0→1 has failed" in policy.reason
-
-
-def test_a_link_that_fails_while_a_policy_is_formed_is_looked_at_right_after():
-    job = Scheduled(SLOW)
-    job.run(5)
-    assert job.adaptation.forming
-    job.adaptation.link_failed(1, 2)
-    job.second()
-    job.second()
-    assert len(job.asked) == 2
-    assert "1→2" in job.adaptation.reason or "1→2" in job.policy.reason
+    assert "there is no link 0→1 any more" in policy.reason
 
 
 def test_what_the_job_really_sums_counts_once_it_is_known():
@@ -242,9 +226,8 @@ def test_an_answer_to_a_question_that_was_never_asked_is_ignored():
 
 def test_what_cannot_be_formed_leaves_the_policy_and_says_why():
     job = Scheduled(EQUAL, known=True)
-    for other in (1, 2, 3):
-        job.adaptation.link_failed(0, other)
-    job.run(2, reports=False)
+    job.collector.avoid([(0, 1), (0, 2), (0, 3)])
+    job.run(10)
     assert job.installed == []
     assert "no path" in job.adaptation.reason
 

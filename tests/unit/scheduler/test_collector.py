@@ -201,11 +201,12 @@ def test_the_smaller_of_two_caps_bounds_a_censored_link():
     assert rates(found)[0, 1] == 70 * M
 
 
-def test_a_failed_link_is_gone_until_it_is_measured_again():
+def test_a_link_that_is_to_be_avoided_is_gone_until_it_is_not_whatever_is_said_of_it():
     found = collector()
-    found.failed(0, 1)
-    assert (0, 1) not in rates(found)
+    found.avoid([(0, 1)])
     found.take(1, report(measure(0, 5 * M)), 1.0)
+    assert (0, 1) not in rates(found)
+    found.avoid([])
     assert rates(found)[0, 1] == 5 * M
 
 

@@ -102,19 +102,41 @@ def test_a_scheduler_that_did_not_run_blames_nobody():
 # ---------------------------------------------------------------------------------------------- suspicions
 
 
-def test_a_suspected_node_whose_heartbeats_go_on_means_a_cut_link_and_both_ends_are_named():
+def test_a_suspected_node_whose_heartbeats_go_on_means_a_failed_link_and_both_ends_are_named():
+    driven = running(2)
+    driven.run(1, beating=(0, 1))
+    driven.say(0, m.Suspect(rank=1, reason="no connection for 10 s"))
+    driven.forget()
+    driven.run(3.5, beating=(0, 1))
+    for rank in range(2):
+        gone = driven.gone(rank)
+        assert (gone.rank, gone.kind) == (1, "lost")
+        assert gone.reason.startswith(
+            "the link from rank 0 (n0:4000, site0) to rank 1 (n1:4000, site1) cannot be re-established (no "
+            "connection for 10 s); both nodes are alive (rank 1 was heard "
+        )
+
+
+def test_a_failed_link_that_others_can_go_around_is_told_with_the_way():
     driven = running(3)
-    driven.run(1, beating=(0, 1, 2))
     driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
     driven.forget()
     driven.run(3.5, beating=(0, 1, 2))
+    way = m.FailedLink(source=0, target=2, way=(0, 1, 2))
     for rank in range(3):
-        gone = driven.gone(rank)
-        assert (gone.rank, gone.kind) == (2, "lost")
-        assert gone.reason.startswith(
-            "the link from rank 0 (n0:4000, site0) to rank 2 (n2:4000, site2) cannot be re-established (no "
-            "connection for 10 s); both nodes are alive (rank 2 was heard "
-        )
+        assert driven.heard(rank, m.FailedLinks) == [m.FailedLinks(links=(way,))]
+    assert driven.machine.phase is Phase.RUNNING
+    driven.say(0, m.LinkRestored(rank=2))
+    assert driven.heard(1, m.FailedLinks) == [m.FailedLinks(links=())]
+
+
+def test_a_link_that_works_again_before_anything_is_decided_has_not_failed():
+    driven = running(3)
+    driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
+    driven.say(0, m.LinkRestored(rank=2))
+    driven.run(10, beating=(0, 1, 2))
+    assert driven.machine.failed_links == ()
+    assert driven.heard(1, m.FailedLinks) == []
 
 
 def test_a_suspected_node_that_stays_silent_is_lost_after_its_remaining_time():
