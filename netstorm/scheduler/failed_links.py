@@ -65,11 +65,13 @@ class LinkFailures:
         """The topology of the job has none without a link that it needs: ask for one that does."""
         self._numbers = 0
 
-    # --------------------------------------------------------------------------------------- what has happened
+    # ------------------------------------------------------------------------------------------ what happens
 
     def fail(self, failure: Failure, policy: Policy) -> bool:
-        """Note that a link has failed, under `policy`; False: without it some cannot
-        reach others."""
+        """Note that a link has failed, under `policy`; False: the job cannot go on without it.
+
+        It can if each node still has a way to each other one.
+        """
         pair = failure.source, failure.target
         if _without(self._network, {*self.failures, pair}).separated() is not None:
             return False
@@ -201,9 +203,7 @@ class LinkFailures:
 
 
 def _as_overlay(network: Network) -> Network:
-    """Return a network in which only linked nodes talk. Where all may, over others' links, too, linked ones do
-    as long as that suffices.
-    """
+    """Return a network in which each pair that may talk has a link of its own."""
     if network.routing is Routing.OVERLAY:
         return network
     return Network(
