@@ -101,7 +101,10 @@ class Aggregation:
         self.advance([key])
 
     def outstanding(self) -> Iterator[Operation]:
-        """Yield the operations that are not complete."""
+        """Yield the operations that are not complete and that somebody here waits for."""
+        return (operation for operation in self._operations() if not operation.for_others)
+
+    def _operations(self) -> Iterator[Operation]:
         for waiting in self._waiting.values():
             yield from waiting
         for round in self._rounds.values():
@@ -391,7 +394,8 @@ class Aggregation:
             beyond.remove(self._complete[key])
         self._bindings.forget_before(key, self._complete[key] + 1)
         self._counters.add("rounds")
-        self.closed.append(round.round)
+        if not operation.for_others:
+            self.closed.append(round.round)
         done = operation.done
         self.instructions.append(Call(function=lambda: done(None)))
         self._moved.append(key)
@@ -433,7 +437,7 @@ class Aggregation:
 
     def fail_all(self, error: Exception) -> None:
         """Fail every operation and forget every round."""
-        operations = list(self.outstanding())
+        operations = list(self._operations())
         self._waiting.clear()
         self._rounds.clear()
         self._holding.clear()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from netstorm import errors
 from netstorm.errors import NetStormError, ProtocolViolation
-from netstorm.kvstore.aggregation import Aggregation
+from netstorm.kvstore.aggregation import ROUNDS_AHEAD, Aggregation
 from netstorm.kvstore.bindings import Bindings
 from netstorm.kvstore.failed_links import Detours
 from netstorm.kvstore.keys import Key
@@ -25,6 +25,7 @@ from netstorm.kvstore.registration import Registration
 from netstorm.kvstore.relay import check_path, confirmed, credit
 from netstorm.kvstore.roster import Roster
 from netstorm.kvstore.standing import Standing
+from netstorm.kvstore.zeros import Zeros
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
@@ -98,6 +99,7 @@ class GeneralNode:
         self._barriers: dict[int, tuple[float, Done]] = {}
         self._on_finished: list[Done] = []
         self._finish_deadline = math.inf
+        self._zeros: Final = Zeros()
         self._heartbeat_interval_s = 1.0
         self._heartbeat_timeout_s = 10.0
         self._next_heartbeat = now
@@ -183,6 +185,8 @@ class GeneralNode:
             self._flush()
             self._send(self.standing.report(now))
             self._send(m.Finished(last_rounds=self._registration.last_rounds()))
+            if self.roster.joins:
+                self._zeros.begin(self._registration.granted_keys(), ahead=ROUNDS_AHEAD)
         self._call_or_keep(self._on_finished, done, ready=self.state is State.OVER)
 
     def fail(self, reason: str, now: float) -> None:
@@ -300,6 +304,7 @@ class GeneralNode:
 
     def tick(self, now: float) -> None:
         """Send what is due, and look at deadlines."""
+        self._contribute_zeros(now)
         self._flush()
         if self.failure is not None or self.state is State.OVER:
             return
@@ -343,6 +348,8 @@ class GeneralNode:
             return math.inf
         if self._aggregation is not None and (self._registration.has_request() or self._aggregation.begun):
             return 0.0
+        if self._zeros.due() and self.roster.unfinished():
+            return 0.0
         due = min(self._next_heartbeat, self._next_look, self._detours.due())
         if self._aggregation is not None:
             due = min(due, self._aggregation.next_tick())
@@ -371,7 +378,7 @@ class GeneralNode:
         if self.state is not State.JOINING:
             raise ProtocolViolation("joined twice")
         self.state = State.RUNNING
-        self.roster = Roster(message.rank, message.members)
+        self.roster = Roster(message.rank, message.members, joins=message.joins)
         self._heartbeat_interval_s = message.heartbeat_interval_s
         self._heartbeat_timeout_s = message.heartbeat_timeout_s
         self._next_heartbeat = now
@@ -457,6 +464,13 @@ class GeneralNode:
             uneven = self.roster.uneven(self._aggregation.outstanding())
             if uneven is not None:
                 self._blame(uneven)
+
+    def _contribute_zeros(self, now: float) -> None:
+        """Let the others go on without this rank's program, which has ended."""
+        if self._zeros.due() and self.state is State.FINISHING and self.roster.unfinished():
+            self._finish_deadline = now + self.options.wait_timeout_s  # the others have got on
+            for operation in self._zeros.take():
+                self._running().submit(operation, now)
 
     def _look_at_deadlines(self, now: float) -> None:
         text = self._waiting_text(now)

@@ -25,7 +25,18 @@ class Operation:
     Both must stay valid until `done` is called, and unchanged but by us.
     """
 
-    __slots__ = ("begun_at", "destination", "done", "form", "key", "priority", "round", "rule", "source")
+    __slots__ = (
+        "begun_at",
+        "destination",
+        "done",
+        "for_others",
+        "form",
+        "key",
+        "priority",
+        "round",
+        "rule",
+        "source",
+    )
 
     def __init__(
         self,
@@ -38,6 +49,7 @@ class Operation:
         priority: int = 0,
         rule: str = "",
         form: Form | None = None,
+        for_others: bool = False,
     ) -> None:
         self.key = key
         self.round = round
@@ -49,6 +61,8 @@ class Operation:
         """Fingerprint of what this rank does with the sum; ranks must agree."""
         self.form: Final[Form] = form or key.form
         """How the values travel; ranks must agree, round by round."""
+        self.for_others = for_others
+        """Nobody here has asked for it: this rank's program has ended, and the others' round shall go on."""
         self.begun_at = 0.0
 
     def __str__(self) -> str:

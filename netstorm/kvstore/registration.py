@@ -54,9 +54,13 @@ class Registration:
         """Return the operations whose key has not been granted."""
         return [operation for operations in self._held.values() for operation in operations]
 
+    def granted_keys(self) -> list[Key]:
+        """Return the keys that the scheduler has granted."""
+        return [key for key in self._keys.values() if key.identity >= 0]
+
     def last_rounds(self) -> dict[int, int]:
         """Return the last round that was begun of each granted key."""
-        return {key.identity: key.last_taken for key in self._keys.values() if key.identity >= 0}
+        return {key.identity: key.last_taken for key in self.granted_keys()}
 
     def clear(self) -> None:
         """Forget requests and waiting operations: the job has failed."""

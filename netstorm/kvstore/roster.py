@@ -17,9 +17,11 @@ __all__ = ["Roster"]
 class Roster:
     """All members of the job, by rank."""
 
-    def __init__(self, rank: int, members: tuple[Member, ...]) -> None:
+    def __init__(self, rank: int, members: tuple[Member, ...], *, joins: bool = False) -> None:
         self.rank: Final = rank
         self.members: Final = members
+        self.joins: Final = joins
+        """Ranks that have finished contribute zeros to the keys that they know (NETSTORM_UNEVEN=join)."""
         self._finished: dict[int, dict[int, int]] = {}
         self._suspected: dict[int, tuple[float, str]] = {}
 
@@ -57,12 +59,20 @@ class Roster:
             return None
         for operation in operations:
             for rank, last_rounds in self._finished.items():
+                if self.joins and operation.key.identity in last_rounds:
+                    continue
                 last = last_rounds.get(operation.key.identity, -1)
                 if operation.round > last:
                     end = f"after round {last}" if last >= 0 else "without ever using that key"
+                    rule = (
+                        "a key must be initialised before any rank ends"
+                        if self.joins
+                        else "every rank must push every key equally often (the same number of batches); "
+                        "NETSTORM_UNEVEN=join lets ranks that have finished contribute zeros"
+                    )
                     return UnevenRounds(
                         f"rank {self.rank} waits for {operation}, but {self.describe(rank)} has finished "
-                        f"{end}: every rank must push every key equally often (the same number of batches)"
+                        f"{end}: {rule}"
                     )
         return None
 

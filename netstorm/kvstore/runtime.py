@@ -47,7 +47,7 @@ _SLICE_S: Final = 0.2
 _LINGER_S: Final = 2.0
 """How long a last word (finished, failed) may take to leave."""
 
-_MUST_AGREE: Final = ("chunk_size", "largest_chunk", "num_roots", "topology", "hub")
+_MUST_AGREE: Final = ("chunk_size", "largest_chunk", "num_roots", "topology", "hub", "uneven")
 """Settings of the whole job: the scheduler's count; a node that was given others is refused."""
 
 

@@ -21,6 +21,7 @@ class BarrierCount:
     def __init__(self, ranks: int) -> None:
         self._come: Final = [0] * ranks
         self._reached = 0
+        self._excused: Final[set[int]] = set()
         self._since: dict[int, float] = {}
         """When the first rank came, by barrier; those not reached."""
 
@@ -47,12 +48,24 @@ class BarrierCount:
             )
         self._come[rank] += 1
         self._since.setdefault(number, now)
+        return self._advance()
+
+    def excuse(self, rank: int) -> list[int]:
+        """Let nobody wait for a rank any more; return the barriers that are reached by it."""
+        self._excused.add(rank)
+        return self._advance()
+
+    def _advance(self) -> list[int]:
         reached = []
-        while self._reached < min(self._come):
+        while self._since and not self.missing():
             reached.append(self._reached)
             del self._since[self._reached]
             self._reached += 1
         return reached
+
+    def has_come(self, rank: int, number: int) -> bool:
+        """Return whether a rank has come to barrier `number`; an excused one need not have."""
+        return self._come[rank] > number
 
     def waiting(self) -> list[int]:
         """Return the ranks that wait at the oldest barrier."""
@@ -62,7 +75,11 @@ class BarrierCount:
         """Return the ranks that have not come to the oldest barrier; none if nobody waits at it."""
         if not self._since:
             return []
-        return [rank for rank, come in enumerate(self._come) if come <= self._reached]
+        return [
+            rank
+            for rank, come in enumerate(self._come)
+            if come <= self._reached and rank not in self._excused
+        ]
 
     def never_coming(self, finished: Iterable[int]) -> list[int]:
         """Return which of the `finished` ranks somebody waits for at a barrier, in vain."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.ids import bits_of
-from netstorm.protocol.messages import Binding, RoundBegun
+from netstorm.protocol.messages import ANY_RULE, Binding, RoundBegun
 
 __all__ = ["ROUNDS_AHEAD", "Consistency", "RuleConflict"]
 
@@ -43,9 +43,10 @@ class RuleConflict:
 class _Begun:
     """A round that some ranks have begun and some have not."""
 
-    first_rank: int
-    rule: str
-    ranks: int
+    first_rank: int = -1
+    """The first that does something with the sum."""
+    rule: str = ANY_RULE
+    ranks: int = 0
     """Bit set of those that have."""
 
 
@@ -107,14 +108,16 @@ class Consistency:
         table.granted = max(table.granted, round + 1)
         if round <= table.complete:  # said before
             return None
-        found = table.open.setdefault(round, _Begun(rank, event.rule, 0))
+        found = table.open.setdefault(round, _Begun())
+        if found.rule == ANY_RULE:
+            found.first_rank, found.rule = rank, event.rule
         found.ranks |= 1 << rank
         while table.complete + 1 in table.open and table.open[table.complete + 1].ranks == self._everybody:
             table.complete += 1
             del table.open[table.complete]
         while len(table.rows) > 1 and table.rows[1][0] <= table.complete:
             table.rows.pop(0)
-        if found.rule != event.rule:
+        if event.rule not in (found.rule, ANY_RULE):
             return RuleConflict(found.first_rank, found.rule, rank, event.rule)
         return None
 

@@ -109,6 +109,7 @@ class Job:
             policy=oldest,
             heartbeat_interval_s=self._options.heartbeat_interval_s,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
+            joins=self._options.joins,
         )
         self._tell(rank, joined)
         for policy in newer:
@@ -297,9 +298,13 @@ class Job:
 
     def _barrier(self, rank: int, message: m.Barrier, now: float) -> m.PeerGone | None:
         self.liveness.heard(rank, now, f"it came to barrier {message.number}")
-        for number in self._barriers.come(rank, message.number, now):
-            self._outbox.tell(self.peers, m.BarrierReached(number=number))
+        self._tell_reached(self._barriers.come(rank, message.number, now))
         return self._waits_in_vain()
+
+    def _tell_reached(self, barriers: list[int]) -> None:
+        for number in barriers:
+            come = [peer for rank, peer in enumerate(self.peers) if self._barriers.has_come(rank, number)]
+            self._outbox.tell(come, m.BarrierReached(number=number))
 
     def _suspect(self, rank: int, message: m.Suspect, now: float) -> None:
         if message.rank == rank or not 0 <= message.rank < len(self.members):
@@ -342,6 +347,8 @@ class Job:
         self.liveness.heard(rank, now, "it finished")
         others = [peer for other, peer in enumerate(self.peers) if other != rank]
         self._outbox.tell(others, m.PeerFinished(rank=rank, last_rounds=message.last_rounds))
+        if self._options.joins:
+            self._tell_reached(self._barriers.excuse(rank))
         return self._waits_in_vain()
 
     # --------------------------------------------------------------------------------------------- barriers

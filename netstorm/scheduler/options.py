@@ -44,6 +44,8 @@ class SchedulerOptions:
     join_timeout_s: float = 300.0
     wait_timeout_s: float = 3600.0
     link_timeout_s: float = 10.0
+    joins: bool = False
+    """Ranks that have finished contribute zeros, and hold up no barrier, until all have."""
 
     @classmethod
     def from_settings(cls, settings: Settings, *, release: str) -> SchedulerOptions:
@@ -65,6 +67,7 @@ class SchedulerOptions:
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,
             link_timeout_s=settings.link_timeout_s,
+            joins=settings.uneven == "join",
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from netstorm.settings.kinds import amount, seconds, setting
+from netstorm.settings.kinds import amount, one_of, seconds, setting
 
 __all__ = ["PatienceSettings"]
 
@@ -40,6 +41,14 @@ class PatienceSettings:
         30.0,
         "s",
         "pause between two trials of a link that has failed: it is used again once it works",
+    )
+    uneven: Literal["error", "join"] = setting(
+        "NETSTORM_UNEVEN",
+        one_of("error", "join"),
+        "error",
+        "",
+        "what a round is that a rank never pushes because its script has ended; error: the end of the job; "
+        "join: that rank contributes zeros, and holds up no barrier, until all have ended",
     )
     window_bytes: int = setting(
         "NETSTORM_WINDOW",

@@ -18,6 +18,7 @@ from netstorm.protocol.messages.membership import (
     Suspect,
 )
 from netstorm.protocol.messages.rounds import (
+    ANY_RULE,
     Binding,
     KeyGrant,
     KeySpec,
@@ -33,6 +34,7 @@ from netstorm.protocol.messages.session import Ack, Goodbye, Hello, Nack, Query,
 from netstorm.protocol.messages.standing import Heartbeat, LinkMeasure, Measured, NodeStatus, Waiting
 
 __all__ = [
+    "ANY_RULE",
     "Ack",
     "AllFinished",
     "Barrier",

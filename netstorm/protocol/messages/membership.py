@@ -59,6 +59,8 @@ class Joined(Message, frozen=True, tag=61):
     policy: Policy
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
+    joins: bool = False
+    """Ranks that have finished contribute zeros until all have (NETSTORM_UNEVEN=join)."""
 
 
 class Barrier(Message, frozen=True, tag=67):

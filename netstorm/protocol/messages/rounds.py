@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from netstorm.protocol.messages.kinds import Message
 from netstorm.topology.policy import Policy
 
 __all__ = [
+    "ANY_RULE",
     "Binding",
     "KeyGrant",
     "KeySpec",
@@ -62,6 +65,10 @@ class KeysRegistered(Message, frozen=True, tag=63):
 
     grants: tuple[KeyGrant, ...]
     bindings: tuple[Binding, ...]
+
+
+ANY_RULE: Final = "*"
+"""`RoundBegun.rule` of a rank that does nothing with the sum, since its program has ended."""
 
 
 class RoundBegun(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -32,6 +32,14 @@ def test_unequal_numbers_of_batches_are_an_error_that_names_both_ranks_and_the_r
     assert_tidy(shorter)
 
 
+def test_with_join_ranks_that_have_finished_contribute_zeros_until_all_have(tmp_path: Path) -> None:
+    steps = "for _ in range({}): step()\nprint(out.asnumpy().max())"
+    last = steps.format(7) + "\nkv._barrier()"  # which the others never come to
+    ended = ends(tmp_path, steps.format(1), steps.format(3), last, NETSTORM_UNEVEN="join")
+    assert [end.code for end in ended] == [0, 0, 0], ended
+    assert [float(end.out) for end in ended] == [3, 2, 1]
+
+
 def test_a_rank_that_never_uses_a_key_of_the_others_is_named(tmp_path: Path) -> None:
     uses, does_not = ends(
         tmp_path, "kv.init('extra', ones()); kv.pull('extra', out=out); out.wait_to_read()", ""
