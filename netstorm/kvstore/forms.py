@@ -6,6 +6,8 @@ import numpy as np
 
 from netstorm.kvstore.chunk_sum import Dense
 from netstorm.kvstore.form import Form
+from netstorm.kvstore.row_sum import RowSparse
+from netstorm.protocol.chunks import row_length
 from netstorm.protocol.messages import KeySpec
 
 __all__ = ["forms_of"]
@@ -16,5 +18,8 @@ def forms_of(spec: KeySpec) -> dict[int, Form]:
 
     One that is known only from what others send cannot write results: the operation brings its own.
     """
-    dense = Dense(np.dtype(spec.dtype))
+    dtype = np.dtype(spec.dtype)
+    if spec.form == RowSparse.codec:
+        return {RowSparse.codec: RowSparse(dtype, row_length(spec.shape))}
+    dense = Dense(dtype)
     return {dense.codec: dense}

@@ -10,7 +10,7 @@ import numpy as np
 from netstorm.errors import UsageError
 from netstorm.kvstore.form import Array, Form
 from netstorm.kvstore.forms import forms_of
-from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.protocol.chunks import ITEM_BYTES, pitch
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["Array", "Key", "Layout"]
@@ -21,13 +21,14 @@ class Layout:
 
     __slots__ = ("bounds", "chunks", "offsets", "slots")
 
-    def __init__(self, elements: int, itemsize: int, grant: KeyGrant) -> None:
+    def __init__(self, elements: int, itemsize: int, grant: KeyGrant, form: int = 0) -> None:
         """Cut `elements` values into chunks, as the scheduler says."""
         starts, chunk_size = range(0, elements, grant.chunk_size), grant.chunk_size
+        step = pitch(chunk_size, itemsize, form)
         self.chunks: Final = len(starts)
         self.bounds: Final = [(start, min(start + chunk_size, elements)) for start in starts]
         """First element and end of each chunk."""
-        self.offsets: Final = [grant.offset + start * itemsize for start in starts]
+        self.offsets: Final = [grant.offset + chunk * step for chunk in range(self.chunks)]
         """Byte offset of each chunk in the job: the global chunk order."""
         self.slots: Final = range(grant.first_slot, grant.first_slot + self.chunks)
         """What `Plan.tree_of` maps to a tree."""
@@ -82,4 +83,4 @@ class Key:
     def granted(self, grant: KeyGrant) -> None:
         """Take the scheduler's numbers."""
         self.identity = grant.key
-        self.layout = Layout(self.elements, self.dtype.itemsize, grant)
+        self.layout = Layout(self.elements, self.dtype.itemsize, grant, self.spec.form)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ITEM_BYTES", "SLOT_ELEMENT_BYTES", "ChunkSizes", "aligned", "slot_of"]
+__all__ = [
+    "ITEM_BYTES",
+    "ROW_SPARSE",
+    "ROW_SPARSE_CHUNK_BYTES",
+    "SLOT_ELEMENT_BYTES",
+    "ChunkSizes",
+    "aligned",
+    "pitch",
+    "row_length",
+    "slot_of",
+]
 
 ITEM_BYTES: Final = {
     "float16": 2,
@@ -24,6 +35,27 @@ ITEM_BYTES: Final = {
 
 SLOT_ELEMENT_BYTES: Final = 4
 """A slot has as many bytes as a chunk of float32, the usual gradient."""
+
+ROW_SPARSE: Final = 2
+"""Codec of keys of which some rows travel, those that have values."""
+
+ROW_SPARSE_CHUNK_BYTES: Final = 32_768
+"""What a chunk of such a key counts among the job's bytes. How many of its rows will have values nobody
+knows, but in embeddings, for which there are such keys, they are few.
+"""
+
+_FEW_CHUNKS: Final = 32
+"""Of a row-sparse key: enough for the trees of a policy to share it, and since most of what is in them does
+not travel, hops are short all the same. Each chunk costs processor time even if it has no rows.
+"""
+
+_NUMBER_ELEMENTS: Final = 2
+"""At most so many elements is the number of a row, which travels with it: 4 bytes."""
+
+
+def row_length(shape: tuple[int, ...]) -> int:
+    """Return the elements of one row of an array; at least 1."""
+    return max(1, math.prod(shape[1:]))
 
 
 def slot_of(offset_bytes: int, chunk_size: int) -> int:
@@ -51,10 +83,32 @@ class ChunkSizes:
     """Chunks that keep all trees and hops of a pipeline busy. A key that would have more has larger ones
     instead, since each costs processor time.
     """
+    most: int = 2**20
+    """Elements that fit into a message, whatever their type."""
 
     def of(self, elements: int) -> int:
         """Return the elements of a chunk of a key of so many elements."""
         return max(self.smallest, min(self.largest, -(-elements // self.enough)))
+
+    def of_rows(self, shape: tuple[int, ...]) -> int:
+        """Return the elements of a chunk of a row-sparse key: of whole rows; 0: a row is too long for a
+        message.
+        """
+        length = row_length(shape)
+        rows = max(self.smallest // length, -(-shape[0] // _FEW_CHUNKS), 1) if shape else 1
+        return min(rows, self.most // (length + _NUMBER_ELEMENTS)) * length
+
+
+def pitch(chunk_size: int, item_bytes: int, codec: int) -> int:
+    """Return the bytes from a chunk of a key to the next one, in the order of the job's bytes.
+
+    Args:
+        chunk_size: of the key, in elements.
+        item_bytes: of one element.
+        codec: the key's form.
+    """
+    size = chunk_size * item_bytes
+    return min(size, ROW_SPARSE_CHUNK_BYTES) if codec == ROW_SPARSE else size
 
 
 def aligned(offset_bytes: int, item_bytes: int) -> int:

@@ -79,4 +79,4 @@ def chunk_sizes(settings: Settings) -> ChunkSizes:
 def _chunk_sizes(settings: Settings, growth: int, enough: int) -> ChunkSizes:
     size = settings.chunk_size
     most = settings.max_message_bytes // max(ITEM_BYTES.values())
-    return ChunkSizes(size, settings.largest_chunk or min(growth * size, most), enough)
+    return ChunkSizes(size, settings.largest_chunk or min(growth * size, most), enough, most)

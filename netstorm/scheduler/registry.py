@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.chunks import ITEM_BYTES, ChunkSizes, aligned, slot_of
+from netstorm.protocol.chunks import ITEM_BYTES, ROW_SPARSE, ChunkSizes, aligned, pitch, row_length, slot_of
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["KeyConflict", "KeyRegistry"]
@@ -107,21 +107,36 @@ class KeyRegistry:
             raise ProtocolViolation(
                 f"rank {rank} registers {spec.name!r} with {size} bytes: too large for any job"
             )
+        chunk_size = self._chunk_size(rank, spec, size // item_bytes)
+        step = pitch(chunk_size, item_bytes, spec.form)
+        if spec.form == ROW_SPARSE:
+            size = -(-size // (chunk_size * item_bytes)) * step
         grant = KeyGrant(
             namespace=spec.namespace,
             name=spec.name,
             key=len(self._names),
             first_slot=slot_of(offset, self._sizes.smallest),
             offset=offset,
-            chunk_size=self._sizes.of(size // item_bytes),
+            chunk_size=chunk_size,
         )
         self._end = offset + size
         self._names.append(spec.name)
         self._key_bytes.append(size)
-        chunk_bytes = grant.chunk_size * item_bytes
-        self._chunk_bytes[chunk_bytes] = self._chunk_bytes.get(chunk_bytes, 0) + size
+        self._chunk_bytes[step] = self._chunk_bytes.get(step, 0) + size
         self._entries[spec.namespace, spec.name] = _Entry(spec, grant, rank)
         return grant
+
+    def _chunk_size(self, rank: int, spec: KeySpec, elements: int) -> int:
+        """Return the elements of a chunk."""
+        if spec.form != ROW_SPARSE:
+            return self._sizes.of(elements)
+        chunk_size = self._sizes.of_rows(spec.shape)
+        if chunk_size == 0:
+            raise ProtocolViolation(
+                f"rank {rank} registers {spec.name!r} with rows of {row_length(spec.shape)} elements, too "
+                "long for a message"
+            )
+        return chunk_size
 
 
 def _kind(spec: KeySpec) -> str:

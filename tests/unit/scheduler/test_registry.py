@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.keys import Layout
 from netstorm.protocol import messages as m
-from netstorm.protocol.chunks import ITEM_BYTES, ChunkSizes
+from netstorm.protocol.chunks import ITEM_BYTES, ROW_SPARSE, ChunkSizes
 from netstorm.scheduler.ending import Phase
-from netstorm.scheduler.registry import KeyRegistry
+from netstorm.scheduler.registry import KeyConflict, KeyRegistry
 from tests.unit.scheduler.driving import begun, key, running, star
 
 
@@ -125,3 +126,53 @@ def test_chunks_of_large_keys_grow_where_they_may():
         assert isinstance(grant, m.KeyGrant)
         sizes[elements] = grant.chunk_size
     assert sizes == {1: 100, 3_200: 100, 3_201: 101, 16_000: 500, 32_000: 1000, 10**6: 1000}
+
+
+def rows_key(name, shape, dtype="float32"):
+    return m.KeySpec(namespace=0, name=name, shape=shape, dtype=dtype, form=ROW_SPARSE)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 3000),
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.integers(1, 100_000),
+)
+def test_chunks_of_a_row_sparse_key_are_few_and_of_whole_rows_which_fit_into_a_message(
+    rows, length, dtype, chunk_size
+):
+    most = 8192
+    registry = KeyRegistry(ChunkSizes(chunk_size, 2 * chunk_size, 256, most))
+    grant = registry.register(0, rows_key("embedding", (rows, length), dtype))
+    assert isinstance(grant, m.KeyGrant)
+    whole = grant.chunk_size // length
+    assert whole >= 1
+    assert grant.chunk_size == whole * length
+    assert whole * (length * ITEM_BYTES[dtype] + 4) <= most * 8
+    full = whole == most // (length + 2)
+    assert full or -(-rows // whole) <= 32
+
+
+def test_a_row_sparse_key_counts_little_among_the_jobs_bytes_and_other_keys_come_after_it():
+    registry = KeyRegistry(ChunkSizes(32_768, 65_536, 256))
+    first = registry.register(0, rows_key("embedding", (10**6, 128)))
+    assert isinstance(first, m.KeyGrant)
+    layout = Layout(128 * 10**6, 4, first, ROW_SPARSE)
+    assert registry.sizes == (layout.chunks * 32_768,)
+    second = registry.register(0, key("dense", (10,)))
+    assert isinstance(second, m.KeyGrant)
+    assert max(layout.offsets) < second.offset
+
+
+def test_a_key_is_dense_on_all_ranks_or_on_none():
+    registry = KeyRegistry(ChunkSizes(100, 100, 32))
+    registry.register(0, rows_key("k", (3, 2)))
+    conflict = registry.register(1, key("k", (3, 2)))
+    assert isinstance(conflict, KeyConflict)
+    assert "rank 1 has k as (3, 2) float32, rank 0 as (3, 2) float32 in form 2" in str(conflict)
+
+
+def test_a_row_that_fits_into_no_message_is_a_violation():
+    registry = KeyRegistry(ChunkSizes(100, 100, 32, 500))
+    with pytest.raises(ProtocolViolation, match="rows of 499 elements, too long"):
+        registry.register(0, rows_key("k", (3, 499)))

@@ -360,8 +360,8 @@ def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on
     options = SchedulerOptions.from_settings(settings, release="1")
     assert (options.num_workers, options.job) == (7, "j")
     assert (options.chunks, options.local_chunks) == (
-        ChunkSizes(500, 1000, 256),
-        ChunkSizes(500, 16_000, 32),
+        ChunkSizes(500, 1000, 256, 2**23),
+        ChunkSizes(500, 16_000, 32, 2**23),
     )
     assert options.wait_timeout_s == 9.0
     assert options.job_wide["CHUNK_SIZE"] == "500"

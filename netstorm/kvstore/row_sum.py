@@ -1,0 +1,123 @@
+"""Sparse rows: a payload has the rows that some rank has values for, and no payload means no rows.
+
+The sum of a chunk is the union of the rows that came in, each added up. As with dense values a received
+payload belongs to us: rows that it has already are added to in place, and what was not added to anything is
+forwarded as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from netstorm.compression.rows import Rows, add, decode, encode, problem
+from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.frames import Buffer
+
+__all__ = ["RowParts", "RowSparse", "RowSum"]
+
+RowParts = list[tuple[int, Rows]]
+"""Where results go: the rows of each chunk that has any, with the number of the chunk's first row, in the
+order in which they arrive.
+"""
+
+
+class RowSparse:
+    """The form of a key whose chunks are whole rows. See `Form`.
+
+    An operation's source is `Rows`, its destination `RowParts`.
+    """
+
+    __slots__ = ("_dtype", "_length", "_wide")
+
+    codec: Final = ROW_SPARSE
+
+    def __init__(self, dtype: np.dtype[np.generic], length: int) -> None:
+        """Describe rows of so many values."""
+        self._dtype: Final = dtype
+        self._length: Final = max(1, length)
+        self._wide: Final = dtype == np.float16
+        """Sums are kept in float32: one rounding a hop (design, section 5)."""
+
+    def new_sum(self) -> RowSum:
+        """Return an empty sum of one chunk."""
+        return RowSum(self._dtype, self._length, self._wide)
+
+    def own(self, source: Rows, start: int, end: int) -> Rows | None:
+        """Return views of the source's rows in these elements."""
+        return source.between(start // self._length, end // self._length)
+
+    def write(self, destination: RowParts, start: int, end: int, payload: Buffer | None) -> None:
+        """Add the rows of a result, whose memory it stays, to what has arrived."""
+        if payload is not None:
+            destination.append((start // self._length, decode(payload, self._length, self._dtype)))
+
+    def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
+        """Return why these cannot be rows of a chunk of `elements` values; None: they can."""
+        return problem(payload, self._length, self._dtype, elements // self._length)
+
+
+class RowSum:
+    """Contributions to one chunk of rows. See `Sum`."""
+
+    __slots__ = ("_dtype", "_length", "_own", "_received", "_total", "_wide", "contributors")
+
+    def __init__(self, dtype: np.dtype[np.generic], length: int, wide: bool) -> None:  # noqa: FBT001
+        self.contributors = 0
+        self._dtype = dtype
+        self._length = length
+        self._wide = wide
+        self._own: Rows | None = None
+        """Our own rows while no others are here: views of the user's memory."""
+        self._received: Buffer | None = None
+        """What `_total` is views of."""
+        self._total: Rows | None = None
+        """The running sum, which is ours to change; float32 for float16 keys."""
+
+    def add_own(self, values: Rows | None, bit: int) -> None:
+        """Add this rank's rows (None: it has none in this chunk)."""
+        self.contributors |= bit
+        if values is None:
+            return
+        if self._total is None:
+            self._own = values
+        else:
+            self._add(values)
+
+    def add_received(self, payload: Buffer | None, contributors: int) -> None:
+        """Add what a child sent (None: no rows), whose memory is ours from now on."""
+        self.contributors |= contributors
+        if payload is None:
+            return
+        rows = decode(payload, self._length, self._dtype)
+        if self._total is not None:
+            self._add(rows)
+            return
+        self._total, self._received = rows, payload
+        if self._own is not None:
+            self._add(self._own)
+            self._own = None
+
+    def to_send(self) -> Buffer | None:
+        """Return the sum as a payload for the parent; None: no rows."""
+        if self._received is not None:
+            return self._received
+        rows = self._total or self._own
+        if rows is None:
+            return None
+        with np.errstate(all="ignore"):
+            return encode(Rows(rows.numbers, rows.values.astype(self._dtype, copy=False)))
+
+    def to_keep(self) -> Buffer | None:
+        """Return the sum in memory of our own, which a payload always is."""
+        return self.to_send()
+
+    def _add(self, rows: Rows) -> None:
+        assert self._total is not None
+        if self._wide and self._received is not None:
+            self._total = Rows(self._total.numbers, self._total.values.astype(np.float32))
+            self._received = None
+        total = add(self._total, rows)
+        if total is not self._total:
+            self._total, self._received = total, None
