@@ -1,4 +1,4 @@
-"""`netstorm scheduler`: the scheduler of one job."""
+"""`netstorm scheduler`: the scheduler of one job, or of several."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def scheduler(
         str | None, typer.Option(metavar="NAME", help="How trees are formed: NETSTORM_TOPOLOGY.")
     ] = None,
     job: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job: NETSTORM_JOB.")] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|forever",
+            help="How many jobs it serves, at once and one after another: NETSTORM_JOBS. The nodes say which "
+            "is theirs. Default: 1.",
+        ),
+    ] = None,
     sntp_port: Annotated[
         int | None,
         typer.Option(metavar="PORT", help="UDP port that tells the time: NETSTORM_SNTP_PORT."),
@@ -52,13 +60,16 @@ def scheduler(
     ] = None,
     print_outcome: Annotated[bool, typer.Option("--print-outcome", hidden=True)] = False,
 ) -> None:
-    """Run the scheduler of one job until all its nodes have left.
+    """Run the scheduler of one job until all its nodes have left; with --jobs, of several.
 
     Options win over variables; everything else is set by variables (see `netstorm env`). It says where it
     listens and, every few seconds, for whom it waits.
 
-    The exit code is 0 if the job ended well, 1 if it failed, 2 if it could not begin, and 130 or 143 if
-    SIGINT or SIGTERM stopped it (the nodes are told).
+    With --jobs each job has its own nodes, ranks and end, and its name may be used again. How many nodes a
+    job has is said by the first that comes, unless DMLC_NUM_WORKER is given here, too.
+
+    The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
+    SIGINT or SIGTERM stopped one (the nodes are told).
     """
     from netstorm.cli.verdict import verdict_line
     from netstorm.scheduler.process import run_scheduler
@@ -74,6 +85,7 @@ def scheduler(
             network_file=None if network is None else str(network),
             topology=topology,
             job=job,
+            jobs="0" if jobs == "forever" else jobs,
             sntp_port=sntp_port,
             join_timeout_s=join_timeout,
         )

@@ -34,6 +34,10 @@ def top(
             show_default=False,
         ),
     ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which of the scheduler's jobs. Default: the only one."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each second.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print how it is now, and exit.")] = False,
 ) -> None:
@@ -47,7 +51,7 @@ def top(
     from netstorm.cli.top_source import find
 
     with exit_on_usage_error():
-        source, status = find(scheduler)
+        source, status = find(scheduler, job)
     if as_json:
         _repeat(source, status, _print_json, once=once)
         return

@@ -9,6 +9,7 @@ import os
 import socket
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 import psutil
@@ -17,7 +18,7 @@ from netstorm.errors import Unavailable, UsageError
 from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
-__all__ = ["Source", "find"]
+__all__ = ["Source", "find", "find_scheduler"]
 
 _PATIENCE_S: Final = 5.0
 """For an answer; the scheduler's machine may be busy."""
@@ -32,16 +33,19 @@ class Source:
     def __init__(self, host: str, port: int) -> None:
         self.host: Final = host
         self.port: Final = port
+        self.job: str | None = None
+        """Which of several."""
 
     def status(self) -> JobStatus:
-        """Ask for the job's status.
+        """Ask for the status of the job that was chosen; if none was, of the one that has been there longest.
 
         Raises:
             Unavailable: nobody answers, or not like a scheduler; says why.
         """
         connection = http.client.HTTPConnection(self.host, self.port, timeout=_PATIENCE_S)
         try:
-            connection.request("GET", "/status.json")
+            query = "" if self.job is None else f"?job={quote(self.job)}"
+            connection.request("GET", f"/status.json{query}")
             response = connection.getresponse()
             body = response.read(_MOST_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -60,7 +64,37 @@ class Source:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def find(address: str | None) -> tuple[Source, JobStatus]:
+def find(address: str | None, job: str | None = None) -> tuple[Source, JobStatus]:
+    """Return the scheduler that is meant, and its first answer.
+
+    Args:
+        job: one of its jobs; None: the only one.
+        address: as for `find_scheduler`.
+
+    Raises:
+        UsageError: there is none, or there are several; says what to do.
+    """
+    source, status = find_scheduler(address)
+    jobs = [line.job for line in status.jobs] or [status.job]
+    names = ", ".join(jobs)
+    if job is None:
+        if len(jobs) > 1:
+            raise UsageError(f"{source} has {len(jobs)} jobs: {names}; say which: netstorm top --job NAME")
+        if status.jobs:
+            source.job = jobs[0]  # not another one, when this has ended
+        return source, status
+    if job not in jobs:
+        raise UsageError(f"--job {job}: no such job at {source}; there are: {names}")
+    if not status.jobs:
+        return source, status
+    source.job = job
+    try:
+        return source, source.status()
+    except Unavailable as error:
+        raise UsageError(f"--job {job}: it has just ended, or {error}") from None
+
+
+def find_scheduler(address: str | None) -> tuple[Source, JobStatus]:
     """Return the scheduler that is meant, and its first answer.
 
     Args:
@@ -83,7 +117,9 @@ def find(address: str | None) -> tuple[Source, JobStatus]:
         return found[0]
     if found:
         jobs = ", ".join(f"{status.job!r} at {source}" for source, status in found)
-        raise UsageError(f"{len(found)} jobs run here: {jobs}; say which: netstorm top --scheduler HOST:PORT")
+        raise UsageError(
+            f"{len(found)} schedulers run here: {jobs}; say which: netstorm top --scheduler HOST:PORT"
+        )
     if elsewhere:
         raise UsageError(_hint(elsewhere))
     raise UsageError(

@@ -64,10 +64,14 @@ def _head(status: JobStatus) -> Iterator[Text]:
         else f"  {status.num_workers} nodes",
         f", {status.keys.count} keys, {size_text(status.keys.bytes)}" if status.keys.count else "",
         f", up {_ago(status.age_s)}",
+        f", plans with {status.part:.0%} of each link" if status.part < 1 else "",
         (f"   scheduler {status.scheduler}, this at {status.http}", "dim"),
         overflow="ellipsis",
         no_wrap=True,
     )
+    others = [f"{one.job} ({one.phase})" for one in status.jobs if one.job != status.job]
+    if others:
+        yield Text.assemble(("other jobs here: ", "dim"), ", ".join(others))
     if status.phase in {"failed", "gathering"}:
         yield Text(status.text, "red" if status.phase == "failed" else "yellow")
     if status.failed_links:

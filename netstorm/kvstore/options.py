@@ -8,9 +8,9 @@ from typing import Final
 from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.protocol.messages import Join
 from netstorm.pslite.link_meter import MeterOptions
-from netstorm.settings import Settings
+from netstorm.settings import JOB_WIDE, Settings, declarations
 
-__all__ = ["NodeOptions", "meter_options"]
+__all__ = ["NodeOptions", "given", "meter_options"]
 
 _ELEMENT: Final = 4
 """Bytes of a float32: PROBE_CHUNK_SIZE counts elements, a link bytes."""
@@ -56,6 +56,15 @@ class NodeOptions:
     def scheduler_name(self) -> str:
         """Return the scheduler as error messages name it."""
         return f"the scheduler at {self.scheduler_host}:{self.scheduler_port}"
+
+
+def given(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Return the job-wide settings that this process was given explicitly, by variable."""
+    return tuple(
+        (declarations()[name].variable, str(getattr(settings, name)))
+        for name in JOB_WIDE
+        if settings.sources.get(name, "default") != "default"
+    )
 
 
 def meter_options(settings: Settings) -> MeterOptions | None:

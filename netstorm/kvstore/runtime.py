@@ -21,7 +21,7 @@ from netstorm.kvstore.busy import BusyTime
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operation import Done, Operation
-from netstorm.kvstore.options import NodeOptions, meter_options
+from netstorm.kvstore.options import NodeOptions, given, meter_options
 from netstorm.kvstore.signals import SignalWatch
 from netstorm.kvstore.standing import Outside
 from netstorm.observe.counters import Counters
@@ -32,7 +32,7 @@ from netstorm.protocol.messages import Measured
 from netstorm.pslite.addresses import advertised_host, resolve
 from netstorm.pslite.driver import Driver, start_driver
 from netstorm.pslite.sntp_socket import SntpClient
-from netstorm.settings import Settings, declarations
+from netstorm.settings import Settings
 
 if TYPE_CHECKING:
     from netstorm.observe.web import WebServer
@@ -46,9 +46,6 @@ _SLICE_S: Final = 0.2
 
 _LINGER_S: Final = 2.0
 """How long a last word (finished, failed) may take to leave."""
-
-_MUST_AGREE: Final = ("chunk_size", "largest_chunk", "num_roots", "topology", "hub", "uneven")
-"""Settings of the whole job: the scheduler's count; a node that was given others is refused."""
 
 
 class Runtime:
@@ -91,7 +88,7 @@ class Runtime:
                     num_workers=settings.num_workers,
                     release=netstorm.__version__,
                     pid=self._pid,
-                    must_agree=_given(settings),
+                    must_agree=given(settings),
                     join_timeout_s=settings.join_timeout_s,
                     wait_timeout_s=settings.wait_timeout_s,
                     link_retry_s=settings.link_retry_s,
@@ -363,12 +360,3 @@ def _traced(operation: Operation, trace: Trace) -> Done:
         done(error)
 
     return ended
-
-
-def _given(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Return the job-wide settings that this process was given explicitly, by variable."""
-    return tuple(
-        (declarations()[name].variable, str(getattr(settings, name)))
-        for name in _MUST_AGREE
-        if settings.sources.get(name, "default") != "default"
-    )

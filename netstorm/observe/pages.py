@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import Metric
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from netstorm.errors import NetStormError
 
-__all__ = ["Application", "Page", "metrics_page", "pages"]
+__all__ = ["Application", "Page", "QueryPage", "metrics_page", "pages"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,15 @@ class Page:
     make: Callable[[], bytes]
 
 
-def pages(by_path: Mapping[str, Page | Application]) -> Application:
+@dataclass(frozen=True, slots=True)
+class QueryPage:
+    """A page that depends on what its address says behind the question mark."""
+
+    content_type: str
+    make: Callable[[Mapping[str, str]], bytes]
+
+
+def pages(by_path: Mapping[str, Page | QueryPage | Application]) -> Application:
     """Return the application that shows these pages, and says what is wrong if it cannot."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -46,6 +55,9 @@ def pages(by_path: Mapping[str, Page | Application]) -> Application:
         try:
             if isinstance(page, Page):
                 return answer("200 OK", page.make(), page.content_type)
+            if isinstance(page, QueryPage):
+                query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+                return answer("200 OK", page.make(query), page.content_type)
             return page(environ, start_response)
         except NetStormError as error:
             return answer("503 Service Unavailable", f"no answer from the job: {error}\n".encode())

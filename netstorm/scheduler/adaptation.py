@@ -104,6 +104,13 @@ class Assumed:
     """Rates that are known are believed, whatever is measured."""
     plan: Plan
     summed: Summed
+    part: float = 1.0
+    """Of each rate that is known: other jobs have the rest."""
+
+    @property
+    def planned(self) -> Network:
+        """The network that policies are formed for."""
+        return self.network if self.part == 1.0 or not self.known else self.network.scaled(self.part)
 
 
 class Adaptation:
@@ -124,6 +131,7 @@ class Adaptation:
         self._collector: Final = collector
         self._summed = assumed.summed
         self._known: Final = assumed.known
+        self._believes: Final = assumed.known and assumed.trusted
         self._looked: Picture | None = collector.picture(now) if assumed.known else None
         """The network that was last planned for."""
         looks = _LOOKS if len(assumed.network.links) <= _MOST_LINKS else 1
@@ -136,10 +144,17 @@ class Adaptation:
         """Update times between two formations."""
         self._doubtful = False
         """The last one might be better, if the estimates are right."""
+        self._replan = ""
+        """Why one is to be formed at once; empty: it need not."""
         self._asked: Formation | None = None
         self._number = 0
         self._roots = tuple(tree.root for tree in first.trees) if assumed.plan.freeze_roots else ()
         self._weights = first.weights if assumed.plan.freeze_roots else ()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a policy is to be formed at once."""
+        return bool(self._replan)
 
     @property
     def forming(self) -> bool:
@@ -148,7 +163,13 @@ class Adaptation:
 
     def due(self) -> float:
         """Return when `look` may have something to ask."""
-        return math.inf if self._asked is not None else self._look_at
+        if self._asked is not None:
+            return math.inf
+        return -math.inf if self._replan else self._look_at
+
+    def replan(self, why: str) -> None:
+        """What is assumed is another network: form at once."""
+        self._replan = why
 
     def look(self, policy: Policy, summed: Summed | None, now: float) -> Formation | None:
         """Return what is to be formed, if anything is.
@@ -163,13 +184,14 @@ class Adaptation:
         self._look_at = now + self._look_every_s
         if self._collector.reports and self._first_report_at == math.inf:
             self._first_report_at = now
-        if now < self._asked_at + self._plan.update_time_s:
+        if not self._replan and now < self._asked_at + self._plan.update_time_s:
             return None
-        picture = self._collector.picture(now)
+        picture = self._collector.assumed() if self._believes else self._collector.picture(now)
         summed = summed or self._summed
-        why = self._why(picture, policy, summed, now)
+        why = self._replan or self._why(picture, policy, summed, now)
         if not why:
             return None
+        self._replan = ""
         self._asked_at = now
         self._reports = self._collector.reports
         self._looked = picture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from netstorm.protocol.messages import Measured
@@ -36,8 +37,11 @@ class Awareness:
         On one machine, unless somebody has described links, rates say how busy its processors are: they are
         collected for people, and no policy follows from them. Nor does any where rates are known and trusted.
         """
-        self.collector: Final = Collector(assumed.network, known=assumed.known)
+        self._assumed = assumed
+        self.collector: Final = Collector(assumed.planned, known=assumed.known)
         self.adaptation: Final = Adaptation(assumed, self.collector, first, now)
+        self._replan = False
+        """What is assumed has changed since a policy was last formed."""
         self._active: Final = (
             assumed.network.size > 1
             and assumed.plan.topology not in _FIXED
@@ -58,15 +62,26 @@ class Awareness:
         """Plan without these links, and with all others, from now on."""
         self.collector.avoid(links)
 
+    def take_part(self, part: float, why: str) -> None:
+        """Plan with another part of the network that somebody has described; `why`: for a person."""
+        if not self._assumed.known:
+            return
+        self._assumed = replace(self._assumed, part=part)
+        self.collector.assume(self._assumed.planned)
+        if self._assumed.network.size > 1 and self._assumed.plan.topology not in _FIXED:
+            self._replan = True
+            self.adaptation.replan(why)
+
     def due(self) -> float:
         """Return when `look` may have something to ask."""
-        return self.adaptation.due() if self._active else math.inf
+        return self.adaptation.due() if self._active or self._replan else math.inf
 
     def look(self, policy: Policy, keys: KeyRegistry, now: float) -> Formation | None:
         """Return what is to be formed, if anything is."""
-        if not self._active or now < self.due():
+        if now < self.due():
             return None
         question = self.adaptation.look(policy, summed_of(keys), now)
+        self._replan = self._replan and self.adaptation.urgent
         if question is not None:
             _log.info("a new policy is being formed: %s", self.adaptation.reason)
         return question

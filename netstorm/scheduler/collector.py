@@ -229,7 +229,7 @@ class Collector:
         """
         self.refused = 0
         self.reports = 0
-        self._prior: Final = prior
+        self._prior = prior
         self._known: Final = known
         self._pairs: Final = frozenset(prior.pairs())
         self._states: dict[tuple[int, int], _LinkState] = {}
@@ -259,10 +259,23 @@ class Collector:
         """Plan without these links, (source, target), and with all others, from now on."""
         self._avoided = frozenset(links)
 
+    def assume(self, prior: Network) -> None:
+        """Take other rates for those that hold until measured; the links are the same."""
+        self._prior = prior
+
     @property
     def measured(self) -> frozenset[tuple[int, int]]:
         """The links that have been measured."""
         return frozenset(pair for pair, state in self._states.items() if state.rate(0.0) is not None)
+
+    def assumed(self) -> Picture:
+        """Return the network as it is without what was measured."""
+        pairs = self._pairs - self._avoided
+        links = tuple(link for link in self._prior.links if (link.source, link.target) in pairs)
+        network = replace(self._prior, links=links, changes=())
+        return Picture(
+            network=network, errors=(0.0,) * len(links), cap_error=0.0, measured=frozenset[tuple[int, int]]()
+        )
 
     def picture(self, now: float) -> Picture:
         """Return the network as it is known now. O(number of links)."""

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from netstorm.protocol.messages import PeerGone
+
 __all__ = ["FAREWELL_S", "Outcome", "Phase"]
 
 FAREWELL_S: Final = 5.0
@@ -35,3 +37,10 @@ class Outcome:
     text: str
     rank: int = -1
     """Whose end was the first, if the job has failed for that; -1: nobody's."""
+
+    @classmethod
+    def of(cls, job: str, failure: PeerGone | None, *, nodes: int, keys: int) -> Outcome:
+        """Say how a job went; `failure`: why it could not go on, if so."""
+        if failure is None:
+            return cls(0, f"job {job!r} has ended well: {nodes} nodes, {keys} keys")
+        return cls(1, f"job {job!r} has failed: {failure.reason}", failure.rank)

@@ -51,7 +51,7 @@ class LinkFailures:
                 are somebody else's.
         """
         self.failures: Final[dict[tuple[int, int], Failure]] = {}
-        self._network: Final = _as_overlay(Network.uniform(size) if planned is None else planned.network)
+        self._network: Final = _as_overlay(Network.uniform(size) if planned is None else planned.planned)
         self._planned: Final = planned
         self._first: Policy | None = None
         """The policy before the first of the present failures."""

@@ -80,7 +80,7 @@ def first_policy(assumption: Assumed, *, version: int = 1) -> Policy:
     """
     plan, summed = assumption.plan, assumption.summed
     return form_policy(
-        assumption.network,
+        assumption.planned,
         plan.topology,
         version=version,
         num_roots=plan.num_roots,

@@ -42,16 +42,16 @@ class Former:
         deliver: called with each answer, on the former's own thread; to be set before the first question.
     """
 
-    def __init__(self, nodes: int, *, limit_s: float | None = None, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, *, limit_s: float | None = None, command: Sequence[str] = COMMAND) -> None:
         """Start nothing yet.
 
         Args:
-            nodes: of the job: it says how long a formation may take.
-            limit_s: that, in s; None: a minute and what large jobs need (512 nodes: 86 s for the trees).
+            limit_s: how long a formation may take; None: a minute and what large jobs need (512 nodes: 86 s
+                for the trees).
             command: what forms.
         """
         self.deliver: Callable[[Formed], None] = lambda _: None
-        self._limit_s: Final = 60.0 + nodes**2 / 1000 if limit_s is None else limit_s
+        self._limit_s: Final = limit_s
         self._command: Final = tuple(command)
         self._questions: Final[queue.SimpleQueue[Formation | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -91,7 +91,8 @@ class Former:
         process = self._running()
         if process is None:
             return None
-        timer = threading.Timer(self._limit_s, process.kill)
+        limit_s = 60.0 + len(question.nodes) ** 2 / 1000 if self._limit_s is None else self._limit_s
+        timer = threading.Timer(limit_s, process.kill)
         timer.daemon = True
         timer.start()
         try:
@@ -103,7 +104,7 @@ class Former:
             (size,) = LENGTH.unpack(read_exactly(process.stdout, LENGTH.size))
             return _DECODER.decode(read_exactly(process.stdout, size))
         except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
-            return self._broken(question, process, error, late=timer.finished.is_set())
+            return self._broken(question, process, error, late_s=limit_s * timer.finished.is_set())
         finally:
             timer.cancel()
             timer.join()
@@ -123,7 +124,7 @@ class Former:
             return self._process
 
     def _broken(
-        self, question: Formation, process: subprocess.Popen[bytes], error: Exception, *, late: bool
+        self, question: Formation, process: subprocess.Popen[bytes], error: Exception, *, late_s: float
     ) -> Formed | None:
         with self._lock:
             self._kill()
@@ -132,8 +133,8 @@ class Former:
         if self._closed:
             return None
         problem = (
-            f"forming took longer than {self._limit_s:g} s, and was broken off"
-            if late
+            f"forming took longer than {late_s:g} s, and was broken off"
+            if late_s
             else f"the process that forms policies has ended (exit code {process.returncode}): {error!r}"
         )
         _log.warning("%s; the next policy is formed by a new one", problem)

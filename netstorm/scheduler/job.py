@@ -25,9 +25,10 @@ from netstorm.scheduler.registry import KeyConflict, KeyRegistry
 from netstorm.scheduler.replicas import ReplicaCheck
 from netstorm.scheduler.sayings import Sayings
 from netstorm.scheduler.snapshot import NodeSnapshot
-from netstorm.topology.policy import Policy
+from netstorm.topology.network import Rank
+from netstorm.topology.policy import Policy, Tree
 
-__all__ = ["SAY_EVERY_S", "Job"]
+__all__ = ["SAY_EVERY_S", "Job", "check_policy", "unformed"]
 
 _log = logging.getLogger(__name__)
 
@@ -194,6 +195,11 @@ class Job:
         """Return when something is due."""
         due = min(self._say_at, self._status_at, self.liveness.next_look(), self.links.due())
         return due if self.awareness is None else min(due, self.awareness.due())
+
+    def take_part(self, part: float, why: str) -> None:
+        """Plan with another part of the network from now on; `why`: for a person."""
+        if self.awareness is not None:
+            self.awareness.take_part(part, why)
 
     def look(self, now: float) -> Policy | Formation | None:
         """Return what policy is to be installed or formed, if one is."""
@@ -394,6 +400,13 @@ def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
         raise UsageError(f"a policy for {policy.size} nodes in a job of {nodes} (DMLC_NUM_WORKER)")
     if policy.version <= after:
         raise UsageError(f"policy version {policy.version} is not newer than version {after}, now in force")
+
+
+def unformed(nodes: int) -> Policy:
+    """Return what stands for a policy until there is one: a star."""
+    parents = tuple(-1 if rank == 0 else 0 for rank in range(nodes))
+    tree = Tree.undirected(Rank(0), parents)
+    return Policy(version=0, trees=(tree,), weights=(1,), reason="no policy has been formed yet")
 
 
 def _on_one_machine(members: Sequence[m.Member]) -> bool:

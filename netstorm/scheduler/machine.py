@@ -22,7 +22,7 @@ from netstorm.scheduler.awareness import Awareness
 from netstorm.scheduler.ending import FAREWELL_S, Outcome, Phase
 from netstorm.scheduler.failure import Failure
 from netstorm.scheduler.forming import Formation, Formed
-from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy
+from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy, unformed
 from netstorm.scheduler.membership import Applicant, Rendezvous, TurnedAway, describe, full, list_some, place
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
@@ -44,37 +44,52 @@ class SchedulerMachine:
         outcome: how it went; None until it is over.
         on_over: called when it is over, if it is set.
         on_form: called with the policies that are to be formed; the answers go to `formed`.
+        on_complete: called once all nodes are here, if the first policy is not; it goes to `prepared`.
     """
 
     def __init__(
         self,
         options: SchedulerOptions,
-        policy: Policy,
+        policy: Policy | None,
         *,
         now: float,
         counters: Counters | None = None,
         assumed: Assumed | None = None,
         planned: Assumed | None = None,
+        door: Door | None = None,
     ) -> None:
-        """Begin to wait for nodes; the job will begin under `policy`, formed for what is `assumed`; None: it
-        stays until somebody installs another one, or a link fails: then one is formed for what is `planned`.
+        """Begin to wait for nodes.
+
+        Args:
+            options: the job.
+            policy: what it begins under, formed for what is `assumed`. None: it is asked for, once all nodes
+                are here.
+            now: the time.
+            counters: what is counted.
+            assumed: None: the policy stays until somebody installs another one, or a link fails.
+            planned: what policies are formed for when links fail, even if nothing is `assumed`.
+            door: numbers those who come; None: one of its own.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
         """
-        check_policy(policy, nodes=options.num_workers, after=-1)
         self.options: Final = options
         self.counters: Final = counters or Counters()
         self.phase = Phase.GATHERING
         self.outcome: Outcome | None = None
         self.on_over: Callable[[Outcome], None] | None = None
         self.on_form: Callable[[Formation], None] | None = None
-        self._first_policy = policy
-        self._assumed: Final = assumed
-        self._planned: Final = planned
-        self._past: Final = PolicyPast(policy, now)
+        self.on_complete: Callable[[], None] | None = None
+        self._prepared = policy is not None
+        self._asked = False
+        self._first_policy = unformed(options.num_workers) if policy is None else policy
+        check_policy(self._first_policy, nodes=options.num_workers, after=-1)
+        self._assumed = assumed
+        self._planned = planned
+        self._past = PolicyPast(self._first_policy, now)
+        self._part = 1.0
         self._outbox: Final = Outbox()
-        self._door: Final = Door()
+        self._door: Final = door or Door()
         self._rendezvous: Final = Rendezvous(options)
         self._job: Job | None = None
         self._ranks: dict[Peer, int] = {}
@@ -129,6 +144,44 @@ class SchedulerMachine:
         if policy is not None:
             self.install_policy(policy)
 
+    def prepared(
+        self, policy: Policy, planned: Assumed, now: float, *, aware: bool, part: float = 1.0
+    ) -> None:
+        """Take what the job begins under, which `on_complete` was called for.
+
+        Args:
+            policy: formed for what is `planned`.
+            planned: what later ones are formed for.
+            now: the time.
+            aware: they follow what is measured.
+            part: of each link's rate that is planned with.
+
+        Raises:
+            UsageError: the policy is for another number of nodes than the job has.
+        """
+        check_policy(policy, nodes=self.options.num_workers, after=-1)
+        self._prepared = True
+        self._first_policy, self._part = policy, part
+        self._assumed, self._planned = planned if aware else None, planned
+        self._past = PolicyPast(policy, now)
+        if self.phase is Phase.GATHERING and self._rendezvous.complete():  # nobody has left meanwhile
+            self._begin(now)
+
+    def unprepared(self, problem: str, now: float) -> None:
+        """Learn that there is nothing that the job could begin under."""
+        self._fail(m.PeerGone(rank=-1, kind="refused", reason=problem), now)
+
+    def take_part(self, part: float, why: str) -> None:
+        """Plan with another part of the network from now on; `why`: for a person."""
+        self._part = part
+        if self._job is not None and self.phase is Phase.RUNNING:
+            self._job.take_part(part, why)
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody is here any more before all have come."""
+        return self.phase is Phase.GATHERING and not list(self._rendezvous)
+
     def stop(self, reason: str, now: float) -> None:
         """End the job because this process is to end. If all have finished, just do not wait any more."""
         if self.phase is Phase.FINISHED:
@@ -143,7 +196,11 @@ class SchedulerMachine:
 
     def status_text(self) -> str:
         """Return how the job is doing, in one line."""
-        return self._rendezvous.waiting_text() if self._job is None else self._job.status_text()
+        return self._waiting_text() if self._job is None else self._job.status_text()
+
+    def snapshots(self, now: float) -> tuple[Snapshot, ...]:
+        """Return the snapshot of the one job."""
+        return (self.snapshot(now),)
 
     def snapshot(self, now: float) -> Snapshot:
         """Return everything that people and programs may want to know of the job. Cheap; nothing changes."""
@@ -166,6 +223,7 @@ class SchedulerMachine:
             links=tuple if job is None else job.seen_links(now),
             counters=self.counters.snapshot(),
             failed_links=self.failed_links,
+            part=self._part,
         )
 
     # --------------------------------------------------------------------------------- what drives it wants
@@ -264,7 +322,7 @@ class SchedulerMachine:
             if peer in self._rendezvous:
                 _log.info("the node at %s is here", name)
             if self._rendezvous.complete():
-                self._begin(now)
+                self._complete(now)
         elif peer in self._ranks:  # its session broke before it could read that it had joined
             self._job.welcome(self._ranks[peer], now)
         else:
@@ -276,6 +334,13 @@ class SchedulerMachine:
         refusal = m.PeerGone(rank=-1, kind="refused", reason=turned_away.reason)
         self._outbox.tell([turned_away.peer], refusal)
         self._outbox.add(Disconnect(peer=turned_away.peer))
+
+    def _complete(self, now: float) -> None:
+        if self._prepared:
+            self._begin(now)
+        elif not self._asked and self.on_complete is not None:
+            self._asked = True
+            self._outbox.add(Call(function=self.on_complete))
 
     def _begin(self, now: float) -> None:
         """Everybody is here: give ranks."""
@@ -299,7 +364,7 @@ class SchedulerMachine:
     def _gather(self, now: float) -> None:
         for gone in self._rendezvous.silent(now):
             self._forget(gone.peer, f"no heartbeat for {self.options.heartbeat_timeout_s:g} s", now)
-        text = self._rendezvous.waiting_text()
+        text = self._waiting_text()
         limit = self.options.join_timeout_s
         if now - self._started_at >= limit:
             reason = f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {text}"
@@ -308,6 +373,11 @@ class SchedulerMachine:
             self._say_at = now + SAY_EVERY_S
             _log.info("%s", text)
             self._outbox.tell([one.peer for one in self._rendezvous], m.Waiting(text=text))
+
+    def _waiting_text(self) -> str:
+        if self._asked and self._rendezvous.complete():
+            return f"all {self.options.num_workers} nodes are here, and the first policy is being formed"
+        return self._rendezvous.waiting_text()
 
     def _from_stranger(self, peer: Peer, message: m.Message, now: float) -> None:
         """Take a message of a process that has no rank."""
@@ -389,13 +459,9 @@ class SchedulerMachine:
 
     def _over(self) -> None:
         self.phase = Phase.OVER
-        name = f"job {self.options.job!r}"
-        if self._failure is None:
-            keys = 0 if self._job is None else len(self._job.keys)
-            outcome = Outcome(0, f"{name} has ended well: {self.options.num_workers} nodes, {keys} keys")
-        else:
-            outcome = Outcome(1, f"{name} has failed: {self._failure.reason}", self._failure.rank)
-        self.outcome = outcome
+        keys = 0 if self._job is None else len(self._job.keys)
+        nodes = self.options.num_workers
+        self.outcome = outcome = Outcome.of(self.options.job, self._failure, nodes=nodes, keys=keys)
         on_over = self.on_over
         if on_over is not None:
             self._outbox.add(Call(function=lambda: on_over(outcome)))

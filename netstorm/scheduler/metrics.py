@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from netstorm.scheduler.ending import Phase
 from netstorm.scheduler.status import JobStatus
 
-__all__ = ["metrics"]
+__all__ = ["metrics", "metrics_of_several"]
 
 _NODE_GAUGES: Final = (
     ("heard_s", "netstorm_node_heard_seconds", "Since the node was last heard."),
@@ -37,6 +37,10 @@ _LINK_GAUGES: Final = (
     ("latency_s", "netstorm_link_latency_seconds", "One way."),
     ("age_s", "netstorm_link_age_seconds", "Since the link was last measured."),
 )
+
+
+_EVENTS: Final = "netstorm_scheduler_events"
+_EVENTS_ABOUT: Final = "What the scheduler counts."
 
 
 def metrics(status: JobStatus) -> Iterator[Metric]:
@@ -68,6 +72,25 @@ def metrics(status: JobStatus) -> Iterator[Metric]:
         yield gauge
 
 
+def metrics_of_several(statuses: Iterable[JobStatus], process: Mapping[str, float]) -> Iterator[Metric]:
+    """Yield all metrics of several jobs, each sample with its job's name as a label `job`.
+
+    Args:
+        statuses: of the jobs.
+        process: what the scheduler's process counts that belongs to no job; these have no such label.
+    """
+    families: dict[str, Metric] = {}
+    for status in statuses:
+        for metric in metrics(status):
+            family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            for sample in metric.samples:
+                family.samples.append(sample._replace(labels={**sample.labels, "job": status.job}))
+    events = families.setdefault(_EVENTS, CounterMetricFamily(_EVENTS, _EVENTS_ABOUT))
+    for name, count in sorted(process.items()):
+        events.add_sample(f"{_EVENTS}_total", {"event": name}, count)
+    yield from families.values()
+
+
 def _job(status: JobStatus) -> Iterator[Metric]:
     info = InfoMetricFamily("netstorm_job", "Which job this is.")
     info.add_metric([], {"job": status.job, "release": status.release})
@@ -93,7 +116,7 @@ def _job(status: JobStatus) -> Iterator[Metric]:
     for number, tree in enumerate(policy.trees):
         shares.add_metric([str(number), str(tree.root)], tree.share)
     yield shares
-    events = CounterMetricFamily("netstorm_scheduler_events", "What the scheduler counts.", labels=["event"])
+    events = CounterMetricFamily(_EVENTS, _EVENTS_ABOUT, labels=["event"])
     for name, count in sorted(status.counters.items()):
         events.add_metric([name], count)
     yield events

@@ -61,7 +61,11 @@ class SchedulerOptions:
             release=release,
             chunks=chunks,
             local_chunks=chunks if settings.network_file else local,
-            job_wide={row.variable: str(getattr(settings, name)) for name, row in declarations().items()},
+            job_wide={
+                row.variable: str(getattr(settings, name))
+                for name, row in declarations().items()
+                if not (name == "job_weight" and settings.jobs == 1)  # one job has all there is
+            },
             heartbeat_interval_s=settings.heartbeat_interval_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             join_timeout_s=settings.join_timeout_s,

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import netstorm
 from netstorm import clock
 from netstorm.errors import Closed, SettingsError, UsageError
 from netstorm.observe.counters import Counters
@@ -21,16 +20,12 @@ from netstorm.observe.log import configure_logging
 from netstorm.pslite.addresses import resolve
 from netstorm.pslite.driver import Driver, start_driver
 from netstorm.pslite.sntp_socket import SntpServer
-from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.ending import Outcome
-from netstorm.scheduler.formation import assumed, first_policy
 from netstorm.scheduler.former import Former
 from netstorm.scheduler.forming import Formed
-from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.hosted import Hosted, Plan, naming_jobs, plan, serve_several
 from netstorm.scheduler.watch import open_watch
 from netstorm.settings import Settings
-from netstorm.topology.policy import Policy
 
 __all__ = ["run_scheduler"]
 
@@ -52,7 +47,7 @@ def run_scheduler(
     say: Callable[[str], None] = print,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> int:
-    """Run the scheduler of one job to its end. Call it on the main thread.
+    """Run the scheduler of one job, or of several, to its end. Call it on the main thread.
 
     Args:
         any_port: listen on a port that the system chooses, not on `settings.scheduler_port`.
@@ -61,24 +56,23 @@ def run_scheduler(
         on_outcome: called with how it went, for programs.
 
     Returns:
-        The exit code: 0 if the job ended well, 1 if it failed, 128 + the signal that stopped it.
+        The exit code: 0 if all jobs ended well, 1 if one failed, 128 + the signal that stopped it.
 
     Raises:
-        UsageError: the job cannot begin: settings that contradict each other, a wrong network file, a port
+        UsageError: no job can begin: settings that contradict each other, a wrong network file, a port
             that is taken, a ready file that cannot be written.
     """
     with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
         _forget(ready_file)
-        assumption = assumed(settings)
-        policy = first_policy(assumption)
-        running = _start(settings, policy, assumption, any_port=any_port)
+        planned = plan(settings)
+        running = _start(settings, planned, say, any_port=any_port)
         stack.callback(running.close)
+        stack.enter_context(naming_jobs(running.driver.machine))
         host = settings.scheduler_host
         _write(ready_file, f"{host}:{running.driver.port}\n")
         say(
-            f"netstorm scheduler: job {settings.job!r} at {host}:{running.driver.port} (time at UDP port "
-            f"{running.sntp.port}), waiting for {settings.num_workers} nodes; network: "
-            f"{settings.network_file or 'all links assumed equal'}; {policy.reason or settings.topology}"
+            f"netstorm scheduler: {planned.whom} at {host}:{running.driver.port} (time at UDP port "
+            f"{running.sntp.port}), {planned.about}"
         )
         watch = open_watch(settings, running.driver)
         if watch is not None:
@@ -95,7 +89,7 @@ def run_scheduler(
 class _Running:
     """Everything that must be closed."""
 
-    driver: Driver[SchedulerMachine]
+    driver: Driver[Hosted]
     sntp: SntpServer
     former: Former
     over: threading.Event
@@ -127,24 +121,16 @@ class _Running:
         self.driver.thread.close(linger_s=_LINGER_S)
 
 
-def _start(settings: Settings, policy: Policy, assumption: Assumed, *, any_port: bool) -> _Running:
+def _start(settings: Settings, planned: Plan, say: Callable[[str], None], *, any_port: bool) -> _Running:
     counters = Counters()
     # Set to the host's time once, and monotonic from then on: no step of that clock may look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
     bind_host = settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
     over = threading.Event()
-    former = Former(settings.num_workers)
+    former = Former()
 
-    def make_machine(_: int) -> SchedulerMachine:
-        options = SchedulerOptions.from_settings(settings, release=netstorm.__version__)
-        machine = SchedulerMachine(
-            options,
-            policy,
-            now=clock.monotonic(),
-            counters=counters,
-            assumed=assumption if settings.awareness else None,
-            planned=assumption,
-        )
+    def make_machine(_: int) -> Hosted:
+        machine = planned.make(counters)
         machine.on_over = lambda _: over.set()
         machine.on_form = former.ask
         return machine
@@ -173,11 +159,15 @@ def _start(settings: Settings, policy: Policy, assumption: Assumed, *, any_port:
             raise
         sntp.start(driver.thread)
 
+        def post(function: Callable[[float], None]) -> None:
+            with contextlib.suppress(Closed):  # all has ended meanwhile
+                driver.thread.post(function)
+
         def answered(answer: Formed) -> None:
-            with contextlib.suppress(Closed):  # the job has ended meanwhile
-                driver.thread.post(lambda now: driver.machine.formed(answer, now))
+            post(lambda now: driver.machine.formed(answer, now))
 
         former.deliver = answered
+        serve_several(driver.machine, post, say)
         return _Running(driver, sntp, former, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):

@@ -16,6 +16,7 @@ __all__ = [
     "DetourStatus",
     "FailedLinkStatus",
     "FormerPolicy",
+    "JobLine",
     "JobStatus",
     "KeysStatus",
     "LinkStatus",
@@ -23,6 +24,7 @@ __all__ = [
     "PolicyStatus",
     "TreeStatus",
     "describe",
+    "line_of",
 ]
 
 
@@ -150,6 +152,15 @@ class FailedLinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
 
 
+class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several jobs of a scheduler, in short."""
+
+    job: str
+    phase: str
+    num_workers: int
+    text: str
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A job at one moment."""
 
@@ -177,8 +188,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     keys: KeysStatus
     links: tuple[LinkStatus, ...]
     counters: dict[str, float]
-    """Of the scheduler's process."""
+    """Of the scheduler's process; of the job, if it has several."""
     failed_links: tuple[FailedLinkStatus, ...] = ()
+    part: float = 1.0
+    """Of each link's rate that the job plans with: its scheduler's other jobs have the rest."""
+    jobs: tuple[JobLine, ...] = ()
+    """All that are here, in order of arrival, if the scheduler serves several."""
 
 
 def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
@@ -226,7 +241,13 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
             FailedLinkStatus(source=one.source, target=one.target, reason=one.reason, since_s=now - one.since)
             for one in snapshot.failed_links
         ),
+        part=snapshot.part,
     )
+
+
+def line_of(status: JobStatus) -> JobLine:
+    """Return a job's status in short."""
+    return JobLine(job=status.job, phase=status.phase, num_workers=status.num_workers, text=status.text)
 
 
 def _policy(policy: Policy, since_s: float, considered: str) -> PolicyStatus:

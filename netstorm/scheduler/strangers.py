@@ -50,6 +50,10 @@ class Door:
         """Never forget a process: it has a rank."""
         self._kept.add(peer)
 
+    def release(self, peer: Peer) -> None:
+        """Let a process be forgotten some day: its job has ended for it."""
+        self._kept.discard(peer)
+
     def job_of(self, peer: Peer) -> str:
         """Return the job that a process says it belongs to."""
         return self._guests[peer].job

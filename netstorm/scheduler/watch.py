@@ -1,24 +1,26 @@
-"""Where a running job can be looked at: /status.json and /metrics, beside the scheduler's own thread."""
+"""Where running jobs can be looked at: /status.json and /metrics, beside the scheduler's own thread."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import Metric
 
 from netstorm import clock
-from netstorm.errors import SettingsError, WaitTimeout
-from netstorm.observe.pages import Page, metrics_page, pages
+from netstorm.errors import SettingsError, Unavailable, WaitTimeout
+from netstorm.observe.pages import Page, QueryPage, metrics_page, pages
 from netstorm.observe.web import WebServer
 from netstorm.pslite.driver import Driver
-from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.metrics import metrics
+from netstorm.scheduler.hosted import Hosted
+from netstorm.scheduler.metrics import metrics, metrics_of_several
 from netstorm.scheduler.snapshot import Snapshot
-from netstorm.scheduler.status import JobStatus, describe
+from netstorm.scheduler.status import JobStatus, describe, line_of
 from netstorm.settings import Settings
 
 __all__ = ["Watch", "open_watch"]
@@ -32,22 +34,22 @@ _ANSWER_S: Final = 2.0
 """How long that thread may take until those who ask are told that it does not answer."""
 
 _HELP: Final = """\
-NetStorm: job {job!r}, phase {phase}.
-  /status.json   everything that is known of the job
+NetStorm: {jobs}.
+  /status.json   everything that is known of the job{choice}
   /metrics       the same for Prometheus
 In a terminal: netstorm top --scheduler {http}
 """
 
 
 class Watch:
-    """Serves a job's status until it is closed.
+    """Serves the status of all jobs until it is closed.
 
     Attributes:
         address: HOST:PORT at which it can be read.
         wanted: the port that the settings ask for.
     """
 
-    def __init__(self, settings: Settings, driver: Driver[SchedulerMachine]) -> None:
+    def __init__(self, settings: Settings, driver: Driver[Hosted]) -> None:
         """Listen.
 
         Raises:
@@ -55,13 +57,16 @@ class Watch:
         """
         self._driver: Final = driver
         self._lock: Final = threading.Lock()
-        self._made: tuple[float, JobStatus] | None = None
+        self._made: tuple[float, list[JobStatus]] | None = None
+        self._several: Final = settings.jobs != 1
         self._scheduler: Final = f"{settings.scheduler_host}:{driver.port}"
         application = pages(
             {
                 "/": Page("text/plain; charset=utf-8", self._help),
-                "/status.json": Page("application/json", lambda: msgspec.json.encode(self.status())),
-                "/metrics": metrics_page(lambda: metrics(self.status()), _add_process),
+                "/status.json": QueryPage(
+                    "application/json", lambda query: msgspec.json.encode(self.status(query.get("job")))
+                ),
+                "/metrics": metrics_page(self._metrics, _add_process),
             }
         )
         self.wanted: Final = settings.http_port if settings.http_port > 0 else driver.port + 1
@@ -75,28 +80,52 @@ class Watch:
         """Where it listens."""
         return self._server.port
 
-    def status(self) -> JobStatus:
-        """Return how the job is doing, or was a moment ago. Any thread but the scheduler's own.
+    def status(self, job: str | None = None) -> JobStatus:
+        """Return how a job is doing, or was a moment ago. Any thread but the scheduler's own.
+
+        Args:
+            job: its name; None: the only one, or the one that has been here longest.
 
         Raises:
-            Closed: the job is over.
+            Closed: all is over.
             WaitTimeout: the scheduler's thread does not answer.
+            Unavailable: no such job is here.
         """
+        every = self._statuses()
+        for status in every if job is None else reversed(every):
+            if job in (None, status.job):
+                return status
+        here = ", ".join(status.job for status in every)
+        raise Unavailable(
+            f"no job {job!r} is here; there are: {here}" if here and job else "no job is here at present"
+        )
+
+    def _statuses(self) -> list[JobStatus]:
         with self._lock:  # of those who ask together, one asks the scheduler
             now = clock.monotonic()
             if self._made is None or now - self._made[0] > _FRESH_S:
-                status = describe(
-                    self._snapshot(), time=clock.wall(), scheduler=self._scheduler, http=self.address
-                )
-                self._made = (now, status)
+                wall = clock.wall()
+                made = [
+                    describe(snapshot, time=wall, scheduler=self._scheduler, http=self.address)
+                    for snapshot in self._snapshots()
+                ]
+                if self._several:
+                    lines = tuple(map(line_of, made))
+                    made = [msgspec.structs.replace(status, jobs=lines) for status in made]
+                self._made = (now, made)
             return self._made[1]
+
+    def _metrics(self) -> Iterator[Metric]:
+        if not self._several:
+            return metrics(self.status())
+        return metrics_of_several(self._statuses(), self._driver.machine.counters.snapshot())
 
     def close(self) -> None:
         """Stop serving. Twice does no harm."""
         self._server.close()
 
-    def _snapshot(self) -> Snapshot:
-        future = self._driver.thread.call(self._driver.machine.snapshot)
+    def _snapshots(self) -> tuple[Snapshot, ...]:
+        future = self._driver.thread.call(self._driver.machine.snapshots)
         try:
             return future.result(_ANSWER_S)
         except concurrent.futures.TimeoutError:
@@ -104,11 +133,12 @@ class Watch:
             raise WaitTimeout(f"the scheduler has not answered for {_ANSWER_S:g} s") from None
 
     def _help(self) -> bytes:
-        status = self.status()
-        return _HELP.format(job=status.job, phase=status.phase, http=self.address).encode()
+        jobs = ", ".join(f"job {one.job!r}, phase {one.phase}" for one in self._statuses())
+        choice = "; of several: /status.json?job=NAME" if self._several else ""
+        return _HELP.format(jobs=jobs or "no job is here", choice=choice, http=self.address).encode()
 
 
-def open_watch(settings: Settings, driver: Driver[SchedulerMachine]) -> Watch | None:
+def open_watch(settings: Settings, driver: Driver[Hosted]) -> Watch | None:
     """Return what a job can be looked at by, if it is wanted and possible: a job does not fail for this."""
     if settings.http_port == 0:
         return None

@@ -8,6 +8,7 @@ Names that users of MXNet's ps-lite know are kept (`DMLC_*`, `PS_*`), and so are
 (arXiv 2404.11352); all others begin with `NETSTORM_`.
 """
 
+from netstorm.settings.jobs import JOB_WIDE
 from netstorm.settings.others import FOREIGN_VARIABLES, child_environment, foreign_variable
 from netstorm.settings.paper import AuxRule
 from netstorm.settings.planning import TopologyName
@@ -17,6 +18,7 @@ from netstorm.settings.values import Settings, Source, declarations, unknown_var
 
 __all__ = [
     "FOREIGN_VARIABLES",
+    "JOB_WIDE",
     "AuxRule",
     "LogLevel",
     "Role",

@@ -28,7 +28,7 @@ class NodeSettings:
         words(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, dots, dashes or underscores"),
         "default",
         "",
-        "name of the job; processes of another job are turned away",
+        "name of the job; a scheduler of one job turns processes of another away",
     )
     bind_host: str = setting(
         "NETSTORM_BIND",

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from netstorm.settings.checks import contradictions, raise_all, unknown, wrong
+from netstorm.settings.jobs import JobsSettings
 from netstorm.settings.kinds import Declaration, Source
 from netstorm.settings.node import NodeSettings
 from netstorm.settings.paper import PaperSettings
@@ -26,7 +27,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(
-    SightSettings, PatienceSettings, PlanningSettings, NodeSettings, PaperSettings, RendezvousSettings
+    SightSettings,
+    PatienceSettings,
+    PlanningSettings,
+    JobsSettings,
+    NodeSettings,
+    PaperSettings,
+    RendezvousSettings,
 ):
     """All settings of one process. Values are checked however it is made.
 

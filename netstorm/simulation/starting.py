@@ -11,7 +11,7 @@ import msgspec
 from netstorm import __version__
 from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.node import GeneralNode
-from netstorm.kvstore.options import NodeOptions, meter_options
+from netstorm.kvstore.options import NodeOptions, given, meter_options
 from netstorm.kvstore.standing import Outside
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER, Peer
@@ -25,6 +25,8 @@ from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.forming import Formation, form
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.preparing import Preparation, described_nodes, prepare
+from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.settings import Settings
 from netstorm.simulation.process import LocalClock, SimulatedProcess
 from netstorm.topology.policy import Policy
@@ -56,6 +58,34 @@ class Starter:
         self._seed: Final = seed
         self._clocks: Final = clocks or self._random_clock
         self._started = 0
+
+    def several_jobs(self, forming_s: float = 0.5) -> SimulatedProcess[SeveralJobs]:
+        """Start a scheduler of several jobs. A policy is formed in no time, and said to take `forming_s`."""
+        van = MemoryVan(self._network, host_of(SCHEDULER))
+        van.bind(van.host, self._settings.scheduler_port)
+        clock = self._clocks(SCHEDULER)
+        counters = Counters()
+        machine = SeveralJobs(
+            self._settings,
+            release=__version__,
+            now=clock.local(self._network.timeline.now),
+            described=described_nodes(self._settings),
+            counters=counters,
+        )
+        process = self._run(van, machine, clock, counters, ordered=lambda _: True)
+        timeline = self._network.timeline
+
+        def form_later(question: Formation) -> None:
+            answer = msgspec.structs.replace(form(question), took_s=forming_s)
+            timeline.after(forming_s, lambda: process.call(lambda now: machine.formed(answer, now)))
+
+        def prepare_later(question: Preparation) -> None:
+            answer = prepare(question)
+            timeline.after(forming_s, lambda: process.call(lambda now: machine.prepared(answer, now)))
+
+        machine.on_form = form_later
+        machine.on_prepare = prepare_later
+        return process
 
     def scheduler(
         self, policy: Policy, assumed: Assumed, forming_s: float = 0.5
@@ -106,6 +136,7 @@ class Starter:
                 num_workers=settings.num_workers,
                 release=__version__,
                 pid=rank,
+                must_agree=given(settings),
                 join_timeout_s=settings.join_timeout_s,
                 wait_timeout_s=settings.wait_timeout_s,
                 link_retry_s=settings.link_retry_s,

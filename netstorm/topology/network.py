@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from netstorm.errors import Unreachable, UsageError
-from netstorm.topology.elements import Change, Link, Node, Rank, shown_ranks
+from netstorm.topology.elements import RATE, Change, Link, Node, Rank, shown_ranks
 from netstorm.topology.routes import Hops, next_hops, reached_from
 
 __all__ = ["Change", "Link", "Misfit", "Network", "Node", "Rank", "Routing"]
@@ -172,6 +172,21 @@ class Network:
             self,
             links=tuple(links.values()),
             changes=tuple(change for change in self.changes if change.at > time),
+        )
+
+    def scaled(self, share: float) -> Network:
+        """Return the network of whoever gets this part of each rate and cap, from 0 to 1."""
+
+        def part(rate: float | None) -> float | None:
+            return None if rate is None else max(share * rate, RATE.least)
+
+        return replace(
+            self,
+            nodes=tuple(
+                replace(node, egress=part(node.egress), ingress=part(node.ingress)) for node in self.nodes
+            ),
+            links=tuple(replace(link, rate=max(share * link.rate, RATE.least)) for link in self.links),
+            changes=tuple(replace(change, rate=part(change.rate)) for change in self.changes),
         )
 
     def separated(self) -> tuple[tuple[Rank, ...], tuple[Rank, ...]] | None:

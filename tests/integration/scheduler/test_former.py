@@ -36,7 +36,7 @@ def question(number=1, **fields):
 @contextlib.contextmanager
 def forming(*command, **options):
     answers: queue.Queue[Formed] = queue.Queue()
-    former = Former(5, command=command or COMMAND, **options)
+    former = Former(command=command or COMMAND, **options)
     former.deliver = answers.put
     try:
         yield former, answers

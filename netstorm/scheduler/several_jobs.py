@@ -1,0 +1,349 @@
+"""Several jobs on one scheduler: a machine that holds one scheduler machine for each.
+
+A process says in its `Hello` which job it belongs to. The first that asks to join a job opens it, and says
+how many nodes it has, if the scheduler was not told. Jobs share the sockets, the numbers of processes, the
+process that forms policies, and the rates of a network that several of them use (`shares`): nothing else, so
+what one job does, or what becomes of it, is nothing to the others. A name is free again once its job has
+ended. Pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from netstorm.errors import NetStormError, PeerError, ProtocolViolation, SettingsError, UsageError
+from netstorm.observe.counters import Counters
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
+from netstorm.scheduler.ending import Outcome, Phase
+from netstorm.scheduler.forming import Formation, Formed
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.opening import check_room, settings_of
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.preparing import Preparation, Prepared
+from netstorm.scheduler.shares import parts
+from netstorm.scheduler.snapshot import Snapshot
+from netstorm.scheduler.strangers import Door
+from netstorm.scheduler.tenant import Questions, Tenant
+from netstorm.settings import Settings
+
+__all__ = ["SeveralJobs"]
+
+_log = logging.getLogger(__name__)
+
+
+class SeveralJobs:
+    """A scheduler of several jobs. Implements `pslite.machine.Machine`.
+
+    Attributes:
+        outcome: how it all went; None until it is over.
+        on_over: called when it is over.
+        on_job_over: called with each job's outcome.
+        on_form: called with the policies that are to be formed; the answers go to `formed`.
+        on_prepare: called with the jobs that need a first policy; the answers go to `prepared`.
+        acting: the job that something is being done for, for the log; empty: none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        release: str,
+        now: float,
+        described: int = 0,
+        counters: Counters | None = None,
+    ) -> None:
+        """Wait for the first job.
+
+        Args:
+            settings: the scheduler's own; jobs may differ where it was not told.
+            release: version of the NetStorm package.
+            now: the time.
+            described: how many nodes NETSTORM_NETWORK has; 0: there is no such file.
+            counters: what is counted that belongs to no job.
+        """
+        self.counters: Final = counters or Counters()
+        self.outcome: Outcome | None = None
+        self.on_over: Callable[[Outcome], None] | None = None
+        self.on_job_over: Callable[[Outcome], None] | None = None
+        self.on_form: Callable[[Formation], None] | None = None
+        self.on_prepare: Callable[[Preparation], None] | None = None
+        self.acting = ""
+        self._settings: Final = settings
+        self._release: Final = release
+        self._described: Final = described
+        self._door: Final = Door()
+        self._outbox: Final = Outbox()
+        self._tenants: list[Tenant] = []
+        """In order of arrival; of one name, only the last can be joined."""
+        self._of: dict[Peer, Tenant] = {}
+        self._running: list[Tenant] = []
+        """Those that have a part of the network."""
+        self._questions: Final = Questions()
+        self._ended = 0
+        self._failed = 0
+        self._stopping = False
+
+    # ------------------------------------------------------------------------------- what the shell wants
+
+    @property
+    def jobs(self) -> tuple[SchedulerMachine, ...]:
+        """The machines of the jobs that are here, in order of arrival."""
+        return tuple(tenant.machine for tenant in self._tenants)
+
+    def job(self, name: str) -> SchedulerMachine:
+        """Return the machine of the job that nodes of this name belong to now.
+
+        Raises:
+            UsageError: no such job is here.
+        """
+        for machine in reversed(self.jobs):
+            if machine.options.job == name:
+                return machine
+        here = ", ".join(repr(one.name) for one in self._tenants) or "none"
+        raise UsageError(f"no job {name!r} is here; there are: {here}")
+
+    def snapshots(self, now: float) -> tuple[Snapshot, ...]:
+        """Return the snapshots of all jobs that are here, in order of arrival."""
+        return tuple(machine.snapshot(now) for machine in self.jobs)
+
+    def prepared(self, answer: Prepared, now: float) -> None:
+        """Take what a job begins under."""
+        tenant, _ = self._questions.whose(answer.number)
+        if tenant not in self._tenants:
+            return
+        machine = tenant.machine
+        if answer.policy is None or answer.planned is None:
+            self._do(tenant, functools.partial(machine.unprepared, answer.problem, now), now)
+        else:
+            begin = functools.partial(
+                machine.prepared,
+                answer.policy,
+                answer.planned,
+                now,
+                aware=tenant.settings.awareness,
+                part=tenant.part,
+            )
+            self._do(tenant, begin, now)
+
+    def formed(self, answer: Formed, now: float) -> None:
+        """Take what has come of a formation that `on_form` was asked for."""
+        tenant, number = self._questions.whose(answer.number)
+        if tenant in self._tenants:
+            own = msgspec.structs.replace(answer, number=number)
+            self._do(tenant, functools.partial(tenant.machine.formed, own, now), now)
+
+    def stop(self, reason: str, now: float) -> None:
+        """End all jobs because this process is to end; no further one begins."""
+        self._stopping = True
+        for tenant in list(self._tenants):
+            self._do(tenant, functools.partial(tenant.machine.stop, reason, now), now)
+        self._perhaps_over()
+
+    def abort(self, error: Exception, now: float) -> None:
+        """End all jobs because this process cannot go on."""
+        text = str(error) if isinstance(error, NetStormError) else f"its I/O thread has died: {error!r}"
+        self.stop(f"the scheduler has stopped: {text}", now)
+
+    def status_text(self) -> str:
+        """Return how the jobs are doing, in a line for each."""
+        return "\n".join(machine.status_text() for machine in self.jobs) or "no job is here"
+
+    # --------------------------------------------------------------------------------- what drives it wants
+
+    def admit(self, hello: m.Hello) -> Admission:
+        """Number whoever comes; who may join is decided when it asks, so that it hears why not."""
+        if hello.receiver != SCHEDULER:
+            return Refuse(f"this is a scheduler of several jobs, not rank {hello.receiver}")
+        peer = self._door.known(hello.incarnation)
+        tenant = None if peer is None else self._of.get(peer)
+        if tenant is not None:
+            return tenant.machine.admit(hello)
+        if hello.sender >= 0:
+            return Refuse(
+                f"this scheduler does not know rank {hello.sender} of job {hello.job!r}: the job has ended "
+                "here, or the scheduler was restarted, or another one has taken the address of the one before"
+            )
+        return Admit(self._door.enter(hello.incarnation, hello.job) if peer is None else peer)
+
+    def receive(
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+    ) -> None:
+        """Take a message from a peer."""
+        tenant = self._of.get(peer)
+        if tenant is None and isinstance(message, m.Join):
+            tenant = self._find(peer, message, now)
+            if tenant is None:
+                return
+            self._of[peer] = tenant
+            tenant.peers.add(peer)
+        if tenant is not None:
+            taken = functools.partial(tenant.machine.receive, peer, message, payload, payload_crc, now)
+            self._do(tenant, taken, now)
+        elif isinstance(message, (m.Leave, m.Failed)):
+            self._outbox.add(Disconnect(peer=peer))
+        elif not isinstance(message, m.Heartbeat):  # its job may just have ended
+            raise ProtocolViolation(
+                f"a process that is in no job sends a {type(message).__name__} to the scheduler"
+            )
+
+    def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
+        """React to a session that cannot be re-established."""
+        tenant = self._of.get(peer)
+        if tenant is not None:
+            self._do(tenant, functools.partial(tenant.machine.peer_lost, peer, reason, now), now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        for tenant in list(self._tenants):
+            if now >= tenant.machine.next_tick():
+                self._do(tenant, functools.partial(tenant.machine.tick, now), now)
+
+    def next_tick(self) -> float:
+        """Return when something is due."""
+        return min((machine.next_tick() for machine in self.jobs), default=math.inf)
+
+    def take_instructions(self) -> list[Instruction]:
+        """Return what is to be done."""
+        return self._outbox.take()
+
+    # --------------------------------------------------------------------------------------------- jobs come
+
+    def _find(self, peer: Peer, join: m.Join, now: float) -> Tenant | None:
+        """Return the job that a process asks for, opened if need be; None: it was told why not."""
+        name = self._door.job_of(peer)
+        here = [one for one in self._tenants if not one.ending]
+        for tenant in here:
+            if tenant.name == name:
+                return tenant
+        try:
+            check_room(
+                self._settings,
+                name,
+                [one.name for one in here],
+                ended=self._ended + len(self._tenants) - len(here),
+                stopping=self._stopping,
+            )
+            return self._open(settings_of(self._settings, name, join, described=self._described), now)
+        except SettingsError as error:
+            _log.warning("refused: %s", error)
+            self.counters.add("refused")
+            self._outbox.tell([peer], m.PeerGone(rank=-1, kind="refused", reason=str(error)))
+            self._outbox.add(Disconnect(peer=peer))
+            return None
+
+    def _open(self, settings: Settings, now: float) -> Tenant:
+        options = SchedulerOptions.from_settings(settings, release=self._release)
+        machine = SchedulerMachine(options, None, now=now, door=self._door)
+        tenant = Tenant(machine, settings)
+        machine.on_complete = lambda: self._prepare(tenant)
+        machine.on_form = lambda question: self._form(tenant, question)
+        self._tenants.append(tenant)
+        if self._described and not settings.network_file:
+            _log.warning(
+                "job %r has %d nodes, NETSTORM_NETWORK describes %d: all its links are assumed equal",
+                tenant.name,
+                settings.num_workers,
+                self._described,
+            )
+        return tenant
+
+    def _prepare(self, tenant: Tenant) -> None:
+        tenant.part = parts([*(one.claim for one in self._running), tenant.claim])[-1]
+        if self.on_prepare is not None:
+            self.on_prepare(Preparation(self._questions.number(tenant, 0), tenant.settings, tenant.part))
+
+    def _form(self, tenant: Tenant, question: Formation) -> None:
+        if self.on_form is not None:
+            number = self._questions.number(tenant, question.number)
+            self.on_form(msgspec.structs.replace(question, number=number))
+
+    # --------------------------------------------------------------------------------------- jobs run and go
+
+    def _do(self, tenant: Tenant, action: Callable[[], None], now: float) -> None:
+        """Let something happen to a job; whatever comes of it, the others do not feel it."""
+        before, self.acting = self.acting, tenant.name
+        try:
+            action()
+        except PeerError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- one job's end is enough
+            _log.exception("job %r ends for an error of the scheduler's", tenant.name)
+            self._break(tenant, error, now)
+        finally:
+            self._look(tenant, now)
+            self.acting = before
+
+    def _break(self, tenant: Tenant, error: Exception, now: float) -> None:
+        """End a job whose machine has failed: in good order if it still can."""
+        if not tenant.broken:
+            tenant.broken = True
+            with contextlib.suppress(Exception):
+                tenant.machine.abort(error, now)
+                return
+        for peer in sorted(tenant.peers):
+            self._outbox.add(Disconnect(peer=peer))
+        self._drop(tenant, Outcome(1, f"job {tenant.name!r} has failed: {error!r}"))
+
+    def _look(self, tenant: Tenant, now: float) -> None:
+        """Carry on what a job wants done, and see whether it has begun or ended."""
+        for instruction in tenant.machine.take_instructions():
+            self._outbox.add(instruction)
+            if isinstance(instruction, Disconnect):
+                self._part_with(tenant, instruction.peer)
+        running = [one for one in self._tenants if one.machine.phase is Phase.RUNNING]
+        if running != self._running:
+            verb = "begun" if len(running) > len(self._running) else "ended"
+            self._running = running
+            self._share(f"job {tenant.name!r} has {verb}")
+        if tenant in self._tenants and (tenant.machine.outcome is not None or tenant.machine.deserted):
+            self._drop(tenant, tenant.machine.outcome)
+
+    def _share(self, why: str) -> None:
+        """Tell each running job which part of its network it plans with now."""
+        for one, part in zip(self._running, parts([one.claim for one in self._running]), strict=True):
+            if part != one.part:
+                one.part = part
+                one.machine.take_part(part, f"{why}: this one plans with {part:.0%} of each link")
+
+    def _part_with(self, tenant: Tenant, peer: Peer) -> None:
+        if self._of.get(peer) is tenant:
+            del self._of[peer]
+        tenant.peers.discard(peer)
+        self._door.release(peer)
+
+    def _drop(self, tenant: Tenant, outcome: Outcome | None) -> None:
+        """Forget a job; `outcome`: None if it has never begun, and nobody waits for it any more."""
+        self._tenants.remove(tenant)
+        for peer in list(tenant.peers):
+            self._part_with(tenant, peer)
+        if outcome is None:
+            return
+        self._ended += 1
+        if outcome.exit_code:
+            self._failed += 1
+        _log.info("%s", outcome.text)
+        on_job_over = self.on_job_over
+        if on_job_over is not None:
+            self._outbox.add(Call(function=lambda: on_job_over(outcome)))
+        self._perhaps_over()
+
+    def _perhaps_over(self) -> None:
+        enough = self._settings.jobs and self._ended >= self._settings.jobs
+        if self._tenants or self.outcome is not None or not (self._stopping or enough):
+            return
+        text = f"{self._ended} jobs have ended, {self._failed} of them have failed"
+        self.outcome = outcome = Outcome(int(self._failed > 0), text)
+        on_over = self.on_over
+        if on_over is not None:
+            self._outbox.add(Call(function=lambda: on_over(outcome)))

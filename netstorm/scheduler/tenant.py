@@ -1,0 +1,56 @@
+"""One of several jobs on a scheduler, and which questions are whose. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+from netstorm.protocol.ids import Peer
+from netstorm.scheduler.ending import Phase
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.shares import Claim
+from netstorm.settings import Settings
+
+__all__ = ["Questions", "Tenant"]
+
+
+class Tenant:
+    """One job.
+
+    Attributes:
+        part: of its network, that it was last told to plan with.
+        peers: processes that have asked to join it, and that it has not parted with.
+        broken: an error of ours has ended it.
+    """
+
+    def __init__(self, machine: SchedulerMachine, settings: Settings) -> None:
+        self.machine: Final = machine
+        self.settings: Final = settings
+        self.name: Final = settings.job
+        self.claim: Final = Claim(settings.network_file, settings.job_weight)
+        self.part = 1.0
+        self.peers: Final[set[Peer]] = set()
+        self.broken = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether it only says good-bye."""
+        return self.machine.phase not in (Phase.GATHERING, Phase.RUNNING)
+
+
+class Questions:
+    """Questions whose answers come later: the jobs' own numbers are not unique."""
+
+    def __init__(self) -> None:
+        self._numbers: Final = itertools.count(1)
+        self._asked: dict[int, tuple[Tenant, int]] = {}
+
+    def number(self, tenant: Tenant, own: int) -> int:
+        """Return a number for a question of a job, which has a number `own` for it."""
+        number = next(self._numbers)
+        self._asked[number] = (tenant, own)
+        return number
+
+    def whose(self, number: int) -> tuple[Tenant | None, int]:
+        """Return whose question is answered, and its own number of it; None: nobody's."""
+        return self._asked.pop(number, (None, 0))

@@ -1,0 +1,204 @@
+"""Several jobs on one scheduler: each as if it were alone, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netstorm.errors import JoinRefused, NodeFailed, NodeLost
+from netstorm.scheduler.ending import Phase
+from netstorm.simulation.several_jobs import SimulatedJobs
+
+
+def join(jobs, nodes):
+    jobs.run_until_ended([node.joined for node in nodes])
+    for node in nodes:
+        assert node.joined.error is None, node.joined.error
+
+
+def push(nodes, value, name="w"):
+    """Let every node push one round of ones times `value` and its rank; return what they wait for."""
+    return [node.push(name, np.full(120, value + node.rank, np.float32)) for node in nodes]
+
+
+def total(nodes, value):
+    return sum(value + node.rank for node in nodes)
+
+
+def finish(jobs, nodes):
+    pending = [node.finish() for node in nodes]
+    jobs.run_until_ended(pending)
+    for one in pending:
+        assert one.error is None, one.error
+
+
+def endless(nodes, value):
+    """Let every node push the next round as soon as it has the last; return the sums so far."""
+    sums = []
+
+    def go(node):
+        if not node.alive or node.failure is not None:
+            return
+        (one,) = push([node], value)
+
+        def ended():
+            if one.error is None:
+                sums.append(float(one.result()[0]))
+                go(node)
+
+        one.then(ended)
+
+    for node in nodes:
+        go(node)
+    return sums
+
+
+def when_all(pending, action):
+    """Call `action` once all of `pending` have ended."""
+    left = len(pending)
+
+    def one_less():
+        nonlocal left
+        left -= 1
+        if not left:
+            action()
+
+    for one in pending:
+        one.then(one_less)
+
+
+def test_two_jobs_with_the_same_ranks_and_keys_sum_each_its_own():
+    jobs = SimulatedJobs()
+    one, other = jobs.start("one", 3), jobs.start("other", 2)
+    join(jobs, [*one, *other])
+    pending = {id(nodes): push(nodes, value) for nodes, value in ((one, 10), (other, 1000))}
+    jobs.run_until_ended([*pending[id(one)], *pending[id(other)]])
+    for nodes, value in ((one, 10), (other, 1000)):
+        for result in pending[id(nodes)]:
+            assert (result.result() == total(nodes, value)).all()
+    finish(jobs, [*one, *other])
+    jobs.run_until(lambda: not jobs.scheduler.machine.jobs)
+
+
+@given(st.integers(0, 2**32), st.data())
+@settings(max_examples=8)
+def test_a_job_that_fails_in_the_middle_does_not_disturb_the_others(seed, data):
+    jobs = SimulatedJobs(
+        seed=seed, delay_s=0.05, jitter_s=0.1, heartbeat_interval_s=0.5, heartbeat_timeout_s=2.0
+    )
+    sizes = {"doomed": data.draw(st.integers(2, 4)), "good": data.draw(st.integers(1, 4))}
+    started = {name: jobs.start(name, size, chunk_size=50) for name, size in sizes.items()}
+    join(jobs, [node for nodes in started.values() for node in nodes])
+    doomed, good = started["doomed"], started["good"]
+    lost = endless(doomed, 1)
+    sums = endless(good, 100)
+    jobs.run_for(data.draw(st.floats(0.0, 0.5)))
+    how = data.draw(st.sampled_from(("crash", "silence", "fails")))
+    victim = data.draw(st.sampled_from(doomed))
+    if how == "fails":
+        victim.fail("out of memory")
+    else:
+        victim.process.die(silent=how == "silence")
+    jobs.run_until(lambda: all(node.failure is not None for node in doomed if node is not victim))
+    for node in doomed:
+        if node is not victim:
+            assert isinstance(node.failure, (NodeLost, NodeFailed)), node.failure
+            assert f"rank {victim.rank} " in str(node.failure)
+    before = len(sums)
+    jobs.run_for(5.0)
+    assert len(sums) > before + 5 * len(good)
+    assert set(sums) == {total(good, 100)}
+    assert set(lost) <= {total(doomed, 1)}
+    assert all(node.failure is None for node in good)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=8)
+def test_jobs_come_and_go_in_any_order_and_names_are_used_again(seed):
+    chance = random.Random(seed)
+    jobs = SimulatedJobs(seed=seed, delay_s=0.005, jitter_s=0.01, forming_s=chance.choice((0.0, 0.5)))
+    sums: list[str] = []
+
+    def run(name, times):
+        size, value = chance.randint(1, 4), chance.randint(1, 1000)
+        nodes = jobs.start(name, size)
+
+        def summed():
+            assert all((one.result() == total(nodes, value)).all() for one in pending)
+            sums.append(name)
+            when_all([node.finish() for node in nodes], again)
+
+        def again():
+            if times > 1:
+                jobs.at(jobs.now + chance.uniform(0.0, 0.5), lambda: run(name, times - 1))
+
+        pending = push(nodes, value)
+        when_all(pending, summed)
+
+    for name in ("a", "b", "c"):
+        jobs.at(chance.uniform(0.0, 2.0), functools.partial(run, name, 3))
+    jobs.run_until(lambda: len(sums) == 9 and not jobs.scheduler.machine.jobs, 120.0)
+    assert sorted(sums) == sorted("abc" * 3)
+
+
+def test_a_name_can_be_used_again_while_the_nodes_of_the_failed_job_still_hear_why():
+    jobs = SimulatedJobs(delay_s=0.01)
+    first = jobs.start("one", 3)
+    join(jobs, first)
+    first[1].process.die(silent=True)
+    jobs.run_until(lambda: jobs.scheduler.machine.jobs[0].phase is Phase.FAILED)
+    second = jobs.start("one", 2)
+    join(jobs, second)
+    pending = push(second, 5)
+    jobs.run_until_ended(pending)
+    assert (pending[0].result() == total(second, 5)).all()
+    jobs.run_until(lambda: first[0].failure is not None and first[2].failure is not None)
+
+
+def test_a_scheduler_of_two_jobs_ends_when_both_have_and_lets_no_third_one_in():
+    jobs = SimulatedJobs(jobs=2)
+    one, other = jobs.start("one", 2), jobs.start("other", 2)
+    join(jobs, [*one, *other])
+    (third,) = jobs.start("third", 1)
+    jobs.run_until_ended([third.joined])
+    assert isinstance(third.joined.error, JoinRefused)
+    assert "started for 2 jobs" in str(third.joined.error)
+    finish(jobs, one)
+    jobs.run_until(lambda: len(jobs.scheduler.machine.jobs) == 1)
+    assert not jobs.scheduler.machine.outcome
+    finish(jobs, other)
+    jobs.run_until(lambda: jobs.scheduler.machine.outcome is not None)
+    outcome = jobs.scheduler.machine.outcome
+    assert outcome is not None
+    assert outcome.exit_code == 0
+
+
+def test_a_job_whose_only_comer_has_gone_makes_room_for_others():
+    jobs = SimulatedJobs(most_jobs=1)
+    stranger = jobs.start("nobody-knows", 4)[:1]
+    jobs.run_until(lambda: bool(jobs.scheduler.machine.jobs))
+    (refused,) = jobs.start("mine", 1)
+    jobs.run_until_ended([refused.joined])
+    assert isinstance(refused.joined.error, JoinRefused)
+    assert "NETSTORM_MOST_JOBS" in str(refused.joined.error)
+    for node in stranger:
+        node.process.die()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_gives_the_same_run(seed):
+    def run():
+        jobs = SimulatedJobs(seed=seed, delay_s=0.01, jitter_s=0.02)
+        one, other = jobs.start("one", 3), jobs.start("other", 2)
+        join(jobs, [*one, *other])
+        endless(one, 1)
+        sums = endless(other, 10)
+        jobs.run_for(3.0)
+        return len(sums), jobs.network.traffic
+
+    assert run() == run()
