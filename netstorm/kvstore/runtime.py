@@ -110,6 +110,8 @@ class Runtime:
             stamp=self._sntp.now_ns,
             name="netstorm-node",
             trace=self._trace,
+            dscp=settings.dscp,
+            unmarked=(scheduler, settings.scheduler_port),
         )
         self._sntp.start(self._driver.thread)
         self.node: Final = self._driver.machine

@@ -83,6 +83,8 @@ def start_driver(
     stamp: Callable[[], int],
     name: str,
     trace: Trace | None = None,
+    dscp: int = 0,
+    unmarked: tuple[str, int] | None = None,
 ) -> Driver[M]:
     """Listen, and let a machine work.
 
@@ -95,6 +97,8 @@ def start_driver(
         stamp: the cluster clock, in ns.
         name: of the thread.
         trace: takes note of all that is delivered.
+        dscp: mark of packets; 0: none.
+        unmarked: host and port to which connections have no mark.
 
     Raises:
         SettingsError: the address or port cannot be listened on.
@@ -105,6 +109,8 @@ def start_driver(
         max_message_bytes=settings.max_message_bytes,
         link_timeout_s=settings.link_timeout_s,
         counters=counters,
+        dscp=dscp,
+        unmarked=unmarked,
     )
     try:
         bound = van.bind(bind_host, port)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SocketOption", "accepting", "both", "context_options", "opening"]
+__all__ = ["SocketOption", "accepting", "both", "context_options", "marking", "opening"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,14 @@ def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
             "Hello may be handed over before the connection stands; all else waits for the Welcome",
         ),
     )
+
+
+def marking(dscp: int) -> tuple[SocketOption, ...]:
+    """Return the option that marks packets with a differentiated services code point; 0: none."""
+    if not dscp:
+        return ()
+    reason = "the code point is the upper six bits of the IPv4 TOS and IPv6 traffic class byte (RFC 2474)"
+    return (SocketOption("TOS", dscp << 2, reason),)
 
 
 def context_options() -> tuple[SocketOption, ...]:

@@ -54,6 +54,8 @@ class ZmqVan:
         max_message_bytes: int = 64 * 2**20,
         link_timeout_s: float = 10.0,
         counters: Counters | None = None,
+        dscp: int = 0,
+        unmarked: tuple[str, int] | None = None,
     ) -> None:
         """Make a van with nothing to listen to yet.
 
@@ -61,12 +63,16 @@ class ZmqVan:
             max_message_bytes: largest frame that is accepted.
             link_timeout_s: sets ZeroMQ's own time-outs (`zmq_options`).
             counters: dropped messages are counted there.
+            dscp: mark of all packets of its connections; 0: none.
+            unmarked: host and port to which connections have no mark.
         """
+        self._unmarked: Final = unmarked
+        self._marking: Final = zmq_options.marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
         common = zmq_options.both(
             max_message_bytes=max(max_message_bytes, MAX_HEADER_BYTES), link_timeout_s=link_timeout_s
         )
-        self._accepting: Final = (*common, *zmq_options.accepting())
+        self._accepting: Final = (*common, *zmq_options.accepting(), *self._marking)
         self._opening: Final = (*common, *zmq_options.opening(link_timeout_s=link_timeout_s))
         self._context: Final[zmq.Context[zmq.Socket[bytes]]] = zmq.Context()
         for option in zmq_options.context_options():
@@ -125,6 +131,8 @@ class ZmqVan:
         if connection <= 0 or connection in self._links:
             raise UsageError(f"connection {connection} is not a new positive number")
         socket_options, limit_s = self._opening, self._link_timeout_s
+        if (host, port) != self._unmarked:
+            socket_options += self._marking
         try:
             link = ZmqLink(self._context, socket_options, connection, host=host, port=port, limit_s=limit_s)
         except zmq.ZMQError as error:  # no descriptors left

@@ -106,6 +106,25 @@ def test_small_messages_are_not_held_back_by_nagle(vans):
     assert ours == {1}
 
 
+def marks(port):
+    """Return the type-of-service bytes of this process's TCP connections from or to a port."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as one:
+            if one.type == socket.SOCK_STREAM and port in (one.getsockname()[1], one.getpeername()[1]):
+                found.append(one.getsockopt(socket.IPPROTO_IP, socket.IP_TOS))
+    return found
+
+
+def test_packets_of_both_ends_are_marked_but_not_those_to_the_one_that_is_left_out(vans):
+    (here, _), (there, port), (scheduler, its_port) = vans(dscp=8), vans(dscp=8), vans()
+    sender, _ = vans(dscp=46, unmarked=("127.0.0.1", its_port))
+    still_works(here, there, port)
+    still_works(sender, scheduler, its_port)
+    assert marks(port) == [8 << 2, 8 << 2]
+    assert marks(its_port) == [0, 0]
+
+
 def test_a_port_that_is_taken_is_named_with_what_to_do(vans):
     _, port = vans()
     van = ZmqVan()
