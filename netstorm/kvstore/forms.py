@@ -6,6 +6,7 @@ import numpy as np
 
 from netstorm.kvstore.chunk_sum import Dense
 from netstorm.kvstore.form import Form
+from netstorm.kvstore.quantised import Quantised
 from netstorm.kvstore.row_sum import RowSparse
 from netstorm.protocol.chunks import row_length
 from netstorm.protocol.messages import KeySpec
@@ -21,5 +22,7 @@ def forms_of(spec: KeySpec) -> dict[int, Form]:
     dtype = np.dtype(spec.dtype)
     if spec.form == RowSparse.codec:
         return {RowSparse.codec: RowSparse(dtype, row_length(spec.shape))}
-    dense = Dense(dtype)
-    return {dense.codec: dense}
+    forms: dict[int, Form] = {Dense.codec: Dense(dtype)}
+    if dtype == np.float32:  # what MXNet's gradient compression takes
+        forms[Quantised.codec] = Quantised()
+    return forms

@@ -58,5 +58,6 @@ class Zeros:
             destination=None,
             done=done,
             rule=ANY_RULE,
+            form=key.later,
             for_others=True,
         )

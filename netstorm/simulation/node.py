@@ -8,10 +8,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from netstorm.compression.two_bit import quantised
 from netstorm.errors import NetStormError
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.node import GeneralNode, State
 from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.quantised import Quantised
 from netstorm.pslite.virtual_time import Timeline
 from netstorm.simulation.process import SimulatedProcess
 
@@ -92,6 +94,8 @@ class SimulatedNode:
         self.process: Final = process
         self.machine: Final = process.machine
         self.keys: Final[dict[str, Key]] = {}
+        self.residuals: Final[dict[str, npt.NDArray[np.float32]]] = {}
+        """What gradient compression has kept back of each key."""
         self.pending: Final[list[Pending]] = []
         """Everything it was ever asked for."""
         self._timeline: Final = timeline
@@ -126,10 +130,19 @@ class SimulatedNode:
         priority: int = 0,
         rule: str = "",
         in_place: bool = False,
+        threshold: float | None = None,
     ) -> Pending:
         """Begin an all-reduce of `values`, the next round of key `name`, which is registered if it is new.
 
         When it ends, the memory that was given to the node is overwritten: nothing may read it any more.
+
+        Args:
+            name: of the key.
+            values: this rank's contribution.
+            priority: larger goes first.
+            rule: fingerprint of what is done with the sum.
+            in_place: the sum is written to where the contribution was.
+            threshold: of gradient compression; None: plain values.
         """
         key = self.keys.get(name)
         if key is None:
@@ -145,14 +158,20 @@ class SimulatedNode:
             return found
 
         pending.collect_with(collect)
+        contribution: Any = source
+        key.later = key.form if threshold is None else Quantised(threshold, len(self.machine.members))
+        if threshold is not None:
+            residual = self.residuals.setdefault(name, np.zeros(source.size, np.float32))
+            contribution = quantised(source, residual, np.float32(threshold))
         operation = Operation(
             key=key,
             round=key.take_round(),
-            source=source,
+            source=contribution,
             destination=destination,
             done=pending.done,
             priority=priority,
             rule=rule,
+            form=key.later,
         )
         self.pending.append(pending)
         self.process.call(lambda now: self.machine.submit(operation, now))

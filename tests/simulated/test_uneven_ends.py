@@ -184,3 +184,15 @@ def test_a_key_that_a_finished_rank_never_knew_is_an_error():
     cluster.run_until_ended([waiting], 5.0)
     with pytest.raises(UnevenRounds, match="must be initialised before any rank ends"):
         waiting.result()
+
+
+def test_a_rank_that_has_ended_contributes_zeros_to_compressed_rounds_too():
+    cluster = SimulatedCluster(3, seed=4, uneven="join").join()
+    values = np.array([0.5, -2, 0.1], np.float32)
+    pending = [node.push("w", values, threshold=0.5) for node in cluster.nodes]
+    cluster.run_until_ended(pending)
+    cluster.nodes[0].finish()
+    cluster.run_for(1.0)
+    later = [cluster.nodes[rank].push("w", values, threshold=0.5) for rank in (1, 2)]
+    cluster.run_until_ended(later)
+    assert all(one.result().tolist() == [1, -1, 0] for one in later)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.gradient_compression import GradientCompression, Residual
 from netstorm.frontends.mxnet.private import PrivateArray
 from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.keys import Key
@@ -20,7 +21,7 @@ __all__ = ["Entry"]
 class Entry:
     """A key's value, and the array that its sums arrive in. All methods queue, and return at once."""
 
-    __slots__ = ("_merged", "_runtime", "_stored", "key", "skipped", "user_key")
+    __slots__ = ("_merged", "_residual", "_runtime", "_stored", "key", "skipped", "user_key")
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         self.key: Final = key
@@ -32,6 +33,8 @@ class Entry:
         self._stored: Final = PrivateArray(key.spec.shape, key.dtype)
         self._merged: PrivateArray | None = None
         """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
+        self._residual: Residual | None = None
+        """Made at the first push under gradient compression."""
 
     def begin_with(self, value: NDArray | None) -> None:
         """Give all ranks the value of the one that has one; the others contribute zeros."""
@@ -39,12 +42,25 @@ class Entry:
             self._stored.copy_from(value)
         self._allreduce(self._stored, priority=0, rule="", contributes=value is not None)
 
-    def push(self, values: Sequence[NDArray], *, priority: int, rule: UpdateRule | None, said: str) -> None:
+    def compress(self, compression: GradientCompression) -> None:
+        """Expect pushes to be compressed from now on."""
+        self.key.later = compression.form
+
+    def push(
+        self,
+        values: Sequence[NDArray],
+        *,
+        priority: int,
+        rule: UpdateRule | None,
+        said: str,
+        compression: GradientCompression | None = None,
+    ) -> None:
         """Sum `values` over devices and ranks; `update` belongs behind it.
 
         Args:
             rule: what `update` will be given.
             said: its fingerprint.
+            compression: how their sum over the devices travels; None: as it is.
         """
         if rule is None:
             # The sum replaces the stored value: it travels there, and is not copied again.
@@ -54,7 +70,7 @@ class Entry:
                 self._merged = PrivateArray(self.key.spec.shape, self.key.dtype)
             summed = self._merged
         summed.sum_of(values)
-        self._allreduce(summed, priority=priority, rule=said, contributes=True)
+        self._allreduce(summed, priority=priority, rule=said, contributes=True, compression=compression)
 
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push."""
@@ -76,13 +92,25 @@ class Entry:
         for out in outs:
             self._stored.copy_to(out)
 
-    def _allreduce(self, array: PrivateArray, *, priority: int, rule: str, contributes: bool) -> None:
+    def _allreduce(
+        self,
+        array: PrivateArray,
+        *,
+        priority: int,
+        rule: str,
+        contributes: bool,
+        compression: GradientCompression | None = None,
+    ) -> None:
         """Queue the network's part: `array` becomes the sum of the `array`s of all ranks that contribute."""
         key, runtime = self.key, self._runtime
         round = key.take_round()
+        residual = None if compression is None else self._residual_of(key)
 
         def start(completion: Completion) -> None:
             memory = np.frombuffer(array.memory(), key.dtype)
+            source: Any = memory if contributes else None
+            if residual is not None and compression is not None:
+                source = residual.quantise(memory, compression.threshold)
 
             def done(error: Exception | None) -> None:
                 if error is None:
@@ -94,11 +122,12 @@ class Entry:
                 Operation(
                     key=key,
                     round=round,
-                    source=memory if contributes else None,
+                    source=source,
                     destination=memory,
                     done=done,
                     priority=priority,
                     rule=rule,
+                    form=None if compression is None else compression.form,
                 )
             )
 
@@ -111,11 +140,16 @@ class Entry:
         push_async(
             start,
             reads=(),
-            writes=(array.array,),
+            writes=(array.array,) if residual is None else (array.array, residual.array),
             name="netstorm_allreduce",
             priority=priority,
             skipped=skipped,
         )
+
+    def _residual_of(self, key: Key) -> Residual:
+        if self._residual is None:
+            self._residual = Residual(key)
+        return self._residual
 
     def _compare_replicas(self) -> None:
         """Have the ranks' values compared, behind the update that is queued."""

@@ -362,7 +362,6 @@ def test_a_list_with_one_bad_array_pushes_nothing(kv: Any) -> None:
 @on_nodes
 def test_what_this_version_does_not_have_is_refused_with_what_to_do(kv: Any) -> None:
     sparse = ones(3, 2).tostype("row_sparse")
-    refused(lambda: kv.set_gradient_compression({"type": "2bit"}), "2bit.*leave compression_params out")
     refused(lambda: kv.init("s", sparse), "row_sparse")
     kv.init("a", ones(3, 2))
     refused(lambda: kv.push("a", sparse), r"row_sparse.*tostype\('default'\)")
