@@ -1,8 +1,8 @@
 """`python -m netstorm.run train.py …`: run an unedited MXNet script with NetStorm as its distributed store.
 
-There `dist_sync`, `dist_device_sync`, `dist_sync_device` and `dist` mean NetStorm. Old launchers start one
-process more for each server and one for the scheduler, all with the same command: a server has nothing to do
-and says so, and the scheduler is ours.
+There `dist_sync`, `dist_device_sync`, `dist_sync_device`, `dist` and `dist_async` mean NetStorm. Old
+launchers start one process more for each server and one for the scheduler, all with the same command: a
+server has nothing to do and says so, and the scheduler is ours.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from typing import Any, Final
 from netstorm import errors
 from netstorm.errors import NetStormError, ProtocolViolation
 from netstorm.kvstore.aggregation import ROUNDS_AHEAD, Aggregation
+from netstorm.kvstore.async_operation import AsyncOperation
+from netstorm.kvstore.asynchronous import Asynchronous
 from netstorm.kvstore.bindings import Bindings
 from netstorm.kvstore.failed_links import Detours
 from netstorm.kvstore.keys import Key
@@ -88,6 +90,7 @@ class GeneralNode:
         """Observes the traffic; whoever owns the endpoint gives it to it. None: nothing is measured."""
         self.failure: NetStormError | None = None
         self._aggregation: Aggregation | None = None
+        self._asynchronous: Asynchronous | None = None
         self._bindings: Bindings | None = None
         self._registration: Final = Registration()
         self._detours: Final = Detours(self.counters, options.link_retry_s)
@@ -147,10 +150,13 @@ class GeneralNode:
         """Make a key known to the job. Operations on it may be submitted at once."""
         self._registration.add(key)
 
-    def submit(self, operation: Operation, now: float) -> None:
-        """Begin an all-reduce as soon as it may begin; its `done` is called in any case."""
+    def submit(self, operation: Operation | AsyncOperation, now: float) -> None:
+        """Begin an operation as soon as it may begin; its `done` is called in any case."""
         if self.failure is not None:
             self._complete(operation.done, self.failure)
+            return
+        if not isinstance(operation, Operation):
+            self.owners().submit(operation, now)
             return
         self.standing.begun(operation.round, now)
         if operation.key.identity < 0:
@@ -160,6 +166,12 @@ class GeneralNode:
             self._running().submit(operation, now)
             self._note_ends(now)
             self._check_for_finished_peers()
+
+    def owners(self) -> Asynchronous:
+        """Return the asynchronous side of this node, which has joined: pushes to owners, and what it owns."""
+        if self._asynchronous is None:
+            raise ProtocolViolation("this node has not joined the job yet")
+        return self._asynchronous
 
     def report_replica(self, key: Key, round: int, digest: int, now: float) -> None:
         """Have what this rank holds of a key after a round compared with what the others hold."""
@@ -205,7 +217,8 @@ class GeneralNode:
     def outstanding(self) -> int:
         """Return how many operations are not complete."""
         running = () if self._aggregation is None else self._aggregation.outstanding()
-        return len(self._registration.waiting()) + sum(1 for _ in running)
+        asynchronous = () if self._asynchronous is None else self._asynchronous.outstanding()
+        return len(self._registration.waiting()) + sum(1 for _ in (*running, *asynchronous))
 
     # -------------------------------------------------------------------------------------- what others want
 
@@ -239,6 +252,9 @@ class GeneralNode:
             return
         if isinstance(message, m.LinkTrial) and peer != SCHEDULER:
             self._link_trial(peer, message)
+            return
+        if isinstance(message, m.Routed) and peer != SCHEDULER:
+            self.owners().receive(peer, message, payload, payload_crc)
             return
         handler = self._handlers.get(type(message))
         if peer != SCHEDULER or handler is None:
@@ -368,6 +384,8 @@ class GeneralNode:
         if self._aggregation is not None and self._aggregation.instructions:
             taken += self._aggregation.instructions
             self._aggregation.instructions = []
+        if self._asynchronous is not None:
+            taken += self._asynchronous.take_instructions()
         self._instructions = []
         return self._detours.route(self.rank, taken) if self._detours else taken
 
@@ -385,6 +403,13 @@ class GeneralNode:
         self._bindings = Bindings(self.rank)
         self._bindings.install(message.policy)
         self._aggregation = Aggregation(self.rank, self._bindings, self.counters, self.options.auxiliary)
+        self._asynchronous = Asynchronous(
+            self.rank,
+            message.policy,
+            message.owners or (1,) * len(message.members),
+            self.counters,
+            self._blame,
+        )
         self._instructions.append(Become(rank=self.rank))
         for member in self.roster.others():
             self._instructions.append(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
@@ -402,6 +427,7 @@ class GeneralNode:
         for grant in message.grants:
             key, operations = self._registration.granted(grant)
             aggregation.add_key(key)
+            self.owners().granted(key)
             for operation in operations:
                 aggregation.submit(operation, operation.begun_at)
         self._check_for_finished_peers()
@@ -415,6 +441,7 @@ class GeneralNode:
     def _new_policy(self, message: m.NewPolicy, now: float) -> None:
         assert self._bindings is not None
         self._bindings.install(message.policy)
+        self.owners().new_policy(message.policy)
         self.counters.add("policies")
         self._running().advance()
 
@@ -426,6 +453,7 @@ class GeneralNode:
 
     def _peer_finished(self, message: m.PeerFinished, now: float) -> None:
         self.roster.finished(message.rank, message.last_rounds)
+        self.owners().finished(message.rank)
         self._check_for_finished_peers()
 
     def _failed_links(self, message: m.FailedLinks, now: float) -> None:
@@ -478,6 +506,7 @@ class GeneralNode:
             _log.info("rank %d waits: %s", self.rank, text)
         limit = self.options.wait_timeout_s
         oldest = math.inf if self._aggregation is None else self._aggregation.oldest()
+        oldest = oldest if self._asynchronous is None else min(oldest, self._asynchronous.oldest())
         oldest = min([oldest, *(since for since, _ in self._barriers.values())])
         if now - oldest > limit or now > self._finish_deadline:
             self._blame(
@@ -494,6 +523,10 @@ class GeneralNode:
             for operation in self._aggregation.outstanding():
                 if now - operation.begun_at >= self._heartbeat_interval_s:
                     return self._aggregation.missing_in(operation)
+        if self._asynchronous is not None:
+            waiting = self._asynchronous.waits(now - self._heartbeat_interval_s)
+            if waiting:
+                return waiting
         if self._barriers:
             return f"barrier {min(self._barriers)}: {self._last_waiting}"
         if self.state is State.FINISHING:
@@ -521,6 +554,8 @@ class GeneralNode:
             self._instructions.append(Disconnect(peer=Peer(member.rank), at_once=True))
         if self._aggregation is not None:
             self._aggregation.fail_all(error)
+        if self._asynchronous is not None:
+            self._asynchronous.fail_all(error)
         for operation in self._registration.waiting():
             self._complete(operation.done, error)
         self._registration.clear()

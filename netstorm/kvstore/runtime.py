@@ -11,11 +11,13 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import netstorm
 from netstorm import clock
 from netstorm.errors import Closed, NetStormError, UsageError
+from netstorm.kvstore.async_operation import AsyncOperation
 from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.busy import BusyTime
 from netstorm.kvstore.keys import Key
@@ -193,9 +195,9 @@ class Runtime:
         self._driver.thread.post(lambda now: self.node.register(key, now))
         return key
 
-    def submit(self, operation: Operation) -> None:
-        """Begin an all-reduce; its `done` is called on the I/O thread, whatever happens. Never raises, never
-        blocks.
+    def submit(self, operation: Operation | AsyncOperation) -> None:
+        """Begin an all-reduce, or an asynchronous push or pull; its `done` is called on the I/O thread,
+        whatever happens. Never raises, never blocks.
         """
         busy, done = self._busy, operation.done
         if self._trace is not None:
@@ -250,14 +252,18 @@ class Runtime:
         self.submit(operation)
         self._wait(future, timeout_s)
 
+    def post(self, function: Callable[[GeneralNode, float], None]) -> None:
+        """Have the I/O thread do something with the node, soon; never, if this runtime has been closed."""
+        with contextlib.suppress(Closed):
+            self._driver.thread.post(lambda now: function(self.node, now))
+
     def report_replica(self, key: Key, round: int, value: Buffer) -> None:
         """Have a key's value after a round compared over all ranks; a difference ends the job.
 
         Does not block.
         """
         digest = checksum(value)
-        with contextlib.suppress(Closed):
-            self._driver.thread.post(lambda now: self.node.report_replica(key, round, digest, now))
+        self.post(lambda node, now: node.report_replica(key, round, digest, now))
 
     def barrier(self) -> None:
         """Wait until every rank has come to its n-th barrier.
@@ -353,7 +359,7 @@ class Runtime:
                 return
 
 
-def _traced(operation: Operation, trace: Trace) -> Done:
+def _traced(operation: Operation | AsyncOperation, trace: Trace) -> Done:
     """Return the operation's `done`, which then takes note of the round."""
     began, done = clock.monotonic(), operation.done
 

@@ -63,6 +63,7 @@ _ANY_MESSAGE = (
     | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone | m.Leave
     | m.ReplicaDigest
     | m.LinkTrial | m.LinkRestored | m.FailedLinks
+    | m.Routed
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_ANY_MESSAGE)

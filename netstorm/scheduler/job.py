@@ -26,6 +26,7 @@ from netstorm.scheduler.replicas import ReplicaCheck
 from netstorm.scheduler.sayings import Sayings
 from netstorm.scheduler.snapshot import NodeSnapshot
 from netstorm.topology.network import Rank
+from netstorm.topology.owners import owner_weights
 from netstorm.topology.policy import Policy, Tree
 
 __all__ = ["SAY_EVERY_S", "Job", "check_policy", "unformed"]
@@ -83,6 +84,7 @@ class Job:
         self.links: Final = LinkFailures(len(seats), assumed or planned)
         self._options: Final = options
         self._outbox: Final = outbox
+        self._owners: Final = owner_weights(policy)
         self._policies: dict[int, Policy] = {policy.version: policy}
         self._consistency: Final = Consistency(len(seats), policy.version)
         self._barriers: Final = BarrierCount(len(seats))
@@ -111,6 +113,7 @@ class Job:
             heartbeat_interval_s=self._options.heartbeat_interval_s,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
             joins=self._options.joins,
+            owners=self._owners,
         )
         self._tell(rank, joined)
         for policy in newer:

@@ -9,7 +9,16 @@ from netstorm.settings.kinds import setting, whole
 
 __all__ = ["JOB_WIDE", "JobsSettings"]
 
-JOB_WIDE: Final = ("chunk_size", "largest_chunk", "num_roots", "topology", "hub", "uneven", "job_weight")
+JOB_WIDE: Final = (
+    "chunk_size",
+    "largest_chunk",
+    "num_roots",
+    "topology",
+    "hub",
+    "uneven",
+    "staleness",
+    "job_weight",
+)
 """Settings of the whole job, by attribute. What the scheduler was told counts, and a node that was told
 something else is refused; a scheduler of several jobs takes what it was not told from each job's first node.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from netstorm.settings.kinds import amount, one_of, seconds, setting
+from netstorm.settings.kinds import amount, one_of, seconds, setting, whole
 
 __all__ = ["PatienceSettings"]
 
@@ -27,6 +27,14 @@ class PatienceSettings:
         3600.0,
         "s",
         "longest wait for another rank that is alive, but does not push what this one waits for",
+    )
+    staleness: int = setting(
+        "NETSTORM_STALENESS",
+        whole(-1),
+        -1,
+        "clocks",
+        "how far a rank of an asynchronous store may be ahead of the slowest; -1: as far as it likes; "
+        "0: not at all, so that it trains as the synchronous one does",
     )
     link_timeout_s: float = setting(
         "NETSTORM_LINK_TIMEOUT",

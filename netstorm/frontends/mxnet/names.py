@@ -7,9 +7,9 @@ all unless its name holds "dist". So where MXNet makes a store by name, the shor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.async_store import create_asynchronous
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.store import NetStormKVStore
 
@@ -29,7 +29,7 @@ def register_types() -> None:
     """Make NetStorm's own types known to MXNet."""
     _registry[_NAME] = NetStormKVStore
     _registry[_SHORT_NAME] = NetStormKVStore
-    _registry["dist_async_netstorm"] = _refusal("dist_async_netstorm")
+    _registry["dist_async_netstorm"] = create_asynchronous
     for module in (mx.model, mx.module.module, mx.gluon.trainer):
         module._create_kvstore = _create_by_long_name  # noqa: SLF001
 
@@ -39,20 +39,10 @@ def take_over_dist_types() -> None:
     for name in _SYNCHRONOUS:
         _registry[name] = NetStormKVStore
     for name in _ASYNCHRONOUS:
-        _registry[name] = _refusal(name)
+        _registry[name] = create_asynchronous
 
 
 def _create_by_long_name(kvstore: Any, *arguments: Any, **named: Any) -> Any:
     if isinstance(kvstore, str) and kvstore.lower() == _SHORT_NAME:
         kvstore = _NAME
     return _create_kvstore(kvstore, *arguments, **named)
-
-
-def _refusal(name: str) -> Callable[[], NoReturn]:
-    def refuse() -> NoReturn:
-        raise UsageError(
-            f"kvstore {name!r}: this version trains synchronously only; use {_NAME!r} "
-            "('dist_sync' under python -m netstorm.run)"
-        )
-
-    return refuse

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from netstorm.errors import Closed, UsageError
 from netstorm.frontends.mxnet.arguments import Group, check_fits, grouped
@@ -38,6 +38,8 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
     Every rank keeps a replica of every value and runs the optimiser on it, so all ranks hold the same bytes.
     It is a subclass of MXNet's own because `gluon.Trainer` insists on one for sparse gradients.
     """
+
+    _entry_type: ClassVar[type[Entry]] = Entry
 
     def __init__(self) -> None:
         """Join the job, if this process has not yet; waits until all nodes are here.
@@ -104,7 +106,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         for user_key, (first, *_) in groups:
             kind = kind_of(first)
             network_key = self._runtime.register(self._namespace, str(user_key), kind.shape, kind.dtype.name)
-            entry = self._entries[user_key] = Entry(self._runtime, network_key, user_key)
+            entry = self._entries[user_key] = self._entry_type(self._runtime, network_key, user_key)
             entry.begin_with(first if self.rank == 0 else None)
             if self._compression is not None:
                 entry.compress(self._compression)

@@ -119,6 +119,11 @@ class UpdateRule:
         finally:
             mx.random.seed(_seed(f"{round} of rank {rank}"), ctx=_HOST)
 
+    @property
+    def fixed(self) -> str:
+        """The fingerprint without what scripts change between steps."""
+        return self._text
+
     def now(self) -> str:
         """Return the fingerprint at this moment: with what scripts change between steps."""
         if not self.has_states:

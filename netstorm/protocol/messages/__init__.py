@@ -1,5 +1,6 @@
 """Every message, one class each; a module for each matter."""
 
+from netstorm.protocol.messages.asynchronous import Applied, Pull, Push, Routed, Tick, Value
 from netstorm.protocol.messages.data import Delivered, Part, Phase
 from netstorm.protocol.messages.kinds import Datagram, DataMessage, Message, SessionMessage
 from netstorm.protocol.messages.links import FailedLink, FailedLinks, LinkRestored, LinkTrial
@@ -37,6 +38,7 @@ __all__ = [
     "ANY_RULE",
     "Ack",
     "AllFinished",
+    "Applied",
     "Barrier",
     "BarrierReached",
     "Binding",
@@ -69,15 +71,20 @@ __all__ = [
     "PeerFinished",
     "PeerGone",
     "Phase",
+    "Pull",
+    "Push",
     "Query",
     "Refused",
     "RegisterKeys",
     "ReplicaDigest",
     "RoundBegun",
+    "Routed",
     "SessionMessage",
     "Suspect",
+    "Tick",
     "TopologyAnswer",
     "TopologyRequest",
+    "Value",
     "Waiting",
     "Welcome",
 ]

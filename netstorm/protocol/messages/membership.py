@@ -61,6 +61,8 @@ class Joined(Message, frozen=True, tag=61):
     heartbeat_timeout_s: float
     joins: bool = False
     """Ranks that have finished contribute zeros until all have (NETSTORM_UNEVEN=join)."""
+    owners: tuple[int, ...] = ()
+    """By rank: its weight as an owner in asynchronous training; 0: it owns nothing. Fixed for the job."""
 
 
 class Barrier(Message, frozen=True, tag=67):

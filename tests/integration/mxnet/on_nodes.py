@@ -110,9 +110,10 @@ def run(module: str, names: list[str]) -> None:
     """On a node: run the bodies of tests. A hang ends in tracebacks of all threads."""
     faulthandler.dump_traceback_later(LONGEST_S, exit=True)
     np.set_printoptions(threshold=8, edgeitems=1)  # in what is said of a failure
-    bodies = _bodies(importlib.import_module(module))
+    found = importlib.import_module(module)
+    bodies, store = _bodies(found), getattr(found, "STORE", "dist_sync_netstorm")
     for name in names:
-        kv = mx.kv.create("dist_sync_netstorm")
+        kv = mx.kv.create(store)
         try:
             bodies[name](kv)
         except Exception as error:  # noqa: BLE001 -- a test may fail in any way
@@ -138,7 +139,7 @@ def _passed(end: Ended) -> set[str]:
 
 def everywhere(kv: Any, value: float) -> list[float]:
     """On a node: return a number of every rank's, by rank."""
-    store = mx.kv.create(kv.type)
+    store = mx.kv.create("dist_sync_netstorm")
     mine, found = (mx.nd.zeros((kv.num_workers,), dtype="float64") for _ in range(2))
     mine[kv.rank] = value
     store.init("value", found)

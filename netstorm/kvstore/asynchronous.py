@@ -1,0 +1,377 @@
+"""Asynchronous training on one node: its own pushes and pulls, and what it forwards and serves. Pure.
+
+Each block of a key has an owner, fixed for the job (`owners`). A push goes to the owners, who apply it at
+once and say so; a pull asks them for the newest values, and waits there for this rank's own pushes and, if
+staleness is bounded, for the slowest rank. Nothing here waits for all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from netstorm.errors import NetStormError, ProtocolViolation
+from netstorm.kvstore.async_operation import AsyncOperation, PullOperation, PushOperation
+from netstorm.kvstore.keys import Key
+from netstorm.kvstore.operation import Done
+from netstorm.kvstore.owners import Owners, chunks_of
+from netstorm.kvstore.routing import check_route, order_of, passed_on
+from netstorm.kvstore.serving import Keeper, Serving
+from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.ids import Peer
+from netstorm.protocol.messages import Applied, Pull, Push, Routed, Tick, Value
+from netstorm.pslite.machine import Call, Instruction, Send
+from netstorm.topology.owners import paths_from
+from netstorm.topology.policy import Policy
+
+__all__ = ["Asynchronous"]
+
+
+@dataclass(slots=True)
+class _Open:
+    """An operation under way."""
+
+    operation: AsyncOperation
+    missing: set[int]
+    """Blocks of a push, or chunks of a pull."""
+
+
+@dataclass(slots=True)
+class _EndedClock:
+    """A clock that has ended here, and that owners have not been told of."""
+
+    namespace: int
+    clock: int
+    pushes: dict[Key, int] = field(default_factory=dict)
+    whole: bool = False
+
+
+class Asynchronous:
+    """All of it on one node."""
+
+    def __init__(
+        self,
+        rank: int,
+        policy: Policy,
+        weights: tuple[int, ...],
+        counters: Counters,
+        blame: Callable[[NetStormError], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            rank: of this node.
+            policy: over whose links others are reached.
+            weights: of the owners, by rank.
+            counters: of the process.
+            blame: ends the job.
+        """
+        self.owners: Final = Owners(weights)
+        self._rank: Final = rank
+        self._counters: Final = counters
+        self._paths = paths_from(policy, rank)
+        self._version = policy.version
+        self._size: Final = policy.size
+        self._keys: dict[int, Key] = {}
+        self._waiting: list[AsyncOperation] = []
+        """Their keys have not been granted."""
+        self._pushes: dict[tuple[int, int], _Open] = {}
+        self._pulls: dict[tuple[int, int], _Open] = {}
+        self._seen: dict[tuple[int, int], int] = {}
+        """By key and chunk: updates by others in the value that was pulled last."""
+        self._ended_clocks: list[_EndedClock] = []
+        self._local: list[tuple[Routed, Buffer | None]] = []
+        """Messages from this rank to itself."""
+        self._failure: NetStormError | None = None
+        self._instructions: list[Instruction] = []
+        self._serving: Final = Serving(
+            rank,
+            policy.size,
+            self.owners,
+            counters,
+            answer=self._send,
+            blame=blame,
+            settled=self._deliver_local,
+        )
+
+    # ------------------------------------------------------------------------------------ what the user wants
+
+    def submit(self, operation: AsyncOperation, now: float) -> None:
+        """Begin a push or a pull; its `done` is called in any case."""
+        if self._failure is not None:
+            self._complete(operation.done, self._failure)
+            return
+        operation.begun_at = now
+        if operation.key.identity < 0:
+            self._waiting.append(operation)
+        else:
+            self._begin(operation)
+            self._deliver_local()
+
+    def clock(self, namespace: int, clock: int, pushes: dict[Key, int], *, whole: bool) -> None:
+        """A clock of this rank has ended, its `clock`-th, in which it pushed these keys so often."""
+        self._ended_clocks.append(_EndedClock(namespace, clock, pushes, whole))
+        self._tell_clocks()
+        self._deliver_local()
+
+    def serve(self, key: Key, keeper: Keeper) -> None:
+        """Begin to serve what this rank owns of a key."""
+        if self._failure is None:
+            self._serving.serve(key, keeper)
+            self._deliver_local()
+
+    def outstanding(self) -> Iterator[AsyncOperation]:
+        """Yield the operations that are not complete."""
+        yield from self._waiting
+        for one in (*self._pushes.values(), *self._pulls.values()):
+            yield one.operation
+
+    # --------------------------------------------------------------------------------------- what is told it
+
+    def granted(self, key: Key) -> None:
+        """A key has its number."""
+        self._keys[key.identity] = key
+        ready = [one for one in self._waiting if one.key is key]
+        self._waiting = [one for one in self._waiting if one.key is not key]
+        for operation in ready:
+            self._begin(operation)
+        self._tell_clocks()
+        self._deliver_local()
+
+    def new_policy(self, policy: Policy) -> None:
+        """Send what comes over the links of a newer policy: some of the older one's may be gone."""
+        if policy.version > self._version:
+            self._version = policy.version
+            self._paths = paths_from(policy, self._rank)
+
+    def finished(self, rank: int) -> None:
+        """A rank will push no more."""
+        self._serving.finished(rank)
+        self._deliver_local()
+
+    def receive(self, peer: Peer, message: Routed, payload: Buffer | None, payload_crc: int) -> None:
+        """Take a source-routed message.
+
+        Raises:
+            ProtocolViolation: no correct node sends that.
+        """
+        check_route(message, peer, self._rank, self._size)
+        further = passed_on(message, payload, payload_crc, self._offset(message))
+        if further is not None:
+            self._instructions.append(further)
+            return
+        self._take(message.path[0], message, payload)
+        self._deliver_local()
+
+    def take_instructions(self) -> list[Instruction]:
+        """Return what is to be done."""
+        taken = self._instructions + self._serving.instructions
+        self._instructions = []
+        self._serving.instructions = []
+        return taken
+
+    def fail_all(self, error: NetStormError) -> None:
+        """Fail every operation, now and later."""
+        operations = list(self.outstanding())
+        self._failure = error
+        self._waiting.clear()
+        self._pushes.clear()
+        self._pulls.clear()
+        self._local.clear()
+        self._serving.stop()
+        for operation in operations:
+            self._complete(operation.done, error)
+
+    # ----------------------------------------------------------------------------------------------- its own
+
+    def _begin(self, operation: AsyncOperation) -> None:
+        self._keys[operation.key.identity] = operation.key
+        if isinstance(operation, PushOperation):
+            self._begin_push(operation)
+        else:
+            self._begin_pull(operation)
+
+    def _begin_push(self, push: PushOperation) -> None:
+        key, layout = push.key, push.key.layout
+        assert layout is not None
+        blocks = self.owners.blocks(key, whole=push.whole)
+        if not blocks:
+            self._complete(push.done, None)
+            return
+        self._pushes[key.identity, push.number] = _Open(push, set(blocks))
+        for block in blocks:
+            owner = self.owners.owner(key, block)
+            for chunk in chunks_of(key, block, whole=push.whole):
+                start, end = layout.bounds[chunk]
+                message = Push(
+                    path=(),
+                    hop=0,
+                    key=key.identity,
+                    chunk=chunk,
+                    number=push.number,
+                    seen=self._seen.get((key.identity, block), 0),
+                    clock=push.clock,
+                    dtype=key.spec.dtype,
+                    rule=push.rule,
+                    live=push.live,
+                    priority=push.priority,
+                )
+                self._send(owner, message, push.source[start:end])
+
+    def _begin_pull(self, pull: PullOperation) -> None:
+        key, layout = pull.key, pull.key.layout
+        assert layout is not None
+        if not layout.chunks:
+            self._complete(pull.done, None)
+            return
+        self._pulls[key.identity, pull.number] = _Open(pull, set(range(layout.chunks)))
+        message = Pull(
+            path=(),
+            hop=0,
+            key=key.identity,
+            number=pull.number,
+            pushed=pull.pushed,
+            least=pull.least,
+            counted=pull.counted,
+            priority=pull.priority,
+        )
+        for owner in self.owners.count(key, whole=pull.whole):
+            self._send(owner, message, None)
+
+    def _tell_clocks(self) -> None:
+        """Tell owners of clocks that have ended, as soon as it is known what they own of what was pushed."""
+        while self._ended_clocks:
+            ended = self._ended_clocks[0]
+            if any(key.identity < 0 for key in ended.pushes):
+                return
+            del self._ended_clocks[0]
+            pushed: dict[int, int] = {}
+            for key, times in ended.pushes.items():
+                for owner, blocks in self.owners.count(key, whole=ended.whole).items():
+                    pushed[owner] = pushed.get(owner, 0) + times * blocks
+            for owner in self.owners.ranks:
+                tick = Tick(
+                    path=(),
+                    hop=0,
+                    namespace=ended.namespace,
+                    clock=ended.clock,
+                    pushed=pushed.get(owner, 0),
+                )
+                self._send(owner, tick, None)
+
+    def _applied(self, owner: int, message: Applied) -> None:
+        found = self._pushes.get((message.key, message.number))
+        if found is None or message.block not in found.missing:
+            raise ProtocolViolation(
+                f"rank {owner} says that push {message.number} of key {message.key} has been applied to "
+                f"block {message.block}, which nobody waits for"
+            )
+        self._counters.add("staleness_total", message.behind)
+        self._counters.add("pushes_of_blocks")
+        most = self._counters.get("staleness_max")
+        if message.behind > most:
+            self._counters.add("staleness_max", message.behind - most)
+        found.missing.remove(message.block)
+        if not found.missing:
+            del self._pushes[message.key, message.number]
+            self._complete(found.operation.done, None)
+
+    def _value(self, owner: int, message: Value, payload: Buffer | None) -> None:
+        found = self._pulls.get((message.key, message.number))
+        if found is None or message.chunk not in found.missing:
+            raise ProtocolViolation(
+                f"rank {owner} sends chunk {message.chunk} for pull {message.number} of key {message.key}, "
+                "which nobody waits for"
+            )
+        pull = found.operation
+        assert isinstance(pull, PullOperation)
+        key, layout = pull.key, pull.key.layout
+        assert layout is not None
+        start, end = layout.bounds[message.chunk]
+        nbytes = 0 if payload is None else memoryview(payload).nbytes
+        if message.dtype != key.spec.dtype or nbytes != (end - start) * key.dtype.itemsize:
+            raise ProtocolViolation(
+                f"chunk {message.chunk} of {key.name} from rank {owner} has {nbytes} bytes of "
+                f"{message.dtype}; it has {end - start} values of {key.spec.dtype}"
+            )
+        pull.destination[start:end] = np.frombuffer(payload, key.dtype) if payload is not None else 0
+        self._seen[message.key, message.chunk] = message.others
+        found.missing.remove(message.chunk)
+        if not found.missing:
+            del self._pulls[message.key, message.number]
+            self._counters.add("pulls")
+            self._complete(pull.done, None)
+
+    # ------------------------------------------------------------------------------------------------ sending
+
+    def _take(self, origin: int, message: Routed, payload: Buffer | None) -> None:
+        if isinstance(message, Push):
+            self._serving.push(origin, message, payload)
+        elif isinstance(message, Pull):
+            self._serving.pull(origin, message)
+        elif isinstance(message, Tick):
+            self._serving.tick(origin, message)
+        elif isinstance(message, Applied):
+            self._applied(origin, message)
+        else:
+            self._value(origin, message, payload)
+
+    def _send(self, target: int, message: Routed, payload: Buffer | None) -> None:
+        if target == self._rank:
+            self._local.append((message, payload))
+            return
+        path = self._paths[target]
+        self._instructions.append(
+            Send(
+                peer=Peer(path[1]),
+                message=msgspec.structs.replace(message, path=path, hop=1),
+                payload=payload,
+                order=order_of(message, self._offset(message)),
+            )
+        )
+
+    def _deliver_local(self) -> None:
+        """Take what this rank has sent itself, and what follows from that."""
+        while self._local:
+            messages, self._local = self._local, []
+            for message, payload in messages:
+                self._take(self._rank, message, payload)
+
+    def _offset(self, message: Routed) -> int:
+        """Return the place of a message's chunk among the job's bytes; 0 if that is not known here."""
+        if not isinstance(message, (Push, Value)):
+            return 0
+        key = self._keys.get(message.key)
+        layout = None if key is None else key.layout
+        known = layout is not None and 0 <= message.chunk < layout.chunks
+        return layout.offsets[message.chunk] if layout is not None and known else 0
+
+    def _complete(self, done: Done, error: Exception | None) -> None:
+        self._instructions.append(Call(function=lambda: done(error)))
+
+    # --------------------------------------------------------------------------------------------- for people
+
+    def waits(self, since: float) -> str:
+        """Say what this rank has been waiting for since `since`, for a person; empty if for nothing."""
+        for operation in self.outstanding():
+            if operation.begun_at <= since:
+                return self._missing_in(operation)
+        return ""
+
+    def _missing_in(self, operation: AsyncOperation) -> str:
+        table = self._pushes if isinstance(operation, PushOperation) else self._pulls
+        found = table.get((operation.key.identity, operation.number))
+        if found is None:
+            return f"{operation}: the scheduler's answer is missing"
+        owners = {self.owners.owner(operation.key, 0 if operation.whole else part) for part in found.missing}
+        return f"{operation}: {len(found.missing)} parts wait for their owners, ranks {sorted(owners)}"
+
+    def oldest(self) -> float:
+        """Return when the oldest outstanding operation was submitted (inf: none is)."""
+        return min((operation.begun_at for operation in self.outstanding()), default=math.inf)

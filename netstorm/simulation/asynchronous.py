@@ -1,0 +1,178 @@
+"""Asynchronous training on a simulated node: what a frontend's store is to a real one.
+
+The update rule is plain gradient descent at a rate of 1: the initial value less all gradients. An update and
+a reading of a value each take a random time, as they do in an engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from netstorm.kvstore.async_operation import UNBOUNDED, AsyncOperation, PullOperation, Pushes, PushOperation
+from netstorm.kvstore.asynchronous import Asynchronous
+from netstorm.kvstore.keys import Key
+from netstorm.kvstore.owners import chunks_of
+from netstorm.protocol.frames import Buffer
+from netstorm.pslite.virtual_time import Timeline
+from netstorm.simulation.node import Array, Pending, SimulatedNode
+
+__all__ = ["AsynchronousStore", "Keeper"]
+
+
+class Keeper:
+    """The blocks of a key that a node owns."""
+
+    def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
+        self.rule: Final = store.rule
+        self.whole: Final = store.whole
+        self.values: Final[dict[int, Array]] = {}
+        """By block."""
+        self._store: Final = store
+        assert key.layout is not None
+        owners = store.machine.owners
+        for block in owners.blocks(key, whole=self.whole):
+            if owners.owner(key, block) == store.node.rank:
+                chunks = chunks_of(key, block, whole=self.whole)
+                bounds = key.layout.bounds
+                self.values[block] = initial.ravel()[bounds[chunks[0]][0] : bounds[chunks[-1]][1]].copy()
+
+    def apply(self, block: int, values: Array, live: tuple[float, ...], done: Callable[[], None]) -> None:
+        """Take a gradient off a block."""
+
+        def work() -> None:
+            self.values[block] -= values
+            done()
+
+        self._store.later(work)
+
+    def read(self, block: int, done: Callable[[Buffer], None]) -> None:
+        """Give a copy of a block's value."""
+        self._store.later(lambda: done(self.values[block].copy()))
+
+
+class AsynchronousStore:
+    """One rank's store of keys that are trained asynchronously.
+
+    Attributes:
+        kept: what this rank owns, by key.
+    """
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        timeline: Timeline,
+        *,
+        seed: int = 0,
+        staleness: int = UNBOUNDED,
+        whole: bool = False,
+        slowest_s: float = 0.0,
+        rule: str = "descent",
+    ) -> None:
+        """Make a store; the node has joined.
+
+        Args:
+            node: whose it is.
+            timeline: of the cluster.
+            seed: of how long things take.
+            staleness: how many clocks this rank may be ahead of the slowest.
+            whole: blocks are whole keys.
+            slowest_s: an update or a reading takes up to that long.
+            rule: the update rule's name.
+        """
+        self.node: Final = node
+        self.machine: Final[Asynchronous] = node.machine.owners()
+        self.whole: Final = whole
+        self.rule: Final = rule
+        self._timeline: Final = timeline
+        self._chance: Final = random.Random(f"keeper {seed} {node.rank}")
+        self._slowest_s: Final = slowest_s
+        self._staleness: Final = staleness
+        self._pushes: Final[dict[str, Pushes]] = {}
+        self._clock = 0
+        self.kept: Final[dict[str, Keeper]] = {}
+
+    def init(self, name: str, initial: Array) -> Pending:
+        """Give a key its value, rank 0's; this node serves what it owns of it when that is here."""
+        pending = self.node.push(name, initial if self.node.rank == 0 else np.zeros_like(initial))
+        self._pushes[name] = Pushes()
+
+        def serve() -> None:
+            if pending.error is None:
+                key, value = self.node.keys[name], pending.result()
+                keeper = self.kept[name] = Keeper(self, key, value)
+                self.node.process.call(lambda _: self.machine.serve(key, keeper))
+
+        pending.then(serve)
+        return pending
+
+    def push(self, name: str, gradient: Array, *, priority: int = 0) -> Pending:
+        """Have a gradient taken off the value."""
+        key, count = self.node.keys[name], self._pushes[name]
+        pending = Pending(self._timeline, f"rank {self.node.rank}: push {count.total} of {name}")
+        source = np.array(gradient).ravel()
+
+        def collect() -> Array:
+            source.view(np.uint8).fill(0xA5)  # nobody may read it any more
+            return source
+
+        pending.collect_with(collect)
+        operation = PushOperation(
+            key=key,
+            number=count.total,
+            source=source,
+            rule=self.rule,
+            clock=self._clock,
+            whole=self.whole,
+            priority=priority,
+            done=pending.done,
+        )
+        count.total += 1
+        count.in_clock += 1
+        return self._submit(pending, operation)
+
+    def pull(self, name: str, *, priority: int = 0) -> Pending:
+        """Get the newest value."""
+        key, count = self.node.keys[name], self._pushes[name]
+        pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of {name}")
+        destination = np.empty(key.elements, key.dtype)
+        pending.collect_with(lambda: destination.reshape(key.spec.shape))
+        operation = PullOperation(
+            key=key,
+            number=count.pulls,
+            pushed=count.total,
+            destination=destination,
+            least=0 if self._staleness == UNBOUNDED else (self._clock or count.total) - self._staleness,
+            counted=self._clock > 0,
+            whole=self.whole,
+            priority=priority,
+            done=pending.done,
+        )
+        count.pulls += 1
+        return self._submit(pending, operation)
+
+    def clock(self) -> None:
+        """End a clock of this rank's."""
+        self._clock += 1
+        pushes = {self.node.keys[name]: count.in_clock for name, count in self._pushes.items()}
+        for count in self._pushes.values():
+            count.in_clock = 0
+        number = self._clock
+        self.node.process.call(
+            lambda _: self.machine.clock(
+                self.node.keys[next(iter(self._pushes))].spec.namespace, number, pushes, whole=self.whole
+            )
+        )
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do something on the node after a random time."""
+        delay = self._chance.random() * self._slowest_s
+        self._timeline.after(delay, lambda: self.node.process.call(lambda _: work()))
+
+    def _submit(self, pending: Pending, operation: AsyncOperation) -> Pending:
+        self.node.pending.append(pending)
+        self.node.process.call(lambda now: self.machine.submit(operation, now))
+        return pending

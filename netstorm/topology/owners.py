@@ -1,0 +1,46 @@
+"""Asynchronous training: who owns how much, and how far owners are reached. Pure functions of a policy."""
+
+from __future__ import annotations
+
+import math
+
+from netstorm.topology.policy import Policy
+from netstorm.topology.routes import next_hops
+
+__all__ = ["owner_weights", "paths_from"]
+
+
+def owner_weights(policy: Policy) -> tuple[int, ...]:
+    """Return each rank's weight as an owner: what the trees that it is the root of carry, in lowest terms.
+
+    A root is where a policy wants sums to meet, in the shares that links allow. Ranks that are no root own
+    nothing.
+    """
+    weights = [0] * policy.size
+    for tree, weight in zip(policy.trees, policy.weights, strict=True):
+        weights[tree.root] += weight
+    divisor = math.gcd(*weights)
+    return tuple(weight // divisor for weight in weights)
+
+
+def paths_from(policy: Policy, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return, by target, the path of fewest hops from `rank`, over pairs that the policy's trees use.
+
+    Only those pairs are sure to be linked. Both ends are on a path; `rank`'s own is that alone.
+    """
+    targets: list[set[int]] = [set() for _ in range(policy.size)]
+    for tree in policy.trees:
+        for node, parent in enumerate(tree.reduce_parent):
+            if parent >= 0:
+                targets[node].add(parent)
+        for node, parent in enumerate(tree.broadcast_parent):
+            if parent >= 0:
+                targets[parent].add(node)
+    hops = next_hops([sorted(ends) for ends in targets])
+    paths = []
+    for target in range(policy.size):
+        path = [rank]
+        while path[-1] != target:
+            path.append(hops[target][path[-1]])
+        paths.append(tuple(path))
+    return tuple(paths)

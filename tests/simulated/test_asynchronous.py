@@ -1,0 +1,205 @@
+"""Asynchronous training on the simulated cluster: nothing lost or doubled, pulls monotone, bounds kept."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netstorm.kvstore.async_operation import UNBOUNDED
+from netstorm.simulation.asynchronous import AsynchronousStore
+from netstorm.simulation.cluster import SimulatedCluster
+from tests.simulated.jobs import random_policy
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that a run depends on."""
+
+    nodes: int
+    seed: int
+    keys: int
+    elements: int
+    steps: int
+    chunk_size: int
+    staleness: int
+    whole: bool
+    counted: bool
+    """The scripts call `clock()`."""
+    pushes: int = 1
+    """Of a key in a step; more than one only where scripts count clocks."""
+    slowest_s: float = 0.01
+    jitter_s: float = 0.003
+    breaks: float = 0.0
+
+    def unit(self, rank):
+        """Return what a rank's gradient is made of."""
+        return (self.steps * self.pushes + 1) ** rank
+
+    def counts(self, value):
+        """Return how many gradients of each rank are in a value of all equal elements."""
+        left, found = int(-value.flat[0]), []
+        for _ in range(self.nodes):
+            left, count = divmod(left, self.steps * self.pushes + 1)
+            found.append(count)
+        assert left == 0
+        return found
+
+
+class Program:
+    """What one rank does: steps of pull, think and push, each when the one before has ended."""
+
+    def __init__(self, training, cluster, node, tracks):
+        self.training = training
+        self.cluster = cluster
+        self.tracks = tracks
+        self.chance = random.Random(f"program {training.seed} {node.rank}")
+        self.store = AsynchronousStore(
+            node,
+            cluster.timeline,
+            seed=training.seed,
+            staleness=training.staleness,
+            whole=training.whole,
+            slowest_s=training.slowest_s,
+        )
+        self.node = node
+        self.names = [f"k{number}" for number in range(training.keys)]
+        self.pending = []
+        self.last = {}
+        self.step = 0
+        self.over = None
+
+    def begin(self):
+        training = self.training
+        start = np.zeros(training.elements, "int64")
+        for name in self.names:
+            self.wait(self.store.init(name, start))
+        self.after_all(self.train)
+
+    def wait(self, pending):
+        self.pending.append(pending)
+        return pending
+
+    def after_all(self, action):
+        """Go on when all that is pending has ended; an error is the test's to see."""
+        waiting, self.pending = self.pending, []
+        left = [len(waiting)]
+
+        def ended():
+            left[0] -= 1
+            for one in waiting:
+                if one.error is not None:
+                    raise one.error
+            if left[0] == 0:
+                action()
+
+        for one in waiting:
+            one.then(ended)
+
+    def train(self):
+        if self.step == self.training.steps:
+            self.over = self.node.finish()
+            return
+        gradient = np.full(self.training.elements, self.training.unit(self.node.rank), "int64")
+        self.chance.shuffle(self.names)
+        for name in self.names:
+            for _ in range(self.training.pushes):
+                self.store.push(name, gradient, priority=self.chance.randint(0, 2))
+        self.step += 1
+        if self.training.counted:
+            self.store.clock()
+        for name in self.names:
+            self.wait(self.store.pull(name))
+        self.tracks[self.node.rank] = self.step
+        pulled = list(zip(self.names, self.pending, strict=True))
+        think_s = self.chance.random() * self.chance.choice((0.0, 0.01, 0.2))
+        self.after_all(lambda: self.cluster.at(self.cluster.now + think_s, lambda: self.check(pulled)))
+
+    def check(self, pulled):
+        training, rank = self.training, self.node.rank
+        for name, pending in pulled:
+            value = pending.result()
+            for start in range(0, training.elements, 1 if training.whole else training.chunk_size):
+                assert (value[start : start + 1] == value[start]).all()
+            per_chunk = [training.counts(value[start:]) for start in range(0, training.elements, 7)]
+            for number, counts in enumerate(per_chunk):
+                assert counts[rank] == self.step * training.pushes, "not all of this rank's own are in it"
+                before = self.last.get((name, number), [0] * training.nodes)
+                assert all(now >= then for now, then in zip(counts, before, strict=True)), "it went back"
+                self.last[name, number] = counts
+                if training.staleness != UNBOUNDED:
+                    least = (self.step - training.staleness) * training.pushes
+                    assert min(counts) >= least, f"staleness {training.staleness}: {counts} at {self.step}"
+        self.train()
+
+
+def run(training, **more):
+    """Train; return the programs of all ranks."""
+    cluster = SimulatedCluster(
+        training.nodes,
+        seed=training.seed,
+        policy=random_policy(random.Random(f"policy {training.seed}"), training.nodes),
+        chunk_size=training.chunk_size,
+        jitter_s=training.jitter_s,
+        **more,
+    ).join()
+    tracks: dict[int, int] = {}
+    programs = [Program(training, cluster, node, tracks) for node in cluster.nodes]
+    if training.breaks:
+        cluster.set_breaks(training.breaks)
+    for program in programs:
+        program.begin()
+    cluster.run_until(
+        lambda: all(program.over is not None and program.over.ended for program in programs), 600.0
+    )
+    cluster.run_until(lambda: cluster.scheduler.machine.outcome is not None, 60.0)
+    outcome = cluster.scheduler.machine.outcome
+    assert outcome is not None
+    assert outcome.exit_code == 0
+    return programs
+
+
+def check_total(training, programs):
+    """Each gradient of each rank has been applied to each block exactly once."""
+    values = {}
+    for program in programs:
+        for name, kept in program.store.kept.items():
+            for block, value in kept.values.items():
+                assert (name, block) not in values
+                values[name, block] = value
+                expected = training.steps * training.pushes
+                assert training.counts(value) == [expected] * training.nodes
+    size = sum(len(value) for value in values.values())
+    assert size == training.keys * training.elements
+
+
+trainings = st.builds(
+    Training,
+    nodes=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+    keys=st.integers(1, 3),
+    elements=st.integers(1, 40),
+    steps=st.integers(1, 5),
+    chunk_size=st.sampled_from([1, 7, 16, 100]),
+    staleness=st.sampled_from([UNBOUNDED, 1, 1, 2, 0]),
+    whole=st.booleans(),
+    counted=st.booleans(),
+    slowest_s=st.sampled_from([0.0, 0.001, 0.05]),
+    jitter_s=st.sampled_from([0.0, 0.003, 0.1]),
+).map(lambda drawn: replace(drawn, pushes=1 + drawn.seed % 2 if drawn.counted else 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(trainings)
+def test_every_push_is_applied_once_pulls_never_go_back_and_nobody_is_too_far_ahead(training):
+    check_total(training, run(training))
+
+
+@settings(max_examples=15, deadline=None)
+@given(trainings)
+def test_broken_connections_change_nothing_of_that(training):
+    training = replace(training, breaks=0.02)
+    check_total(training, run(training))
