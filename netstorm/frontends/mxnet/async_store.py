@@ -190,6 +190,20 @@ class AsynchronousKVStore(NetStormKVStore):
         self._rule = rule
         self._updater = rule.updater
 
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Refuse: owners apply plain gradients."""
+        raise UsageError(
+            f"gradient compression {compression_params!r}: an asynchronous store sends plain gradients; leave "
+            "compression_params out, or use dist_sync_netstorm (or NETSTORM_STALENESS=0)"
+        )
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Refuse: owners have dense values only."""
+        raise UsageError(
+            "row_sparse_pull: an asynchronous store has dense values only; use dense parameters, or "
+            "dist_sync_netstorm (or NETSTORM_STALENESS=0)"
+        )
+
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Refuse: each owner has the states of its own blocks."""
         raise UsageError(
