@@ -62,7 +62,7 @@ _ANY_MESSAGE = (
     | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy | m.Barrier | m.BarrierReached
     | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone | m.Leave
     | m.ReplicaDigest
-    | m.LinkTrial | m.LinkRestored | m.FailedLinks
+    | m.LinkTrial | m.LinkRestored | m.FailedLinks | m.Resume | m.Resumed
     | m.Routed
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()

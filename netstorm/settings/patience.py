@@ -57,6 +57,12 @@ class PatienceSettings:
         "",
         "what a round is that a rank never pushes because its script has ended; error: the end of the job; "
         "join: that rank contributes zeros, and holds up no barrier, until all have ended",
+    scheduler_timeout_s: float = setting(
+        "NETSTORM_SCHEDULER_TIMEOUT",
+        seconds(),
+        300.0,
+        "s",
+        "longest time that nodes wait for a scheduler with NETSTORM_STATE_DIR to be started again",
     )
     window_bytes: int = setting(
         "NETSTORM_WINDOW",

@@ -18,6 +18,7 @@ from netstorm.protocol.messages.membership import (
     PeerGone,
     Suspect,
 )
+from netstorm.protocol.messages.resuming import Resume, Resumed
 from netstorm.protocol.messages.rounds import (
     ANY_RULE,
     Binding,
@@ -77,6 +78,8 @@ __all__ = [
     "Refused",
     "RegisterKeys",
     "ReplicaDigest",
+    "Resume",
+    "Resumed",
     "RoundBegun",
     "Routed",
     "SessionMessage",

@@ -63,6 +63,8 @@ class Joined(Message, frozen=True, tag=61):
     """Ranks that have finished contribute zeros until all have (NETSTORM_UNEVEN=join)."""
     owners: tuple[int, ...] = ()
     """By rank: its weight as an owner in asynchronous training; 0: it owns nothing. Fixed for the job."""
+    resume_s: float = 0.0
+    """How long to go on without the scheduler, which will know this job when it is back; 0: it will not."""
 
 
 class Barrier(Message, frozen=True, tag=67):

@@ -1,0 +1,95 @@
+"""The file in which a scheduler writes down what it tells its nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from netstorm.errors import UsageError
+from netstorm.scheduler.past import Past
+from netstorm.scheduler.records import MAGIC, Ended, Record, encode, read
+
+__all__ = ["StateFile", "boot_identity"]
+
+_log = logging.getLogger(__name__)
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_identity() -> str:
+    """Return what tells this run of the machine from those before; empty if the system does not say."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+class StateFile:
+    """The log of one job. It must be closed.
+
+    A record is with the operating system before anybody is told what it says (one write for all that an event
+    has brought, some 10 µs), so the end of this process loses nothing. It is not forced to the disk: the end
+    of the machine does, and a log from before that is refused.
+
+    Attributes:
+        past: the job that it tells of; None: none, or one that is over.
+    """
+
+    def __init__(self, folder: Path, job: str) -> None:
+        """Open the log of a job, or begin one.
+
+        Raises:
+            UsageError: the folder cannot be used, or the file is not such a log; says what to do.
+        """
+        self.path: Final = folder / (re.sub(r"[^A-Za-z0-9_.-]", "_", job) + ".log")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            data = self.path.read_bytes() if self.path.exists() else b""
+            records, size = read(data, str(self.path))
+            self.past: Final = Past.of(records, str(self.path))
+            if self.past is not None and self.past.began.boot != boot_identity():
+                raise UsageError(
+                    f"{self.path} was written before this machine was last started, and may lack its end: its "
+                    "job cannot be taken over; remove the file to begin anew"
+                )
+            self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.truncate(self._file, size if self.past is not None else 0)
+            os.lseek(self._file, 0, os.SEEK_END)
+            if self.past is None:
+                _write_all(self._file, MAGIC)
+        except OSError as error:
+            raise UsageError(
+                f"NETSTORM_STATE_DIR={str(folder)!r}: {error.strerror} ({self.path}); it must be a folder in "
+                "which files can be written"
+            ) from None
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Append records. If that fails, the log is given up: the job goes on, but nobody can take it over."""
+        if self._file is None:
+            return
+        try:
+            _write_all(self._file, encode(records))
+        except OSError as error:
+            _log.error("%s: %s; the job goes on, but cannot be taken over", self.path, error.strerror)
+            self.close()
+            self.path.unlink(missing_ok=True)
+
+    def end(self, text: str) -> None:
+        """Note that the job is over."""
+        self.write([Ended(text=text)])
+
+    def close(self) -> None:
+        """Close it. Twice does no harm."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
