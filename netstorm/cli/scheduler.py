@@ -58,6 +58,10 @@ def scheduler(
     ready_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write HOST:PORT there once nodes can connect.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep a log there, to be started again with: NETSTORM_STATE_DIR."),
+    ] = None,
     print_outcome: Annotated[bool, typer.Option("--print-outcome", hidden=True)] = False,
 ) -> None:
     """Run the scheduler of one job until all its nodes have left; with --jobs, of several.
@@ -86,6 +90,7 @@ def scheduler(
             topology=topology,
             job=job,
             jobs="0" if jobs == "forever" else jobs,
+            state_dir=None if state is None else str(state),
             sntp_port=sntp_port,
             join_timeout_s=join_timeout,
         )

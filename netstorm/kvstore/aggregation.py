@@ -67,6 +67,8 @@ class Aggregation:
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
         self.begun: list[RoundBegun] = []
         """Rounds that have begun and that the scheduler has not been told of."""
+        self._begun_last: dict[int, deque[RoundBegun]] = {}
+        """The last ones, by key."""
         self.closed: list[int] = []
         """Number of each round of a key that is complete here, until its owner has taken note."""
         self.instructions: list[Instruction] = []
@@ -128,6 +130,11 @@ class Aggregation:
                     self._counters.add("protocol_violations")
                     _log.warning("dropped a part that rank %d sent early: %s", peer, error)
 
+    def ask_again(self) -> tuple[RoundBegun, ...]:
+        """Return the last rounds that have begun; the next request is without them."""
+        self.begun = []
+        return tuple(begun for last in self._begun_last.values() for begun in last)
+
     def _may_begin(self, operation: Operation) -> int | None:
         """Return the policy version that an operation runs under, or None while it must wait."""
         key = operation.key.identity
@@ -160,7 +167,9 @@ class Aggregation:
             round.stretch.priority = operation.priority
             self._holding.setdefault(operation.round, Holding()).begin(round.stretch)
             self._undated.append((key.identity, operation.round))
-        self.begun.append(RoundBegun(key=key.identity, round=operation.round, rule=operation.rule))
+        begun = RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
+        self.begun.append(begun)
+        self._begun_last.setdefault(key.identity, deque(maxlen=ROUNDS_AHEAD + 1)).append(begun)
         for chunk in range(len(round.sums)):
             round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
             self._forward(round, chunk)

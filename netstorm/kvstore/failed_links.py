@@ -16,7 +16,7 @@ from typing import Final
 
 from netstorm.kvstore.relay import around, direct
 from netstorm.observe.counters import Counters
-from netstorm.protocol.messages import FailedLinks, Part
+from netstorm.protocol.messages import FailedLinks, Part, Routed
 from netstorm.pslite.machine import Instruction, Send
 
 __all__ = ["Detours"]
@@ -43,6 +43,10 @@ class Detours:
         """Begin with all links in order; try failed ones every `retry_s`."""
         self.avoided: Collection[tuple[int, int]] = frozenset()
         """(source, target) of all links that the scheduler says have failed."""
+        self.stranded = -1
+        """To whom something was to go that cannot go around a failed link: what asynchronous training sends
+        must not come twice, and nobody could tell. -1: to nobody.
+        """
         self._counters: Final = counters
         self._retry_s: Final = retry_s
         self._down: Final[dict[int, _Down]] = {}
@@ -88,6 +92,10 @@ class Detours:
         held, down.held = down.held, []
         return held
 
+    def targets(self) -> tuple[int, ...]:
+        """Return the ranks to which links have failed."""
+        return tuple(self._down)
+
     def due(self) -> float:
         """Return when the next trial is due."""
         return min((down.try_at for down in self._down.values()), default=math.inf)
@@ -105,7 +113,12 @@ class Detours:
         """
         found: list[Instruction] = []
         for instruction in instructions:
-            if isinstance(instruction, Send) and isinstance(instruction.message, Part):
+            if isinstance(instruction, Send) and isinstance(instruction.message, Routed):
+                if int(instruction.peer) in self._down:
+                    self.stranded = int(instruction.peer)
+                else:
+                    found.append(instruction)
+            elif isinstance(instruction, Send) and isinstance(instruction.message, Part):
                 send = self._routed(rank, instruction)
                 if send is not None:
                     found.append(send)

@@ -25,6 +25,7 @@ from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.registration import Registration
 from netstorm.kvstore.relay import check_path, confirmed, credit
+from netstorm.kvstore.resuming import Resuming
 from netstorm.kvstore.roster import Roster
 from netstorm.kvstore.standing import Standing
 from netstorm.kvstore.zeros import Zeros
@@ -103,6 +104,7 @@ class GeneralNode:
         self._on_finished: list[Done] = []
         self._finish_deadline = math.inf
         self._zeros: Final = Zeros()
+        self._resuming: Final = Resuming()
         self._heartbeat_interval_s = 1.0
         self._heartbeat_timeout_s = 10.0
         self._next_heartbeat = now
@@ -118,6 +120,7 @@ class GeneralNode:
             m.AllFinished: self._all_finished,
             m.PeerGone: self._peer_gone,
             m.FailedLinks: self._failed_links,
+            m.Resumed: self._resumed,
         }
         """What the scheduler may say."""
         self._ask_to_join()
@@ -296,10 +299,48 @@ class GeneralNode:
             )
             self._instructions.append(Disconnect(peer=SCHEDULER, at_once=True))
             self._ask_to_join()
+        elif self._resuming.limit_s and _STRANGER not in reason:
+            if not self._resuming.active:
+                _log.warning(
+                    "rank %d has lost the scheduler (%s); it should be back within %g s",
+                    self.rank,
+                    reason,
+                    self._resuming.limit_s,
+                )
+            self._resuming.lost(reason, undelivered, now)
         else:
             self._stop(
                 errors.SchedulerLost(f"rank {self.rank} cannot reach the scheduler any more: {reason}")
             )
+
+    def _look_for_scheduler(self, now: float) -> None:
+        """Try to reach a scheduler that has been started again."""
+        if self._resuming.too_late(now):
+            self._stop(
+                errors.SchedulerLost(
+                    f"rank {self.rank} cannot reach {self.options.scheduler_name()}, which was not back "
+                    f"within {self._resuming.limit_s:g} s (NETSTORM_SCHEDULER_TIMEOUT): "
+                    f"{self._resuming.reason}"
+                )
+            )
+        elif self._resuming.attempt(now):
+            options, finishing = self.options, self.state is State.FINISHING
+            resume = m.Resume(
+                keys=self._registration.ask_again(),
+                begun=self._running().ask_again(),
+                barriers=tuple(sorted(self._barriers)),
+                last_rounds=self._registration.last_rounds() if finishing else None,
+                suspected=self._detours.targets(),
+            )
+            self._instructions += [
+                Connect(peer=SCHEDULER, host=options.scheduler_host, port=options.scheduler_port),
+                Send(peer=SCHEDULER, message=resume),
+            ]
+
+    def _resumed(self, message: m.Resumed, now: float) -> None:
+        _log.warning("the scheduler is back after %.1f s", self._resuming.away_s(now))
+        self._instructions += self._resuming.back()
+        self.roster.ask_again(now)
 
     def _link_failed(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
         """Have the scheduler decide; what was to go over the link waits for that, and goes around it."""
@@ -307,7 +348,18 @@ class GeneralNode:
             _log.warning("%s cannot be reached from here: %s", self.roster.describe(target), reason)
             self.roster.suspect(target, reason, now)
             self._send(m.Suspect(rank=target, reason=reason))
+        stranded = any(isinstance(send.message, m.Routed) for send in undelivered)
+        if stranded:
+            self._strand(target, reason)
         self._instructions += self._running().not_delivered(undelivered)
+
+    def _strand(self, target: int, reason: str) -> None:
+        self._blame(
+            errors.NodeLost(
+                f"{self.roster.describe(target)} cannot be reached from rank {self.rank} ({reason}), and what "
+                "asynchronous training sends does not go around a link that has failed"
+            )
+        )
 
     def _link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
         if not trial.answer:
@@ -326,6 +378,8 @@ class GeneralNode:
             return
         if self._aggregation is not None:
             self._aggregation.tick(now)
+        if self._resuming.active:
+            self._look_for_scheduler(now)
         for target in self._detours.trials(now):
             member = self.members[target]
             self._instructions += [
@@ -351,7 +405,7 @@ class GeneralNode:
             )
             return
         lost = self.roster.undecided(now, self._heartbeat_timeout_s + _DECISION_S)
-        if lost is not None:
+        if lost is not None and not self._resuming.active:
             self._blame(lost)
             return
         if now >= self._next_look:
@@ -366,7 +420,7 @@ class GeneralNode:
             return 0.0
         if self._zeros.due() and self.roster.unfinished():
             return 0.0
-        due = min(self._next_heartbeat, self._next_look, self._detours.due())
+        due = min(self._next_heartbeat, self._next_look, self._detours.due(), self._resuming.due())
         if self._aggregation is not None:
             due = min(due, self._aggregation.next_tick())
         if self.meter is not None:
@@ -387,7 +441,14 @@ class GeneralNode:
         if self._asynchronous is not None:
             taken += self._asynchronous.take_instructions()
         self._instructions = []
-        return self._detours.route(self.rank, taken) if self._detours else taken
+        if not self._detours:
+            return taken
+        taken = self._detours.route(self.rank, taken)
+        if self._detours.stranded >= 0 and self.failure is None:
+            self._strand(self._detours.stranded, "its link has failed")
+            taken += self._instructions
+            self._instructions = []
+        return taken
 
     # ------------------------------------------------------------------------------------------ the scheduler
     # says
@@ -399,6 +460,7 @@ class GeneralNode:
         self.roster = Roster(message.rank, message.members, joins=message.joins)
         self._heartbeat_interval_s = message.heartbeat_interval_s
         self._heartbeat_timeout_s = message.heartbeat_timeout_s
+        self._resuming.limit_s = message.resume_s
         self._next_heartbeat = now
         self._bindings = Bindings(self.rank)
         self._bindings.install(message.policy)
@@ -519,6 +581,8 @@ class GeneralNode:
         """Say what this node has been waiting for for a while; empty if for nothing."""
         if self.state is State.JOINING:
             return self._last_waiting or f"waiting for {self.options.scheduler_name()}"
+        if self._resuming.active:
+            return f"the scheduler, away for {self._resuming.away_s(now):.0f} s: {self._resuming.reason}"
         if self._aggregation is not None:
             for operation in self._aggregation.outstanding():
                 if now - operation.begun_at >= self._heartbeat_interval_s:
@@ -592,6 +656,9 @@ class GeneralNode:
         else:
             waiting.append(done)
 
+
+_STRANGER: Final = "does not know this rank"
+"""What a scheduler says that has no log of this job: to wait for it is in vain."""
 
 _DECISION_S: Final = 2.0
 """How much longer than the heartbeat time-out a node waits for the scheduler's word on a rank it cannot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation
-from netstorm.protocol.messages import KeyGrant, RegisterKeys
+from netstorm.protocol.messages import KeyGrant, KeySpec, RegisterKeys
 
 __all__ = ["Registration"]
 
@@ -32,6 +32,11 @@ class Registration:
         request = RegisterKeys(keys=tuple(key.spec for key in self._to_ask))
         self._to_ask = []
         return request
+
+    def ask_again(self) -> tuple[KeySpec, ...]:
+        """Return all keys that have not been granted; the next request is without them."""
+        self._to_ask = []
+        return tuple(key.spec for key in self._keys.values() if key.identity < 0)
 
     def hold(self, operation: Operation) -> None:
         """Keep an operation until its key is granted."""

@@ -80,6 +80,11 @@ class Roster:
         """Note that a rank cannot be reached from here; the scheduler decides whether it is lost."""
         self._suspected.setdefault(rank, (now, reason))
 
+    def ask_again(self, now: float) -> tuple[int, ...]:
+        """Return who is suspected; the time in which the scheduler should decide begins now."""
+        self._suspected = {rank: (now, reason) for rank, (_, reason) in self._suspected.items()}
+        return tuple(self._suspected)
+
     def decided(self, rank: int) -> None:
         """Note that the scheduler has said what is to be done about a suspect, or that it can be reached."""
         self._suspected.pop(rank, None)

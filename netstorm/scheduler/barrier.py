@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
@@ -49,6 +49,17 @@ class BarrierCount:
         self._come[rank] += 1
         self._since.setdefault(number, now)
         return self._advance()
+
+    def restore(self, come: Sequence[int], now: float) -> None:
+        """Go on where another process has stopped; `come`: by rank, to how many it had come."""
+        self._come[:] = come
+        for number in range(max(come)):
+            self._since.setdefault(number, now)
+        self._advance()
+
+    def is_reached(self, number: int) -> bool:
+        """Return whether all have come to a barrier."""
+        return number < self._reached
 
     def excuse(self, rank: int) -> list[int]:
         """Let nobody wait for a rank any more; return the barriers that are reached by it."""

@@ -8,6 +8,7 @@ arXiv 2404.11352 §VII-A) costs no waiting.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +22,10 @@ ROUNDS_AHEAD: Final = 1024
 """How far a rank may be ahead of the slowest in one key. A general node never is more than a few: it
 contributes to two rounds beyond its last complete one. This only bounds what a faulty rank can make the
 scheduler remember."""
+
+
+_COMPLETE_BEFORE: Final = 2
+"""A general node begins a round only if it has completed the one so many before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,10 @@ class _Table:
     """Highest round that anybody has been told a version of; round 0's comes with the registration."""
     complete: int = -1
     """Up to here, every rank has begun every round."""
+    restored: bool = False
+    """Who has begun what before is not known; but nobody begins a round before those are complete that are
+    two before it.
+    """
     open: dict[int, _Begun] = field(default_factory=dict)
     """By round; those beyond `complete` that at least one rank has begun."""
 
@@ -83,14 +92,23 @@ class Consistency:
         if key not in self._tables:
             self._tables[key] = _Table(rows=[(0, self._version)])
 
-    def install(self, version: int) -> None:
-        """Let `version` apply, in each key, from the first round on that nobody has been granted."""
+    def restore(self, key: int, rows: Iterable[tuple[int, int]], granted: int) -> None:
+        """Go on where another process has stopped: with a key's table, of which no round beyond `granted` was
+        granted.
+        """
+        self._tables[key] = _Table(rows=list(rows), granted=granted, restored=True)
+
+    def install(self, version: int) -> dict[int, int]:
+        """Let `version` apply, in each key, from the first round on that nobody has been granted; return
+        these rounds.
+        """
         self._version = version
         for table in self._tables.values():
             start = table.granted + 1
             while table.rows and table.rows[-1][0] >= start:  # nobody has been told of that row
                 table.rows.pop()
             table.rows.append((start, version))
+        return {key: table.granted + 1 for key, table in self._tables.items()}
 
     def begun(self, rank: int, event: RoundBegun) -> RuleConflict | None:
         """Note that a rank has begun a round, which grants it the next one.
@@ -100,6 +118,9 @@ class Consistency:
         """
         table = self._tables[event.key]
         round = event.round
+        if table.restored and round - _COMPLETE_BEFORE > table.complete:
+            table.complete = round - _COMPLETE_BEFORE
+            table.open = {other: begun for other, begun in table.open.items() if other > table.complete}
         if not 0 <= round <= table.complete + ROUNDS_AHEAD:
             raise ProtocolViolation(
                 f"rank {rank} says that it has begun round {round} of key {event.key}, of which every rank "

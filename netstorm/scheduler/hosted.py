@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import netstorm
@@ -22,6 +23,7 @@ from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.preparing import Preparation, described_nodes, prepare
 from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.scheduler.snapshot import Snapshot
+from netstorm.scheduler.state_file import StateFile, boot_identity
 from netstorm.settings import Settings
 
 __all__ = ["Hosted", "Plan", "naming_jobs", "plan", "serve_several"]
@@ -61,6 +63,8 @@ class Plan:
     """The rest of the first line that the user sees."""
     make: Callable[[Counters], Hosted]
     """Makes the machine."""
+    close: Callable[[], None] = lambda: None
+    """To be called in the end."""
 
 
 def plan(settings: Settings) -> Plan:
@@ -75,22 +79,28 @@ def plan(settings: Settings) -> Plan:
 def _one_job(settings: Settings) -> Plan:
     assumption = assumed(settings)
     policy = first_policy(assumption)
+    state = StateFile(Path(settings.state_dir), settings.job) if settings.state_dir else None
 
     def make(counters: Counters) -> SchedulerMachine:
         return SchedulerMachine(
-            SchedulerOptions.from_settings(settings, release=netstorm.__version__),
+            SchedulerOptions.from_settings(settings, release=netstorm.__version__, boot=boot_identity()),
             policy,
             now=clock.monotonic(),
             counters=counters,
             assumed=assumption if settings.awareness else None,
             planned=assumption,
+            write=None if state is None else state.write,
+            past=None if state is None else state.past,
         )
 
     return Plan(
         f"job {settings.job!r}",
         f"waiting for {settings.num_workers} nodes; network: "
-        f"{settings.network_file or 'all links assumed equal'}; {policy.reason or settings.topology}",
+        f"{settings.network_file or 'all links assumed equal'}; {policy.reason or settings.topology}"
+        if state is None or state.past is None
+        else f"which goes on: {len(state.past.members)} nodes, as {state.path} says",
         make,
+        (lambda: None) if state is None else state.close,
     )
 
 
@@ -99,6 +109,11 @@ def _several(settings: Settings) -> Plan:
         raise UsageError(
             f"NETSTORM_JOB={settings.job} (--job) at a scheduler of several jobs (--jobs, NETSTORM_JOBS="
             f"{settings.jobs}): expected none, since the nodes say which job is theirs"
+        )
+    if settings.state_dir:
+        raise UsageError(
+            f"NETSTORM_STATE_DIR={settings.state_dir} (--state) at a scheduler of several jobs (--jobs, "
+            f"NETSTORM_JOBS={settings.jobs}): only the scheduler of one job can be started again"
         )
     described = described_nodes(settings)
     if settings.source("num_workers") != "default" and described not in (0, settings.num_workers):

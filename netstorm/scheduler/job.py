@@ -8,6 +8,7 @@ from typing import Final
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
+from netstorm.protocol.chunks import ChunkSizes
 from netstorm.protocol.ids import Peer
 from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.awareness import Awareness, summed_of
@@ -21,6 +22,8 @@ from netstorm.scheduler.liveness import Liveness, Suspicion
 from netstorm.scheduler.membership import describe, list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.past import Leases, Past
+from netstorm.scheduler.records import BarrierCome, Began, Finished, Installed, KeyAdded
 from netstorm.scheduler.registry import KeyConflict, KeyRegistry
 from netstorm.scheduler.replicas import ReplicaCheck
 from netstorm.scheduler.sayings import Sayings
@@ -64,17 +67,18 @@ class Job:
         *,
         assumed: Assumed | None = None,
         planned: Assumed | None = None,
+        past: Past | None = None,
     ) -> None:
         """Begin with `seats`, by rank, under `policy`, formed for what is `assumed`; None: it stays, unless
-        links fail, for what is `planned`.
+        links fail, for what is `planned`. `past`: what another process has left of this job.
         """
         self.peers: Final = tuple(peer for peer, _ in seats)
         self.members: Final = tuple(member for _, member in seats)
         self.finished: Final[dict[int, dict[int, int]]] = {}
-        self.liveness: Final = Liveness(self.members, options, now)
-        self.keys: Final = KeyRegistry(
-            options.local_chunks if _on_one_machine(self.members) else options.chunks
-        )
+        # Who must find a scheduler that is back needs time for it.
+        self.liveness: Final = Liveness(self.members, options, now + (options.link_timeout_s if past else 0))
+        chunks = options.local_chunks if _on_one_machine(self.members) else options.chunks
+        self.keys: Final = KeyRegistry(chunks if past is None else ChunkSizes(*past.began.chunks))
         self.awareness: Final = (
             None
             if assumed is None
@@ -84,13 +88,40 @@ class Job:
         self.links: Final = LinkFailures(len(seats), assumed or planned)
         self._options: Final = options
         self._outbox: Final = outbox
-        self._owners: Final = owner_weights(policy)
+        self._owners: Final = owner_weights(policy) if past is None else past.began.owners
         self._policies: dict[int, Policy] = {policy.version: policy}
         self._consistency: Final = Consistency(len(seats), policy.version)
         self._barriers: Final = BarrierCount(len(seats))
         self._replicas: Final = ReplicaCheck(len(seats))
+        self._leases: Final = Leases(() if past is None else past.granted)
+        if past is None:
+            outbox.note(
+                Began(
+                    job=options.job,
+                    release=options.release,
+                    boot=options.boot,
+                    chunks=(chunks.smallest, chunks.largest, chunks.enough),
+                    members=self.members,
+                    policy=policy,
+                    owners=self._owners,
+                )
+            )
+        else:
+            self._restore(past, now)
         self._say_at = now + SAY_EVERY_S
         self._status_at = now + _STATUS_EVERY_S
+
+    def _restore(self, past: Past, now: float) -> None:
+        """Go on where another process has stopped."""
+        self._policies = dict(past.policies)
+        for rank, spec in past.keys:
+            self.keys.register(rank, spec)
+        for key, (rows, granted) in enumerate(zip(past.rows, past.granted, strict=True)):
+            self._consistency.restore(key, rows, granted)
+        self.finished.update(past.finished)
+        for rank in past.finished if self._options.joins else ():
+            self._barriers.excuse(rank)
+        self._barriers.restore(past.barriers, now)
 
     @property
     def policy(self) -> Policy:
@@ -114,10 +145,14 @@ class Job:
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
             joins=self._options.joins,
             owners=self._owners,
+            resume_s=self._options.scheduler_timeout_s if self._outbox.keeps_log else 0.0,
         )
         self._tell(rank, joined)
         for policy in newer:
             self._tell(rank, m.NewPolicy(policy=policy))
+        self._tell_news(rank)
+
+    def _tell_news(self, rank: int) -> None:
         if self.links.failures:
             self._tell(rank, m.FailedLinks(links=self.links.told()))
         for other, last_rounds in self.finished.items():
@@ -131,7 +166,8 @@ class Job:
         """
         check_policy(policy, nodes=len(self.members), after=self._consistency.version)
         self._policies[policy.version] = policy
-        self._consistency.install(policy.version)
+        starts = self._consistency.install(policy.version)
+        self._outbox.note(Installed(policy=policy, starts=tuple(starts.items())))
         in_use = self._consistency.versions_in_use()
         self._policies = {version: known for version, known in self._policies.items() if version in in_use}
         self._outbox.tell(self.peers, m.NewPolicy(policy=policy))
@@ -159,10 +195,10 @@ class Job:
                 return self._replica_digest(rank, message)
             case m.Barrier():
                 return self._barrier(rank, message, now)
-            case m.Suspect():
-                self._suspect(rank, message, now)
-            case m.LinkRestored():
-                self._restored(rank, message)
+            case m.Resume():
+                return self._resume(rank, message, now)
+            case m.Suspect() | m.LinkRestored():
+                self._about_link(rank, message, now)
             case m.Finished():
                 return self._finish(rank, message, now)
             case m.Failed():
@@ -266,9 +302,12 @@ class Job:
     def _register(self, rank: int, message: m.RegisterKeys, now: float) -> m.PeerGone | None:
         grants, bindings = [], []
         for spec in message.keys:
+            known = len(self.keys)
             grant = self.keys.register(rank, spec)
             if isinstance(grant, KeyConflict):
                 return m.PeerGone(rank=-1, kind="key", reason=str(grant))
+            if grant.key == known:
+                self._outbox.note(KeyAdded(rank=rank, spec=spec, version=self._consistency.version))
             self._consistency.add_key(grant.key)
             grants.append(grant)
             bindings += self._consistency.bindings(grant.key, 0)
@@ -281,6 +320,8 @@ class Job:
         if unknown is not None:
             raise ProtocolViolation(f"rank {rank} asks about key {unknown}, which nobody has registered")
         bindings = []
+        if self._outbox.keeps_log:
+            self._outbox.note(self._leases.take((event.key, event.round + 1) for event in message.begun))
         for event in message.begun:
             conflict = self._consistency.begun(rank, event)
             name = self.keys.name(event.key)
@@ -307,13 +348,42 @@ class Job:
 
     def _barrier(self, rank: int, message: m.Barrier, now: float) -> m.PeerGone | None:
         self.liveness.heard(rank, now, f"it came to barrier {message.number}")
-        self._tell_reached(self._barriers.come(rank, message.number, now))
+        reached = self._barriers.come(rank, message.number, now)
+        self._outbox.note(BarrierCome(rank=rank, number=message.number))
+        self._tell_reached(reached)
         return self._waits_in_vain()
 
     def _tell_reached(self, barriers: list[int]) -> None:
         for number in barriers:
             come = [peer for rank, peer in enumerate(self.peers) if self._barriers.has_come(rank, number)]
             self._outbox.tell(come, m.BarrierReached(number=number))
+
+    def _resume(self, rank: int, message: m.Resume, now: float) -> m.PeerGone | None:
+        """Answer a node whose session ended with another process. Asking twice changes nothing."""
+        _log.info("%s is back", describe(self.members[rank]))
+        self._tell(rank, m.Resumed())
+        for version in sorted(self._policies):
+            self._tell(rank, m.NewPolicy(policy=self._policies[version]))
+        self._tell_news(rank)
+        for target in message.suspected:
+            self._suspect(rank, m.Suspect(rank=target, reason="it could not be reached before"), now)
+        gone = self._register(rank, m.RegisterKeys(keys=message.keys), now) if message.keys else None
+        if gone is None and message.begun:
+            gone = self._topology_request(rank, m.TopologyRequest(begun=message.begun), now)
+        for number in message.barriers if gone is None else ():
+            if self._barriers.is_reached(number):
+                self._tell(rank, m.BarrierReached(number=number))
+            elif not self._barriers.has_come(rank, number):
+                gone = gone or self._barrier(rank, m.Barrier(number=number), now)
+        if gone is None and message.last_rounds is not None and rank not in self.finished:
+            gone = self._finish(rank, m.Finished(last_rounds=message.last_rounds), now)
+        return gone
+
+    def _about_link(self, rank: int, message: m.Suspect | m.LinkRestored, now: float) -> None:
+        if isinstance(message, m.Suspect):
+            self._suspect(rank, message, now)
+        else:
+            self._restored(rank, message)
 
     def _suspect(self, rank: int, message: m.Suspect, now: float) -> None:
         if message.rank == rank or not 0 <= message.rank < len(self.members):
@@ -353,6 +423,7 @@ class Job:
         if rank in self.finished:
             raise ProtocolViolation(f"rank {rank} finishes a second time")
         self.finished[rank] = message.last_rounds
+        self._outbox.note(Finished(rank=rank, last_rounds=message.last_rounds))
         self.liveness.heard(rank, now, "it finished")
         others = [peer for other, peer in enumerate(self.peers) if other != rank]
         self._outbox.tell(others, m.PeerFinished(rank=rank, last_rounds=message.last_rounds))

@@ -26,6 +26,8 @@ from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy, unformed
 from netstorm.scheduler.membership import Applicant, Rendezvous, TurnedAway, describe, full, list_some, place
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.past import Past
+from netstorm.scheduler.records import Ended, Record
 from netstorm.scheduler.sayings import PolicyPast
 from netstorm.scheduler.snapshot import Snapshot
 from netstorm.scheduler.strangers import Door
@@ -57,6 +59,8 @@ class SchedulerMachine:
         assumed: Assumed | None = None,
         planned: Assumed | None = None,
         door: Door | None = None,
+        write: Callable[[list[Record]], None] | None = None,
+        past: Past | None = None,
     ) -> None:
         """Begin to wait for nodes.
 
@@ -69,6 +73,8 @@ class SchedulerMachine:
             assumed: None: the policy stays until somebody installs another one, or a link fails.
             planned: what policies are formed for when links fail, even if nothing is `assumed`.
             door: numbers those who come; None: one of its own.
+            write: writes down what another process needs to take over; None: nothing is.
+            past: what another process has written down of this job.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
@@ -88,7 +94,7 @@ class SchedulerMachine:
         self._planned = planned
         self._past = PolicyPast(self._first_policy, now)
         self._part = 1.0
-        self._outbox: Final = Outbox()
+        self._outbox: Final = Outbox(write)
         self._door: Final = door or Door()
         self._rendezvous: Final = Rendezvous(options)
         self._job: Job | None = None
@@ -99,6 +105,8 @@ class SchedulerMachine:
         self._say_at = now + SAY_EVERY_S
         self._leave_at = math.inf
         self._last_tick = now
+        if past is not None:
+            self._take_over(past, now)
 
     # ------------------------------------------------------------------------------- what the shell wants
 
@@ -255,6 +263,8 @@ class SchedulerMachine:
                 self._from_member(self._job, rank, message, now)
             elif isinstance(message, (m.Leave, m.Failed)):
                 self._leaves(rank, now)
+            elif isinstance(message, m.Resume) and self.phase is Phase.FINISHED:
+                self._outbox.tell([peer], m.AllFinished())
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
@@ -361,6 +371,34 @@ class SchedulerMachine:
             self._door.keep(peer)
             self._job.welcome(rank, now)
 
+    def _take_over(self, past: Past, now: float) -> None:
+        """Go on with the job that another process has served before."""
+        self.phase = Phase.RUNNING
+        policy = past.policies[past.version]
+        peers = [self._door.enter(member.incarnation, self.options.job) for member in past.members]
+        self._job = Job(
+            list(zip(peers, past.members, strict=True)),
+            policy,
+            self.options,
+            self._outbox,
+            now,
+            assumed=self._assumed,
+            planned=self._planned,
+            past=past,
+        )
+        for rank, peer in enumerate(peers):
+            self._ranks[peer] = rank
+            self._door.keep(peer)
+        if self._job.all_finished:
+            self.phase = Phase.FINISHED
+        _log.warning(
+            "job %r goes on: %d nodes, %d keys, policy version %d",
+            self.options.job,
+            len(peers),
+            len(self._job.keys),
+            policy.version,
+        )
+
     def _gather(self, now: float) -> None:
         for gone in self._rendezvous.silent(now):
             self._forget(gone.peer, f"no heartbeat for {self.options.heartbeat_timeout_s:g} s", now)
@@ -442,6 +480,7 @@ class SchedulerMachine:
         )
         self.phase = Phase.FAILED
         self._failure = failure
+        self._outbox.note(Ended(text=failure.reason))
         self._leave_at = now + FAREWELL_S if waiting else now
         # Alone, the process's last line is enough.
         _log.log(logging.ERROR if waiting else logging.DEBUG, "the job ends: %s", failure.reason)
@@ -462,6 +501,7 @@ class SchedulerMachine:
         keys = 0 if self._job is None else len(self._job.keys)
         nodes = self.options.num_workers
         self.outcome = outcome = Outcome.of(self.options.job, self._failure, nodes=nodes, keys=keys)
+        self._outbox.note(Ended(text=outcome.text))
         on_over = self.on_over
         if on_over is not None:
             self._outbox.add(Call(function=lambda: on_over(outcome)))

@@ -44,11 +44,14 @@ class SchedulerOptions:
     join_timeout_s: float = 300.0
     wait_timeout_s: float = 3600.0
     link_timeout_s: float = 10.0
+    scheduler_timeout_s: float = 300.0
+    boot: str = ""
+    """Identity of this run of the machine; for the log."""
     joins: bool = False
     """Ranks that have finished contribute zeros, and hold up no barrier, until all have."""
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, release: str) -> SchedulerOptions:
+    def from_settings(cls, settings: Settings, *, release: str, boot: str = "") -> SchedulerOptions:
         """Take from `settings` what concerns the scheduler.
 
         All of them are compared with what a node says was given to it; which ones it says is its choice.
@@ -71,6 +74,8 @@ class SchedulerOptions:
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,
             link_timeout_s=settings.link_timeout_s,
+            scheduler_timeout_s=settings.scheduler_timeout_s,
+            boot=boot,
             joins=settings.uneven == "join",
         )
 

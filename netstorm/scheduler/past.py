@@ -65,14 +65,15 @@ class Past:
                 raise UsageError(f"{name} begins in the middle of a job: remove the file to begin anew")
             else:
                 try:
-                    past._take(record)
+                    past.take(record)
                 except (IndexError, KeyError) as error:
                     raise UsageError(f"{name} makes no sense ({error!r}): remove it to begin anew") from None
         if past is not None:
-            past._forget()
+            past.forget()
         return past
 
-    def _take(self, record: r.Record) -> None:
+    def take(self, record: r.Record) -> None:
+        """Take one more record, of a job that has begun."""
         match record:
             case r.KeyAdded():
                 self.keys.append((record.rank, record.spec))
@@ -94,7 +95,7 @@ class Past:
             case r.Finished():
                 self.finished[record.rank] = record.last_rounds
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Forget what no round can need any more: those that ranks are in are close to one another."""
         for rows, granted in zip(self.rows, self.granted, strict=True):
             while len(rows) > 1 and rows[1][0] <= granted - 2 * LEASE:

@@ -65,6 +65,7 @@ def run_scheduler(
     with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
         _forget(ready_file)
         planned = plan(settings)
+        stack.callback(planned.close)
         running = _start(settings, planned, say, any_port=any_port)
         stack.callback(running.close)
         stack.enter_context(naming_jobs(running.driver.machine))

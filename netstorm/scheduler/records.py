@@ -57,6 +57,8 @@ class Began(_Base, frozen=True, tag=1):
     """Sizes of chunks, which all keys depend on."""
     members: tuple[Member, ...]
     policy: Policy
+    owners: tuple[int, ...] = ()
+    """Weights by rank, of asynchronous training."""
 
 
 class KeyAdded(_Base, frozen=True, tag=2):
@@ -141,7 +143,7 @@ def read(data: bytes, name: str) -> tuple[list[Record], int]:
         end = _HEAD.size + size
         body = rest[_HEAD.size : end]
         if size == 0 or size > _ROUGHLY_A_RECORD or len(body) < size or checksum(bytes(body)) != crc:
-            if end >= len(rest) and size <= _ROUGHLY_A_RECORD or not any(rest):
+            if (end >= len(rest) and size <= _ROUGHLY_A_RECORD) or not any(rest):
                 break  # cut off, or never written
             raise UsageError(_damaged(name, at))
         try:

@@ -11,7 +11,7 @@ from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.scheduler.past import Past
-from netstorm.scheduler.records import MAGIC, Ended, Record, encode, read
+from netstorm.scheduler.records import MAGIC, Record, encode, read
 
 __all__ = ["StateFile", "boot_identity"]
 
@@ -53,8 +53,8 @@ class StateFile:
             self.past: Final = Past.of(records, str(self.path))
             if self.past is not None and self.past.began.boot != boot_identity():
                 raise UsageError(
-                    f"{self.path} was written before this machine was last started, and may lack its end: its "
-                    "job cannot be taken over; remove the file to begin anew"
+                    f"{self.path} was written before this machine was last started, and may lack its end: "
+                    "its job cannot be taken over; remove the file to begin anew"
                 )
             self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.truncate(self._file, size if self.past is not None else 0)
@@ -68,7 +68,7 @@ class StateFile:
             ) from None
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append records. If that fails, the log is given up: the job goes on, but nobody can take it over."""
+        """Append records. If that fails, the log is given up: the job goes on, and nobody can take over."""
         if self._file is None:
             return
         try:
@@ -77,10 +77,6 @@ class StateFile:
             _log.error("%s: %s; the job goes on, but cannot be taken over", self.path, error.strerror)
             self.close()
             self.path.unlink(missing_ok=True)
-
-    def end(self, text: str) -> None:
-        """Note that the job is over."""
-        self.write([Ended(text=text)])
 
     def close(self) -> None:
         """Close it. Twice does no harm."""

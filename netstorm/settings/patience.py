@@ -57,6 +57,7 @@ class PatienceSettings:
         "",
         "what a round is that a rank never pushes because its script has ended; error: the end of the job; "
         "join: that rank contributes zeros, and holds up no barrier, until all have ended",
+    )
     scheduler_timeout_s: float = setting(
         "NETSTORM_SCHEDULER_TIMEOUT",
         seconds(),

@@ -35,6 +35,14 @@ class PlanningSettings:
         "",
         "file that describes the network, read by the scheduler; empty: all links are assumed equal",
     )
+    state_dir: str = setting(
+        "NETSTORM_STATE_DIR",
+        words(r"[^\0]*", "the path of a folder"),
+        "",
+        "",
+        "folder in which the scheduler keeps a log of its job, so that it can be started again if its "
+        "process ends; empty: it keeps none",
+    )
     topology: TopologyName = setting(
         "NETSTORM_TOPOLOGY",
         one_of(*get_args(TopologyName)),

@@ -29,6 +29,7 @@ from netstorm.pslite.virtual_time import Timeline
 from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.formation import assumed, first_policy
 from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.records import MAGIC
 from netstorm.settings import Settings
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 from netstorm.simulation.process import LocalClock, SimulatedProcess
@@ -77,6 +78,7 @@ class SimulatedCluster:
         clocks: Callable[[int], LocalClock] | None = None,
         tcp: Literal["ideal", "reno"] = "ideal",
         forming_s: float = 0.5,
+        keep_log: bool = False,
         **settings: object,
     ) -> None:
         """Set up a cluster; nothing happens before time passes.
@@ -90,7 +92,8 @@ class SimulatedCluster:
             once. delay_s: see `network`. jitter_s: see `network`. detect_s: how long until a silent path
             counts as broken. clocks: each rank's clock (-1: the scheduler's). None: random origins, and
             drifts up to 50 ppm. tcp: "ideal" or "reno", see `VirtualNetwork`. forming_s: how long it is said
-            to take to form a policy. settings: of all processes, by attribute of `Settings`. Unless they say
+            to take to form a policy. keep_log: the scheduler keeps one, so that it can be started again after
+            a crash. settings: of all processes, by attribute of `Settings`. Unless they say
             `awareness=True`, the scheduler knows the network as it is at its start, and the first policy
             stays. With it, it knows which nodes have links, or what `network_file` says, and measures.
         """
@@ -113,6 +116,8 @@ class SimulatedCluster:
         self.network.watch = self._watch
         self._starter: Final = Starter(self.network, self.settings, seed=seed, clocks=clocks)
         self._forming_s: Final = forming_s
+        self.log: Final = bytearray(MAGIC) if keep_log else None
+        """What the scheduler has written down; None: it writes nothing."""
         self._assumed: Final = _assumed(self.settings, network, delay_s)
         self.policy: Final = policy or first_policy(self._assumed, version=0)
         self._digest = hashlib.blake2b(digest_size=16)
@@ -248,7 +253,9 @@ class SimulatedCluster:
     def start(self, rank: int) -> None:
         """Start a rank's process, or the scheduler's; also again, after a crash, as a new process."""
         if rank == SCHEDULER:
-            self._scheduler = self._starter.scheduler(self.policy, self._assumed, self._forming_s)
+            self._scheduler = self._starter.scheduler(
+                self.policy, self._assumed, self._forming_s, log=self.log
+            )
         else:
             self._nodes[rank] = self.start_another(rank, host_of(rank))
 

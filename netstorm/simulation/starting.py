@@ -25,7 +25,9 @@ from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.forming import Formation, form
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.past import Past
 from netstorm.scheduler.preparing import Preparation, described_nodes, prepare
+from netstorm.scheduler.records import encode, read
 from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.settings import Settings
 from netstorm.simulation.process import LocalClock, SimulatedProcess
@@ -88,12 +90,23 @@ class Starter:
         return process
 
     def scheduler(
-        self, policy: Policy, assumed: Assumed, forming_s: float = 0.5
+        self,
+        policy: Policy,
+        assumed: Assumed,
+        forming_s: float = 0.5,
+        *,
+        log: bytearray | None = None,
     ) -> SimulatedProcess[SchedulerMachine]:
         """Start a scheduler, whose job begins under `policy`, formed for what is `assumed`.
 
-        A policy is formed in no time, and its formation said to take `forming_s`.
+        A policy is formed in no time, and its formation said to take `forming_s`. What is in `log` is taken
+        over, and what is to be written down appended to it.
         """
+        past = None
+        if log is not None:
+            records, size = read(bytes(log), "the log")
+            past = Past.of(records, "the log")
+            del log[size:]
         van = MemoryVan(self._network, host_of(SCHEDULER))
         van.bind(van.host, self._settings.scheduler_port)
         clock = self._clocks(SCHEDULER)
@@ -105,6 +118,8 @@ class Starter:
             counters=counters,
             assumed=assumed if self._settings.awareness else None,
             planned=assumed,
+            write=None if log is None else lambda records: log.extend(encode(records)),
+            past=past,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
 

@@ -145,7 +145,7 @@ class Job:
             number = count[key.name] = count.get(key.name, -1) + 1
             yield time, key, number
 
-    def push_all(self, cluster):
+    def push_all(self, cluster, *, policies=True):
         """Let every rank push everything at its times; return what they wait for, by rank, key and round."""
         pending = {}
         begin = cluster.now
@@ -161,7 +161,8 @@ class Job:
                         )
 
                 cluster.at(begin + time, push)
-        self.change_policies(cluster)
+        if policies:
+            self.change_policies(cluster)
         expected = self.nodes * len(self.keys) * self.rounds
         cluster.run_until(lambda: len(pending) == expected, self.spread_s + 1, "all pushes")
         return pending
