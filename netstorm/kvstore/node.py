@@ -356,8 +356,8 @@ class GeneralNode:
     def _strand(self, target: int, reason: str) -> None:
         self._blame(
             errors.NodeLost(
-                f"{self.roster.describe(target)} cannot be reached from rank {self.rank} ({reason}), and what "
-                "asynchronous training sends does not go around a link that has failed"
+                f"{self.roster.describe(target)} cannot be reached from rank {self.rank} ({reason}), and "
+                "what asynchronous training sends does not go around a link that has failed"
             )
         )
 
