@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from netstorm import clock
@@ -34,7 +35,10 @@ _RESET: Final = struct.pack("ii", 1, 0)
 class _Flow:
     """One direction of a connection."""
 
-    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+    def __init__(self, source: socket.socket, target: socket.socket, *, inwards: bool) -> None:
+        self.inwards = inwards
+        """From the side that connected."""
+        self.refused = False
         self.source = source
         self.target = target
         self.under_way: deque[tuple[float, bytes]] = deque()
@@ -53,7 +57,7 @@ class _Connection:
     """A connection accepted here and the one made for it."""
 
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
-        self.flows = (_Flow(near, far), _Flow(far, near))
+        self.flows = (_Flow(near, far, inwards=True), _Flow(far, near, inwards=False))
 
     @property
     def over(self) -> bool:
@@ -69,6 +73,7 @@ class TcpProxy:
         delay_s: how much later everything arrives.
         flip_probability: that one bit of a piece of data (at most 64 KiB) changes.
         connections: how many it has accepted so far.
+        refuses: called with what comes from the side that connected; True resets that connection.
     """
 
     def __init__(self, target_host: str, target_port: int, *, seed: int = 0) -> None:
@@ -76,6 +81,7 @@ class TcpProxy:
         self.delay_s = 0.0
         self.flip_probability = 0.0
         self.connections = 0
+        self.refuses: Callable[[bytes], bool] | None = None
         self._target: Final = (target_host, target_port)
         self._random: Final = random.Random(seed)
         self._listener: Final = socket.create_server(("127.0.0.1", 0))
@@ -195,6 +201,9 @@ class TcpProxy:
             data = b""
         if not data:
             flow.ended = True
+        elif flow.inwards and self.refuses is not None and self.refuses(data):
+            flow.refused = True
+            return
         elif self.flip_probability and self._random.random() < self.flip_probability:
             changed = bytearray(data)
             changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
@@ -206,6 +215,9 @@ class TcpProxy:
             flow.reading = False
 
     def _forward(self, connection: _Connection, now: float) -> None:
+        if connection.flows[0].refused:
+            self._reset(connection)
+            return
         for flow in connection.flows:
             flow.blocked = False
             while flow.under_way and flow.under_way[0][0] <= now and not (flow.over or flow.blocked):

@@ -94,6 +94,12 @@ class Job:
                 start_new_session=True,
             )
 
+    def start_scheduler_again(self, *options: str) -> None:
+        """Start a scheduler at the address of the one before, whose process has ended."""
+        self._processes[-1].wait()
+        port = self.address.rsplit(":", 1)[1]
+        self._start(-1, [*SCHEDULER, "--port", port, *options], {"DMLC_NUM_WORKER": self.nodes})
+
     def pid(self, rank: int) -> int:
         """Return a process's number; -1 is the scheduler."""
         return self._processes[rank].pid
