@@ -329,14 +329,18 @@ class SchedulerMachine:
             )
             for turned_away in self._rendezvous.come(applicant, now):
                 self._turn_away(turned_away)
-            if peer in self._rendezvous:
+            if self._rendezvous.has_place(peer):
                 _log.info("the node at %s is here", name)
+            elif peer in self._rendezvous:
+                _log.info("the node at %s asks for the place of one that is here, and may have died", name)
             if self._rendezvous.complete():
                 self._complete(now)
         elif peer in self._ranks:  # its session broke before it could read that it had joined
             self._job.welcome(self._ranks[peer], now)
         else:
-            self._turn_away(TurnedAway(peer, full(self.options.job, self._job.members, name)))
+            self._turn_away(
+                TurnedAway(peer, full(self.options.job, self._job.members, name, join.asked_rank))
+            )
 
     def _turn_away(self, turned_away: TurnedAway) -> None:
         _log.warning("refused: %s", turned_away.reason)
@@ -402,6 +406,12 @@ class SchedulerMachine:
     def _gather(self, now: float) -> None:
         for gone in self._rendezvous.silent(now):
             self._forget(gone.peer, f"no heartbeat for {self.options.heartbeat_timeout_s:g} s", now)
+        for turned_away in self._rendezvous.decide(now):
+            self._turn_away(turned_away)
+        if self._rendezvous.complete():
+            self._complete(now)
+            if self.phase is not Phase.GATHERING:
+                return
         text = self._waiting_text()
         limit = self.options.join_timeout_s
         if now - self._started_at >= limit:

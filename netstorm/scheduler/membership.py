@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,11 @@ _SHOWN: Final = 100
 
 _BEATS_MISSED: Final = 3
 """A waiting node that has missed this many heartbeats in a row has probably died."""
+
+_PROOF_BEATS: Final = 2
+"""Heartbeats after somebody else has asked for its place that prove a node alive: one may have been on its
+way before.
+"""
 
 
 def place(host: str, port: int, site: str) -> str:
@@ -53,6 +60,8 @@ class Applicant:
     heard_at: float
     beats: bool = False
     """Has sent a heartbeat since it asked to join."""
+    came_at: float = -math.inf
+    """When it first asked."""
 
     def __str__(self) -> str:
         return place(self.join.host, self.join.port, self.join.site)
@@ -73,30 +82,48 @@ class Rendezvous:
         self._options: Final = options
         self._here: dict[Peer, Applicant] = {}
         """In order of arrival."""
+        self._doubtful: dict[Peer, Applicant] = {}
+        """Those that want the place of one that is here and may have died: whoever is started again comes
+        before that is certain.
+        """
 
     def __iter__(self) -> Iterator[Applicant]:
-        return iter(self._here.values())
+        return itertools.chain(self._here.values(), self._doubtful.values())
 
     def __contains__(self, peer: Peer) -> bool:
+        return peer in self._here or peer in self._doubtful
+
+    def has_place(self, peer: Peer) -> bool:
+        """Return whether nobody else claims what a node asks for."""
         return peer in self._here
 
     def complete(self) -> bool:
-        """Return whether all nodes are here."""
-        return len(self._here) == self._options.num_workers
+        """Return whether all nodes are here, and none is in doubt."""
+        return len(self._here) == self._options.num_workers and not self._doubtful
 
     def come(self, newcomer: Applicant, now: float) -> list[TurnedAway]:
         """Take in a node. Returns who is turned away: the newcomer, or processes whose place it takes."""
         if newcomer.peer in self._here:  # asked again over a new session; it keeps its place in the order
             self._here[newcomer.peer] = newcomer
             return []
+        newcomer.came_at = now
         reason = self._objection(newcomer.join, str(newcomer))
-        if reason is not None:
-            return [TurnedAway(newcomer.peer, reason)]
+        return self._take_in(newcomer, now) if reason is None else [TurnedAway(newcomer.peer, reason)]
+
+    def decide(self, now: float) -> list[TurnedAway]:
+        """Let those in whose places have become free. Returns who is turned away."""
+        doubtful, self._doubtful = self._doubtful, {}
+        return [gone for one in doubtful.values() for gone in self._take_in(one, now)]
+
+    def _take_in(self, newcomer: Applicant, now: float) -> list[TurnedAway]:
         replaced = []
         for other in list(self._here.values()):
             conflict = self._conflict(newcomer, other, now)
             if isinstance(conflict, str):
-                return [TurnedAway(newcomer.peer, conflict)]
+                if other.heard_at - newcomer.came_at >= _PROOF_BEATS * self._options.heartbeat_interval_s:
+                    return [TurnedAway(newcomer.peer, conflict)]
+                self._doubtful[newcomer.peer] = newcomer
+                return []
             if conflict is not None:
                 replaced.append(conflict)
         for turned_away in replaced:
@@ -106,17 +133,19 @@ class Rendezvous:
 
     def leave(self, peer: Peer) -> Applicant | None:
         """Forget a node that went away before the job began."""
+        self._doubtful.pop(peer, None)
         return self._here.pop(peer, None)
 
     def heard(self, peer: Peer, now: float) -> None:
         """Note a heartbeat of a waiting node."""
-        self._here[peer].heard_at = now
-        self._here[peer].beats = True
+        one = self._here.get(peer) or self._doubtful[peer]
+        one.heard_at = now
+        one.beats = True
 
     def silent(self, now: float) -> list[Applicant]:
         """Return the nodes that were not heard for the time-out, even if they never beat."""
         limit = self._options.heartbeat_timeout_s
-        return [one for one in self._here.values() if now - one.heard_at >= limit]
+        return [one for one in self if now - one.heard_at >= limit]
 
     def waiting_text(self) -> str:
         """Say who is here and who is not."""
@@ -125,6 +154,8 @@ class Rendezvous:
         text = f"waiting for {total - len(here)} of {total} nodes"
         if not here:
             return f"{text}; nobody is here yet"
+        for one in self._doubtful.values():
+            text += f"; the node at {one} asks for the place of one that may have died"
         text += "; here: " + list_some(f"{_rank_text(one.join.asked_rank)} ({one})" for one in here)
         asked = {one.join.asked_rank for one in here}
         if -1 not in asked:
@@ -222,9 +253,15 @@ def _rank_text(asked: int) -> str:
     return str(asked) if asked >= 0 else "any"
 
 
-def full(job: str, members: Sequence[Member], newcomer: str) -> str:
-    """Return why nobody else can join a job that has begun."""
+def full(job: str, members: Sequence[Member], newcomer: str, rank: int = -1) -> str:
+    """Return why nobody else can join a job that has begun; `rank`: the one asked for."""
+    again = (
+        f"; if it is rank {rank}, started again: nobody can take a rank's place in a job that has begun, so "
+        "start all nodes and the scheduler again"
+        if rank >= 0
+        else ""
+    )
     return (
         f"job {job!r} has all its {len(members)} nodes ({list_some(map(describe, members))}); the node at "
-        f"{newcomer} is one too many: start as many nodes as the scheduler's DMLC_NUM_WORKER says"
+        f"{newcomer} is one too many: start as many nodes as the scheduler's DMLC_NUM_WORKER says{again}"
     )

@@ -1,12 +1,16 @@
-"""A node that descends a gradient without MXNet, until a file says that it is enough: for jobs that are hurt."""
+"""A node that descends a gradient without MXNet until a file says that it is enough."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.integration.jobs import Ended, Job
+
+Array = npt.NDArray[Any]
 
 SIZE = 60_000
 
@@ -40,16 +44,17 @@ runtime.close()
 """
 
 
-def gradient(weights: np.ndarray, rank: int, step: int) -> np.ndarray:
+def gradient(weights: Array, rank: int, step: int) -> Array:
     """Return whole numbers, so that their sums are exact in any order."""
-    return np.round(weights / 8.0) + (np.arange(SIZE) * (rank + 3) + step) % 17 - 8.0
+    found: Array = np.round(weights / 8.0) + (np.arange(SIZE) * (rank + 3) + step) % 17 - 8.0
+    return found
 
 
 def right(nodes: int, steps: int) -> str:
     """Return the digest of the weights that all ranks must end with."""
     weights = np.zeros(SIZE)
     for step in range(steps):
-        total = sum(gradient(weights, rank, step) for rank in range(nodes))
+        total = np.sum([gradient(weights, rank, step) for rank in range(nodes)], axis=0)
         total[0] = step == steps - 1
         weights -= total
     return hashlib.sha256(weights.tobytes()).hexdigest()

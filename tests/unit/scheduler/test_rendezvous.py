@@ -96,16 +96,24 @@ def refusal(driven: Driven, name: str) -> str:
     return gone.reason
 
 
+def beats(driven, name, seconds):
+    for _ in range(seconds):
+        driven.run(1)
+        driven.say(name, m.Heartbeat())
+    driven.run(1)
+
+
 def test_the_second_of_two_that_ask_for_one_rank_is_refused_by_name_of_both():
     driven = Driven(3)
     driven.join("a", 1, site="denver")
     driven.join("b", 1)
+    beats(driven, "a", 2)
     assert refusal(driven, "b") == (
         "the node at b:4000 asks for rank 1, which the node at a:4000, denver has: NETSTORM_RANK must "
         "differ from "
         "node to node, or be -1 for any"
     )
-    assert driven.told == {}
+    driven.forget()
     driven.join("c", 0)
     driven.join("d", 2)
     assert [member.host for member in driven.machine.members] == ["c", "a", "d"]
@@ -290,6 +298,7 @@ def test_two_living_nodes_at_one_address_are_a_mistake_that_names_the_settings()
     driven.join("a", 0)
     driven.say("a", m.Heartbeat())
     driven.join("other", 1, host="a")
+    beats(driven, "a", 2)
     assert refusal(driven, "other") == (
         "two nodes say that they are at a:4000: give each an address of its own (DMLC_NODE_HOST, "
         "NETSTORM_PORT, "
@@ -305,6 +314,50 @@ def test_a_rank_whose_holder_fell_silent_can_be_taken_over():
     driven.join("b", 0)
     assert driven.gone("a").reason == "rank 0 was given to the node at b:4000: yours fell silent"
     assert "here: 0 (b:4000)" in driven.machine.status_text()
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_a_process_that_is_started_again_at_once_waits_until_the_one_before_has_fallen_silent(host):
+    driven = Driven(3)
+    driven.join("a", 0)
+    driven.join("c", 1)
+    driven.say("a", m.Heartbeat())
+    driven.run(0.5)
+    driven.join("again", 0, host=host)
+    driven.join("d", 2)
+    assert driven.machine.phase is Phase.GATHERING
+    assert "asks for the place of one that may have died" in driven.machine.status_text()
+    driven.run(4)
+    assert driven.gone("a").kind == "refused"
+    assert driven.heard("again", m.Joined)[0].rank == 0
+    assert [member.host for member in driven.machine.members] == [host, "c", "d"]
+
+
+def test_a_process_that_is_started_again_takes_the_place_at_once_when_the_one_before_leaves():
+    driven = Driven(2)
+    driven.join("a", 0)
+    driven.say("a", m.Heartbeat())
+    driven.join("again", 0)
+    driven.say("a", m.Leave())
+    driven.run(1)
+    driven.join("c", 1)
+    assert driven.heard("again", m.Joined)[0].rank == 0
+
+
+def test_a_node_in_doubt_that_goes_away_leaves_the_place_to_the_one_that_has_it():
+    driven = Driven(2)
+    driven.join("a", 0)
+    driven.say("a", m.Heartbeat())
+    driven.join("again", 0)
+    driven.lose("again")
+    driven.join("c", 1)
+    assert [member.host for member in driven.machine.members] == ["a", "c"]
+
+
+def test_a_process_that_is_started_again_after_the_job_began_hears_what_to_do():
+    driven = running(2)
+    driven.join("again", 1)
+    assert "if it is rank 1, started again" in refusal(driven, "again")
 
 
 def test_a_member_that_could_not_read_that_it_joined_is_told_again_with_all_policies():
