@@ -12,18 +12,23 @@ none of that reaches the network.
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from netstorm.errors import Closed, UsageError
 from netstorm.frontends.mxnet.arguments import Group, check_fits, grouped
+from netstorm.frontends.mxnet.commands import dead_nodes, obey
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.entry import Entry
 from netstorm.frontends.mxnet.gradient_compression import GradientCompression, compression_of
+from netstorm.frontends.mxnet.profiling import profile_here
 from netstorm.frontends.mxnet.quick import kind_of
-from netstorm.frontends.mxnet.update_rule import UpdateRule, write_atomically
+from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.keys import Key
-from netstorm.kvstore.lifetime import after_close, before_finish, runtime_of_this_process
+from netstorm.kvstore.lifetime import (
+    after_close,
+    before_finish,
+    runtime_of_this_process,
+)
 from netstorm.kvstore.runtime import Runtime
 
 __all__ = ["NetStormKVStore"]
@@ -55,6 +60,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         self._entries: Final[dict[int | str, Entry]] = {}
         self._rule: UpdateRule | None = None
         self._compression: GradientCompression | None = None
+        profile_here(self.rank)
 
     # ---------------------------------------------------------------------------------------------- what it
     # is
@@ -206,27 +212,42 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             entry.compress(self._compression)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimiser's states, the same on all ranks, to a file; ranks may name the same file."""
+        """Write the optimiser's states, the same on all ranks, to a file; ranks may name the same file.
+
+        With `dump_optimizer` the optimiser is in it, too: its counts of updates, without which Adam begins
+        anew.
+        """
         if self._rule is None or not self._rule.has_states:
             raise UsageError(
                 "save_optimizer_states: call set_optimizer first; there are no states without an optimizer"
             )
-        write_atomically(fname, self._rule.updater.get_states(dump_optimizer))
+        self._rule.save(fname, dump_optimizer=dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what `save_optimizer_states` wrote; every rank must."""
+        """Read what `save_optimizer_states` wrote, in a job of however many nodes; every rank must.
+
+        Raises:
+            UsageError: the file is damaged; or no optimiser has been set.
+            OSError: it cannot be read.
+        """
         if self._rule is None or not self._rule.has_states:
             raise UsageError("load_optimizer_states: call set_optimizer first, then load its states")
-        self._rule.load(Path(fname).read_bytes())
+        self._rule.load(fname)
 
     def _barrier(self) -> None:
         """Wait until all ranks are here."""
         self._runtime.barrier()
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        raise UsageError(
-            "there are no servers to send a command to: every node of NetStorm trains and aggregates"
-        )
+        obey(head, body)
+
+    def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
+        """Return how many nodes of a group are dead.
+
+        Groups have ps-lite's numbers: 1 is the scheduler, 2 and 4 are nodes, 7 is all. What counts as dead
+        is PS_HEARTBEAT_TIMEOUT's to say, not `timeout`'s. MXNet has this in its C++ interface only.
+        """
+        return dead_nodes(self._runtime, node_id)
 
     # --------------------------------------------------------------------------------------------------
     # helpers

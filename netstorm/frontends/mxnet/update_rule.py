@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
 from netstorm.frontends.mxnet.quick import keeping_lock
+from netstorm.frontends.mxnet.states import digest_of, take_up, write_atomically
 
-__all__ = ["UpdateRule", "write_atomically"]
+__all__ = ["UpdateRule"]
 
 _log = logging.getLogger(__name__)
 
@@ -131,10 +129,16 @@ class UpdateRule:
         optimizer = self.updater.optimizer
         return f"{self._text} lr={optimizer.lr!r} rescale_grad={optimizer.rescale_grad!r}"
 
-    def load(self, states: bytes) -> None:
-        """Take up saved states, and the optimiser that was saved with them, if one was."""
-        self.updater.set_states(states)
-        self._text = _fingerprint(self.updater.optimizer)
+    def save(self, path: str, *, dump_optimizer: bool) -> None:
+        """Write the states, and if asked for the optimiser, to a file in MXNet's format."""
+        write_atomically(path, self.updater.get_states(dump_optimizer))
+
+    def load(self, path: str) -> None:
+        """Take up saved states, and the optimiser that was saved with them, if one was. From now on the
+        fingerprint tells them, too: a rank that has loaded others, or none, is an error and not a drift.
+        """
+        take_up(self.updater, path)
+        self._text = f"{_fingerprint(self.updater.optimizer)} from states {digest_of(self.updater.states)}"
 
 
 def _seed(text: str) -> int:
@@ -167,18 +171,3 @@ def _plain(value: Any) -> str:
         else {}
     )
     return type(value).__name__ + (_plain(settings) if settings else "")
-
-
-def write_atomically(path: str, data: bytes) -> None:
-    """Write a file so that a reader, or another rank that writes the same bytes, never sees half of it."""
-    target = Path(path)
-    descriptor, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=target.name + ".")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.jobs import run_job
+from tests.integration.mxnet.servers import run_with_servers
 
 NODES = 3
-
-ROLE = "import netstorm.frontends.mxnet.compat"
-"""With DMLC_ROLE=scheduler or server, importing MXNet is all that it takes to be one."""
 
 # The model is linear: its gradients are products of samples and labels, integers at every step.
 TRAIN = """
@@ -70,51 +62,7 @@ def test_with_integer_gradients_and_sgd_all_weights_have_the_servers_bits(
 ) -> None:
     """Integers add up exactly in whatever order; so the servers' sums and ours are the same numbers."""
     ours = run_job(tmp_path, NODES, TRAIN.format(store="dist_sync_netstorm", module=module))
-    theirs = _run_with_servers(tmp_path, TRAIN.format(store="dist_sync", module=module))
+    theirs = run_with_servers(tmp_path, NODES, TRAIN.format(store="dist_sync", module=module))
     assert [end.code for end in ours] == [0] * NODES, ours
     assert len({end.out for end in ours} | set(theirs)) == 1, (ours, theirs)
     assert len(theirs[0].strip()) == 64
-
-
-def _run_with_servers(folder: Path, script: str, servers: int = 2) -> list[str]:
-    """Run a script with MXNet's own store; return what each worker has printed."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    path = folder / "theirs.py"
-    path.write_text(script)
-    variables = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_WORKER": str(NODES),
-        "DMLC_NUM_SERVER": str(servers),
-    }
-    with contextlib.ExitStack() as processes:
-        for role in ["scheduler", *["server"] * servers]:
-            processes.enter_context(_process([sys.executable, "-c", ROLE], {**variables, "DMLC_ROLE": role}))
-        workers = [
-            processes.enter_context(
-                _process([sys.executable, str(path)], {**variables, "DMLC_ROLE": "worker"})
-            )
-            for _ in range(NODES)
-        ]
-        printed = [worker.communicate(timeout=90) for worker in workers]
-        assert [worker.returncode for worker in workers] == [0] * NODES, printed
-    return [out for out, _ in printed]
-
-
-@contextlib.contextmanager
-def _process(command: list[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()

@@ -5,7 +5,9 @@ Rank r contributes r + 1 times something unless a test says otherwise, so that s
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,13 @@ import pytest
 
 from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, report_of, same_everywhere
+from tests.integration.mxnet.on_nodes import (
+    NODES,
+    everywhere,
+    on_nodes,
+    report_of,
+    same_everywhere,
+)
 
 EVERYBODY = sum(range(1, NODES + 1))
 
@@ -303,6 +311,79 @@ def test_states_of_no_optimiser_cannot_be_saved_or_loaded(kv: Any) -> None:
         kv.save_optimizer_states("/nowhere/states")
 
 
+@on_nodes
+def test_a_damaged_file_of_states_is_refused_by_name_and_changes_nothing(kv: Any) -> None:
+    path = Path(tempfile.mkdtemp()) / "states"
+    kv.set_optimizer(mx.optimizer.Adam())
+    kv.init(0, ones(3))
+    kv.push(0, ones(3))
+    kv.save_optimizer_states(str(path), dump_optimizer=True)
+    whole, before = path.read_bytes(), kv._rule.now()
+    for damaged in (
+        b"",
+        b"no pickle",
+        whole[:-1],
+        whole[: len(whole) // 2],
+        pickle.dumps([1]),
+        pickle.dumps(()),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"states \(\d+ bytes\) is damaged, or not a file that"):
+            kv.load_optimizer_states(str(path))
+    out = mx.nd.zeros((3,))
+    kv.pushpull(0, ones(3), out=out)
+    assert kv._updater.optimizer._index_update_count == {0: 2}
+    assert kv._rule.now() == before
+    assert same_everywhere(kv, out)
+
+
+@on_nodes
+def test_the_fingerprint_of_an_update_tells_which_states_have_been_loaded(kv: Any) -> None:
+    path = str(Path(tempfile.mkdtemp()) / "states")
+    said = []
+    for times in (1, 1, 2):
+        store = mx.kv.create("netstorm")
+        store.set_optimizer(mx.optimizer.SGD(momentum=0.9))
+        store.init(0, ones(3))
+        store.push(0, ones(3, times=times))
+        store.save_optimizer_states(path)
+        store.load_optimizer_states(path)
+        said.append(store._rule.now())
+    assert said[0] == said[1] != said[2]
+
+
+# ------------------------------------------------------------------------------------- what servers are told
+
+
+@on_nodes
+def test_profiling_the_server_profiles_this_node_in_a_file_with_its_rank(kv: Any) -> None:
+    folder = Path(tempfile.mkdtemp())
+    mx.profiler.set_config(profile_all=True, filename=str(folder / "server.json"), profile_process="server")
+    kv.init("k", ones(3))
+    out = mx.nd.zeros((3,))
+    mx.profiler.set_state("run", "server")
+    mx.profiler.set_state("run")  # of the workers, which are the same processes
+    for pause_or_go_on in (mx.profiler.pause, mx.profiler.resume):
+        kv.pushpull("k", ones(3), out=out)
+        out.wait_to_read()
+        pause_or_go_on(profile_process="server")
+    mx.profiler.set_state("stop", profile_process="server")
+    mx.profiler.dump(True, "server")
+    mx.profiler.dump()  # has been written
+    assert [file.name for file in folder.iterdir()] == [f"rank{kv.rank}_server.json"]
+    [file] = folder.iterdir()
+    names = {event["name"] for event in json.loads(file.read_text())["traceEvents"]}
+    assert "netstorm_allreduce" in names
+
+
+@on_nodes
+def test_commands_for_servers_are_accepted_and_nobody_is_dead(kv: Any) -> None:
+    for head in (1, 2, 3):  # multi-precision, stop, synchronous mode
+        kv._send_command_to_servers(head, "")
+    assert [kv.get_num_dead_node(group) for group in (1, 2, 4, 7)] == [0] * 4
+    assert kv.get_num_dead_node(node_id=4, timeout=1) == 0
+
+
 # ----------------------------------------------------------------------------------------------------- misuse
 
 
@@ -367,7 +448,11 @@ def test_what_this_version_does_not_have_is_refused_with_what_to_do(kv: Any) -> 
     refused(lambda: kv.push("a", sparse), r"row_sparse.*tostype\('default'\)")
     refused(lambda: kv.pull("a", out=sparse, ignore_sparse=False), "row_sparse")
     refused(lambda: kv.row_sparse_pull("a", out=sparse, row_ids=ones(1)), "dense")
-    refused(lambda: kv._send_command_to_servers(0, ""), "no servers")
+    refused(lambda: kv._send_command_to_servers(0, ""), "set_optimizer on every rank")
+    refused(
+        lambda: kv._send_command_to_servers(4, "2bit,0.5"), r"set_gradient_compression\(…\) on every rank"
+    )
+    refused(lambda: kv.get_num_dead_node(9), "1 is the scheduler, 2 are servers and 4 workers")
     refused(lambda: kv.set_optimizer("sgd"), "mxnet Optimizer, not str")
     refused(lambda: kv._set_updater("sgd"), "function")
     with pytest.raises(mx.base.MXNetError):  # a device that does not exist is MXNet's to refuse
