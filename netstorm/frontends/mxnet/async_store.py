@@ -193,8 +193,8 @@ class AsynchronousKVStore(NetStormKVStore):
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Refuse: owners apply plain gradients."""
         raise UsageError(
-            f"gradient compression {compression_params!r}: an asynchronous store sends plain gradients; leave "
-            "compression_params out, or use dist_sync_netstorm (or NETSTORM_STALENESS=0)"
+            f"gradient compression {compression_params!r}: an asynchronous store sends plain gradients; "
+            "leave compression_params out, or use dist_sync_netstorm (or NETSTORM_STALENESS=0)"
         )
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:

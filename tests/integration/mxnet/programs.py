@@ -282,8 +282,16 @@ def program(seed: int, *, strings: bool, optimiser: str, calls: int = 30) -> Pro
     return Program(seed, optimiser, tuple(drawn))
 
 
-def play(kv: Any, one: Program, keep: Callable[[str, Any], None]) -> None:
-    """Make the calls of a program; `keep` gets a name and each array that was pulled."""
+def play(kv: Any, one: Program, keep: Callable[[str, Any], None], *, wait: bool) -> None:
+    """Make the calls of a program; `keep` gets a name and each array that was pulled.
+
+    Args:
+        kv: the store.
+        one: the program.
+        keep: see above.
+        wait: after each call until it is done. MXNet's store needs that: with many calls under way at once
+            its pulls sometimes never come back. NetStorm's must not.
+    """
     values = Values(one.seed, kv.rank)
     if one.optimiser:
         kv._barrier()
@@ -294,8 +302,11 @@ def play(kv: Any, one: Program, keep: Callable[[str, Any], None]) -> None:
     for number, call in enumerate(one.calls):
 
         def seen(outs: list[list[Any]], number: int = number) -> None:
-            pulled.extend((number, array) for arrays in outs for array in arrays)
+            # Copies: MXNet goes on using an array that was pushed, also after it has pulled to it.
+            pulled.extend((number, array.copy()) for arrays in outs for array in arrays)
 
         call.play(kv, values, seen)
+        if wait:
+            mx.nd.waitall()
     for place, (number, array) in enumerate(pulled):
         keep(f"seed {one.seed}, array {place}, call {number}: {one.calls[number]}"[:300], array.asnumpy())
