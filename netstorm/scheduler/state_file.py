@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -46,25 +47,44 @@ class StateFile:
             UsageError: the folder cannot be used, or the file is not such a log; says what to do.
         """
         self.path: Final = folder / (re.sub(r"[^A-Za-z0-9_.-]", "_", job) + ".log")
+        self._file: int | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            data = self.path.read_bytes() if self.path.exists() else b""
-            records, size = read(data, str(self.path))
-            self.past: Final = Past.of(records, str(self.path))
-            if self.past is not None and self.past.began.boot != boot_identity():
-                raise UsageError(
-                    f"{self.path} was written before this machine was last started, and may lack its end: "
-                    "its job cannot be taken over; remove the file to begin anew"
-                )
-            self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.truncate(self._file, size if self.past is not None else 0)
-            os.lseek(self._file, 0, os.SEEK_END)
-            if self.past is None:
-                _write_all(self._file, MAGIC)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.past: Final = self._begin(self._file)
         except OSError as error:
+            self.close()
             raise UsageError(
                 f"NETSTORM_STATE_DIR={str(folder)!r}: {error.strerror} ({self.path}); it must be a folder in "
                 "which files can be written"
+            ) from None
+        except UsageError:
+            self.close()
+            raise
+
+    def _begin(self, file: int) -> Past | None:
+        self._lock(file)
+        records, size = read(self.path.read_bytes(), str(self.path))
+        past = Past.of(records, str(self.path))
+        if past is not None and past.began.boot != boot_identity():
+            raise UsageError(
+                f"{self.path} was written before this machine was last started, and may lack its end: its job "
+                "cannot be taken over; remove the file to begin anew"
+            )
+        os.truncate(file, 0 if past is None else size)
+        os.lseek(file, 0, os.SEEK_END)
+        if past is None:
+            _write_all(file, MAGIC)
+        return past
+
+    def _lock(self, file: int) -> None:
+        """Keep others from the file while this process lives."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{self.path} is in use by another scheduler: give each a NETSTORM_STATE_DIR of its own, or "
+                "jobs different names (NETSTORM_JOB)"
             ) from None
 
     def write(self, records: Iterable[Record]) -> None:

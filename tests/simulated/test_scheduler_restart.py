@@ -18,6 +18,7 @@ from netstorm.scheduler.records import MAGIC, encode, read
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Reset
 from tests.simulated.jobs import jobs
+from tests.simulated.test_failed_links import dying_links
 from tests.simulated.test_failures import some_rounds
 
 QUICK: dict[str, Any] = {"link_timeout_s": 2.0, "heartbeat_timeout_s": 6.0, "scheduler_timeout_s": 60.0}
@@ -54,9 +55,12 @@ def versions_of_rounds(cluster):
     return found
 
 
-def check_with_restarts(job, crashes=3):
+def check_with_restarts(job, crashes=3, *, dying=False):
     chance = random.Random(f"restarts {job.seed}")
-    cluster = job.cluster(keep_log=True, **QUICK).join()
+    cluster = job.cluster(keep_log=True, link_retry_s=3.0, **QUICK)
+    for cut in dying_links(job.seed, job.nodes, 5.0) if dying else ():
+        cut.schedule(cluster)
+    cluster.join()
     versions = versions_of_rounds(cluster)
     at = cluster.now
     for _ in range(crashes):
@@ -92,12 +96,18 @@ def test_sums_are_exact_and_no_round_has_two_policies_whenever_the_scheduler_end
     check_with_restarts(job)
 
 
+@given(jobs(nodes=(3, 5), policies=(1, 4)))
+@settings(max_examples=10)
+def test_links_may_die_meanwhile(job):
+    check_with_restarts(job, dying=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@given(jobs(nodes=(1, 9), policies=(1, 8)))
+@given(jobs(nodes=(3, 9), policies=(1, 8)), st.booleans())
 @settings(max_examples=500)
-def test_sums_are_exact_whenever_the_scheduler_ends_many_seeds(job):
-    check_with_restarts(job, crashes=6)
+def test_sums_are_exact_whenever_the_scheduler_ends_many_seeds(job, dying):
+    check_with_restarts(job, crashes=6, dying=dying)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.floats(0.0, 0.6), st.booleans())

@@ -131,6 +131,14 @@ def test_a_file_is_gone_on_with_behind_its_last_whole_record(tmp_path):
     fourth.close()
 
 
+def test_two_schedulers_cannot_write_one_log(tmp_path):
+    file = StateFile(tmp_path, "job")
+    with pytest.raises(UsageError, match="in use by another scheduler"):
+        StateFile(tmp_path, "job")
+    file.close()
+    StateFile(tmp_path, "job").close()
+
+
 def test_a_log_from_before_the_machine_went_down_is_refused(tmp_path):
     file = StateFile(tmp_path, "job")
     file.write([began(boot="another run")])
