@@ -33,7 +33,7 @@ class StateFile:
     """The log of one job. It must be closed.
 
     A record is with the operating system before anybody is told what it says (one write for all that an event
-    has brought, some 10 µs), so the end of this process loses nothing. It is not forced to the disk: the end
+    has brought: 2 µs where it was measured), so the end of this process loses nothing. It is not forced to the disk: the end
     of the machine does, and a log from before that is refused.
 
     Attributes:
@@ -68,8 +68,8 @@ class StateFile:
         past = Past.of(records, str(self.path))
         if past is not None and past.began.boot != boot_identity():
             raise UsageError(
-                f"{self.path} was written before this machine was last started, and may lack its end: its job "
-                "cannot be taken over; remove the file to begin anew"
+                f"{self.path} was written before this machine was last started, and may lack its end: its "
+                "job cannot be taken over; remove the file to begin anew"
             )
         os.truncate(file, 0 if past is None else size)
         os.lseek(file, 0, os.SEEK_END)
