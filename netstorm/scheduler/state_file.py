@@ -33,8 +33,8 @@ class StateFile:
     """The log of one job. It must be closed.
 
     A record is with the operating system before anybody is told what it says (one write for all that an event
-    has brought: 2 µs where it was measured), so the end of this process loses nothing. It is not forced to the disk: the end
-    of the machine does, and a log from before that is refused.
+    has brought: 2 µs where it was measured), so the end of this process loses nothing. It is not forced to
+    the disk: the end of the machine may lose some, and a log from before that is refused.
 
     Attributes:
         past: the job that it tells of; None: none, or one that is over.

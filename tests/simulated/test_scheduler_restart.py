@@ -86,7 +86,7 @@ def check_with_restarts(job, crashes=3, *, dying=False):
     cluster.run_until_ended(pending.values(), 600.0)
     job.check(pending)
     assert all(len(seen) == 1 for seen in versions.values())
-    cluster.run_until(lambda: cluster.scheduler.alive and cluster.now > at, 60.0, "the last restart")
+    cluster.run_until(lambda: cluster.scheduler.alive and cluster.now > at, 200.0, "the last restart")
     cluster.finish(120.0)
 
 
