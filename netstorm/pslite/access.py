@@ -2,9 +2,9 @@
 of them could do more? Pure.
 
 Looked at are windows of time in which several links were busy. Behind a common line the total is often the
-same, at its highest, although the links that were busy then, or their shares, differ, and together they have
-shown rates, at other times, that would make more. Links that know nothing of each other reach their highest
-total when each is at its best, and reach it rarely.
+same, at its highest, and links that had less company before and after did clearly more then: both before
+and after, since rates change, and a link that has become slow would look like one in company. Links that know
+nothing of each other do the same in any company.
 """
 
 from __future__ import annotations
@@ -41,16 +41,26 @@ _NEAR: Final = 0.05
 _OFTEN: Final = 0.25
 """Part of the time that they make at a cap."""
 
-_TOP: Final = 0.9
-"""Where in the order of a link's rates its best is."""
-
 _COULD_DO_MORE: Final = 1.18
-"""What the best rates of the links add up to, over their total at a cap. These numbers found, in simulated
-networks, three of four caps that were reached for a quarter of the time, and named none that were off by 15 %
-or not there."""
+"""What the links do in less company, over their total at a cap."""
 
 _AT_THEIR_BEST: Final = 1.12
 """The same for links that are independent."""
+
+_ALONE_S: Final = 0.05
+"""How long a link must have been busy for its rate to count."""
+
+_KEPT_RATES: Final = 256
+
+_LESS: Final = 0.5
+"""Links fewer that are less company."""
+
+_SAMPLES: Final = 5
+"""Rates in less company, before and after, of which the last but one counts: some were slow for other
+reasons."""
+
+_COMPARED: Final = 0.3
+"""Part of a window's bits that must be of links that were seen in less company, too."""
 
 _ALWAYS: Final = 0.75
 """A total that was at its ceiling for a larger part of the time has told nothing of what it could be."""
@@ -113,6 +123,11 @@ class _Window:
     def total(self) -> float:
         return sum(self.bits.values()) / self.duration
 
+    @property
+    def company(self) -> float:
+        """How many links were busy, on average."""
+        return sum(self.busy.values()) / self.duration
+
     def add(self, part: Slice) -> None:
         duration = part.end - part.start
         self.at = part.end
@@ -123,36 +138,53 @@ class _Window:
             self.longest = max(self.longest, stretch.duration)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """What a link did in a window."""
+
+    at: float
+    rate: float
+    company: float
+
+
 class Access:
     """One direction of a node's access line."""
 
     def __init__(self) -> None:
         self._windows: Final[deque[_Window]] = deque()
-        self._alone: Final[deque[_Window]] = deque()
         self._window = _Window()
-        self._one = _Window()
+        self._rates: Final[dict[int, deque[_Rate]]] = {}
+        self._alone: Final[dict[int, _Window]] = {}
 
     def take(self, part: Slice) -> None:
         """Take note of a slice; they come in order."""
         if len(part.busy) == 1:
-            self._one.add(part)
-            if self._one.duration >= _WINDOW_S:
-                self._alone.append(self._one)
-                self._one = _Window()
+            (link,) = part.busy
+            alone = self._alone.setdefault(link, _Window())
+            alone.add(part)
+            if alone.duration >= _ALONE_S:
+                self._note(self._alone.pop(link))
             return
         self._window.add(part)
         if self._window.duration >= max(_WINDOW_S, self._window.longest):
+            self._note(self._window)
             self._windows.append(self._window)
             self._window = _Window()
             self._forget(part.end)
 
+    def _note(self, window: _Window) -> None:
+        for link, busy in window.busy.items():
+            if busy >= _ALONE_S:
+                rate = _Rate(window.at, window.bits[link] / busy, window.company)
+                self._rates.setdefault(link, deque(maxlen=_KEPT_RATES)).append(rate)
+
     def _forget(self, now: float) -> None:
-        for windows in (self._windows, self._alone):
-            while windows:
-                memory_s = _MEMORY_S if len(windows) > _KEPT_WINDOWS else _LONG_MEMORY_S
-                if windows[0].at >= now - memory_s:
-                    break
-                windows.popleft()
+        windows = self._windows
+        while windows:
+            memory_s = _MEMORY_S if len(windows) > _KEPT_WINDOWS else _LONG_MEMORY_S
+            if windows[0].at >= now - memory_s:
+                break
+            windows.popleft()
 
     def verdict(self) -> tuple[Verdict, float]:
         """Return what is known, and the cap in bit/s (0 unless capped)."""
@@ -163,23 +195,42 @@ class Access:
         near = [one for one in windows if abs(one.total - ceiling) <= _NEAR * ceiling]
         time = sum(one.duration for one in near)
         often = time / sum(one.duration for one in windows)
-        best = self._best_rates()
-        could_do = statistics.median(
-            sum(best[link] * busy for link, busy in one.busy.items()) / sum(one.bits.values()) for one in near
-        )
+        more = [found for one in near if (found := self._could_do(one)) is not None]
+        if 2 * len(more) < len(near):
+            return Verdict.UNKNOWN, 0.0
+        could_do = statistics.median(more)
         if often >= _OFTEN and could_do >= _COULD_DO_MORE:
             return Verdict.CAPPED, sum(sum(one.bits.values()) for one in near) / time
         if often <= _ALWAYS and could_do <= min(_AT_THEIR_BEST, 1 + _deviation(windows)):
             return Verdict.INDEPENDENT, 0.0
         return Verdict.UNKNOWN, 0.0
 
-    def _best_rates(self) -> dict[int, float]:
-        """Return how fast each link was at its best, alone or not."""
-        rates: dict[int, list[tuple[float, float]]] = {}
-        for one in (*self._windows, *self._alone):
-            for link, busy in one.busy.items():
-                rates.setdefault(link, []).append((one.bits[link] / busy, busy))
-        return {link: _quantile(rows, _TOP) for link, rows in rates.items()}
+    def _could_do(self, window: _Window) -> float | None:
+        """Return what the links that were busy do in less company, over what they did; None: nobody knows."""
+        able, compared = 0.0, 0.0
+        for link, bits in window.bits.items():
+            rate = self._rate_in_less(link, window)
+            compared += bits if rate > 0.0 else 0.0
+            able += max(rate * window.busy[link], bits)
+        total = sum(window.bits.values())
+        return able / total if compared >= _COMPARED * total else None
+
+    def _rate_in_less(self, link: int, window: _Window) -> float:
+        """Return the lower of the rates that a link had in less company before and after; 0: it had not."""
+        found = []
+        for later in (False, True):
+            near = [
+                one.rate
+                for one in self._rates.get(link, ())
+                if (one.at > window.at) == later
+                and abs(one.at - window.at) <= _MEMORY_S
+                and one.company <= window.company - _LESS
+            ]
+            if not near:
+                return 0.0
+            rates = sorted(near[:_SAMPLES] if later else near[-_SAMPLES:])
+            found.append(rates[(3 * len(rates)) // 4])
+        return min(found)
 
 
 def _deviation(windows: Iterable[_Window]) -> float:

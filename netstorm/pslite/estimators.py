@@ -4,8 +4,9 @@ The paper's [1]_ is the mean of size / (arrival - sent_at) over a number of chun
 needs synchronised clocks, takes the latency for transfer time, and, where several chunks are under way, the
 time that a chunk waits behind those before it.
 
-The busy-period estimator (design, section 4) divides the bits of stretches in which the link was busy by
-their durations. Since it divides sums, it does not matter in what batches chunks were handed over.
+The busy-period estimator (design, section 4) looks at stretches in which the link was busy: at the newest
+of them, since rates change, and at a high place in the order of their rates, since much makes a stretch slow
+that does not make the link so.
 
 References:
     .. [1] Li et al., arXiv 2404.11352, Eq. (14).
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,14 +24,25 @@ from netstorm.pslite.busy_link import Stretch
 
 __all__ = ["Estimate", "History", "PaperEstimator"]
 
-_FADES_S: Final = 3.0
-"""A stretch that is older by this weighs a third: shorter than UPDATE_TIME, so that a new rate is seen by the
-next policy; longer than a few chunks take on the slowest links."""
-
 _MEMORY_S: Final = 20.0
 """Stretches older than this, compared to the newest, are forgotten."""
 
 _MOST: Final = 512
+
+_FEW: Final = 6
+_BUSY_S: Final = 0.6
+"""The newest stretches count: so many at least, which took so long together at least. On an emulated WAN a
+rate that had changed was right after a second, and one that had not no worse than with ten times as much."""
+
+_PLACE: Final = 0.6
+"""Where in the order of their rates, by time, the link's is: a stall, a lost packet or TCP's own probing
+makes stretches slow for a while; nothing makes a link fast but what was late before."""
+
+_JUMP: Final = 0.25
+_SUDDEN: Final = 4
+_SUDDEN_S: Final = 0.1
+"""If the last so many stretches, which took so long, are all off by that from what was before, and to the
+same side, the link has changed, and what was before counts no more."""
 
 _ALONE: Final = 0.1
 """Part of a stretch in which other links may be busy without it counting as shared."""
@@ -43,16 +55,11 @@ _TOO_UNSURE: Final = 0.15
 _FASTER: Final = 2.0
 """How many standard errors count as a difference, if the error is not larger than this."""
 
-_SLOWEST: Final = 0.35
-_FASTEST: Final = 0.15
-"""Parts of the time, by rate, that are left out: a stall makes a stretch slow, nothing makes a link fast but
-what was late before. On an emulated WAN whose processors were short, errors were least with these."""
+_OF_NORMAL: Final = 1.2533
+"""Standard deviation of normal values over the mean of their absolute deviations."""
 
-_TRIMMED: Final = 2.0
-"""By what the standard error of the rest is too small: half of the deviations are left out."""
-
-_FEW: Final = 6
-"""With fewer stretches none is left out."""
+_QUANTILE_ERROR: Final = 1.27
+"""Standard error of this quantile of normal values over that of their mean."""
 
 _UNKNOWN: Final = 0.5
 """Standard error, as a fraction, of what was measured once."""
@@ -109,23 +116,28 @@ class PaperEstimator:
 class History:
     """The stretches of one link that still count."""
 
-    __slots__ = ("_stretches",)
+    __slots__ = ("_stretches", "jumped")
 
     def __init__(self) -> None:
         self._stretches: Final[deque[Stretch]] = deque(maxlen=_MOST)
+        self.jumped = False
+        """The last `extend` has found that the rate is another one than before."""
 
     def extend(self, stretches: Iterable[Stretch]) -> None:
-        """Add what is new, in order, and forget what is old."""
+        """Add what is new, in order, and forget what is old or was before a change."""
         kept = self._stretches
-        kept.extend(one for one in stretches if one.measures)
+        self.jumped = False
+        for one in stretches:
+            if one.measures and one.duration > 0:
+                kept.append(one)
+                self._forget_before_a_jump()
         while kept and kept[-1].end - kept[0].end > _MEMORY_S:
             kept.popleft()
 
     def estimate(self, at_least: int, *, independent: bool) -> Estimate | None:
-        """Return the rate, from the best stretches of which there are enough; None if there are not.
+        """Return the rate; None if there are not enough chunks.
 
-        Best are those that needed no clock. Those in which no other link was busy are taken by themselves if
-        they are faster than the others.
+        Stretches in which no other link was busy are taken by themselves if they are faster than the others.
 
         Args:
             at_least: how many chunks are enough (`PROBE_CHUNK_NUM`).
@@ -134,23 +146,32 @@ class History:
         kept: Sequence[Stretch] = self._stretches
         if sum(one.chunks for one in kept) < at_least:
             return None
-        in_line = [one for one in kept if one.in_line]
-        best = in_line if _enough(in_line, at_least) else kept
-        shares = [_shared_s(one, independent=independent) for one in best]
-        all_together = _ratio(best, shares)
-        alone = [
-            one
-            for one, shared in zip(best, shares, strict=True)
-            if shared <= _ALONE * max(one.duration, 1e-9)
-        ]
+        shared = {id(one): _shared_s(one, independent=independent) for one in kept}
+        all_together = _newest(kept, shared, at_least)
+        alone = [one for one in kept if shared[id(one)] <= _ALONE * one.duration]
         if all_together is None or not _enough(alone, at_least):
             return all_together
-        unshared = _ratio(alone, [0.0] * len(alone))
+        unshared = _newest(alone, {}, at_least)
         if unshared is None or unshared.error > _TOO_UNSURE:
             return all_together
         if unshared.rate > all_together.rate * (1 + _FASTER * unshared.error):
             return unshared
         return replace(all_together, shared=0.0)  # as fast whether others are busy or not
+
+    def _forget_before_a_jump(self) -> None:
+        """Keep only the last stretches, if they show another rate than those before."""
+        kept = self._stretches
+        if len(kept) < _SUDDEN + 2:
+            return
+        last = [kept[-place] for place in range(1, _SUDDEN + 1)]
+        if sum(one.duration for one in last) < _SUDDEN_S:
+            return
+        before = _quantile(_window([one for one in kept if one.end < last[-1].end], 1), 0.5)
+        rates = [one.bits / one.duration for one in last]
+        if max(rates) < (1 - _JUMP) * before or min(rates) > (1 + _JUMP) * before:
+            self.jumped = True
+            kept.clear()
+            kept.extend(reversed(last))
 
 
 def _enough(stretches: Sequence[Stretch], at_least: int) -> bool:
@@ -165,45 +186,47 @@ def _shared_s(stretch: Stretch, *, independent: bool) -> float:
     return min(stretch.duration, max(own, stretch.crowded_s))
 
 
-def _ratio(stretches: Sequence[Stretch], shares: Sequence[float]) -> Estimate | None:
-    """Return bits over durations, newer ones weighing more, with its standard error from their differences.
+def _window(stretches: Sequence[Stretch], at_least: int) -> list[Stretch]:
+    """Return the newest stretches that are enough, newest first."""
+    taken: list[Stretch] = []
+    busy_s, chunks = 0.0, 0
+    for one in reversed(stretches):
+        if len(taken) >= _FEW and busy_s >= _BUSY_S and chunks >= at_least:
+            break
+        taken.append(one)
+        busy_s += one.duration
+        chunks += one.chunks
+    return taken
 
-    The slowest and the fastest are left out: a reader or a sender that had no processor for a while. The
-    error of a ratio of sums is that of its residuals (Cochran, Sampling Techniques, section 6.4).
+
+def _quantile(stretches: Sequence[Stretch], part: float) -> float:
+    """Return the rate that is not exceeded for this part of the time."""
+    rows = sorted((one.bits / one.duration, one.duration) for one in stretches)
+    left = part * sum(duration for _, duration in rows)
+    for rate, duration in rows:
+        left -= duration
+        if left <= 0:
+            return rate
+    return rows[-1][0]
+
+
+def _newest(stretches: Sequence[Stretch], shared: Mapping[int, float], at_least: int) -> Estimate | None:
+    """Return the rate by the newest stretches, and its error by how they scatter around it.
 
     Args:
         stretches: in order.
-        shares: for how long of each others were busy, too; in s.
+        shared: for how long of each others were busy, too, in s, by its id; 0 if it is not there.
+        at_least: chunks that count, if there are so many.
     """
-    newest = stretches[-1].end
-    rows = [
-        (one.bits / one.duration, math.exp((one.end - newest) / _FADES_S), one, shared)
-        for one, shared in zip(stretches, shares, strict=True)
-        if one.duration > 0
-    ]
-    rows.sort(key=lambda row: row[0])
-    total = sum(weight * one.duration for _, weight, one, _ in rows)
-    trimmed = len(rows) >= _FEW
-    least, most = (_SLOWEST * total, (1 - _FASTEST) * total) if trimmed else (0.0, total)
-    duration = bits = shared_s = before = 0.0
-    kept = []
-    for _, weight, one, shared in rows:
-        place = before + weight * one.duration / 2
-        before += weight * one.duration
-        if not least <= place <= most:
-            continue
-        kept.append((weight, one))
-        duration += weight * one.duration
-        bits += weight * one.bits
-        shared_s += weight * shared
-    if duration <= 0:
+    newest = _window(stretches, at_least)
+    if not newest:
         return None
-    rate = bits / duration
-    residuals = sum((weight * (one.bits - rate * one.duration)) ** 2 for weight, one in kept)
-    weights = [weight for weight, _ in kept]
-    effective = sum(weights) ** 2 / sum(weight * weight for weight in weights)
+    rate, number = _quantile(newest, _PLACE), len(newest)
+    off = [abs(one.bits / one.duration / rate - 1) for one in newest]
+    deviation = _OF_NORMAL * sum(off) / number
     error = _UNKNOWN
-    if effective > 1.5:
-        error = math.sqrt(residuals * effective / (effective - 1)) / (rate * duration)
-        error = min(max(error * _TRIMMED if trimmed else error, _LEAST), _UNKNOWN)
+    if number > 1:
+        error = min(max(deviation * _QUANTILE_ERROR / math.sqrt(number - 1), _LEAST), _UNKNOWN)
+    duration = sum(one.duration for one in newest)
+    shared_s = sum(shared.get(id(one), 0.0) for one in newest)
     return Estimate(rate, error, sum(one.chunks for one in stretches), min(shared_s / duration, 1.0))

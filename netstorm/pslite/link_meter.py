@@ -277,7 +277,7 @@ class LinkMeter:
         )
 
     def _measure(self, peer: Peer, estimate: Estimate) -> LinkMeasure:
-        trip, out = self._trips.get(peer), self._out.links.get(peer)
+        trip, out, back = self._trips.get(peer), self._out.links.get(peer), self._in.links.get(peer)
         return LinkMeasure(
             source=int(peer),
             rate=estimate.rate,
@@ -285,4 +285,5 @@ class LinkMeter:
             latency=-1.0 if trip is None or out is None else trip.latency_s(out.busy.rate),
             chunks=estimate.chunks,
             shared=estimate.shared,
+            signal=math.inf if back is None else back.busy.transit_s,
         )

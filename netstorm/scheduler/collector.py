@@ -7,7 +7,7 @@ between that and a network to plan for:
   of what planning gains. A node's egress or ingress counts as a cap if its links could clearly carry more
   together, by what each has shown.
 * *Censored links.* What a link carried while it shared a cap that was binding is no more than a lower bound.
-  Each end knows only with what its own line was shared, so the larger of their two rates counts.
+  A link's target is believed: it sees chunks arrive, and these say whether their source had others under way.
   Planned with is what the caps at its two ends allow, and twice that bound at most. Under fair sharing those
   that share the cap get about the same, so a link that gets clearly less than its siblings is slow by itself,
   and is not censored.
@@ -64,7 +64,7 @@ _PRESENT_S: Final = 10.0
 """A link that was measured within that is measured at present."""
 
 _LATENCIES: Final = 20
-"""Reports, of both ends, that a latency is the least of."""
+"""Reports, of both ends, that a latency is a small one of."""
 
 _SLOW_SIBLING: Final = 0.6
 """Links that share a cap get about the same; TCP is not fairer than that among unequal round trips."""
@@ -72,8 +72,11 @@ _SLOW_SIBLING: Final = 0.6
 _FREE_FOR_S: Final = 30.0
 """How long what a link did alone is believed over what it does in company, if that does not change."""
 
-_TOGETHER_S: Final = 3.0
-"""Both ends report what they see within that; what one of them says that is older is outdated."""
+_SILENT_S: Final = 60.0
+"""After so long without a word from a link's target, its source's counts."""
+
+_MOST_SIGNAL_S: Final = 86_400.0
+"""Clocks that differ by more are a mistake."""
 
 _PRIOR_ERROR: Final = 0.3
 """Of links that nobody has measured."""
@@ -160,33 +163,39 @@ class _Rate:
 class _LinkState:
     """All that was reported of one link."""
 
-    __slots__ = ("_latencies", "source", "target")
+    __slots__ = ("_latencies", "signal", "source", "target")
 
     def __init__(self) -> None:
         self.source: Final = _End()
         self.target: Final = _End()
+        self.signal = math.inf
+        """Seconds that something small took at least, by two clocks."""
         self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
 
     @property
     def latency(self) -> float:
-        """Seconds; -1: not known. The least of the last reports: what was more waited in queues."""
-        return min(self._latencies, default=-1.0)
+        """Seconds; -1: not known. Of the last reports a small one: what was more waited in queues, and what
+        was least may rest on a rate that was no longer true.
+        """
+        known = _percentile((latency for latency in self._latencies if latency > 0.0), 0.25)
+        return max(self._latencies, default=-1.0) if known is None else known
 
     def took(self, latency: float) -> None:
         """Take a reading of its latency."""
         self._latencies.append(latency)
 
     def rate(self, now: float) -> _Rate | None:
-        """Return what is known of its rate: the larger of two lower bounds, since each end knows only its own
-        company.
+        """Return what is known of its rate: by its target, which sees chunks arrive; by its source, which
+        only hears of it, if the target says nothing any more.
         """
         ends = [self.source.best(now), self.target.best(now)]
-        known = [one for one in ends if one is not None]
-        if not known:
+        source, target = ends
+        if source is None and target is None:
             return None
-        newest = min(one.age(now) for one in known)
+        says = target if source is None or (target and target.age(now) <= _SILENT_S) else source
+        assert says is not None
         return _Rate(
-            max((one for one in known if one.age(now) <= newest + _TOGETHER_S), key=lambda one: one.value),
+            says,
             held=(ends[0] is self.source.held, ends[1] is self.target.held),
             shares=(
                 ends[0] is None or ends[0] is self.source.held,
@@ -344,6 +353,9 @@ class Collector:
             (end.free if one.shared <= _SHARED else end.held).add(one.rate, one.error, now)
         if one.latency >= 0.0:
             state.took(one.latency)
+        if one.signal < math.inf:
+            way = (one.source, pair[0] if one.source == pair[1] else pair[1])
+            self._states.setdefault(way, _LinkState()).signal = one.signal
 
     def _side(self, word: str, end: int, rates: _Rates, now: float) -> _Side:
         """Return the caps that count; `end`: which end of a link is at that line."""
@@ -408,8 +420,11 @@ class Collector:
         return _percentile(values, 0.25), _percentile(latencies, 0.75)
 
     def _latency(self, link: Link, far: float | None) -> float:
-        for pair in ((link.source, link.target), (link.target, link.source)):  # there and back are alike
-            state = self._states.get(pair)
+        states = [self._states.get(pair) for pair in ((link.source, link.target), (link.target, link.source))]
+        signals = sum(math.inf if state is None else state.signal for state in states)
+        if signals < math.inf:
+            return max(0.0, signals / 2)
+        for state in states:  # there and back are alike
             if state is not None and state.latency >= 0.0:
                 return state.latency
         return link.latency if self._known or far is None else far
@@ -423,6 +438,7 @@ def _possible(one: LinkMeasure) -> bool:
         and (one.latency == -1.0 or LATENCY.allow(one.latency))
         and one.chunks >= 0
         and 0.0 <= one.shared <= 1.0
+        and (one.signal == math.inf or abs(one.signal) <= _MOST_SIGNAL_S)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from netstorm.protocol.messages.kinds import Datagram
@@ -38,6 +40,10 @@ class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc
     shared: float = 0.0
     """Part of that time in which other links out of the sender or into the receiver were busy, too, unless it
     is known that they don't slow one another. Near 1, `rate` is only a lower bound.
+    """
+    signal: float = math.inf
+    """Seconds that anything small took at least from `source` to the node that reports, and what their clocks
+    are off by; infinite: not known. There and back together, clocks cancel.
     """
 
 

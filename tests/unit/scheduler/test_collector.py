@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -328,12 +329,31 @@ def test_what_a_link_did_alone_is_not_forgotten_for_what_it_does_in_company_now_
         assert rates(found, float(second))[1, 0] == 28 * M
 
 
-def test_what_the_sender_saw_alone_lifts_what_the_receiver_saw_in_company():
+def test_the_receiver_of_a_link_is_believed_before_its_sender():
     found = collector()
-    found.take(0, report(measure(1, 30 * M, shared=0.9)), 1.0)
     found.take(1, Measured(links=(), outgoing=(measure(0, 45 * M),)), 1.0)
     assert rates(found)[1, 0] == 45 * M
+    found.take(0, report(measure(1, 30 * M)), 1.0)
+    assert rates(found)[1, 0] == 30 * M
+    found.take(1, Measured(links=(), outgoing=(measure(0, 45 * M),)), 90.0)
+    assert rates(found, 90.0)[1, 0] == pytest.approx(45 * M)
     assert found.refused == 0
+
+
+def test_what_small_messages_took_there_and_back_is_twice_the_latency_whatever_the_clocks():
+    found = collector(3)
+    found.take(1, report(msgspec.structs.replace(measure(0, M, latency=0.002), signal=5.03)), 0.0)
+    found.take(0, report(msgspec.structs.replace(measure(1, M, latency=0.002), signal=-4.97)), 0.0)
+    network = found.picture(0.0).network
+    assert network.link(Rank(0), Rank(1)).latency == pytest.approx(0.03)
+    assert network.link(Rank(1), Rank(0)).latency == pytest.approx(0.03)
+
+
+def test_a_signal_that_cannot_be_is_refused():
+    found = collector(3)
+    for signal in (math.nan, -math.inf, 1e12):
+        found.take(1, report(msgspec.structs.replace(measure(0, M), signal=signal)), 0.0)
+    assert found.refused == 3
 
 
 def test_reports_of_links_out_are_checked_as_those_of_links_in():
