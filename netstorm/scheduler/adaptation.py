@@ -49,7 +49,9 @@ _MOST_PATIENCE: Final = 8
 """Update times between two formations, if those before have come to nothing: forming costs seconds."""
 
 _LARGE: Final = 3.0
-"""A move of so many times UPDATE_RATE is worth a formation whatever became of those before."""
+"""A move of so many times UPDATE_RATE is worth a formation whatever became of those before; if something came
+of the last one, at once: links that have changed together are noticed one after the other.
+"""
 
 _LOOKS: Final = 5
 """How often the network is looked at within an update time, so that a change need not wait for one."""
@@ -184,8 +186,6 @@ class Adaptation:
         self._look_at = now + self._look_every_s
         if self._collector.reports and self._first_report_at == math.inf:
             self._first_report_at = now
-        if not self._replan and now < self._asked_at + self._plan.update_time_s:
-            return None
         picture = self._collector.assumed() if self._believes else self._collector.picture(now)
         summed = summed or self._summed
         why = self._replan or self._why(picture, policy, summed, now)
@@ -248,6 +248,20 @@ class Adaptation:
         self.reason = f"{why}; {times}"
         return self._next(found, policy)
 
+    def go_back(self, before: Policy, before_s: float, after_s: float, policy: Policy) -> Policy:
+        """Return the policy that is to follow `policy`, now in force: the one before, which was better.
+
+        Args:
+            before: that one.
+            before_s: what rounds took under it, in s.
+            after_s: what they take under `policy`.
+            policy: the one in force.
+        """
+        self._in_vain()
+        times = f"rounds take {format_duration(after_s)}, and took {format_duration(before_s)}"
+        self.reason = f"back to the trees of version {before.version}: {times}"
+        return msgspec.structs.replace(before, version=policy.version + 1, reason=self.reason)
+
     # ------------------------------------------------------------------------------------------------ inside
 
     def _in_vain(self) -> None:
@@ -261,9 +275,10 @@ class Adaptation:
 
     def _why(self, picture: Picture, policy: Policy, summed: Summed, now: float) -> str:
         """Return what speaks for a look, for a person; empty: nothing."""
+        early = now < self._asked_at + self._plan.update_time_s
         if self._looked is None:
-            return self._enough(picture, policy, now)
-        if not _alike(summed, self._summed):
+            return "" if early else self._enough(picture, policy, now)
+        if not early and not _alike(summed, self._summed):
             return (
                 f"the job sums {format_bytes(summed.bytes)}, and the policy is for "
                 f"{format_bytes(self._summed.bytes)}"
@@ -271,9 +286,9 @@ class Adaptation:
         if self._collector.reports == self._reports:
             return ""
         change, moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
-        if change > math.log1p(_LARGE * self._plan.update_rate):
+        if change > math.log1p(_LARGE * self._plan.update_rate) and not (early and self._patience > 1):
             return moved
-        if now < self._asked_at + self._patience * self._plan.update_time_s:
+        if early or now < self._asked_at + self._patience * self._plan.update_time_s:
             return ""
         return moved or ("the estimates are better now" if self._doubtful else "")
 

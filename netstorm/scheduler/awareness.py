@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from netstorm.protocol.messages import Measured
+from netstorm.protocol.messages import Measured, NodeStatus
 from netstorm.scheduler.adaptation import Adaptation, Assumed, Summed
 from netstorm.scheduler.collector import Collector
 from netstorm.scheduler.forming import Formation, Formed
+from netstorm.scheduler.outcome import Outcome
 from netstorm.scheduler.registry import KeyRegistry
 from netstorm.topology.policy import Policy
 
@@ -42,6 +43,9 @@ class Awareness:
         self.adaptation: Final = Adaptation(assumed, self.collector, first, now)
         self._replan = False
         """What is assumed has changed since a policy was last formed."""
+        self._outcome: Final = Outcome()
+        self._tried = -1
+        """Version of the last policy that was taken for what it is predicted to do."""
         self._active: Final = (
             assumed.network.size > 1
             and assumed.plan.topology not in _FIXED
@@ -52,6 +56,17 @@ class Awareness:
     def measured(self, rank: int, report: Measured, now: float) -> None:
         """Take a node's report."""
         self.collector.take(rank, report, now)
+
+    def took(self, status: NodeStatus) -> None:
+        """Take a node's word on what its newest round took."""
+        self._outcome.took(status.last_round, status.round_s)
+
+    def installed(self, policy: Policy, before: Policy, first_rounds: Mapping[int, int]) -> None:
+        """A policy follows `before` from these rounds on, by key."""
+        if policy.version == self._tried:
+            self._outcome.installed(before, first_rounds)
+        else:
+            self._outcome.forget()
 
     @property
     def active(self) -> bool:
@@ -76,10 +91,15 @@ class Awareness:
         """Return when `look` may have something to ask."""
         return self.adaptation.due() if self._active or self._replan else math.inf
 
-    def look(self, policy: Policy, keys: KeyRegistry, now: float) -> Formation | None:
-        """Return what is to be formed, if anything is."""
+    def look(self, policy: Policy, keys: KeyRegistry, now: float) -> Policy | Formation | None:
+        """Return what is to be formed, if anything is, or the policy to go back to."""
         if now < self.due():
             return None
+        worse = self._outcome.verdict()
+        if worse is not None:
+            back = self.adaptation.go_back(*worse, policy)
+            _log.info("policy version %d: %s", back.version, back.reason)
+            return back
         question = self.adaptation.look(policy, summed_of(keys), now)
         self._replan = self._replan and self.adaptation.urgent
         if question is not None:
@@ -90,6 +110,8 @@ class Awareness:
         """Return what is to follow the policy in force, if what was formed is worth it."""
         found = self.adaptation.formed(answer, policy, now)
         took = f" (formed in {answer.took_s:.2f} s)" if answer.took_s else ""
+        if found is not None and self._active and not answer.only_detours:
+            self._tried = found.version
         if found is None:
             _log.info("policy version %d stays: %s%s", policy.version, self.adaptation.reason, took)
         else:

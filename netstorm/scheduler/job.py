@@ -165,9 +165,12 @@ class Job:
             UsageError: its version is not newer than all before, or it is for another number of nodes.
         """
         check_policy(policy, nodes=len(self.members), after=self._consistency.version)
+        before = self.policy
         self._policies[policy.version] = policy
         starts = self._consistency.install(policy.version)
         self._outbox.note(Installed(policy=policy, starts=tuple(starts.items())))
+        if self.awareness is not None:
+            self.awareness.installed(policy, before, starts)
         in_use = self._consistency.versions_in_use()
         self._policies = {version: known for version, known in self._policies.items() if version in in_use}
         self._outbox.tell(self.peers, m.NewPolicy(policy=policy))
@@ -181,12 +184,8 @@ class Job:
         match message:
             case m.Heartbeat():
                 self.liveness.busy(rank, message.busy)
-            case m.NodeStatus():
-                self.sayings.status(rank, message, now)
-            case m.Measured():
-                if self.awareness is not None:
-                    self.awareness.measured(rank, message, now)
-                self.sayings.measured(rank, message, now)
+            case m.NodeStatus() | m.Measured():
+                self._heard(rank, message, now)
             case m.RegisterKeys():
                 return self._register(rank, message, now)
             case m.TopologyRequest():
@@ -298,6 +297,17 @@ class Job:
         return tuple(found)
 
     # ------------------------------------------------------------------------------------- one message each
+
+    def _heard(self, rank: int, message: m.NodeStatus | m.Measured, now: float) -> None:
+        """Keep a rank's word on itself and on its links for people, and act on it."""
+        if isinstance(message, m.Measured):
+            self.sayings.measured(rank, message, now)
+            if self.awareness is not None:
+                self.awareness.measured(rank, message, now)
+        else:
+            self.sayings.status(rank, message, now)
+            if self.awareness is not None:
+                self.awareness.took(message)
 
     def _register(self, rank: int, message: m.RegisterKeys, now: float) -> m.PeerGone | None:
         grants, bindings = [], []
