@@ -49,9 +49,12 @@ _MOST_PATIENCE: Final = 8
 """Update times between two formations, if those before have come to nothing: forming costs seconds."""
 
 _LARGE: Final = 3.0
-"""A move of so many times UPDATE_RATE is worth a formation whatever became of those before; if something came
-of the last one, at once: links that have changed together are noticed one after the other.
+"""A move of so many times UPDATE_RATE is worth a formation whatever became of those before, and at once:
+links that have changed together are noticed one after the other.
 """
+
+_LEAST_PATIENCE: Final = 2
+"""Looks between two formations for such moves, if those before have come to nothing."""
 
 _LOOKS: Final = 5
 """How often the network is looked at within an update time, so that a change need not wait for one."""
@@ -286,7 +289,8 @@ class Adaptation:
         if self._collector.reports == self._reports:
             return ""
         change, moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
-        if change > math.log1p(_LARGE * self._plan.update_rate) and not (early and self._patience > 1):
+        at_once = now >= self._asked_at + min(self._patience, _LEAST_PATIENCE) * self._look_every_s
+        if change > math.log1p(_LARGE * self._plan.update_rate) and (at_once or not early):
             return moved
         if early or now < self._asked_at + self._patience * self._plan.update_time_s:
             return ""

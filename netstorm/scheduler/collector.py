@@ -1,6 +1,6 @@
 """What is known of the network now: all nodes' reports in, an ordinary `Network` out.
 
-Nodes measure their links, in and out, and their own access lines (`Measured`). Four things stand
+Nodes measure their links, in and out, and their own access lines (`Measured`). Five things stand
 between that and a network to plan for:
 
 * *Access lines.* Links that share one are no independent links, and to plan as if they were throws away most
@@ -16,6 +16,9 @@ between that and a network to plan for:
 * *Links not seen since others have changed.* If half of the links that are measured now have changed since a
   link was, it probably has, too: half of what it is above that percentile is not believed any more. What was
   fast and is used no more looks fast for ever otherwise, and is tried again and again.
+
+* *Links whose way back has changed.* A direction that was like the other one is expected to have changed with
+  it, until it is measured itself: data goes up a tree first, and down seconds later.
 
 A peer may report anything: what cannot be is refused, and counted.
 """
@@ -74,6 +77,11 @@ _FREE_FOR_S: Final = 30.0
 
 _SILENT_S: Final = 60.0
 """After so long without a word from a link's target, its source's counts."""
+
+_ALIKE: Final = 1.25
+"""Directions whose rates differ by no more belong to one line: what changes one changes the other."""
+
+_ALIKE_ERROR: Final = 0.15
 
 _MOST_SIGNAL_S: Final = 86_400.0
 """Clocks that differ by more are a mistake."""
@@ -301,6 +309,9 @@ class Collector:
             rate, error = self._outdated(
                 changed.rate, error, rates.get(pair), seldom=seldom, changes=changes, now=now
             )
+            back = _as_the_way_back(rates.get(pair), rates.get(pair[::-1]), now)
+            if back is not None and not any(rank in side.caps for rank in pair for side in (egress, ingress)):
+                rate, error = back.value, max(_ALIKE_ERROR, back.readings.error(now))
             links.append(replace(changed, rate=rate, latency=self._latency(link, far)))
             errors.append(error)
         nodes = tuple(
@@ -440,6 +451,17 @@ def _possible(one: LinkMeasure) -> bool:
         and 0.0 <= one.shared <= 1.0
         and (one.signal == math.inf or abs(one.signal) <= _MOST_SIGNAL_S)
     )
+
+
+def _as_the_way_back(there: _Rate | None, back: _Rate | None, now: float) -> _Rate | None:
+    """Return the rate of the way back if it has changed since the way there was measured last, and both were
+    alike before.
+    """
+    if there is None or back is None or back.readings.was == 0.0:
+        return None
+    unseen = there.readings.age(now) > now - back.readings.changed_at
+    alike = 1 / _ALIKE <= there.value / back.readings.was <= _ALIKE
+    return back if unseen and alike else None
 
 
 def _changes(rates: _Rates, now: float) -> list[float]:

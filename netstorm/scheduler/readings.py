@@ -40,13 +40,15 @@ _AGEING: Final = 0.1 / 60
 class Readings:
     """Readings of one positive quantity. Errors are standard errors, as fractions."""
 
-    __slots__ = ("_at", "_errors", "_steps", "_suspect", "_values", "changed_at", "value")
+    __slots__ = ("_at", "_errors", "_steps", "_suspect", "_values", "changed_at", "value", "was")
 
     def __init__(self) -> None:
         self.value = 0.0
         """The estimate; 0 before the first reading."""
         self.changed_at = -math.inf
         """When it was last noticed to have changed."""
+        self.was = 0.0
+        """What it was before that; 0: it has not changed."""
         self._values: deque[float] = deque(maxlen=_KEPT)
         self._errors: deque[float] = deque(maxlen=_KEPT)
         self._steps: deque[float] = deque(maxlen=_KEPT)
@@ -72,7 +74,7 @@ class Readings:
                 if not (agreed or late):
                     self._suspect = value
                     return
-                self.changed_at = now
+                self.changed_at, self.was = now, self.value
                 self._values.clear()
                 self._errors.clear()
                 if agreed:

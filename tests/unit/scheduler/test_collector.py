@@ -380,3 +380,30 @@ def test_a_fast_link_not_seen_since_the_others_have_changed_is_not_believed_to_b
     assert rates(found, 32.0)[0, 3] == pytest.approx(10 * M)
     found.take(3, report(measure(0, 90 * M)), 33.0)
     assert rates(found, 33.0)[0, 3] == pytest.approx(100 * M, rel=0.15)
+
+
+def told(found, second, *, there=None, back=None):
+    if there is not None:
+        found.take(1, report(measure(0, there * M)), second)
+    if back is not None:
+        found.take(0, report(measure(1, back * M)), second)
+
+
+def test_a_way_that_was_like_the_way_back_is_expected_to_have_changed_with_it():
+    found = collector(3)
+    for second in range(5):
+        told(found, float(second), there=50, back=48)
+    for second in range(5, 8):
+        told(found, float(second), back=10)
+    assert rates(found, 8.0)[0, 1] == pytest.approx(10 * M)
+    told(found, 8.0, there=49)
+    assert rates(found, 8.0)[0, 1] == pytest.approx(50 * M, rel=0.05)
+
+
+def test_a_way_that_differed_from_the_way_back_is_not():
+    found = collector(3)
+    for second in range(5):
+        told(found, float(second), there=90, back=48)
+    for second in range(5, 8):
+        told(found, float(second), back=10)
+    assert rates(found, 8.0)[0, 1] > 40 * M
