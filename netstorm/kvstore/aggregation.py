@@ -66,7 +66,13 @@ class Aggregation:
         self._early: dict[int, list[tuple[Peer, Part, Buffer | None, int]]] = {}
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
         self.begun: list[RoundBegun] = []
-        """Rounds that have begun and that the scheduler has not been told of."""
+        """Rounds that have begun and of which the scheduler is to be told."""
+        self.unhurried = False
+        """Rounds take long: the scheduler need not be asked as soon as one begins."""
+        self._unasked: dict[int, RoundBegun] = {}
+        """By key: begun, and not to be told yet. The later the scheduler is asked, the newer is the policy of
+        the round that follows.
+        """
         self._begun_last: dict[int, deque[RoundBegun]] = {}
         """The last ones, by key."""
         self.closed: list[int] = []
@@ -123,6 +129,8 @@ class Aggregation:
             waiting = self._waiting.get(key)
             while waiting and (version := self._may_begin(waiting[0])) is not None:
                 self._begin(waiting.pop(0), version)
+            if waiting:
+                self._ask_for_next(key)
             for peer, part, payload, crc in self._early.pop(key, ()):
                 try:
                     self._take(peer, part, payload, crc)
@@ -168,13 +176,23 @@ class Aggregation:
             self._holding.setdefault(operation.round, Holding()).begin(round.stretch)
             self._undated.append((key.identity, operation.round))
         begun = RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
-        self.begun.append(begun)
         self._begun_last.setdefault(key.identity, deque(maxlen=ROUNDS_AHEAD + 1)).append(begun)
+        if self.unhurried:
+            self._ask_for_next(key.identity)
+            self._unasked[key.identity] = begun
+        else:
+            self.begun.append(begun)
         for chunk in range(len(round.sums)):
             round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
             self._forward(round, chunk)
         if not round.sums:
             self._close(round)
+
+    def _ask_for_next(self, key: int) -> None:
+        """Have the scheduler asked now under which policy the round after the one that has begun runs."""
+        begun = self._unasked.pop(key, None)
+        if begun is not None:
+            self.begun.append(begun)
 
     # -------------------------------------------------------------------------------------- what others send
 
@@ -305,6 +323,8 @@ class Aggregation:
                 priority=priority,
             )
         round.store(chunk, payload)
+        if self._unasked and 2 * round.missing <= len(round.sums):
+            self._ask_for_next(round.key.identity)
         if round.stretch is not None:
             self._release(self._holding.setdefault(round.round, Holding()).result(round.stretch, chunk))
         if round.missing == 0 and round.operation is not None:
@@ -393,6 +413,7 @@ class Aggregation:
     def _close(self, round: Round) -> None:
         """Every chunk's result is written: tell the user, and move on."""
         operation, key = round.operation, round.key.identity
+        self._ask_for_next(key)
         assert operation is not None
         del self._rounds[key, round.round]
         self._hold_no_more(round)
@@ -452,6 +473,7 @@ class Aggregation:
         self._holding.clear()
         self._undated.clear()
         self._doubts.clear()
+        self._unasked.clear()
         self._early.clear()
         self.dispatch.clear()
         for operation in operations:

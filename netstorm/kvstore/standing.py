@@ -52,6 +52,11 @@ class Standing:
         self._busy_since = 0.0
         self._waited_s = 0.0
 
+    @property
+    def round_s(self) -> float:
+        """What the last round took, in s."""
+        return self._round_s
+
     def begun(self, round: int, now: float) -> None:
         """The user has asked for an operation of this round."""
         if self._under_way == 0:
