@@ -265,13 +265,11 @@ class Asynchronous:
                 )
                 self._send(owner, tick, None)
 
-    def _applied(self, owner: int, message: Applied) -> None:
+    def _applied(self, message: Applied) -> None:
         found = self._pushes.get((message.key, message.number))
         if found is None or message.block not in found.missing:
-            raise ProtocolViolation(
-                f"rank {owner} says that push {message.number} of key {message.key} has been applied to "
-                f"block {message.block}, which nobody waits for"
-            )
+            self._counters.add("answers_known_before")
+            return
         self._counters.add("staleness_total", message.behind)
         self._counters.add("pushes_of_blocks")
         most = self._counters.get("staleness_max")
@@ -285,10 +283,8 @@ class Asynchronous:
     def _value(self, owner: int, message: Value, payload: Buffer | None) -> None:
         found = self._pulls.get((message.key, message.number))
         if found is None or message.chunk not in found.missing:
-            raise ProtocolViolation(
-                f"rank {owner} sends chunk {message.chunk} for pull {message.number} of key {message.key}, "
-                "which nobody waits for"
-            )
+            self._counters.add("answers_known_before")
+            return
         pull = found.operation
         assert isinstance(pull, PullOperation)
         key, layout = pull.key, pull.key.layout
@@ -318,7 +314,7 @@ class Asynchronous:
         elif isinstance(message, Tick):
             self._serving.tick(origin, message)
         elif isinstance(message, Applied):
-            self._applied(origin, message)
+            self._applied(message)
         else:
             self._value(origin, message, payload)
 

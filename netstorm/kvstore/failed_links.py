@@ -12,14 +12,18 @@ import logging
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 from netstorm.kvstore.relay import around, direct
+from netstorm.kvstore.routing import around_link
 from netstorm.observe.counters import Counters
 from netstorm.protocol.messages import FailedLinks, Part, Routed
 from netstorm.pslite.machine import Instruction, Send
 
 __all__ = ["Detours"]
+
+_ROUTED: Final = (Part, *get_args(Routed))
+"""What may go around a link."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +47,6 @@ class Detours:
         """Begin with all links in order; try failed ones every `retry_s`."""
         self.avoided: Collection[tuple[int, int]] = frozenset()
         """(source, target) of all links that the scheduler says have failed."""
-        self.stranded = -1
-        """To whom something was to go that cannot go around a failed link: what asynchronous training sends
-        must not come twice, and nobody could tell. -1: to nobody.
-        """
         self._counters: Final = counters
         self._retry_s: Final = retry_s
         self._down: Final[dict[int, _Down]] = {}
@@ -113,12 +113,7 @@ class Detours:
         """
         found: list[Instruction] = []
         for instruction in instructions:
-            if isinstance(instruction, Send) and isinstance(instruction.message, Routed):
-                if int(instruction.peer) in self._down:
-                    self.stranded = int(instruction.peer)
-                else:
-                    found.append(instruction)
-            elif isinstance(instruction, Send) and isinstance(instruction.message, Part):
+            if isinstance(instruction, Send) and isinstance(instruction.message, _ROUTED):
                 send = self._routed(rank, instruction)
                 if send is not None:
                     found.append(send)
@@ -135,8 +130,10 @@ class Detours:
                 down.held.append(send)
                 return None
             part = send.message
-            assert isinstance(part, Part)
-            if part.is_aux and part.path[0] == rank and part.path[-1] not in self._down:
+            if not isinstance(part, Part):
+                self._counters.add("parts_around_failed_links")
+                send = around_link(send, rank, down.way)
+            elif part.is_aux and part.path[0] == rank and part.path[-1] not in self._down:
                 send = direct(send)  # a detour that was to be earlier than the link to its end
             else:
                 self._counters.add("parts_around_failed_links")

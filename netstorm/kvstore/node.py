@@ -27,6 +27,7 @@ from netstorm.kvstore.registration import Registration
 from netstorm.kvstore.relay import check_path, confirmed, credit
 from netstorm.kvstore.resuming import Resuming
 from netstorm.kvstore.roster import Roster
+from netstorm.kvstore.routing import not_delivered
 from netstorm.kvstore.standing import Standing
 from netstorm.kvstore.zeros import Zeros
 from netstorm.observe.counters import Counters
@@ -352,18 +353,8 @@ class GeneralNode:
             _log.warning("%s cannot be reached from here: %s", self.roster.describe(target), reason)
             self.roster.suspect(target, reason, now)
             self._send(m.Suspect(rank=target, reason=reason))
-        stranded = any(isinstance(send.message, m.Routed) for send in undelivered)
-        if stranded:
-            self._strand(target, reason)
         self._instructions += self._running().not_delivered(undelivered)
-
-    def _strand(self, target: int, reason: str) -> None:
-        self._blame(
-            errors.NodeLost(
-                f"{self.roster.describe(target)} cannot be reached from rank {self.rank} ({reason}), and "
-                "what asynchronous training sends does not go around a link that has failed"
-            )
-        )
+        self._instructions += not_delivered(undelivered)
 
     def _link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
         if not trial.answer:
@@ -447,12 +438,7 @@ class GeneralNode:
         self._instructions = []
         if not self._detours:
             return taken
-        taken = self._detours.route(self.rank, taken)
-        if self._detours.stranded >= 0 and self.failure is None:
-            self._strand(self._detours.stranded, "its link has failed")
-            taken += self._instructions
-            self._instructions = []
-        return taken
+        return self._detours.route(self.rank, taken)
 
     # ------------------------------------------------------------------------------------------ the scheduler
     # says

@@ -19,7 +19,7 @@ from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Delivered, Part
 from netstorm.pslite.machine import Order, Send
 
-__all__ = ["around", "check_path", "confirmed", "credit", "direct", "onward"]
+__all__ = ["around", "check_path", "confirmed", "credit", "direct", "onward", "without_loops"]
 
 
 def check_path(message: Part | Delivered, peer: Peer, rank: int, size: int) -> None:
@@ -69,7 +69,7 @@ def around(send: Send, rank: int, way: tuple[int, ...]) -> Send:
     part = send.message
     assert isinstance(part, Part)
     further = part.path[part.hop + 1 :] if part.is_aux else ()
-    walk = _without_loops((*way, *further))
+    walk = without_loops((*way, *further))
     before = part.path[:1] if part.is_aux and part.path[0] != rank else ()
     if len(walk) == 2 and not before:
         part = msgspec.structs.replace(part, is_aux=False, path=(), hop=0, around=False)
@@ -87,7 +87,8 @@ def direct(send: Send) -> Send:
     return dataclasses.replace(send, message=plain, peer=Peer(part.path[-1]))
 
 
-def _without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
+def without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a walk without the parts of it that come back to where they began."""
     found: list[int] = []
     for rank in walk:
         if rank in found:

@@ -7,15 +7,20 @@ key. Unlike what is on an auxiliary path it needs no credit.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
 import msgspec
 
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.relay import without_loops
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Push, Routed, Value
 from netstorm.pslite.machine import URGENT, Order, Send
 
-__all__ = ["check_route", "order_of", "passed_on"]
+__all__ = ["around_link", "check_route", "not_delivered", "order_of", "passed_on"]
 
 
 def check_route(message: Routed, peer: Peer, rank: int, size: int) -> None:
@@ -26,8 +31,8 @@ def check_route(message: Routed, peer: Peer, rank: int, size: int) -> None:
     """
     path, hop = message.path, message.hop
     if (
-        not 2 <= len(path) <= size
-        or len(set(path)) < len(path)
+        not 2 <= len(path) <= size + 1
+        or len(set(path[1:])) < len(path) - 1  # on a way around a link that has failed the first may be twice
         or not all(0 <= one < size for one in path)
         or not 1 <= hop < len(path)
         or path[hop] != rank
@@ -58,3 +63,25 @@ def passed_on(message: Routed, payload: Buffer | None, payload_crc: int, offset:
         order=order_of(message, offset),
         payload_crc=None if payload is None else payload_crc,
     )
+
+
+def around_link(send: Send, rank: int, way: tuple[int, ...]) -> Send:
+    """Return a message as `rank` sends it along `way`, around a link that has failed, and on to its end."""
+    message = send.message
+    assert isinstance(message, get_args(Routed))
+    walk = without_loops((*way, *message.path[message.hop + 1 :]))
+    before = message.path[:1] if message.path[0] != rank else ()
+    routed = msgspec.structs.replace(message, path=(*before, *walk), hop=len(before) + 1)
+    return dataclasses.replace(send, message=routed, peer=Peer(walk[1]))
+
+
+def not_delivered(returned: Iterable[Send]) -> Iterator[Send]:
+    """Yield what is to be sent again of what a link that has failed gives back.
+
+    What had arrived after all is known by its numbers there. Values are copied: they may be the user's own
+    memory, which is his again as soon as the push is known to have been applied.
+    """
+    for send in returned:
+        if isinstance(send.message, get_args(Routed)):
+            copy = None if send.payload is None else bytes(memoryview(send.payload))
+            yield dataclasses.replace(send, payload=copy)

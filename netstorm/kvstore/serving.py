@@ -49,13 +49,15 @@ class Keeper(Protocol):
 class _Served:
     """A key of which this rank owns something."""
 
-    __slots__ = ("blocks", "by_chunk", "keeper", "key")
+    __slots__ = ("blocks", "by_chunk", "keeper", "key", "pulled")
 
-    def __init__(self, key: Key, keeper: Keeper, blocks: list[Block]) -> None:
+    def __init__(self, key: Key, keeper: Keeper, blocks: list[Block], ranks: int) -> None:
         self.key: Final = key
         self.keeper: Final = keeper
         self.blocks: Final = blocks
         self.by_chunk: Final = {chunk: block for block in blocks for chunk in block.chunks}
+        self.pulled: Final = [0] * ranks
+        """How many pulls of each rank have come; a rank makes them one after the other."""
 
 
 class Serving:
@@ -112,7 +114,7 @@ class Serving:
             for number in self._owners.blocks(key, whole=keeper.whole)
             if self._owners.owner(key, number) == self._rank
         ]
-        self._served[key.identity] = _Served(key, keeper, blocks)
+        self._served[key.identity] = _Served(key, keeper, blocks, self._ranks)
         for rank, message, payload in self._early.pop(key.identity, ()):
             if isinstance(message, Push):
                 self.push(rank, message, payload)
@@ -175,6 +177,10 @@ class Serving:
         if served is None:
             self._keep(rank, pull, None)
             return
+        if pull.number < served.pulled[rank]:
+            self._counters.add("pulls_known_before")
+            return
+        served.pulled[rank] = pull.number + 1
         for block in served.blocks:
             block.pulls.append(WaitingPull(rank, pull))
             self._advance(served, block)

@@ -13,6 +13,7 @@ from netstorm.kvstore.async_operation import UNBOUNDED
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.jobs import random_policy
+from tests.simulated.test_failed_links import QUICK, dying_links
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Training:
     slowest_s: float = 0.01
     jitter_s: float = 0.003
     breaks: float = 0.0
+    dying: bool = False
+    """Links die, for good or for a while."""
 
     def unit(self, rank):
         """Return what a rank's gradient is made of."""
@@ -150,6 +153,10 @@ def run(training, **more):
     programs = [Program(training, cluster, node, tracks) for node in cluster.nodes]
     if training.breaks:
         cluster.set_breaks(training.breaks)
+    if training.dying:
+        for cut in dying_links(training.seed, training.nodes, 0.3):
+            heal_at = None if cut.heal_at is None else cluster.now + cut.heal_at
+            replace(cut, at=cluster.now + cut.at, heal_at=heal_at).schedule(cluster)
     for program in programs:
         program.begin()
     cluster.run_until(
@@ -203,3 +210,10 @@ def test_every_push_is_applied_once_pulls_never_go_back_and_nobody_is_too_far_ah
 def test_broken_connections_change_nothing_of_that(training):
     training = replace(training, breaks=0.02)
     check_total(training, run(training))
+
+
+@settings(max_examples=25, deadline=None)
+@given(trainings)
+def test_links_that_die_change_nothing_of_that(training):
+    training = replace(training, nodes=training.nodes + 2, dying=True, slowest_s=0.05)
+    check_total(training, run(training, **QUICK))
