@@ -56,6 +56,14 @@ def metrics(node: NodeSnapshot) -> Iterator[Metric]:
         ("netstorm_node_last_round", "Newest round that is complete in all keys.", status.last_round),
         ("netstorm_node_round_seconds", "How long that round took.", status.round_s),
     ]
+    pushed = node.counters.get("pushes_of_blocks", 0)
+    if pushed:
+        mean = node.counters.get("staleness_total", 0) / pushed
+        most = node.counters.get("staleness_max", 0)
+        gauges += [
+            ("netstorm_node_staleness_mean", "Updates by others between a gradient and its value.", mean),
+            ("netstorm_node_staleness_max", "The most of them.", most),
+        ]
     if status.clock_error >= 0:
         gauges += [
             ("netstorm_node_clock_offset_seconds", "Cluster clock less the host's.", status.clock_offset),
