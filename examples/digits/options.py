@@ -15,7 +15,16 @@ MODELS = ("cnn", "alexnet", "resnet18", "resnet50", "mobilenet")
 
 # MXNet takes a name that it does not know for a store on this machine alone, so that a spelling mistake would
 # train each rank by itself without a word. Hence the list.
-STORES = ("dist_sync_netstorm", "netstorm", "dist_sync", "dist_device_sync", "local", "device")
+STORES = (
+    "dist_sync_netstorm",
+    "netstorm",
+    "dist_async_netstorm",
+    "dist_sync",
+    "dist_device_sync",
+    "dist_async",
+    "local",
+    "device",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
