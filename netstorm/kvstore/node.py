@@ -205,6 +205,7 @@ class GeneralNode:
             self._flush()
             self._send(self.standing.report(now))
             self._send(m.Finished(last_rounds=self._registration.last_rounds()))
+            self.owners().finished(self.rank)
             if self.roster.joins:
                 self._zeros.begin(self._registration.granted_keys(), ahead=ROUNDS_AHEAD)
         self._call_or_keep(self._on_finished, done, ready=self.state is State.OVER)

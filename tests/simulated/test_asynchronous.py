@@ -35,18 +35,29 @@ class Training:
     slowest_s: float = 0.01
     jitter_s: float = 0.003
     breaks: float = 0.0
+    uneven: bool = False
+    """Some ranks take more steps than others."""
     dying: bool = False
     """Links die, for good or for a while."""
 
     def unit(self, rank):
         """Return what a rank's gradient is made of."""
-        return (self.steps * self.pushes + 1) ** rank
+        return self.base**rank
+
+    def steps_of(self, rank):
+        """Return how many steps a rank takes."""
+        return self.steps + (self.seed >> (2 * rank) & 3 if self.uneven else 0)
+
+    @property
+    def base(self):
+        """Return of which digits a value is made: one for each rank."""
+        return (self.steps + 3) * self.pushes + 1
 
     def counts(self, value):
         """Return how many gradients of each rank are in a value of all equal elements."""
         left, found = int(-value.flat[0]), []
         for _ in range(self.nodes):
-            left, count = divmod(left, self.steps * self.pushes + 1)
+            left, count = divmod(left, self.base)
             found.append(count)
         assert left == 0
         return found
@@ -103,7 +114,7 @@ class Program:
             one.then(ended)
 
     def train(self):
-        if self.step == self.training.steps:
+        if self.step == self.training.steps_of(self.node.rank):
             self.over = self.node.finish()
             return
         gradient = np.full(self.training.elements, self.training.unit(self.node.rank), "int64")
@@ -135,7 +146,11 @@ class Program:
                 self.last[name, number] = counts
                 if training.staleness != UNBOUNDED:
                     least = (self.step - training.staleness) * training.pushes
-                    assert min(counts) >= least, f"staleness {training.staleness}: {counts} at {self.step}"
+                    slowest = [
+                        min(least, training.steps_of(one) * training.pushes) for one in range(len(counts))
+                    ]
+                    enough = all(count >= one for count, one in zip(counts, slowest, strict=True))
+                    assert enough, f"staleness {training.staleness}: {counts} at {self.step}"
         self.train()
 
 
@@ -177,8 +192,8 @@ def check_total(training, programs):
             for block, value in kept.values.items():
                 assert (name, block) not in values
                 values[name, block] = value
-                expected = training.steps * training.pushes
-                assert training.counts(value) == [expected] * training.nodes
+                steps = [training.steps_of(rank) for rank in range(training.nodes)]
+                assert training.counts(value) == [step * training.pushes for step in steps]
     size = sum(len(value) for value in values.values())
     assert size == training.keys * training.elements
 
@@ -194,6 +209,7 @@ trainings = st.builds(
     staleness=st.sampled_from([UNBOUNDED, 1, 1, 2, 0]),
     whole=st.booleans(),
     counted=st.booleans(),
+    uneven=st.booleans(),
     slowest_s=st.sampled_from([0.0, 0.001, 0.05]),
     jitter_s=st.sampled_from([0.0, 0.003, 0.1]),
 ).map(lambda drawn: replace(drawn, pushes=1 + drawn.seed % 2 if drawn.counted else 1))

@@ -13,7 +13,9 @@ from tests.integration.mxnet.test_against_servers import TRAIN
 NODES = 3
 
 
-@pytest.mark.parametrize("module", [False, True], ids=["gluon", "module"])
+@pytest.mark.parametrize(
+    "module", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gluon", "module"]
+)
 def test_with_a_staleness_of_0_all_weights_have_the_synchronous_stores_bits(
     tmp_path: Path, *, module: bool
 ) -> None:
@@ -32,7 +34,7 @@ import random, time
 from netstorm.frontends.mxnet.compat import mx
 kv = mx.kv.create("dist_async_netstorm")
 kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-STEPS, COUNTED, BASE = 12, {counted}, 16
+STEPS, COUNTED, BASE = 12, {counted}, 32
 kv.init("k", mx.nd.zeros((3,), dtype="float64"))
 if COUNTED:
     kv.clock()  # or a key's second push would have begun another clock by itself
@@ -55,9 +57,10 @@ print(largest)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counted", [False, True], ids=["pushes-count", "the-script-counts"])
 def test_no_rank_is_further_ahead_of_the_slowest_than_it_may_be(tmp_path: Path, *, counted: bool) -> None:
-    script = IN_STEP.format(counted=counted).replace("BASE = 16", "BASE = 32")
+    script = IN_STEP.format(counted=counted)
     ended = run_job(tmp_path, NODES, script, NETSTORM_STALENESS=2)
     assert [end.code for end in ended] == [0] * NODES, ended
     assert all(0 <= int(end.out) <= 2 for end in ended), ended
@@ -107,6 +110,7 @@ kv._barrier()
 """
 
 
+@pytest.mark.slow
 def test_different_optimizers_are_an_error_that_names_both_ranks(tmp_path: Path) -> None:
     ended = run_job(tmp_path, NODES, DIFFERS)
     assert all(end.code != 0 for end in ended), ended
@@ -129,6 +133,7 @@ out.asnumpy()
 """
 
 
+@pytest.mark.slow
 def test_an_update_rule_that_fails_ends_the_job_with_its_reason(tmp_path: Path) -> None:
     ended = run_job(tmp_path, 2, RULE_FAILS)
     assert all(end.code != 0 for end in ended), ended
@@ -148,6 +153,7 @@ print(int(out.asnumpy().max()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [-1, 1])
 def test_a_rank_whose_script_has_ended_serves_as_owner_until_all_have(tmp_path: Path, staleness: int) -> None:
     ended = run_job(tmp_path, NODES, ENDS_EARLY, NETSTORM_STALENESS=staleness)
