@@ -69,13 +69,13 @@ def check_with_dying_links(job):
 
 
 @given(jobs(nodes=(3, 7), policies=(1, 4)))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_sums_are_exact_whatever_links_die_for_good_or_for_a_while(job):
     check_with_dying_links(job)
 
 
 @given(jobs(nodes=(3, 7), policies=(1, 4), detours=True))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_sums_are_exact_if_the_links_of_auxiliary_paths_die(job):
     check_with_dying_links(job)
 
@@ -92,17 +92,17 @@ def test_links_do_die_in_these_tests_and_parts_go_around_them():
     cluster = SimulatedCluster(4, seed=5, chunk_size=20, delay_s=0.01, **QUICK).join()
     pending = endless_rounds(cluster)
     Cut(at=cluster.now + 0.1, source=0, target=2).schedule(cluster)
-    cluster.run_for(20.0)
+    cluster.run_for(10.0)
     assert counted(cluster, "links_failed") == 2
     assert counted(cluster, "parts_around_failed_links") > 0
     rounds = [len([one for owner, one in pending if owner is node and one.ended]) for node in cluster.nodes]
-    assert min(rounds) > 100
+    assert min(rounds) > 50
     assert not any(node.failure for node in cluster.nodes)
 
 
 @pytest.mark.parametrize(
     ("topology", "awareness"),
-    [("auto", True), ("fapt", False), ("star", True), ("ring", False), ("sharded", True), ("packing", False)],
+    [("auto", True), ("star", True), ("fapt", False), ("ring", False)],
 )
 def test_a_policy_without_the_link_follows_at_once_and_says_why(topology, awareness):
     cluster = SimulatedCluster(
@@ -166,7 +166,7 @@ def square(missing=()):
 
 def test_ways_lead_over_links_that_there_are():
     cluster = SimulatedCluster(4, seed=2, network=square(), chunk_size=500, **QUICK).join()
-    endless_rounds(cluster, 5000)
+    endless_rounds(cluster, 2000)
     Cut(at=cluster.now + 0.5, source=0, target=1).schedule(cluster)
     cluster.run_until(lambda: not in_force_uses(cluster, (0, 1), (1, 0)), 20.0, "a policy without the link")
     cluster.run_for(5.0)
@@ -202,11 +202,11 @@ def test_a_node_that_dies_is_lost_as_before_also_while_a_link_has_failed(silent)
 
 
 def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
-    cluster = SimulatedCluster(5, seed=7, chunk_size=20, delay_s=0.01, **QUICK).join()
-    endless_rounds(cluster)
+    cluster = SimulatedCluster(5, seed=7, chunk_size=20, delay_s=0.02, **QUICK).join()
+    endless_rounds(cluster, 60)
     for number, (source, target) in enumerate([(0, 1), (0, 2), (2, 1), (3, 1), (3, 2)]):
         Cut(at=cluster.now + 0.1 + 1.3 * number, source=source, target=target).schedule(cluster)
-    cluster.run_for(30.0)
+    cluster.run_for(20.0)
     assert not any(node.failure for node in cluster.nodes)
     before = len(cluster.nodes[0].pending)
     cluster.run_for(2.0)
@@ -215,12 +215,12 @@ def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
 
 def test_resets_while_a_link_is_down_lose_nothing():
     cluster = SimulatedCluster(4, seed=9, chunk_size=20, delay_s=0.01, **QUICK).join()
-    pending = endless_rounds(cluster, 300)
+    pending = endless_rounds(cluster, 100)
     Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster)
-    for number in range(60):
+    for number in range(40):
         source, target = random.Random(number).sample(range(4), 2)
         Reset(at=cluster.now + 0.3 * number, source=source, target=target).schedule(cluster)
-    cluster.run_for(25.0)
+    cluster.run_for(13.0)
     for owner, one in pending:
         if one.ended:
             assert (one.result() == 6).all(), owner

@@ -34,7 +34,12 @@ def free_port() -> int:
 
 def test_training_goes_on_around_a_pair_that_is_cut_for_good(tmp_path: Path) -> None:
     port = free_port()
-    settings = {"NETSTORM_LINK_TIMEOUT": 3, "PS_HEARTBEAT_TIMEOUT": 60, "NETSTORM_LINK_RETRY": 2}
+    settings = {
+        "NETSTORM_LINK_TIMEOUT": 3,
+        "NETSTORM_LINK_RETRY": 1,
+        "PS_HEARTBEAT_INTERVAL": 0.5,
+        "PS_HEARTBEAT_TIMEOUT": 60,
+    }
     with TcpProxy("127.0.0.1", port) as proxy, Job(tmp_path, 4, **settings) as job:
         for rank in range(4):
             where = {"NETSTORM_PORT": port, "NETSTORM_ADVERTISED_PORT": proxy.port} if rank == 2 else {}
@@ -43,7 +48,7 @@ def test_training_goes_on_around_a_pair_that_is_cut_for_good(tmp_path: Path) -> 
         proxy.refuses = lambda data: is_from(0, data)
         proxy.cut()
         job.wait_until_said(-1, "the job goes on without it")
-        wait_for_steps(job, 0, 30)
+        wait_for_steps(job, 0, 20)
         proxy.refuses = None
         job.wait_until_said(-1, "works again")
         wait_for_steps(job, 0, 10)
