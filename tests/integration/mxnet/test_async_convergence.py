@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.jobs import run_job
-from tests.integration.mxnet.test_against_servers import NODES, _run_with_servers
+from tests.integration.mxnet.servers import run_with_servers
+
+NODES = 3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -58,7 +60,8 @@ def accuracy(printed: str) -> float:
 
 def test_digits_are_learned_as_well_as_by_mxnets_own_asynchronous_store(tmp_path: Path) -> None:
     theirs = [
-        accuracy(out) for out in _run_with_servers(tmp_path, TRAIN.format(store="dist_async"), servers=2)
+        accuracy(out)
+        for out in run_with_servers(tmp_path, NODES, TRAIN.format(store="dist_async"), servers=2)
     ]
     for staleness in (-1, 2, 0):
         folder = tmp_path / str(staleness)
