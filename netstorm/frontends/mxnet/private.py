@@ -5,7 +5,8 @@ The network never touches an array of the user's. Such an array may be
 * in oneDNN's blocked layout (a convolution's weight is, after a forward pass in predict mode). To ask for its
   memory inside an operation then waits for a reordering of the array, which waits for the operation: a hang.
   MXNet's own copy knows all layouts, and what it writes is in the default one;
-* on a GPU, where its address means nothing to us. The engine copies it over first;
+* on a GPU, where its address means nothing to us. The engine copies it over first, and where there are GPUs
+  our memory is pinned, so that their copies neither stage nor hold up one another;
 * a view of another array of the same operation, or freed or overwritten while the network still sends it.
 
 A copy costs a pass over the memory in a thread of the engine: 3 ms for 40 MB, some 100 ms the first time,
@@ -15,6 +16,7 @@ when the system has yet to provide the pages. So keep a PrivateArray for as long
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,7 +59,7 @@ class PrivateArray:
         self.shape: Final = tuple(shape)
         self.dtype: Final[np.dtype[Any]] = _known(dtype)
         with _any_shape(self.shape):
-            self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=mx.cpu(), dtype=self.dtype)
+            self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=_host(), dtype=self.dtype)
 
     @classmethod
     def like(cls, array: NDArray) -> PrivateArray:
@@ -132,6 +134,12 @@ class PrivateArray:
                 f"an array of shape {kind.shape} and type {kind.dtype} does not fit "
                 f"one of shape {self.shape} and type {self.dtype}"
             )
+
+
+@functools.cache
+def _host() -> Any:
+    """Return where private arrays are. Asked for late: to look for GPUs starts CUDA."""
+    return mx.cpu_pinned() if mx.context.num_gpus() else mx.cpu()
 
 
 def memory_of(array: NDArray) -> memoryview:

@@ -52,7 +52,7 @@ class _Updater(mx.optimizer.Updater):  # type: ignore[name-defined]
             self.states[key] = optimizer.create_state_multi_precision(key, stored)
             self.states_synced[key] = True
         elif not self.states_synced[key]:
-            self.states[key] = self.sync_state_context(self.states[key], _HOST)
+            self.states[key] = self.sync_state_context(self.states[key], stored.context)
             self.states_synced[key] = True
         with keeping_lock() if type(optimizer) in _ONLY_QUEUE else contextlib.nullcontext():
             if self.aggregate_updates:

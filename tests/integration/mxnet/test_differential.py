@@ -15,7 +15,7 @@ from tests.integration.mxnet.servers import run_with_servers
 
 SCRIPT = """
 import faulthandler, json, os
-faulthandler.dump_traceback_later(80, exit=True)
+faulthandler.dump_traceback_later(190, exit=True)
 import numpy as np
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.mxnet.programs import play, program

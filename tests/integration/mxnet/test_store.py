@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import KeyMismatch, UsageError
+from netstorm.frontends.mxnet import private
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.mxnet.on_nodes import (
     NODES,
@@ -309,6 +310,33 @@ def test_states_of_no_optimiser_cannot_be_saved_or_loaded(kv: Any) -> None:
         kv.load_optimizer_states("/nowhere/states")
     with pytest.raises(FileNotFoundError):
         kv.save_optimizer_states("/nowhere/states")
+
+
+@on_nodes
+def test_where_there_are_gpus_values_go_through_pinned_memory_and_are_the_same(kv: Any) -> None:
+    """What can be seen of it without one: MXNet's CPU build has the context, and everything works there."""
+    found = {}
+    path = str(Path(tempfile.mkdtemp()) / "states")
+    as_it_is = private._host
+    for host in (mx.cpu, mx.cpu_pinned):
+        private._host = host
+        try:
+            store = mx.kv.create(kv.type)
+            store.set_optimizer(mx.optimizer.Adam())
+            store.init("k", ones(5, 4))
+            outs = [mx.nd.zeros((5, 4), ctx=mx.cpu(device)) for device in range(3)]
+            for step in range(3):
+                store.push("k", [ones(5, 4, times=kv.rank + device, device=device) for device in range(3)])
+                if step == 1:
+                    store.save_optimizer_states(path, dump_optimizer=True)
+                    store.load_optimizer_states(path)
+            store.pull("k", out=outs)
+            assert store._entries["k"]._stored.array.context == host()
+            found[host] = [out.asnumpy().tobytes() for out in outs]
+        finally:
+            private._host = as_it_is
+    assert found[mx.cpu] == found[mx.cpu_pinned]
+    assert len(set(found[mx.cpu])) == 1
 
 
 @on_nodes
