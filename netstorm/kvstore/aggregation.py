@@ -41,6 +41,10 @@ _SENT: Final = ChunkSum(np.dtype(np.float32), wide=False)
 """Stands for a sum that has gone to the parent: everybody it could count has been counted."""
 _SENT.contributors = -1
 
+_ASK_AHEAD_S: Final = 0.5
+"""How long before the end of a round, as the last one was, the scheduler is asked for the next one's policy: it
+has answered long before."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -67,8 +71,9 @@ class Aggregation:
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
         self.begun: list[RoundBegun] = []
         """Rounds that have begun and of which the scheduler is to be told."""
-        self.unhurried = False
-        """Rounds take long: the scheduler need not be asked as soon as one begins."""
+        self.round_s = 0.0
+        """What the last round took, in s. If that is long, the scheduler need not be asked as soon as one begins.
+        """
         self._unasked: dict[int, RoundBegun] = {}
         """By key: begun, and not to be told yet. The later the scheduler is asked, the newer is the policy of
         the round that follows.
@@ -177,7 +182,7 @@ class Aggregation:
             self._undated.append((key.identity, operation.round))
         begun = RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
         self._begun_last.setdefault(key.identity, deque(maxlen=ROUNDS_AHEAD + 1)).append(begun)
-        if self.unhurried:
+        if self.round_s > 2 * _ASK_AHEAD_S:
             self._ask_for_next(key.identity)
             self._unasked[key.identity] = begun
         else:
@@ -323,7 +328,7 @@ class Aggregation:
                 priority=priority,
             )
         round.store(chunk, payload)
-        if self._unasked and 2 * round.missing <= len(round.sums):
+        if self._unasked and self.round_s * round.missing <= _ASK_AHEAD_S * len(round.sums):
             self._ask_for_next(round.key.identity)
         if round.stretch is not None:
             self._release(self._holding.setdefault(round.round, Holding()).result(round.stretch, chunk))

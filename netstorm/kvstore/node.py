@@ -67,10 +67,6 @@ _SAY_EVERY_S: Final = 10.0
 """How often a node that waits says for what."""
 
 
-_LONG_ROUND_S: Final = 1.0
-"""In half of such a round the scheduler has answered long before the next one begins."""
-
-
 class State(enum.Enum):
     """Where a node is in its life."""
 
@@ -538,7 +534,7 @@ class GeneralNode:
             for round in self._aggregation.closed:
                 self.standing.ended(round, now)
             self._aggregation.closed.clear()
-            self._aggregation.unhurried = self.standing.round_s > _LONG_ROUND_S
+            self._aggregation.round_s = self.standing.round_s
 
     def _check_for_finished_peers(self) -> None:
         """A round that a finished rank never pushed will not complete: say so now."""

@@ -43,7 +43,7 @@ def job(rate):
 
 
 @pytest.mark.parametrize(("rate", "first"), [(4e5, 4), (20e6, 5)])
-def test_of_long_rounds_the_next_one_runs_under_a_policy_that_comes_in_the_first_half(rate, first):
+def test_after_long_rounds_the_next_one_runs_under_a_policy_that_comes_during_one(rate, first):
     cluster = job(rate)
     seen = versions_by_round(cluster)
     for _ in range(3):
@@ -59,7 +59,7 @@ def test_of_long_rounds_the_next_one_runs_under_a_policy_that_comes_in_the_first
     }
 
 
-def test_rounds_that_are_pushed_ahead_do_not_wait_for_half_of_the_one_before():
+def test_rounds_that_are_pushed_ahead_do_not_wait_for_the_end_of_the_one_before():
     cluster = job(4e5)
     for _ in range(3):
         cluster.run_until_ended(push(cluster), 60)
