@@ -42,8 +42,8 @@ _SENT: Final = ChunkSum(np.dtype(np.float32), wide=False)
 _SENT.contributors = -1
 
 _ASK_AHEAD_S: Final = 0.5
-"""How long before the end of a round, as the last one was, the scheduler is asked for the next one's policy: it
-has answered long before."""
+"""How long before the end of a round, as the last one was, the scheduler is asked for the next one's policy:
+it has answered long before."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ class Aggregation:
         self.begun: list[RoundBegun] = []
         """Rounds that have begun and of which the scheduler is to be told."""
         self.round_s = 0.0
-        """What the last round took, in s. If that is long, the scheduler need not be asked as soon as one begins.
+        """What the last round took, in s. If that is long, the scheduler need not be asked as soon as one
+        begins.
         """
         self._unasked: dict[int, RoundBegun] = {}
         """By key: begun, and not to be told yet. The later the scheduler is asked, the newer is the policy of
