@@ -68,8 +68,8 @@ class Detours:
         self._counters.add("links_failed")
         return True
 
-    def told(self, rank: int, message: FailedLinks) -> list[int]:
-        """Take the scheduler's word; return the targets to which there is a way now.
+    def told(self, rank: int, message: FailedLinks) -> list[tuple[int, tuple[int, ...]]]:
+        """Take the scheduler's word; return the targets to which there is a way now, and the ways.
 
         What was held for them is to be routed again (`released`).
         """
@@ -78,7 +78,7 @@ class Detours:
         for link in message.links:
             if link.source == rank and link.target in self._down:
                 self._down[link.target].way = link.way
-                found.append(link.target)
+                found.append((link.target, link.way))
         return found
 
     def restored(self, target: int) -> list[Send]:

@@ -347,7 +347,7 @@ class GeneralNode:
     def _link_failed(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
         """Have the scheduler decide; what was to go over the link waits for that, and goes around it."""
         if self._detours.lost(target, now):
-            _log.warning("%s cannot be reached from here: %s", self.roster.describe(target), reason)
+            _log.info("%s cannot be reached from here: %s", self.roster.describe(target), reason)
             self.roster.suspect(target, reason, now)
             self._send(m.Suspect(rank=target, reason=reason))
         self._instructions += self._running().not_delivered(undelivered)
@@ -506,8 +506,13 @@ class GeneralNode:
         self._check_for_finished_peers()
 
     def _failed_links(self, message: m.FailedLinks, now: float) -> None:
-        for target in self._detours.told(self.rank, message):
-            self.roster.decided(target)
+        for target, way in self._detours.told(self.rank, message):
+            if self.roster.decided(target):
+                _log.warning(
+                    "the link to %s has failed; what is for it goes over ranks %s",
+                    self.roster.describe(target),
+                    ", ".join(map(str, way[1:-1])),
+                )
             self._instructions += self._detours.released(target)
         self._running().dispatch.avoid(self._detours.avoided)
 

@@ -85,9 +85,11 @@ class Roster:
         self._suspected = {rank: (now, reason) for rank, (_, reason) in self._suspected.items()}
         return tuple(self._suspected)
 
-    def decided(self, rank: int) -> None:
-        """Note that the scheduler has said what is to be done about a suspect, or that it can be reached."""
-        self._suspected.pop(rank, None)
+    def decided(self, rank: int) -> bool:
+        """Note that the scheduler has said what is to be done about a suspect, or that it can be reached;
+        return whether that is news.
+        """
+        return self._suspected.pop(rank, None) is not None
 
     def undecided(self, now: float, limit_s: float) -> NodeLost | None:
         """Return the error if the scheduler has said nothing about a suspect for too long."""
