@@ -86,6 +86,14 @@ def launch(
             help="With --hosts: the scheduler's host. Default: the first. With --wan: its rank; 0.",
         ),
     ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Join the scheduler that runs there (netstorm scheduler --jobs ...), and start none.",
+        ),
+    ] = None,
+    job: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job: NETSTORM_JOB.")] = None,
     python: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +113,7 @@ def launch(
       netstorm launch -n 4 --site a,a,b,b --topology star -- python train.py
       netstorm launch --hosts cluster.txt -- python train.py
       netstorm launch --wan network.yaml -- python train.py
+      netstorm launch -n 2 --join 127.0.0.1:9091 --job mine -- python train.py
 
     Each node runs COMMAND with the DMLC_* variables that tell it who it is. Its lines are printed behind its
     rank. Unless OMP_NUM_THREADS is set, the nodes of a machine get equal shares of its cores: N processes
@@ -138,7 +147,9 @@ def launch(
                 scheduler_host=scheduler,
                 python=python,
                 ssh=ssh,
-                with_scheduler=not no_scheduler,
+                with_scheduler=not no_scheduler and join is None,
+                join=join,
+                job=job,
                 wan=wan,
             )
             code = given.run(Path(scratch))

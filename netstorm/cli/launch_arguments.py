@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from netstorm.cli.addresses import split_address
 from netstorm.cli.children import run_job
 from netstorm.cli.console import Console, open_standard_streams
 from netstorm.cli.ending import Ending
@@ -44,6 +45,8 @@ class LaunchArguments:
     ssh: str | None
     with_scheduler: bool
     wan: Path | None = None
+    join: str | None = None
+    job: str | None = None
 
     def run(self, scratch: Path) -> int:
         """Run the job to its end, and return the exit code.
@@ -56,6 +59,8 @@ class LaunchArguments:
             CommandError: the command cannot be run.
         """
         open_standard_streams()
+        if self.join is not None:
+            self._check_join()
         variables = self._all_variables()
         if self.wan is not None:
             return self._run_in_a_wan(self.wan, variables, scratch)
@@ -112,6 +117,17 @@ class LaunchArguments:
             if value is not None:
                 raise UsageError(f"--{option} is for --hosts: without it everything runs on this machine")
 
+    def _check_join(self) -> None:
+        """Refuse what is said of a scheduler that is not started here."""
+        for option, value in (
+            ("--port", self.port),
+            ("--scheduler", self.scheduler_host),
+            ("--network", self.network),
+            ("--wan", self.wan),
+        ):
+            if value is not None:
+                raise UsageError(f"{option} does not go with --join: that scheduler runs already")
+
     def _checked_environment(self, variables: dict[str, str]) -> dict[str, str]:
         """Return a node's environment, having found folder and command."""
         if not self.folder.is_dir():
@@ -129,12 +145,16 @@ class LaunchArguments:
         if self.nodes < 1:
             raise UsageError(f"-n {self.nodes}: expected at least 1 node")
         environment = self._checked_environment(variables)
+        host, port = (
+            ("127.0.0.1", self.port or 0) if self.join is None else split_address(self.join, "--join")
+        )
         return local_job(
             size=self.nodes,
             command=self.command,
             folder=self.folder,
             environment=environment,
-            port=self.port or 0,
+            scheduler_host=host,
+            port=port,
             sites=self._sites(self.nodes),
             ready_file=scratch / "scheduler" if self.with_scheduler else None,
         )
@@ -149,8 +169,11 @@ class LaunchArguments:
         placements = read_hostfile(hosts)
         if self.nodes is not None and self.nodes != len(placements):
             raise UsageError(f"-n {self.nodes}: {hosts} has {len(placements)} nodes; leave -n out")
-        if self.scheduler_host is not None:
-            check_host(self.scheduler_host, "--scheduler")
+        scheduler_host, port = self.scheduler_host, self.port
+        if self.join is not None:
+            scheduler_host, port = split_address(self.join, "--join")
+        elif scheduler_host is not None:
+            check_host(scheduler_host, "--scheduler")
         environment = child_environment(None, **variables)
         ssh = shlex.split(self.ssh or "ssh") or ["ssh"]
         find_command(ssh, Path.cwd(), environment)
@@ -161,8 +184,8 @@ class LaunchArguments:
             command=self.command,
             folder=str(self.folder),
             variables=passed_on(environment, variables),
-            scheduler_host=self.scheduler_host,
-            port=self.port or _rank_0s_settings(environment, len(placements)).scheduler_port,
+            scheduler_host=scheduler_host,
+            port=port or _rank_0s_settings(environment, len(placements)).scheduler_port,
             python=self.python or sys.executable,
             ssh=ssh,
             with_scheduler=self.with_scheduler,
@@ -179,6 +202,8 @@ class LaunchArguments:
             if name in RESERVED:
                 raise UsageError(f"--env {text!r}: {name} is set by the launcher itself, for each process")
             variables[name] = value if equals else here[name]
+        if self.job is not None:
+            variables["NETSTORM_JOB"] = self.job
         if self.topology is not None:
             variables["NETSTORM_TOPOLOGY"] = self.topology
         if self.network is not None:

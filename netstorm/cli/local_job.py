@@ -69,6 +69,7 @@ def local_job(
     port: int,
     sites: Sequence[str | None],
     ready_file: Path | None,
+    scheduler_host: str = _LOOPBACK,
 ) -> Job:
     """Return a job of a scheduler and nodes on this machine.
 
@@ -80,6 +81,7 @@ def local_job(
         port: the scheduler's; 0: any that is free.
         sites: of each rank.
         ready_file: where the scheduler writes its address; None: there is no scheduler, it runs already.
+        scheduler_host: where, then.
 
     Raises:
         SettingsError: a value that a node or the scheduler would refuse.
@@ -90,7 +92,11 @@ def local_job(
         made = []
         for rank in range(size):
             variables = node_variables(
-                rank=rank, size=size, host=_LOOPBACK, port=chosen_port or port or None, site=sites[rank]
+                rank=rank,
+                size=size,
+                host=scheduler_host,
+                port=chosen_port or port or None,
+                site=sites[rank],
             )
             own = child_environment(environment, **variables)
             own.setdefault("OMP_NUM_THREADS", str(threads_each(size)))

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 import psutil
 
+from netstorm.cli.addresses import split_address
 from netstorm.errors import Unavailable, UsageError
 from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
@@ -105,7 +106,7 @@ def find_scheduler(address: str | None) -> tuple[Source, JobStatus]:
         UsageError: there is none, or there are several; says what to do.
     """
     if address is not None:
-        host, port = _split(address)
+        host, port = split_address(address, "--scheduler")
         return _at(host, port, f"--scheduler {address}")
     settings = Settings.from_environment()
     if {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}:
@@ -126,14 +127,6 @@ def find_scheduler(address: str | None) -> tuple[Source, JobStatus]:
         "no job of yours runs on this machine; say where its scheduler is: netstorm top --scheduler "
         "HOST:PORT (its first lines say it), or set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
     )
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, colon, port = address.removeprefix("http://").rstrip("/").rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"--scheduler {address!r}: expected HOST:PORT, such as 127.0.0.1:9091")
-    return host, int(port)
 
 
 def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:

@@ -202,8 +202,8 @@ class Rendezvous:
             )
         if join.num_workers != options.num_workers:
             return (
-                f"the node at {name} was started with DMLC_NUM_WORKER={join.num_workers}, the scheduler with "
-                f"DMLC_NUM_WORKER={options.num_workers}: give both the same number of nodes"
+                f"the node at {name} was started with DMLC_NUM_WORKER={join.num_workers}, "
+                f"{options.told_by} with DMLC_NUM_WORKER={options.num_workers}: give both the same number of nodes"
             )
         if not -1 <= join.asked_rank < options.num_workers:
             return (
@@ -212,7 +212,7 @@ class Rendezvous:
                 f"{options.num_workers - 1}, or -1 for any"
             )
         differing = [
-            f"{variable}={said} at the node at {name}, {options.job_wide[variable]} at the scheduler"
+            f"{variable}={said} at the node at {name}, {options.job_wide[variable]} at {options.told_by}"
             for variable, said in sorted(join.must_agree.items())
             if options.job_wide.get(variable, said) != said
         ]

@@ -47,6 +47,8 @@ class SchedulerOptions:
     scheduler_timeout_s: float = 300.0
     boot: str = ""
     """Identity of this run of the machine; for the log."""
+    told_by: str = "the scheduler"
+    """Who says what holds for the whole job, for a person."""
     joins: bool = False
     """Ranks that have finished contribute zeros, and hold up no barrier, until all have."""
 
@@ -76,6 +78,7 @@ class SchedulerOptions:
             link_timeout_s=settings.link_timeout_s,
             scheduler_timeout_s=settings.scheduler_timeout_s,
             boot=boot,
+            told_by="the scheduler" if settings.jobs == 1 else "the job's first node or the scheduler",
             joins=settings.uneven == "join",
         )
 

@@ -332,7 +332,6 @@ class SeveralJobs:
         self._ended += 1
         if outcome.exit_code:
             self._failed += 1
-        _log.info("%s", outcome.text)
         on_job_over = self.on_job_over
         if on_job_over is not None:
             self._outbox.add(Call(function=lambda: on_job_over(outcome)))

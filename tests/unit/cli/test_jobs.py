@@ -18,7 +18,15 @@ from netstorm.cli.ssh_job import passed_on, ssh_job
 from netstorm.errors import SettingsError, UsageError
 
 
-def local(size: int = 2, *, environment=None, port: int = 0, sites=None, ready_file: Path | None = None):
+def local(
+    size: int = 2,
+    *,
+    environment=None,
+    port: int = 0,
+    sites=None,
+    ready_file: Path | None = None,
+    scheduler_host: str = "127.0.0.1",
+):
     return local_job(
         size=size,
         command=["python", "train.py"],
@@ -27,6 +35,7 @@ def local(size: int = 2, *, environment=None, port: int = 0, sites=None, ready_f
         port=port,
         sites=sites or [None] * size,
         ready_file=ready_file,
+        scheduler_host=scheduler_host,
     )
 
 
@@ -46,6 +55,14 @@ def over_ssh(text: str = "tokyo\nalice@paris site=west", **changes):
 
 
 # -------------------------------------------------------------------------------------------- on this machine
+
+
+def test_nodes_that_join_a_scheduler_elsewhere_are_told_where_it_is():
+    job = local(scheduler_host="tokyo", port=9095)
+    assert job.scheduler is None
+    for node in job.nodes(None):
+        assert node.environment["DMLC_PS_ROOT_URI"] == "tokyo"
+        assert node.environment["DMLC_PS_ROOT_PORT"] == "9095"
 
 
 def test_each_node_is_told_its_rank_and_where_the_scheduler_is():

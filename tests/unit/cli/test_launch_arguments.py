@@ -57,6 +57,15 @@ def launch(*words: str) -> tuple[int, str]:
             ["--hosts", "nowhere", "--port", "0", "--", "true"],
             "--port 0: nodes on other hosts must know the port",
         ),
+        (["-n", "2", "--join", "tokyo", "--", "true"], "--join 'tokyo': expected HOST:PORT"),
+        (
+            ["-n", "2", "--join", "tokyo:9091", "--port", "9092", "--", "true"],
+            "--port does not go with --join",
+        ),
+        (
+            ["-n", "2", "--join", "tokyo:9091", "--job", "a/b", "--", "true"],
+            "NETSTORM_JOB='a/b'",
+        ),
         (
             ["--hosts", "nowhere", "--site", "a", "--", "true"],
             "--site: with --hosts sites are written in the host",
