@@ -64,7 +64,7 @@ def _head(status: JobStatus) -> Iterator[Text]:
         else f"  {status.num_workers} nodes",
         f", {status.keys.count} keys, {size_text(status.keys.bytes)}" if status.keys.count else "",
         f", up {_ago(status.age_s)}",
-        f", plans with {status.part:.0%} of each link" if status.part < 1 else "",
+        f", plans with {status.link_share:.0%} of each link" if status.link_share < 1 else "",
         (f"   scheduler {status.scheduler}, this at {status.http}", "dim"),
         overflow="ellipsis",
         no_wrap=True,

@@ -109,13 +109,15 @@ class Assumed:
     """Rates that are known are believed, whatever is measured."""
     plan: Plan
     summed: Summed
-    part: float = 1.0
+    link_share: float = 1.0
     """Of each rate that is known: other jobs have the rest."""
 
     @property
     def planned(self) -> Network:
         """The network that policies are formed for."""
-        return self.network if self.part == 1.0 or not self.known else self.network.scaled(self.part)
+        return (
+            self.network if self.link_share == 1.0 or not self.known else self.network.scaled(self.link_share)
+        )
 
 
 class Adaptation:

@@ -77,11 +77,11 @@ class Awareness:
         """Plan without these links, and with all others, from now on."""
         self.collector.avoid(links)
 
-    def take_part(self, part: float, why: str) -> None:
-        """Plan with another part of the network that somebody has described; `why`: for a person."""
+    def take_link_share(self, share: float, why: str) -> None:
+        """Plan with another share of each link that somebody has described; `why`: for a person."""
         if not self._assumed.known:
             return
-        self._assumed = replace(self._assumed, part=part)
+        self._assumed = replace(self._assumed, link_share=share)
         self.collector.assume(self._assumed.planned)
         if self._assumed.network.size > 1 and self._assumed.plan.topology not in _FIXED:
             self._replan = True

@@ -234,10 +234,10 @@ class Job:
         due = min(self._say_at, self._status_at, self.liveness.next_look(), self.links.due())
         return due if self.awareness is None else min(due, self.awareness.due())
 
-    def take_part(self, part: float, why: str) -> None:
-        """Plan with another part of the network from now on; `why`: for a person."""
+    def take_link_share(self, share: float, why: str) -> None:
+        """Plan with another share of each link from now on; `why`: for a person."""
         if self.awareness is not None:
-            self.awareness.take_part(part, why)
+            self.awareness.take_link_share(share, why)
 
     def look(self, now: float) -> Policy | Formation | None:
         """Return what policy is to be installed or formed, if one is."""

@@ -93,7 +93,7 @@ class SchedulerMachine:
         self._assumed = assumed
         self._planned = planned
         self._past = PolicyPast(self._first_policy, now)
-        self._part = 1.0
+        self._link_share = 1.0
         self._outbox: Final = Outbox(write)
         self._door: Final = door or Door()
         self._rendezvous: Final = Rendezvous(options)
@@ -153,7 +153,7 @@ class SchedulerMachine:
             self.install_policy(policy)
 
     def prepared(
-        self, policy: Policy, planned: Assumed, now: float, *, aware: bool, part: float = 1.0
+        self, policy: Policy, planned: Assumed, now: float, *, aware: bool, link_share: float = 1.0
     ) -> None:
         """Take what the job begins under, which `on_complete` was called for.
 
@@ -162,14 +162,14 @@ class SchedulerMachine:
             planned: what later ones are formed for.
             now: the time.
             aware: they follow what is measured.
-            part: of each link's rate that is planned with.
+            link_share: of each link's rate that is planned with.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
         """
         check_policy(policy, nodes=self.options.num_workers, after=-1)
         self._prepared = True
-        self._first_policy, self._part = policy, part
+        self._first_policy, self._link_share = policy, link_share
         self._assumed, self._planned = planned if aware else None, planned
         self._past = PolicyPast(policy, now)
         if self.phase is Phase.GATHERING and self._rendezvous.complete():  # nobody has left meanwhile
@@ -179,11 +179,11 @@ class SchedulerMachine:
         """Learn that there is nothing that the job could begin under."""
         self._fail(m.PeerGone(rank=-1, kind="refused", reason=problem), now)
 
-    def take_part(self, part: float, why: str) -> None:
-        """Plan with another part of the network from now on; `why`: for a person."""
-        self._part = part
+    def take_link_share(self, share: float, why: str) -> None:
+        """Plan with another share of each link from now on; `why`: for a person."""
+        self._link_share = share
         if self._job is not None and self.phase is Phase.RUNNING:
-            self._job.take_part(part, why)
+            self._job.take_link_share(share, why)
 
     @property
     def deserted(self) -> bool:
@@ -231,7 +231,7 @@ class SchedulerMachine:
             links=tuple if job is None else job.seen_links(now),
             counters=self.counters.snapshot(),
             failed_links=self.failed_links,
-            part=self._part,
+            link_share=self._link_share,
         )
 
     # --------------------------------------------------------------------------------- what drives it wants

@@ -203,7 +203,8 @@ class Rendezvous:
         if join.num_workers != options.num_workers:
             return (
                 f"the node at {name} was started with DMLC_NUM_WORKER={join.num_workers}, "
-                f"{options.told_by} with DMLC_NUM_WORKER={options.num_workers}: give both the same number of nodes"
+                f"{options.told_by} with DMLC_NUM_WORKER={options.num_workers}: give both the same number "
+                "of nodes"
             )
         if not -1 <= join.asked_rank < options.num_workers:
             return (

@@ -1,4 +1,4 @@
-"""The first policy of a job on a scheduler of several: formed once all its nodes are here, for its part of
+"""The first policy of a job on a scheduler of several: formed once all its nodes are here, for its share of
 the network. It takes up to seconds for many nodes: whoever drives the scheduler has it done beside it.
 """
 
@@ -24,7 +24,7 @@ class Preparation:
     """Of the question: the answer has it, too."""
     settings: Settings
     """Of the job."""
-    part: float
+    link_share: float
     """Of each rate, from 0 to 1."""
 
 
@@ -53,7 +53,7 @@ def prepare(question: Preparation) -> Prepared:
     """Form the policy that a job begins under; deterministic."""
     settings = question.settings
     try:
-        assumption = replace(assumed(settings), part=question.part)
+        assumption = replace(assumed(settings), link_share=question.link_share)
         policy = first_policy(assumption)
     except UsageError as error:
         return Prepared(question.number, problem=f"job {settings.job!r} cannot begin: {error}")

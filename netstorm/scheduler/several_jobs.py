@@ -31,7 +31,7 @@ from netstorm.scheduler.opening import check_room, settings_of
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.preparing import Preparation, Prepared
-from netstorm.scheduler.shares import parts
+from netstorm.scheduler.shares import link_shares
 from netstorm.scheduler.snapshot import Snapshot
 from netstorm.scheduler.strangers import Door
 from netstorm.scheduler.tenant import Questions, Tenant
@@ -88,7 +88,7 @@ class SeveralJobs:
         """In order of arrival; of one name, only the last can be joined."""
         self._of: dict[Peer, Tenant] = {}
         self._running: list[Tenant] = []
-        """Those that have a part of the network."""
+        """Those that have a share of the network."""
         self._questions: Final = Questions()
         self._ended = 0
         self._failed = 0
@@ -132,7 +132,7 @@ class SeveralJobs:
                 answer.planned,
                 now,
                 aware=tenant.settings.awareness,
-                part=tenant.part,
+                link_share=tenant.link_share,
             )
             self._do(tenant, begin, now)
 
@@ -259,9 +259,11 @@ class SeveralJobs:
         return tenant
 
     def _prepare(self, tenant: Tenant) -> None:
-        tenant.part = parts([*(one.claim for one in self._running), tenant.claim])[-1]
+        tenant.link_share = link_shares([*(one.claim for one in self._running), tenant.claim])[-1]
         if self.on_prepare is not None:
-            self.on_prepare(Preparation(self._questions.number(tenant, 0), tenant.settings, tenant.part))
+            self.on_prepare(
+                Preparation(self._questions.number(tenant, 0), tenant.settings, tenant.link_share)
+            )
 
     def _form(self, tenant: Tenant, question: Formation) -> None:
         if self.on_form is not None:
@@ -310,11 +312,11 @@ class SeveralJobs:
             self._drop(tenant, tenant.machine.outcome)
 
     def _share(self, why: str) -> None:
-        """Tell each running job which part of its network it plans with now."""
-        for one, part in zip(self._running, parts([one.claim for one in self._running]), strict=True):
-            if part != one.part:
-                one.part = part
-                one.machine.take_part(part, f"{why}: this one plans with {part:.0%} of each link")
+        """Tell each running job which share of its network it plans with now."""
+        for one, share in zip(self._running, link_shares([one.claim for one in self._running]), strict=True):
+            if share != one.link_share:
+                one.link_share = share
+                one.machine.take_link_share(share, f"{why}: this one plans with {share:.0%} of each link")
 
     def _part_with(self, tenant: Tenant, peer: Peer) -> None:
         if self._of.get(peer) is tenant:

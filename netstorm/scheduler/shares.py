@@ -1,6 +1,6 @@
-"""What part of a network each of several jobs plans with. Pure.
+"""What share of a network each of several jobs plans with. Pure.
 
-MLNET lets jobs on a shared network go before one another [1]_. Here each job's trees are formed for its part
+MLNET lets jobs on a shared network go before one another [1]_. Here each job's trees are formed for its share
 of every rate: its weight among those of all running jobs that use the same network. It is planning only: what
 the network gives each of them is its own affair (and that of marks, `NETSTORM_DSCP`).
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Claim", "parts"]
+__all__ = ["Claim", "link_shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Claim:
     weight: int
 
 
-def parts(claims: Sequence[Claim]) -> list[float]:
-    """Return the part of its network that each claim gets beside the others; all where none is known."""
+def link_shares(claims: Sequence[Claim]) -> list[float]:
+    """Return the share of its network that each claim gets beside the others; all where none is known."""
     total: dict[str, int] = {}
     for claim in claims:
         total[claim.network] = total.get(claim.network, 0) + claim.weight

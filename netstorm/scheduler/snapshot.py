@@ -64,5 +64,5 @@ class Snapshot:
     counters: Mapping[str, float]
     failed_links: tuple[Failure, ...] = ()
     """Those that the job does without at present."""
-    part: float = 1.0
+    link_share: float = 1.0
     """Of each link's rate that the job plans with."""

@@ -190,7 +190,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, float]
     """Of the scheduler's process; of the job, if it has several."""
     failed_links: tuple[FailedLinkStatus, ...] = ()
-    part: float = 1.0
+    link_share: float = 1.0
     """Of each link's rate that the job plans with: its scheduler's other jobs have the rest."""
     jobs: tuple[JobLine, ...] = ()
     """All that are here, in order of arrival, if the scheduler serves several."""
@@ -241,7 +241,7 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
             FailedLinkStatus(source=one.source, target=one.target, reason=one.reason, since_s=now - one.since)
             for one in snapshot.failed_links
         ),
-        part=snapshot.part,
+        link_share=snapshot.link_share,
     )
 
 

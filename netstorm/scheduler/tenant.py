@@ -18,7 +18,7 @@ class Tenant:
     """One job.
 
     Attributes:
-        part: of its network, that it was last told to plan with.
+        link_share: of its network, that it was last told to plan with.
         peers: processes that have asked to join it, and that it has not parted with.
         broken: an error of ours has ended it.
     """
@@ -28,7 +28,7 @@ class Tenant:
         self.settings: Final = settings
         self.name: Final = settings.job
         self.claim: Final = Claim(settings.network_file, settings.job_weight)
-        self.part = 1.0
+        self.link_share = 1.0
         self.peers: Final[set[Peer]] = set()
         self.broken = False
 

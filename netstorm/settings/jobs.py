@@ -51,7 +51,7 @@ class JobsSettings:
         whole(1, 1000),
         1,
         "",
-        "weight of this node's job among those of its scheduler: trees are planned with its part of each "
+        "weight of this node's job among those of its scheduler: trees are planned with its share of each "
         "link that NETSTORM_NETWORK describes; it is planning only, nobody is slowed down",
     )
     dscp: int = setting(

@@ -21,9 +21,9 @@ def join(jobs, nodes):
         assert node.joined.error is None, node.joined.error
 
 
-def push(nodes, value, name="w"):
+def push(nodes, value, size=120):
     """Let every node push one round of ones times `value` and its rank; return what they wait for."""
-    return [node.push(name, np.full(120, value + node.rank, np.float32)) for node in nodes]
+    return [node.push("w", np.full(size, value + node.rank, np.float32)) for node in nodes]
 
 
 def total(nodes, value):
@@ -37,14 +37,14 @@ def finish(jobs, nodes):
         assert one.error is None, one.error
 
 
-def endless(nodes, value):
+def endless(nodes, value, size=120):
     """Let every node push the next round as soon as it has the last; return the sums so far."""
     sums = []
 
     def go(node):
         if not node.alive or node.failure is not None:
             return
-        (one,) = push([node], value)
+        (one,) = push([node], value, size)
 
         def ended():
             if one.error is None:
@@ -188,6 +188,45 @@ def test_a_job_whose_only_comer_has_gone_makes_room_for_others():
     assert "NETSTORM_MOST_JOBS" in str(refused.joined.error)
     for node in stranger:
         node.process.die()
+
+
+FAR = """
+nodes: {0: {}, 1: {}, 2: {}}
+links:
+  - {between: [0, 2], rate: 1Gbit, latency: 60ms}
+  - {between: [0, 1], rate: 1Gbit, latency: 5ms}
+  - {between: [1, 2], rate: 100Mbit, latency: 5ms}
+"""
+
+
+def test_a_job_changes_to_the_trees_of_its_share_while_another_runs_and_back_when_that_has_ended(tmp_path):
+    file = tmp_path / "network.yaml"
+    file.write_text(FAR)
+    jobs = SimulatedJobs(
+        delay_s=0.05, network_file=str(file), model="100kB", num_roots=1, chunk_size=25_000, aux_path=False
+    )
+
+    def near():
+        """Whether the small job's sums take the short slow link of ranks 1 and 2, not the long fast one."""
+        (tree,) = jobs.scheduler.machine.job("small").policy.trees
+        return 0 not in (tree.root, tree.reduce_parent[2])
+
+    small = jobs.start("small", 3)
+    join(jobs, small)
+    assert near()
+    sums = endless(small, 1, size=25_000)
+    large = jobs.start("large", 3, job_weight=19)
+    join(jobs, large)
+    jobs.run_until(lambda: not near())
+    policy = jobs.scheduler.machine.job("small").policy
+    assert "job 'large' has begun: this one plans with 5% of each link" in policy.reason
+    large[0].fail("out of memory")
+    jobs.run_until(near)
+    jobs.run_for(0.5)
+    policy = jobs.scheduler.machine.job("small").policy
+    assert "job 'large' has ended: this one plans with 100% of each link" in policy.reason
+    assert set(sums) == {total(small, 1)}
+    assert all(node.failure is None for node in small)
 
 
 @pytest.mark.parametrize("seed", range(3))

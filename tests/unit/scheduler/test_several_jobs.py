@@ -279,7 +279,7 @@ def test_there_is_no_job_of_an_unknown_name():
         several.machine.job("b")
 
 
-# --------------------------------------------------------------------------------------- the network's parts
+# --------------------------------------------------------------------------------------- the shares of links
 
 
 def network(tmp_path: Path) -> dict[str, Any]:
@@ -293,13 +293,13 @@ def rate_of(question: Formation) -> float:
     return link.rate
 
 
-def test_jobs_on_one_network_plan_with_their_parts_of_it_and_one_that_ends_gives_its_part_back(tmp_path):
+def test_jobs_on_one_network_plan_with_their_shares_of_it_and_one_that_ends_gives_its_share_back(tmp_path):
     several = Several(**network(tmp_path))
     several.start("a", 3)
-    assert several.preparations[-1].part == 1.0
+    assert several.preparations[-1].link_share == 1.0
     several.start("b", 3, NETSTORM_JOB_WEIGHT="3")
-    assert several.preparations[-1].part == 0.75
-    assert [one.part for one in several.machine.snapshots(several.now)] == [0.25, 0.75]
+    assert several.preparations[-1].link_share == 0.75
+    assert [one.link_share for one in several.machine.snapshots(several.now)] == [0.25, 0.75]
     several.run(0.1)
     assert [rate_of(one) for one in several.formations] == [25e6]
     several.machine.formed(form(several.formations[-1]), several.now)
@@ -309,12 +309,12 @@ def test_jobs_on_one_network_plan_with_their_parts_of_it_and_one_that_ends_gives
     assert rate_of(several.formations[-1]) == 100e6
 
 
-def test_a_job_of_another_size_than_the_network_has_no_part_of_it(tmp_path, caplog):
+def test_a_job_of_another_size_than_the_network_has_no_share_of_it(tmp_path, caplog):
     several = Several(**network(tmp_path))
     several.start("a", 3)
     several.start("b", 2)
     assert "job 'b' has 2 nodes, NETSTORM_NETWORK describes 3" in caplog.text
-    assert [one.part for one in several.machine.snapshots(several.now)] == [1.0, 1.0]
+    assert [one.link_share for one in several.machine.snapshots(several.now)] == [1.0, 1.0]
     several.run(1.0)
     assert several.formations == []
 
@@ -324,7 +324,7 @@ def test_where_awareness_is_off_the_policy_that_a_job_began_under_stays(tmp_path
     several.start("a", 3)
     several.start("b", 3)
     several.run(1.0)
-    assert several.preparations[-1].part == 0.5
+    assert several.preparations[-1].link_share == 0.5
     assert several.formations == []
 
 
