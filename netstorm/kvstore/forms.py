@@ -15,7 +15,7 @@ __all__ = ["forms_of"]
 
 
 def forms_of(spec: KeySpec) -> dict[int, Form]:
-    """Return a form for each codec that parts of a key may name, the key's own form first.
+    """Return a form for each codec that parts of a key may name, the form of its initial value first.
 
     One that is known only from what others send cannot write results: the operation brings its own.
     """

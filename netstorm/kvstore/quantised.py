@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from netstorm.compression import two_bit
 from netstorm.compression.bit_planes import Planes, add, add_constant
+from netstorm.protocol.chunks import QUANTISED
 from netstorm.protocol.frames import Buffer
 
 __all__ = ["Quantised", "QuantisedSum"]
@@ -21,7 +22,7 @@ class Quantised:
 
     __slots__ = ("_ranks", "_threshold")
 
-    codec: Final = 1
+    codec: Final = QUANTISED
 
     def __init__(self, threshold: np.float32 | float = 1.0, ranks: int = 0) -> None:
         """Describe it.

@@ -184,14 +184,16 @@ class Runtime:
         """A frontend's call that must be short begins, and probably more will follow at once."""
         self._driver.thread.expect_burst()
 
-    def register(self, namespace: int, name: str, shape: tuple[int, ...], dtype: str) -> Key:
-        """Make a key known to the job; does not wait for the scheduler's answer.
+    def register(
+        self, namespace: int, name: str, shape: tuple[int, ...], dtype: str, *, form: int = 0
+    ) -> Key:
+        """Make a key known to the job; does not wait for the scheduler's answer. `form` is its codec.
 
         Raises:
             UsageError: a type that cannot be summed.
         """
         self.check()
-        key = Key(namespace, name, shape, dtype)
+        key = Key(namespace, name, shape, dtype, form=form)
         self._driver.thread.post(lambda now: self.node.register(key, now))
         return key
 

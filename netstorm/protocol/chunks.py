@@ -8,11 +8,13 @@ from typing import Final
 
 __all__ = [
     "ITEM_BYTES",
+    "QUANTISED",
     "ROW_SPARSE",
     "ROW_SPARSE_CHUNK_BYTES",
     "SLOT_ELEMENT_BYTES",
     "ChunkSizes",
     "aligned",
+    "counted_bytes",
     "pitch",
     "row_length",
     "slot_of",
@@ -35,6 +37,17 @@ ITEM_BYTES: Final = {
 
 SLOT_ELEMENT_BYTES: Final = 4
 """A slot has as many bytes as a chunk of float32, the usual gradient."""
+
+QUANTISED: Final = 1
+"""Codec of rounds under gradient compression, and of keys of which most rounds are under it."""
+
+_QUANTISED_PART: Final = 8
+"""What a float32 is divided by among the job's bytes if it is quantised: 2 bits at a leaf, more above."""
+
+_QUANTISED_GROWTH: Final = 4
+"""How many times as many elements a chunk has whose rounds are quantised. A leaf's part then has a quarter of
+the bytes of a plain chunk, which is the least that a link is measured by.
+"""
 
 ROW_SPARSE: Final = 2
 """Codec of keys of which some rows travel, those that have values."""
@@ -90,6 +103,10 @@ class ChunkSizes:
         """Return the elements of a chunk of a key of so many elements."""
         return max(self.smallest, min(self.largest, -(-elements // self.enough)))
 
+    def of_quantised(self, elements: int) -> int:
+        """Return the elements of a chunk of a key whose rounds are quantised: whole bytes of their bits."""
+        return max(8, min(_QUANTISED_GROWTH * self.of(elements), self.most) // 8 * 8)
+
     def of_rows(self, shape: tuple[int, ...]) -> int:
         """Return the elements of a chunk of a row-sparse key: of whole rows; 0: a row is too long for a
         message.
@@ -108,7 +125,16 @@ def pitch(chunk_size: int, item_bytes: int, codec: int) -> int:
         codec: the key's form.
     """
     size = chunk_size * item_bytes
-    return min(size, ROW_SPARSE_CHUNK_BYTES) if codec == ROW_SPARSE else size
+    if codec == ROW_SPARSE:
+        return min(size, ROW_SPARSE_CHUNK_BYTES)
+    return size // _QUANTISED_PART if codec == QUANTISED else size
+
+
+def counted_bytes(size: int, chunk_size: int, item_bytes: int, codec: int) -> int:
+    """Return what a key of `size` bytes counts among the job's bytes; see `pitch`."""
+    if codec == ROW_SPARSE:
+        return -(-size // (chunk_size * item_bytes)) * pitch(chunk_size, item_bytes, codec)
+    return -(-size // _QUANTISED_PART) if codec == QUANTISED else size
 
 
 def aligned(offset_bytes: int, item_bytes: int) -> int:

@@ -6,13 +6,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.chunks import ITEM_BYTES, ROW_SPARSE, ChunkSizes, aligned, pitch, row_length, slot_of
+from netstorm.protocol.chunks import (
+    ITEM_BYTES,
+    QUANTISED,
+    ROW_SPARSE,
+    ChunkSizes,
+    aligned,
+    counted_bytes,
+    pitch,
+    row_length,
+    slot_of,
+)
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["KeyConflict", "KeyRegistry"]
 
 _MOST_DIMENSIONS: Final = 64
 """NumPy 2's own limit; a million of them would keep the scheduler busy with their product."""
+
+_FORMS: Final = {0: "", QUANTISED: " under gradient compression", ROW_SPARSE: " row_sparse"}
 
 _MOST_BYTES: Final = 2**62
 """Offsets travel as 64-bit integers."""
@@ -109,8 +121,7 @@ class KeyRegistry:
             )
         chunk_size = self._chunk_size(rank, spec, size // item_bytes)
         step = pitch(chunk_size, item_bytes, spec.form)
-        if spec.form == ROW_SPARSE:
-            size = -(-size // (chunk_size * item_bytes)) * step
+        size = counted_bytes(size, chunk_size, item_bytes, spec.form)
         grant = KeyGrant(
             namespace=spec.namespace,
             name=spec.name,
@@ -128,6 +139,8 @@ class KeyRegistry:
 
     def _chunk_size(self, rank: int, spec: KeySpec, elements: int) -> int:
         """Return the elements of a chunk."""
+        if spec.form == QUANTISED:
+            return self._sizes.of_quantised(elements)
         if spec.form != ROW_SPARSE:
             return self._sizes.of(elements)
         chunk_size = self._sizes.of_rows(spec.shape)
@@ -140,5 +153,4 @@ class KeyRegistry:
 
 
 def _kind(spec: KeySpec) -> str:
-    form = f" in form {spec.form}" if spec.form else ""
-    return f"{tuple(spec.shape)} {spec.dtype}{form}"
+    return f"{tuple(spec.shape)} {spec.dtype}{_FORMS.get(spec.form, f' in form {spec.form}')}"

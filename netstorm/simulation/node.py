@@ -116,9 +116,11 @@ class SimulatedNode:
         """Whether it has left the job in good order."""
         return self.machine.state is State.OVER
 
-    def register(self, name: str, shape: tuple[int, ...], dtype: str, *, namespace: int = 0) -> Key:
-        """Make a key known to the job."""
-        key = self.keys[name] = Key(namespace, name, shape, dtype)
+    def register(
+        self, name: str, shape: tuple[int, ...], dtype: str, *, namespace: int = 0, form: int = 0
+    ) -> Key:
+        """Make a key known to the job; `form` is its codec."""
+        key = self.keys[name] = Key(namespace, name, shape, dtype, form=form)
         self.process.call(lambda now: self.machine.register(key, now))
         return key
 
@@ -146,7 +148,8 @@ class SimulatedNode:
         """
         key = self.keys.get(name)
         if key is None:
-            key = self.register(name, values.shape, values.dtype.name)
+            form = 0 if threshold is None else Quantised.codec
+            key = self.register(name, values.shape, values.dtype.name, form=form)
         source = np.array(values, order="C").ravel()
         destination = source if in_place else np.empty_like(source)
         pending = Pending(self._timeline, f"rank {self.rank}: round {key.last_taken + 1} of {name}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netstorm.compression.two_bit import quantised
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import fault_plans
-from netstorm.topology.network import Rank
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.jobs import KeyUse, jobs
 
@@ -113,3 +113,22 @@ def test_gradients_below_the_threshold_cost_only_headers():
     cluster.run_until_ended(pending)
     assert not any(one.result().any() for one in pending)
     assert cluster.traffic(1, 0) + cluster.traffic(0, 1) - before < 2000
+
+
+def test_links_are_measured_and_rounds_are_several_times_shorter():
+    took = {}
+    values = [np.random.default_rng(rank).standard_normal(1_500_000).astype(np.float32) for rank in range(4)]
+    for threshold, rounds in ((None, 2), (0.5, 8)):
+        network = Network.uniform(4, rate=50e6, latency=0.01)
+        cluster = SimulatedCluster(4, network=network, awareness=True, topology="star").join()
+        for _ in range(rounds):
+            began = cluster.now
+            pending = [node.push("w", values[node.rank], threshold=threshold) for node in cluster.nodes]
+            cluster.run_until_ended(pending)
+            took[threshold] = cluster.now - began
+    meter = cluster.nodes[0].machine.meter
+    assert meter is not None
+    rates = {link.source: link.rate for link in meter.known().links}
+    assert rates.keys() == {1, 2, 3}
+    assert all(abs(rate / 50e6 - 1) < 0.05 for rate in rates.values())
+    assert took[None] / took[0.5] > 4

@@ -178,5 +178,5 @@ def test_a_key_that_is_dense_on_another_rank_is_an_error_that_names_both():
     first = push(cluster, cluster.nodes[0], register(cluster.nodes[0], "w", (4, 2)), None)
     second = cluster.nodes[1].push("w", np.ones((4, 2), np.float32))
     cluster.run_until(lambda: first.ended and second.ended, 60.0, "the end")
-    with pytest.raises(KeyMismatch, match=r"as \(4, 2\) float32 in form 2"):
+    with pytest.raises(KeyMismatch, match=r"as \(4, 2\) float32 row_sparse"):
         first.rows()

@@ -111,7 +111,10 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             self._check_new(user_key, values)
         for user_key, (first, *_) in groups:
             kind = kind_of(first)
-            network_key = self._runtime.register(self._namespace, str(user_key), kind.shape, kind.dtype.name)
+            form = 0 if self._compression is None else self._compression.form.codec
+            network_key = self._runtime.register(
+                self._namespace, str(user_key), kind.shape, kind.dtype.name, form=form
+            )
             entry = self._entries[user_key] = self._entry_type(self._runtime, network_key, user_key)
             entry.begin_with(first if self.rank == 0 else None)
             if self._compression is not None:

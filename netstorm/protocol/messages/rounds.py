@@ -33,7 +33,7 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shape: tuple[int, ...]
     dtype: str
     form: int = 0
-    """Codec of its rounds, unless something else is said of them (see `Part.codec`)."""
+    """Codec that most of its rounds are to have (see `Part.codec`): it decides the size of chunks."""
 
 
 class RegisterKeys(Message, frozen=True, tag=62):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.keys import Layout
 from netstorm.protocol import messages as m
-from netstorm.protocol.chunks import ITEM_BYTES, ROW_SPARSE, ChunkSizes
+from netstorm.protocol.chunks import ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
 from netstorm.scheduler.ending import Phase
 from netstorm.scheduler.registry import KeyConflict, KeyRegistry
 from tests.unit.scheduler.driving import begun, key, running, star
@@ -169,7 +169,41 @@ def test_a_key_is_dense_on_all_ranks_or_on_none():
     registry.register(0, rows_key("k", (3, 2)))
     conflict = registry.register(1, key("k", (3, 2)))
     assert isinstance(conflict, KeyConflict)
-    assert "rank 1 has k as (3, 2) float32, rank 0 as (3, 2) float32 in form 2" in str(conflict)
+    assert "rank 1 has k as (3, 2) float32, rank 0 as (3, 2) float32 row_sparse" in str(conflict)
+
+
+def test_ranks_that_do_not_all_compress_a_key_from_its_beginning_are_told_so():
+    registry = KeyRegistry(ChunkSizes(100, 100, 32))
+    registry.register(0, key("k", (3, 2)))
+    conflict = registry.register(1, m.KeySpec(0, "k", (3, 2), "float32", QUANTISED))
+    assert "rank 1 has k as (3, 2) float32 under gradient compression, rank 0 as" in str(conflict)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0, QUANTISED])), min_size=1, max_size=6),
+    st.integers(1, 100_000),
+)
+def test_quantised_keys_have_larger_chunks_of_whole_bytes_and_a_place_of_their_own(sizes, chunk_size):
+    registry = KeyRegistry(ChunkSizes(chunk_size, 2 * chunk_size, 256))
+    end = 0
+    for name, (elements, form) in enumerate(sizes):
+        grant = registry.register(0, m.KeySpec(0, str(name), (elements,), "float32", form))
+        assert isinstance(grant, m.KeyGrant)
+        layout = Layout(elements, 4, grant, form)
+        assert grant.offset >= end
+        assert layout.offsets == sorted(set(layout.offsets))
+        end = max([grant.offset, *layout.offsets]) + (elements > 0)
+        assert registry.total_bytes >= end
+        if form == QUANTISED:
+            assert grant.chunk_size % 8 == 0
+            assert grant.chunk_size >= 4 * chunk_size - 7 or grant.chunk_size == 2**20
+
+
+def test_a_quantised_key_counts_an_8th_of_its_bytes_in_the_job():
+    registry = KeyRegistry(ChunkSizes(65_536, 65_536, 256))
+    registry.register(0, m.KeySpec(0, "k", (2**22,), "float32", QUANTISED))
+    assert registry.sizes == (2**21,)
+    assert registry.chunk_bytes == 2**17
 
 
 def test_a_row_that_fits_into_no_message_is_a_violation():
