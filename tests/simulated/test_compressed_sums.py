@@ -116,7 +116,7 @@ def test_gradients_below_the_threshold_cost_only_headers():
 
 
 def test_links_are_measured_and_rounds_are_several_times_shorter():
-    took = {}
+    took, meter = {}, None
     values = [np.random.default_rng(rank).standard_normal(1_500_000).astype(np.float32) for rank in range(4)]
     for threshold, rounds in ((None, 2), (0.5, 8)):
         network = Network.uniform(4, rate=50e6, latency=0.01)
@@ -126,7 +126,7 @@ def test_links_are_measured_and_rounds_are_several_times_shorter():
             pending = [node.push("w", values[node.rank], threshold=threshold) for node in cluster.nodes]
             cluster.run_until_ended(pending)
             took[threshold] = cluster.now - began
-    meter = cluster.nodes[0].machine.meter
+        meter = cluster.nodes[0].machine.meter
     assert meter is not None
     rates = {link.source: link.rate for link in meter.known().links}
     assert rates.keys() == {1, 2, 3}
