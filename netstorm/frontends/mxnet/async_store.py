@@ -16,6 +16,7 @@ from netstorm.frontends.mxnet.async_entry import AsyncEntry
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.owned_rule import OwnedRule
 from netstorm.frontends.mxnet.owner import Owner
+from netstorm.frontends.mxnet.quick import kind_of
 from netstorm.frontends.mxnet.store import NetStormKVStore
 from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.async_operation import UNBOUNDED
@@ -28,6 +29,12 @@ _TYPE: Final = "dist_async_netstorm"
 _NO_OPTIMISER: Final = (
     "{what} to an asynchronous store without an optimizer: the owners of a key must know what to do with a "
     "gradient; call set_optimizer first (gluon.Trainer and Module do, with update_on_kvstore)"
+)
+
+
+_DENSE_ONLY: Final = (
+    "an asynchronous store has dense values only; use dense parameters, or dist_sync_netstorm (or "
+    "NETSTORM_STALENESS=0)"
 )
 
 
@@ -85,6 +92,8 @@ class AsynchronousKVStore(NetStormKVStore):
 
     def init(self, key: Any, value: Any) -> None:
         """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`."""
+        for user_key, values in grouped(key, value, "init"):
+            _require_dense(values, user_key, "init")
         known = set(self._entries)
         super().init(key, value)
         if self._owner is not None:
@@ -199,10 +208,7 @@ class AsynchronousKVStore(NetStormKVStore):
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Refuse: owners have dense values only."""
-        raise UsageError(
-            "row_sparse_pull: an asynchronous store has dense values only; use dense parameters, or "
-            "dist_sync_netstorm (or NETSTORM_STALENESS=0)"
-        )
+        raise UsageError(f"row_sparse_pull: {_DENSE_ONLY}")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Refuse: each owner has the states of its own blocks."""
@@ -223,6 +229,8 @@ class AsynchronousKVStore(NetStormKVStore):
         if owner is None:
             raise UsageError(_NO_OPTIMISER.format(what="push"))
         for entry, values in pushed:
+            _require_dense(values, entry.user_key, "push")
+        for entry, values in pushed:
             entry.push_to_owners(values, owner, clock=self._clock, priority=priority)
 
     def _pull_all(self, pulled: Any, priority: int) -> None:
@@ -238,3 +246,8 @@ class AsynchronousKVStore(NetStormKVStore):
         entry = self._entries[user_key]
         assert isinstance(entry, AsyncEntry)
         return entry
+
+
+def _require_dense(values: list[Any], key: int | str, what: str) -> None:
+    if not all(kind_of(value).dense for value in values):
+        raise UsageError(f"{what} of key {key!r} with a sparse array: {_DENSE_ONLY}")
