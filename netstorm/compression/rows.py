@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netstorm.errors import UsageError
 
-__all__ = ["Rows", "add", "decode", "encode", "joined", "problem", "tidy"]
+__all__ = ["Array", "Numbers", "Rows", "add", "decode", "encode", "joined", "problem", "tidy"]
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]

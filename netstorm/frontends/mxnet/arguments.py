@@ -11,7 +11,7 @@ from netstorm.frontends.mxnet.engine import NDArray
 from netstorm.frontends.mxnet.quick import kind_of
 from netstorm.kvstore.keys import Key
 
-__all__ = ["Group", "check_fits", "grouped"]
+__all__ = ["Group", "check_dense", "check_fits", "grouped", "paired_with_row_ids"]
 
 Group = tuple[int | str, list[NDArray]]
 """A key and its arrays, one a device."""
@@ -47,19 +47,71 @@ def grouped(key: Any, value: Any, what: str) -> list[Group]:
     return list(groups.items())
 
 
+def paired_with_row_ids(
+    key: Any, out: Any, row_ids: Any
+) -> list[tuple[int | str, list[NDArray], list[NDArray]]]:
+    """Return each key of a `row_sparse_pull` with its outs and, for each of these, the row numbers.
+
+    Raises:
+        UsageError: outs or row numbers are missing, are of the wrong kind, or are not as many.
+    """
+    what = "row_sparse_pull"
+    if out is None or row_ids is None:
+        raise UsageError(f"{what} needs out, the arrays to write to, and row_ids, the numbers of their rows")
+    outs = grouped(key, out, what)
+    if isinstance(row_ids, _NDArray):
+        row_ids = [row_ids]
+    count = sum(len(arrays) for _, arrays in outs)
+    flat: list[NDArray] = []
+    for one in row_ids if isinstance(row_ids, (list, tuple)) else [row_ids]:
+        flat.extend(one if isinstance(one, (list, tuple)) else [one])
+    if len(flat) == 1:
+        flat *= count
+    if len(flat) != count:
+        raise UsageError(f"{what}: {len(flat)} row_ids for {count} outs; give one, or one for each")
+    for ids in flat:
+        if not isinstance(ids, _NDArray) or not kind_of(ids).dense:
+            raise UsageError(f"{what}: row_ids must be dense NDArrays, not {type(ids).__name__}")
+    paired = []
+    for one, arrays in outs:
+        for array in arrays:
+            if array.stype != "row_sparse":
+                raise UsageError(
+                    f"{what} of key {one!r} to a {array.stype} array; out must be row_sparse: make it with "
+                    "mx.nd.sparse.zeros('row_sparse', shape)"
+                )
+        paired.append((one, arrays, flat[: len(arrays)]))
+        flat = flat[len(arrays) :]
+    return paired
+
+
+def check_dense(arrays: Sequence[NDArray], key: Key, what: str) -> None:
+    """Check that arrays are dense, where they have to be.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for array in arrays:
+        if not kind_of(array).dense:
+            raise UsageError(
+                f"{what}, key {key.name!r}, with a {array.stype} array: only dense ones go with it; call "
+                "tostype('default')"
+            )
+
+
 def check_fits(arrays: Sequence[NDArray], key: Key, what: str) -> None:
     """Check that arrays can be pushed to, or pulled from, a key.
 
     Raises:
-        UsageError: one is sparse.
+        UsageError: one is sparse, but not row-sparse.
         KeyMismatch: one has another shape or type; the message has both.
     """
     for array in arrays:
         kind = kind_of(array)
-        if not kind.dense:
+        if not kind.dense and array.stype != "row_sparse":
             raise UsageError(
-                f"{what} of key {key.name!r} with a {array.stype} array: this version has dense values only; "
-                "call tostype('default')"
+                f"{what} of key {key.name!r} with a {array.stype} array: it must be dense or row_sparse: "
+                "call tostype('row_sparse') or tostype('default')"
             )
         if kind.shape != key.spec.shape or kind.dtype != key.dtype:
             raise KeyMismatch(

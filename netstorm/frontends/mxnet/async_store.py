@@ -67,6 +67,8 @@ class AsynchronousKVStore(NetStormKVStore):
 
     _entry_type = AsyncEntry
 
+    _takes_rows = False
+
     def __init__(self) -> None:
         """Join the job, as `NetStormKVStore` does."""
         super().__init__()

@@ -7,9 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.gradient_compression import GradientCompression, Residual
 from netstorm.frontends.mxnet.private import PrivateArray
+from netstorm.frontends.mxnet.quick import queue_copy
+from netstorm.frontends.mxnet.row_entry import RowPushes
+from netstorm.frontends.mxnet.row_rounds import summed_rows
 from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation
@@ -21,7 +25,7 @@ __all__ = ["Entry"]
 class Entry:
     """A key's value, and the array that its sums arrive in. All methods queue, and return at once."""
 
-    __slots__ = ("_merged", "_residual", "_runtime", "_stored", "key", "skipped", "user_key")
+    __slots__ = ("_merged", "_residual", "_rows", "_runtime", "_stored", "key", "skipped", "user_key")
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         self.key: Final = key
@@ -35,6 +39,8 @@ class Entry:
         """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
         self._residual: Residual | None = None
         """Made at the first push under gradient compression."""
+        self._rows: RowPushes | None = None
+        """Made at the first push that is row-sparse."""
 
     def begin_with(self, value: NDArray | None) -> None:
         """Give all ranks the value of the one that has one; the others contribute zeros."""
@@ -62,6 +68,14 @@ class Entry:
             said: its fingerprint.
             compression: how their sum over the devices travels; None: as it is.
         """
+        sparse = [value.stype == "row_sparse" for value in values]
+        if all(sparse):
+            if self._rows is None:
+                self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
+            self._rows.push(values, priority=priority, rule=rule, said=said)
+            return
+        if any(sparse):
+            values = [summed_rows(values, self.key)]
         if rule is None:
             # The sum replaces the stored value: it travels there, and is not copied again.
             summed = self._stored
@@ -74,23 +88,31 @@ class Entry:
 
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push."""
-        assert self._merged is not None
-        round, runtime = self.key.last_taken, self._runtime
+        found = None if self._rows is None else self._rows.take()
+        if found is None:
+            assert self._merged is not None
+            found = self._merged.array, self.key
+        merged, key = found
+        round, runtime = key.last_taken, self._runtime
         rule.update(
             self.user_key,
-            self._merged.array,
+            merged,
             self._stored.array,
-            round=f"round {round} of {self.key.name} in store {self.key.spec.namespace}",
+            round=f"round {round} of {key.name} in store {key.spec.namespace}",
             rank=runtime.rank,
         )
         every = runtime.settings.compare_rounds
         if every and round % every == 0:
-            self._compare_replicas()
+            self._compare_replicas(key)
 
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the value, as it is after all that was pushed before."""
         for out in outs:
-            self._stored.copy_to(out)
+            if out.stype == "row_sparse":
+                with mx.autograd.pause():
+                    queue_copy(mx.nd.cast_storage(self._stored.array, "row_sparse"), out)
+            else:
+                self._stored.copy_to(out)
 
     def _allreduce(
         self,
@@ -151,9 +173,12 @@ class Entry:
             self._residual = Residual(key)
         return self._residual
 
-    def _compare_replicas(self) -> None:
-        """Have the ranks' values compared, behind the update that is queued."""
-        key, round, runtime, stored = self.key, self.key.last_taken, self._runtime, self._stored
+    def _note_skipped(self, array: NDArray) -> None:
+        self.skipped = array
+
+    def _compare_replicas(self, key: Key) -> None:
+        """Have the ranks' values compared, behind the update that is queued, as those of a key's round."""
+        round, runtime, stored = key.last_taken, self._runtime, self._stored
 
         def start(completion: Completion) -> None:
             runtime.report_replica(key, round, np.frombuffer(stored.memory(), np.uint8))

@@ -15,13 +15,14 @@ import ctypes
 from typing import Any, ClassVar, Final
 
 from netstorm.errors import Closed, UsageError
-from netstorm.frontends.mxnet.arguments import Group, check_fits, grouped
+from netstorm.frontends.mxnet.arguments import Group, check_dense, check_fits, grouped, paired_with_row_ids
 from netstorm.frontends.mxnet.commands import dead_nodes, obey
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.entry import Entry
 from netstorm.frontends.mxnet.gradient_compression import GradientCompression, compression_of
 from netstorm.frontends.mxnet.profiling import profile_here
 from netstorm.frontends.mxnet.quick import kind_of
+from netstorm.frontends.mxnet.row_entry import RowEntry
 from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.lifetime import (
@@ -46,6 +47,9 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
 
     _entry_type: ClassVar[type[Entry]] = Entry
 
+    _takes_rows: ClassVar[bool] = True
+    """Whether there may be row_sparse arrays."""
+
     def __init__(self) -> None:
         """Join the job, if this process has not yet; waits until all nodes are here.
 
@@ -57,7 +61,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         super().__init__(handle)
         self._runtime: Final[Runtime] = runtime_of_this_process()
         self._namespace: Final = self._runtime.open_namespace()
-        self._entries: Final[dict[int | str, Entry]] = {}
+        self._entries: Final[dict[int | str, Entry | RowEntry]] = {}
         self._rule: UpdateRule | None = None
         self._compression: GradientCompression | None = None
         profile_here(self.rank)
@@ -111,11 +115,16 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             self._check_new(user_key, values)
         for user_key, (first, *_) in groups:
             kind = kind_of(first)
-            form = 0 if self._compression is None else self._compression.form.codec
-            network_key = self._runtime.register(
-                self._namespace, str(user_key), kind.shape, kind.dtype.name, form=form
-            )
-            entry = self._entries[user_key] = self._entry_type(self._runtime, network_key, user_key)
+            entry: Entry | RowEntry
+            if kind.dense:
+                form = 0 if self._compression is None else self._compression.form.codec
+                network_key = self._runtime.register(
+                    self._namespace, str(user_key), kind.shape, kind.dtype.name, form=form
+                )
+                entry = self._entry_type(self._runtime, network_key, user_key)
+            else:
+                entry = RowEntry(self._runtime, self._namespace, user_key, kind.shape, kind.dtype.name)
+            self._entries[user_key] = entry
             entry.begin_with(first if self.rank == 0 else None)
             if self._compression is not None:
                 entry.compress(self._compression)
@@ -142,7 +151,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             key: int, str, or a list of them, all initialised.
             out: for each key an NDArray or a list of them, one a device.
             priority: no matter; a pull is a copy on this node.
-            ignore_sparse: skip sparse arrays in `out`, as MXNet's stores do.
+            ignore_sparse: skip sparse arrays in `out`, as MXNet's stores do; else they get all rows.
 
         Raises:
             UsageError: a key or an array that does not fit. Nothing has been pulled then.
@@ -175,10 +184,31 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         self.pull(key, out=out, priority=priority)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Refuse: this version has dense values only."""
-        raise UsageError(
-            "row_sparse_pull: sparse values are not supported by this version; use dense parameters"
-        )
+        """Copy some rows of row-sparse values, as they are after all that was pushed before.
+
+        Each of `out` gets the rows that its row numbers name, in order and each once.
+
+        Args:
+            key: int, str, or a list of them, all initialised with row-sparse arrays.
+            out: for each key a row-sparse NDArray or a list of them.
+            priority: no matter; a pull is a copy on this node.
+            row_ids: row numbers, unsorted and repeated as it may be, of any type: an NDArray for all of
+                `out`, or a list of one for each.
+
+        Raises:
+            UsageError: a key or an array that does not fit. Nothing has been pulled then. A row number that
+                is none is an error of whatever reads its `out`.
+        """
+        self._check()
+        for user_key, outs, ids in paired_with_row_ids(key, out, row_ids):
+            [(entry, _)] = self._found([(user_key, outs)], "row_sparse_pull")
+            if not isinstance(entry, RowEntry):
+                raise UsageError(
+                    f"row_sparse_pull of key {user_key!r}, which was initialised as a dense one; pull it, "
+                    "or init it with a row_sparse one"
+                )
+            for one, numbers in zip(outs, ids, strict=True):
+                entry.pull_rows(one, numbers)
 
     # -------------------------------------------------------------------------------------------------
     # updating
@@ -268,13 +298,14 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                     entry.skipped.wait_to_read()
             raise
 
-    def _push_and_update(self, pushed: list[tuple[Entry, list[Any]]], priority: int) -> None:
+    def _push_and_update(self, pushed: list[tuple[Entry | RowEntry, list[Any]]], priority: int) -> None:
         rule = self._rule
         said = "" if rule is None else rule.now()
         compression = self._compression
         if compression is not None:
-            for entry, _ in pushed:
+            for entry, values in pushed:
                 compression.check_key(entry.key, "push")
+                check_dense(values, entry.key, "push under gradient compression")
             said += compression.text
         for entry, values in pushed:
             entry.push(values, priority=priority, rule=rule, said=said, compression=compression)
@@ -282,7 +313,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             for entry, _ in pushed:
                 entry.update(rule)
 
-    def _found(self, groups: list[Group], what: str) -> list[tuple[Entry, list[Any]]]:
+    def _found(self, groups: list[Group], what: str) -> list[tuple[Entry | RowEntry, list[Any]]]:
         """Return the entries of keys, whose arrays have been checked."""
         found = []
         for user_key, arrays in groups:
@@ -295,6 +326,8 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                     f"(keys: {known})"
                 )
             check_fits(arrays, entry.key, what)
+            if not self._takes_rows:
+                check_dense(arrays, entry.key, f"{what} of an asynchronous store")
             found.append((entry, arrays))
         return found
 
@@ -309,6 +342,8 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         kind = kind_of(values[0])
         key = Key(self._namespace, str(user_key), kind.shape, kind.dtype.name)
         check_fits(values, key, "init")
+        if not self._takes_rows:
+            check_dense(values, key, "init of an asynchronous store")
         if self._compression is not None:
             self._compression.check_key(key, "init")
 
