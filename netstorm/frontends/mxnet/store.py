@@ -200,15 +200,18 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                 is none is an error of whatever reads its `out`.
         """
         self._check()
-        for user_key, outs, ids in paired_with_row_ids(key, out, row_ids):
-            [(entry, _)] = self._found([(user_key, outs)], "row_sparse_pull")
+        paired = paired_with_row_ids(key, out, row_ids)
+        found = self._found([(user_key, outs) for user_key, outs, _ in paired], "row_sparse_pull")
+        pulls: list[tuple[RowEntry, Any, Any]] = []
+        for (entry, outs), (user_key, _, ids) in zip(found, paired, strict=True):
             if not isinstance(entry, RowEntry):
                 raise UsageError(
                     f"row_sparse_pull of key {user_key!r}, which was initialised as a dense one; pull it, "
                     "or init it with a row_sparse one"
                 )
-            for one, numbers in zip(outs, ids, strict=True):
-                entry.pull_rows(one, numbers)
+            pulls.extend((entry, one, numbers) for one, numbers in zip(outs, ids, strict=True))
+        for entry, one, numbers in pulls:
+            entry.pull_rows(one, numbers)
 
     # -------------------------------------------------------------------------------------------------
     # updating

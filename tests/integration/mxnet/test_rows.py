@@ -5,6 +5,7 @@ What is expected was seen with MXNet 1.9.1's own `dist_sync`, but for what its s
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,24 @@ def test_optimisers_do_to_rows_what_they_do_to_a_local_store(kv: Any) -> None:
             one.row_sparse_pull(0, out=out, row_ids=mx.nd.arange(10))
         assert np.allclose(found.asnumpy(), right.asnumpy(), rtol=1e-6, atol=1e-6), name
         assert same_everywhere(kv, found), name
+
+
+@on_nodes
+def test_states_of_rows_are_saved_and_loaded(kv: Any) -> None:
+    again = mx.kv.create(kv.type)
+    for store in (kv, again):
+        sgd(store, momentum=0.5)
+    kv.init("a", ones())
+    kv.push("a", rows([1, 4], 1.0))
+    between = rows([], 0)
+    kv.pull("a", out=between, ignore_sparse=False)
+    again.init("a", between)
+    with tempfile.TemporaryDirectory() as folder:
+        kv.save_optimizer_states(f"{folder}/states")
+        again.load_optimizer_states(f"{folder}/states")
+    for store in (kv, again):
+        store.push("a", rows([4, 5], 1.0))
+    assert pulled(kv, "a") == pulled(again, "a") == [1, 1 - NODES, 1, 1, 1 - 2.5 * NODES, 1 - NODES]
 
 
 @on_nodes
