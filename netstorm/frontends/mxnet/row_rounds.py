@@ -108,7 +108,7 @@ class RowRounds:
         def start(completion: Completion) -> None:
             try:
                 rows = None if source is None else _contents(source, key)
-            except UsageError as error:
+            except Exception as error:  # the others wait for what this rank cannot give
                 runtime.fail(f"round {round} of {key.name}: {error}")
                 raise
             parts: RowParts = []
