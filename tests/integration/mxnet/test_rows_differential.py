@@ -59,6 +59,7 @@ if STORE == "dist_sync":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_rows_have_the_results_of_mxnets_servers(tmp_path: Path) -> None:
     theirs = run_with_servers(tmp_path, NODES, SCRIPT.format(store="dist_sync"), timeout_s=120)
