@@ -101,9 +101,10 @@ def trained(kvstore, update_on_kvstore, contexts):
     return x, trainer
 
 for contexts in ([mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]):
-    for kvstore in ("dist_sync", "dist_device_sync", "dist_sync_device", mx.kv.create("dist_sync")):
+    for kvstore in ("dist_sync", "dist_device_sync", "dist_sync_device", "an object"):
         for update_on_kvstore in (None, True, False):
-            x, trainer = trained(kvstore, update_on_kvstore, contexts)
+            store = mx.kv.create("dist_sync") if kvstore == "an object" else kvstore
+            x, trainer = trained(store, update_on_kvstore, contexts)
             assert trainer._distributed
             assert trainer._update_on_kvstore is (update_on_kvstore is not False)
             for context in contexts:
