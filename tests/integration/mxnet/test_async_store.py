@@ -262,11 +262,12 @@ def test_module_trains(kv: Any) -> None:
 @on_nodes
 def test_what_it_cannot_do_is_refused_with_a_word_on_why(kv: Any) -> None:
     kv.init("k", ones(3))
+    kv.init("wide", ones(3, 2))
     kv.set_optimizer(descent())
     sparse = ones(3, 2).tostype("row_sparse")
     for refused, words in (
         (lambda: kv.init("s", sparse), "dense values only"),
-        (lambda: kv.push("k", sparse), "row_sparse|dense values only"),
+        (lambda: kv.push("wide", sparse), "row_sparse|dense values only"),
         (lambda: kv.row_sparse_pull("k", out=sparse, row_ids=ones(1)), "dense values only"),
         (lambda: kv.set_gradient_compression({"type": "2bit"}), "plain gradients"),
         (lambda: kv.save_optimizer_states("states"), "spread over the ranks"),

@@ -14,10 +14,10 @@ weights = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 
 @given(shares)
-def test_weights_are_1000_in_all_and_no_tree_is_left_out(shares: list[float]):
+def test_weights_are_1000_in_all_or_40_for_each_of_many_and_no_tree_is_left_out(shares: list[float]):
     found = quantise(shares)
 
-    assert sum(found) == PARTS
+    assert sum(found) == max(PARTS, 40 * len(shares))
     assert min(found) >= 1
 
 
