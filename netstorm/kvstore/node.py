@@ -21,13 +21,13 @@ from netstorm.kvstore.asynchronous import Asynchronous
 from netstorm.kvstore.bindings import Bindings
 from netstorm.kvstore.failed_links import Detours
 from netstorm.kvstore.keys import Key
+from netstorm.kvstore.neighbours import Neighbours
 from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.outbox import Outbox
 from netstorm.kvstore.registration import Registration
-from netstorm.kvstore.relay import check_path, confirmed, credit
 from netstorm.kvstore.resuming import Resuming
 from netstorm.kvstore.roster import Roster
-from netstorm.kvstore.routing import not_delivered
 from netstorm.kvstore.standing import Standing
 from netstorm.kvstore.zeros import Zeros
 from netstorm.observe.counters import Counters
@@ -39,7 +39,6 @@ from netstorm.pslite.link_state import Links
 from netstorm.pslite.machine import (
     Admission,
     Become,
-    Call,
     Connect,
     Disconnect,
     Instruction,
@@ -96,7 +95,8 @@ class GeneralNode:
         self._bindings: Bindings | None = None
         self._registration: Final = Registration()
         self._detours: Final = Detours(self.counters, options.link_retry_s)
-        self._instructions: list[Instruction] = []
+        self._outbox: Final = Outbox()
+        self._neighbours: Neighbours | None = None
         self._join_deadline: Final = now + options.join_timeout_s
         self._on_joined: list[Done] = []
         self._last_waiting = ""
@@ -120,7 +120,7 @@ class GeneralNode:
             m.PeerFinished: self._peer_finished,
             m.AllFinished: self._all_finished,
             m.PeerGone: self._peer_gone,
-            m.FailedLinks: self._failed_links,
+            m.FailedLinks: lambda message, _: self._others().told(message),
             m.Resumed: self._resumed,
         }
         """What the scheduler may say."""
@@ -138,10 +138,10 @@ class GeneralNode:
 
     def _ask_to_join(self) -> None:
         options = self.options
-        self._instructions += [
+        self._outbox.add(
             Connect(peer=SCHEDULER, host=options.scheduler_host, port=options.scheduler_port),
             Send(peer=SCHEDULER, message=options.join()),
-        ]
+        )
 
     # --------------------------------------------------------------------------------------- what the user
     # wants
@@ -157,7 +157,7 @@ class GeneralNode:
     def submit(self, operation: Operation | AsyncOperation, now: float) -> None:
         """Begin an operation as soon as it may begin; its `done` is called in any case."""
         if self.failure is not None:
-            self._complete(operation.done, self.failure)
+            self._outbox.call(operation.done, self.failure)
             return
         if not isinstance(operation, Operation):
             self.owners().submit(operation, now)
@@ -180,15 +180,15 @@ class GeneralNode:
     def report_replica(self, key: Key, round: int, digest: int, now: float) -> None:
         """Have what this rank holds of a key after a round compared with what the others hold."""
         if self.failure is None and self.state is not State.OVER and key.identity >= 0:
-            self._send(m.ReplicaDigest(key=key.identity, round=round, digest=digest))
+            self._outbox.tell(m.ReplicaDigest(key=key.identity, round=round, digest=digest))
 
     def barrier(self, done: Done, now: float) -> None:
         """Call `done` when every rank has come to as many barriers as this one."""
         if self.failure is not None:
-            self._complete(done, self.failure)
+            self._outbox.call(done, self.failure)
             return
         self._barriers[self._next_barrier] = (now, done)
-        self._send(m.Barrier(number=self._next_barrier))
+        self._outbox.tell(m.Barrier(number=self._next_barrier))
         self._next_barrier += 1
 
     def finish(self, done: Done, now: float) -> None:
@@ -199,8 +199,8 @@ class GeneralNode:
             self.state = State.FINISHING
             self._finish_deadline = now + self.options.wait_timeout_s
             self._flush()
-            self._send(self.standing.report(now))
-            self._send(m.Finished(last_rounds=self._registration.last_rounds()))
+            self._outbox.tell(self.standing.report(now))
+            self._outbox.tell(m.Finished(last_rounds=self._registration.last_rounds()))
             self.owners().finished(self.rank)
             if self.roster.joins:
                 self._zeros.begin(self._registration.granted_keys(), ahead=ROUNDS_AHEAD)
@@ -247,16 +247,16 @@ class GeneralNode:
             if peer == SCHEDULER:
                 raise ProtocolViolation("the scheduler sends no parts")
             if message.is_aux:
-                self._auxiliary_part(peer, message, payload, payload_crc)
+                self._others().auxiliary_part(peer, message, payload, payload_crc)
             else:
                 self._running().receive(peer, message, payload, payload_crc)
             self._note_ends(now)
             return
         if isinstance(message, m.Delivered) and peer != SCHEDULER:
-            self._delivered(peer, message, now)
+            self._others().delivered(peer, message, now)
             return
         if isinstance(message, m.LinkTrial) and peer != SCHEDULER:
-            self._link_trial(peer, message)
+            self._others().trial(peer, message)
             return
         if isinstance(message, m.Routed) and peer != SCHEDULER:
             self.owners().receive(peer, message, payload, payload_crc)
@@ -267,24 +267,6 @@ class GeneralNode:
         handler(message, now)
         self._note_ends(now)
 
-    def _auxiliary_part(self, peer: Peer, part: m.Part, payload: Buffer | None, payload_crc: int) -> None:
-        aggregation = self._running()
-        check_path(part, peer, self.rank, len(self.members))
-        if not aggregation.relay(part, payload, payload_crc):
-            if not part.around:
-                self._instructions.append(confirmed(part))
-            aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
-
-    def _delivered(self, peer: Peer, message: m.Delivered, now: float) -> None:
-        aggregation = self._running()
-        check_path(message, peer, self.rank, len(self.members))
-        further = credit(message)
-        if further is not None:
-            self._instructions.append(further)
-        else:
-            ticket = (message.key, message.round, message.chunk, int(message.phase))
-            aggregation.dispatch.arrived(message.path, ticket, now)
-
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that others opened: if they want to say something, they will be back."""
         _log.debug("rank %d: a session that rank %d opened is lost: %s", self.rank, peer, reason)
@@ -294,12 +276,12 @@ class GeneralNode:
         if self.failure is not None or self.state is State.OVER:
             return
         if peer != SCHEDULER:
-            self._link_failed(int(peer), reason, undelivered, now)
+            self._others().lost(int(peer), reason, undelivered, now)
         elif self.state is State.JOINING and now < self._join_deadline:
             _log.warning(
                 "no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason
             )
-            self._instructions.append(Disconnect(peer=SCHEDULER, at_once=True))
+            self._outbox.add(Disconnect(peer=SCHEDULER, at_once=True))
             self._ask_to_join()
         elif self._resuming.limit_s and _STRANGER not in reason:
             if not self._resuming.active:
@@ -334,33 +316,15 @@ class GeneralNode:
                 last_rounds=self._registration.last_rounds() if finishing else None,
                 suspected=self._detours.targets(),
             )
-            self._instructions += [
+            self._outbox.add(
                 Connect(peer=SCHEDULER, host=options.scheduler_host, port=options.scheduler_port),
                 Send(peer=SCHEDULER, message=resume),
-            ]
+            )
 
     def _resumed(self, message: m.Resumed, now: float) -> None:
         _log.warning("the scheduler is back after %.1f s", self._resuming.away_s(now))
-        self._instructions += self._resuming.back()
+        self._outbox.add_all(self._resuming.back())
         self.roster.ask_again(now)
-
-    def _link_failed(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
-        """Have the scheduler decide; what was to go over the link waits for that, and goes around it."""
-        if self._detours.lost(target, now):
-            _log.info("%s cannot be reached from here: %s", self.roster.describe(target), reason)
-            self.roster.suspect(target, reason, now)
-            self._send(m.Suspect(rank=target, reason=reason))
-        self._instructions += self._running().not_delivered(undelivered)
-        self._instructions += not_delivered(undelivered)
-
-    def _link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
-        if not trial.answer:
-            self._instructions.append(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
-        elif int(peer) in self._detours:
-            _log.warning("the link to %s works again", self.roster.describe(int(peer)))
-            self._instructions += self._detours.restored(int(peer))
-            self.roster.decided(int(peer))
-            self._send(m.LinkRestored(rank=int(peer)))
 
     def tick(self, now: float) -> None:
         """Send what is due, and look at deadlines."""
@@ -372,21 +336,17 @@ class GeneralNode:
             self._aggregation.tick(now)
         if self._resuming.active:
             self._look_for_scheduler(now)
-        for target in self._detours.trials(now):
-            member = self.members[target]
-            self._instructions += [
-                Connect(peer=Peer(target), host=member.host, port=member.port),
-                Send(peer=Peer(target), message=m.LinkTrial()),
-            ]
+        if self._neighbours is not None:
+            self._neighbours.try_again(now)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_interval_s
-            self._send(m.Heartbeat(busy=self._waiting_text(now)))
+            self._outbox.tell(m.Heartbeat(busy=self._waiting_text(now)))
             if self.state is not State.JOINING:
-                self._send(self.standing.report(now))
+                self._outbox.tell(self.standing.report(now))
         if self.meter is not None and now >= self.meter.due():
             measured = self.meter.report(now)
             if measured is not None:
-                self._send(measured)
+                self._outbox.tell(measured)
         if self.state is State.JOINING and now >= self._join_deadline:
             missing = self._last_waiting or f"no answer from {self.options.scheduler_name()}"
             limit = self.options.join_timeout_s
@@ -426,13 +386,12 @@ class GeneralNode:
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
-        taken = self._instructions
+        taken = self._outbox.take()
         if self._aggregation is not None and self._aggregation.instructions:
             taken += self._aggregation.instructions
             self._aggregation.instructions = []
         if self._asynchronous is not None:
             taken += self._asynchronous.take_instructions()
-        self._instructions = []
         if not self._detours:
             return taken
         return self._detours.route(self.rank, taken)
@@ -459,10 +418,11 @@ class GeneralNode:
             self.counters,
             self._blame,
         )
-        self._instructions.append(Become(rank=self.rank))
+        self._neighbours = Neighbours(self.roster, self._aggregation, self._detours, self._outbox)
+        self._outbox.add(Become(rank=self.rank))
         for member in self.roster.others():
-            self._instructions.append(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
-        self._complete_all(self._on_joined, None)
+            self._outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
+        self._outbox.call_all(self._on_joined, None)
 
     def _waiting(self, message: m.Waiting, now: float) -> None:
         self._last_waiting = message.text
@@ -498,32 +458,21 @@ class GeneralNode:
         waiting = self._barriers.pop(message.number, None)
         if waiting is None:
             raise ProtocolViolation(f"barrier {message.number} was not waited for")
-        self._complete(waiting[1], None)
+        self._outbox.call(waiting[1], None)
 
     def _peer_finished(self, message: m.PeerFinished, now: float) -> None:
         self.roster.finished(message.rank, message.last_rounds)
         self.owners().finished(message.rank)
         self._check_for_finished_peers()
 
-    def _failed_links(self, message: m.FailedLinks, now: float) -> None:
-        for target, way in self._detours.told(self.rank, message):
-            if self.roster.decided(target):
-                _log.warning(
-                    "the link to %s has failed; what is for it goes over ranks %s",
-                    self.roster.describe(target),
-                    ", ".join(map(str, way[1:-1])),
-                )
-            self._instructions += self._detours.released(target)
-        self._running().dispatch.avoid(self._detours.avoided)
-
     def _all_finished(self, message: m.AllFinished, now: float) -> None:
         self.state = State.OVER
-        self._send(m.Leave())
+        self._outbox.tell(m.Leave())
         for member in self.roster.others():
             down = member.rank in self._detours
-            self._instructions.append(Disconnect(peer=Peer(member.rank), at_once=down))
-        self._instructions.append(Disconnect(peer=SCHEDULER))
-        self._complete_all(self._on_finished, None)
+            self._outbox.add(Disconnect(peer=Peer(member.rank), at_once=down))
+        self._outbox.add(Disconnect(peer=SCHEDULER))
+        self._outbox.call_all(self._on_finished, None)
 
     def _peer_gone(self, message: m.PeerGone, now: float) -> None:
         if message.rank == self.rank and message.kind == "failed":
@@ -594,9 +543,9 @@ class GeneralNode:
         """Send registrations and topology requests, one message for all that have gathered."""
         if self.failure is None and self._aggregation is not None:
             if self._registration.has_request():
-                self._send(self._registration.take_request())
+                self._outbox.tell(self._registration.take_request())
             if self._aggregation.begun:
-                self._send(m.TopologyRequest(begun=tuple(self._aggregation.begun)))
+                self._outbox.tell(m.TopologyRequest(begun=tuple(self._aggregation.begun)))
                 self._aggregation.begun = []
 
     def _stop(self, error: NetStormError, *, say: str | None = None) -> None:
@@ -606,22 +555,22 @@ class GeneralNode:
         if self.failure is not None or self.state is State.OVER:
             return
         self.failure = error
-        self._send(m.Leave() if say is None else m.Failed(reason=say))
+        self._outbox.tell(m.Leave() if say is None else m.Failed(reason=say))
         for member in self.roster.others():
-            self._instructions.append(Disconnect(peer=Peer(member.rank), at_once=True))
+            self._outbox.add(Disconnect(peer=Peer(member.rank), at_once=True))
         if self._aggregation is not None:
             self._aggregation.fail_all(error)
         if self._asynchronous is not None:
             self._asynchronous.fail_all(error)
         for operation in self._registration.waiting():
-            self._complete(operation.done, error)
+            self._outbox.call(operation.done, error)
         self._registration.clear()
         for _, done in self._barriers.values():
-            self._complete(done, error)
+            self._outbox.call(done, error)
         self._barriers.clear()
-        self._complete_all(self._on_joined, error)
-        self._complete_all(self._on_finished, error)
-        self._instructions.append(Disconnect(peer=SCHEDULER))
+        self._outbox.call_all(self._on_joined, error)
+        self._outbox.call_all(self._on_finished, error)
+        self._outbox.add(Disconnect(peer=SCHEDULER))
 
     def _blame(self, error: NetStormError) -> None:
         """Stop for a reason found here, and tell the others."""
@@ -632,20 +581,14 @@ class GeneralNode:
             raise ProtocolViolation("this node has not joined the job yet")
         return self._aggregation
 
-    def _send(self, message: m.Message) -> None:
-        self._instructions.append(Send(peer=SCHEDULER, message=message))
-
-    def _complete(self, done: Done, error: Exception | None) -> None:
-        self._instructions.append(Call(function=lambda: done(error)))
-
-    def _complete_all(self, waiting: list[Done], error: Exception | None) -> None:
-        for done in waiting:
-            self._complete(done, error)
-        waiting.clear()
+    def _others(self) -> Neighbours:
+        if self._neighbours is None:
+            raise ProtocolViolation("this node has not joined the job yet")
+        return self._neighbours
 
     def _call_or_keep(self, waiting: list[Done], done: Done, *, ready: bool) -> None:
         if ready or self.failure is not None:
-            self._complete(done, self.failure)
+            self._outbox.call(done, self.failure)
         else:
             waiting.append(done)
 

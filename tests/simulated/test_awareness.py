@@ -17,7 +17,7 @@ ELEMENTS = 500_000
 
 
 def send(node, report):
-    node.process.call(lambda _: node.machine._send(report))
+    node.process.call(lambda _: node.machine._outbox.tell(report))
 
 
 def rounds(cluster, count):
