@@ -13,9 +13,8 @@ from tests.integration.mxnet.test_against_servers import TRAIN
 NODES = 3
 
 
-@pytest.mark.parametrize(
-    "module", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gluon", "module"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [False, True], ids=["gluon", "module"])
 def test_with_a_staleness_of_0_all_weights_have_the_synchronous_stores_bits(
     tmp_path: Path, *, module: bool
 ) -> None:

@@ -72,6 +72,7 @@ def compare(folder: Path, nodes: int, programs: list[Program], *, strings: bool)
     return compared // nodes
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_programs_have_the_results_of_mxnets_servers(tmp_path: Path) -> None:
     chosen = ["", "", "sgd momentum", "adam"]

@@ -111,6 +111,7 @@ def compared(folder: Path, script: str) -> dict[str, tuple[list[Any], list[Any]]
     return {name: ([one[name] for one in theirs], [one[name] for one in ours]) for name in theirs[0]}
 
 
+@pytest.mark.slow
 def test_compressed_and_float16_sums_are_those_of_mxnets_servers(tmp_path: Path) -> None:
     found = compared(tmp_path, SCRIPT)
     assert len(found) > 60
