@@ -31,7 +31,7 @@ get what the slower ones of these have."""
 _LONG_ENOUGH: Final = 3
 """Update times after which less will do: links may carry chunks too small to measure them."""
 
-_SURE: Final = 2.0
+_SURE: Final = 1.0
 """Standard errors by which a policy must be better."""
 
 _MOVED: Final = 3.0
