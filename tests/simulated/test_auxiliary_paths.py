@@ -239,6 +239,7 @@ def test_detours_make_no_static_network_slower(family, topology):
     assert round_s(network, policy) <= 1.03 * round_s(network, msgspec.structs.replace(policy, detours=()))
 
 
+@pytest.mark.slow
 def test_idle_links_make_a_star_faster():
     network = generate("asymmetric", 9, 1)
     policy = form_policy(network, "star", auxiliary=True)
