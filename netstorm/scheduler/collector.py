@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from netstorm.protocol.messages import LinkMeasure, Measured
+from netstorm.scheduler.link_reports import LinkReports, Rate, as_the_way_back, percentile
 from netstorm.scheduler.readings import Readings
 from netstorm.topology.elements import LATENCY, Bounds, Link
 from netstorm.topology.network import Network
@@ -58,28 +58,14 @@ more still: then the next policy shows it. But processors that are busy look lik
 link must not be planned as a fast one for that.
 """
 
-_FASTER: Final = 1.2
-
 _CAP_FOR_S: Final = 300.0
 """How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
 
 _PRESENT_S: Final = 10.0
 """A link that was measured within that is measured at present."""
 
-_LATENCIES: Final = 20
-"""Reports, of both ends, that a latency is a small one of."""
-
 _SLOW_SIBLING: Final = 0.6
 """Links that share a cap get about the same; TCP is not fairer than that among unequal round trips."""
-
-_FREE_FOR_S: Final = 30.0
-"""How long what a link did alone is believed over what it does in company, if that does not change."""
-
-_SILENT_S: Final = 60.0
-"""After so long without a word from a link's target, its source's counts."""
-
-_ALIKE: Final = 1.25
-"""Directions whose rates differ by no more belong to one line: what changes one changes the other."""
 
 _ALIKE_ERROR: Final = 0.15
 
@@ -131,87 +117,6 @@ class _Line:
         self.counts = False
 
 
-class _End:
-    """What one end of a link makes of its rate."""
-
-    __slots__ = ("free", "held")
-
-    def __init__(self) -> None:
-        self.free: Final = Readings()
-        """While other links of the same node were mostly idle."""
-        self.held: Final = Readings()
-        """In company."""
-
-    def best(self, now: float) -> Readings | None:
-        """Return the readings that say most."""
-        free, held = self.free, self.held
-        if not free or not held:
-            return free or held or None
-        if free.age(now) > held.age(now) + _FREE_FOR_S or held.changed_at > now - free.age(now):
-            return held
-        # Company makes no link faster: then it has become so, and what it was alone is outdated.
-        return held if held.value > _FASTER * free.value and held.age(now) <= free.age(now) else free
-
-
-@dataclass(frozen=True, slots=True)
-class _Rate:
-    """What is known of a link's rate."""
-
-    readings: Readings
-    held: tuple[bool, bool]
-    """At its source, and at its target: in company, by that end's own word."""
-    shares: tuple[bool, bool]
-    """The same, or nobody knows."""
-
-    @property
-    def value(self) -> float:
-        return self.readings.value
-
-
-class _LinkState:
-    """All that was reported of one link."""
-
-    __slots__ = ("_latencies", "signal", "source", "target")
-
-    def __init__(self) -> None:
-        self.source: Final = _End()
-        self.target: Final = _End()
-        self.signal = math.inf
-        """Seconds that something small took at least, by two clocks."""
-        self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
-
-    @property
-    def latency(self) -> float:
-        """Seconds; -1: not known. Of the last reports a small one: what was more waited in queues, and what
-        was least may rest on a rate that was no longer true.
-        """
-        known = _percentile((latency for latency in self._latencies if latency > 0.0), 0.25)
-        return max(self._latencies, default=-1.0) if known is None else known
-
-    def took(self, latency: float) -> None:
-        """Take a reading of its latency."""
-        self._latencies.append(latency)
-
-    def rate(self, now: float) -> _Rate | None:
-        """Return what is known of its rate: by its target, which sees chunks arrive; by its source, which
-        only hears of it, if the target says nothing any more.
-        """
-        ends = [self.source.best(now), self.target.best(now)]
-        source, target = ends
-        if source is None and target is None:
-            return None
-        says = target if source is None or (target and target.age(now) <= _SILENT_S) else source
-        assert says is not None
-        return _Rate(
-            says,
-            held=(ends[0] is self.source.held, ends[1] is self.target.held),
-            shares=(
-                ends[0] is None or ends[0] is self.source.held,
-                ends[1] is None or ends[1] is self.target.held,
-            ),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Side:
     """Access lines, all in the same direction."""
@@ -226,7 +131,7 @@ class _Side:
         return rank in self.caps and rate >= _SLOW_SIBLING * self.most[rank]
 
 
-_Rates: TypeAlias = dict[tuple[int, int], _Rate]
+Rates: TypeAlias = dict[tuple[int, int], Rate]
 
 
 class Collector:
@@ -249,7 +154,7 @@ class Collector:
         self._prior = prior
         self._known: Final = known
         self._pairs: Final = frozenset(prior.pairs())
-        self._states: dict[tuple[int, int], _LinkState] = {}
+        self._states: dict[tuple[int, int], LinkReports] = {}
         self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in ("egress", "ingress")}
         self._avoided: frozenset[tuple[int, int]] = frozenset()
 
@@ -309,7 +214,7 @@ class Collector:
             rate, error = self._outdated(
                 changed.rate, error, rates.get(pair), seldom=seldom, changes=changes, now=now
             )
-            back = _as_the_way_back(rates.get(pair), rates.get(pair[::-1]), now)
+            back = as_the_way_back(rates.get(pair), rates.get(pair[::-1]), now)
             if back is not None and not any(rank in side.caps for rank in pair for side in (egress, ingress)):
                 rate, error = back.value, max(_ALIKE_ERROR, back.readings.error(now))
             links.append(replace(changed, rate=rate, latency=self._latency(link, far)))
@@ -358,7 +263,7 @@ class Collector:
             return
         state = self._states.get(pair)
         if state is None:
-            state = self._states[pair] = _LinkState()
+            state = self._states[pair] = LinkReports()
         if one.rate:
             end = state.target if pair[0] == one.source else state.source
             (end.free if one.shared <= _SHARED else end.held).add(one.rate, one.error, now)
@@ -366,9 +271,9 @@ class Collector:
             state.took(one.latency)
         if one.signal < math.inf:
             way = (one.source, pair[0] if one.source == pair[1] else pair[1])
-            self._states.setdefault(way, _LinkState()).signal = one.signal
+            self._states.setdefault(way, LinkReports()).signal = one.signal
 
-    def _side(self, word: str, end: int, rates: _Rates, now: float) -> _Side:
+    def _side(self, word: str, end: int, rates: Rates, now: float) -> _Side:
         """Return the caps that count; `end`: which end of a link is at that line."""
         most: dict[int, float] = {}
         for pair, found in rates.items():
@@ -391,7 +296,7 @@ class Collector:
         return _Side(caps, most)
 
     def _link(
-        self, link: Link, found: _Rate | None, sides: tuple[_Side, _Side], seldom: float | None, now: float
+        self, link: Link, found: Rate | None, sides: tuple[_Side, _Side], seldom: float | None, now: float
     ) -> tuple[Link, float]:
         """Return a link with the rate to plan with, and that rate's error."""
         if found is None:
@@ -411,7 +316,7 @@ class Collector:
         self,
         rate: float,
         error: float,
-        found: _Rate | None,
+        found: Rate | None,
         *,
         seldom: float | None,
         changes: list[float],
@@ -424,11 +329,11 @@ class Collector:
         part = sum(changed_at > read_at for changed_at in changes) / len(changes)
         return rate + part * min(seldom - rate, 0.0), max(error, part * _PRIOR_ERROR)
 
-    def _unseen(self, rates: _Rates) -> tuple[float | None, float | None]:
+    def _unseen(self, rates: Rates) -> tuple[float | None, float | None]:
         """Return the rate and the latency of links that nobody has seen; None: not known either."""
         values = [found.value for found in rates.values()]
         latencies = [state.latency for state in self._states.values() if state.latency >= 0.0]
-        return _percentile(values, 0.25), _percentile(latencies, 0.75)
+        return percentile(values, 0.25), percentile(latencies, 0.75)
 
     def _latency(self, link: Link, far: float | None) -> float:
         states = [self._states.get(pair) for pair in ((link.source, link.target), (link.target, link.source))]
@@ -453,22 +358,6 @@ def _possible(one: LinkMeasure) -> bool:
     )
 
 
-def _as_the_way_back(there: _Rate | None, back: _Rate | None, now: float) -> _Rate | None:
-    """Return the rate of the way back if it has changed since the way there was measured last, and both were
-    alike before.
-    """
-    if there is None or back is None or back.readings.was == 0.0:
-        return None
-    unseen = there.readings.age(now) > now - back.readings.changed_at
-    alike = 1 / _ALIKE <= there.value / back.readings.was <= _ALIKE
-    return back if unseen and alike else None
-
-
-def _changes(rates: _Rates, now: float) -> list[float]:
+def _changes(rates: Rates, now: float) -> list[float]:
     """Return when each link that is measured at present has last changed."""
     return [one.readings.changed_at for one in rates.values() if one.readings.age(now) <= _PRESENT_S]
-
-
-def _percentile(values: Iterable[float], part: float) -> float | None:
-    ordered = sorted(values)
-    return ordered[int(part * (len(ordered) - 1))] if ordered else None

@@ -13,7 +13,6 @@ from netstorm.frontends.mxnet.owner import Owner
 from netstorm.frontends.mxnet.private import PrivateArray
 from netstorm.kvstore.async_operation import AsyncOperation, PullOperation, Pushes, PushOperation
 from netstorm.kvstore.keys import Key
-from netstorm.kvstore.operation import Done
 from netstorm.kvstore.runtime import Runtime
 
 __all__ = ["AsyncEntry"]
@@ -60,7 +59,7 @@ class AsyncEntry(Entry):
                     clock=clock,
                     whole=rule.whole,
                     priority=priority,
-                    done=_ending(completion),
+                    done=completion.end,
                 )
             )
 
@@ -87,7 +86,7 @@ class AsyncEntry(Entry):
                     counted=counted,
                     whole=whole,
                     priority=priority,
-                    done=_ending(completion),
+                    done=completion.end,
                 )
             )
 
@@ -108,13 +107,3 @@ class AsyncEntry(Entry):
             runtime.fail(f"{what} of {key.name} cannot be made: an operation that it depends on has failed")
 
         push_async(start, reads=(), writes=(array.array,), name=name, priority=priority, skipped=skipped)
-
-
-def _ending(completion: Completion) -> Done:
-    def done(error: Exception | None) -> None:
-        if error is None:
-            completion.succeed()
-        else:
-            completion.fail(error)
-
-    return done

@@ -116,14 +116,7 @@ class AsynchronousKVStore(NetStormKVStore):
         `NetStormKVStore.pull`.
         """
         self._check()
-        if out is None:
-            raise UsageError("pull needs out: the arrays to write to")
-        groups = grouped(key, out, "pull")
-        if ignore_sparse:
-            groups = [
-                (one, [array for array in arrays if array.stype == "default"]) for one, arrays in groups
-            ]
-        self._pull_all(self._found(groups, "pull"), priority)
+        self._pull_all(self._pulled(key, out, ignore_sparse=ignore_sparse), priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out` (`value` itself if None)."""

@@ -81,7 +81,7 @@ _pushing: Final = threading.local()
 
 
 class Completion:
-    """Ends one operation: call `succeed` or `fail`, once, from any thread. Later calls do nothing."""
+    """Ends one operation: call `succeed`, `fail` or `end`, once, from any thread. Later calls do nothing."""
 
     __slots__ = ("_operation",)
 
@@ -99,6 +99,10 @@ class Completion:
 
     def fail(self, error: BaseException) -> None:
         """Let whoever reads what depends on the written arrays raise `error`, as `as_mxnet_error` puts it."""
+        self._operation.complete(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """`fail` with what has gone wrong, or `succeed` if nothing has."""
         self._operation.complete(error)
 
 

@@ -134,19 +134,13 @@ class Entry:
             if residual is not None and compression is not None:
                 source = residual.quantise(memory, compression.threshold)
 
-            def done(error: Exception | None) -> None:
-                if error is None:
-                    completion.succeed()
-                else:
-                    completion.fail(error)
-
             runtime.submit(
                 Operation(
                     key=key,
                     round=round,
                     source=source,
                     destination=memory,
-                    done=done,
+                    done=completion.end,
                     priority=priority,
                     rule=rule,
                     form=None if compression is None else compression.form,

@@ -119,10 +119,7 @@ class RowRounds:
                         _write(target, parts, key, all_rows=all_rows)
                 except Exception as problem:  # noqa: BLE001 -- memory, most likely; the engine must hear of it
                     error = problem
-                if error is None:
-                    completion.succeed()
-                else:
-                    completion.fail(error)
+                completion.end(error)
 
             runtime.submit(
                 Operation(

@@ -157,14 +157,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             UsageError: a key or an array that does not fit. Nothing has been pulled then.
         """
         self._check()
-        if out is None:
-            raise UsageError("pull needs out: the arrays to write to")
-        groups = grouped(key, out, "pull")
-        if ignore_sparse:
-            groups = [
-                (one, [array for array in arrays if array.stype == "default"]) for one, arrays in groups
-            ]
-        for entry, outs in self._found(groups, "pull"):
+        for entry, outs in self._pulled(key, out, ignore_sparse=ignore_sparse):
             entry.pull(outs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -315,6 +308,17 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         if rule is not None:
             for entry, _ in pushed:
                 entry.update(rule)
+
+    def _pulled(self, key: Any, out: Any, *, ignore_sparse: bool) -> list[tuple[Any, list[Any]]]:
+        """Return the entries of keys that are pulled, and the arrays that are to get their values."""
+        if out is None:
+            raise UsageError("pull needs out: the arrays to write to")
+        groups = grouped(key, out, "pull")
+        if ignore_sparse:
+            groups = [
+                (one, [array for array in arrays if array.stype == "default"]) for one, arrays in groups
+            ]
+        return self._found(groups, "pull")
 
     def _found(self, groups: list[Group], what: str) -> list[tuple[Entry | RowEntry, list[Any]]]:
         """Return the entries of keys, whose arrays have been checked."""
