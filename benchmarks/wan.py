@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,6 +41,7 @@ from harness.race_plot import draw_race
 from harness.race_results import RaceResults, RaceRow
 from harness.results import Row
 from harness.stopping import stop_on_sigterm
+from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.models import tensors_of
 from netstorm.topology.network import Network
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop_on_sigterm()
     try:
         network = _network(options)
-        with tempfile.TemporaryDirectory(prefix="netstorm-bench-") as folder:
-            return _race(options, network, Path(folder))
+        with scratch_folder() as folder:
+            return _race(options, network, folder)
     except NetStormError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

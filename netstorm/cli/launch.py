@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -128,8 +127,9 @@ def launch(
     """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
     from netstorm.cli.job import CommandError
     from netstorm.cli.launch_arguments import LaunchArguments
+    from netstorm.cli.scratch import scratch_folder
 
-    with exit_on_usage_error(), tempfile.TemporaryDirectory(prefix="netstorm-") as scratch:
+    with exit_on_usage_error(), scratch_folder() as scratch:
         try:
             given = LaunchArguments(
                 command=tuple(command or ()),
@@ -152,7 +152,7 @@ def launch(
                 job=job,
                 wan=wan,
             )
-            code = given.run(Path(scratch))
+            code = given.run(scratch)
         except CommandError as error:
             print(f"netstorm: {error}", file=sys.stderr)
             code = error.exit_code

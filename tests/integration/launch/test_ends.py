@@ -166,6 +166,19 @@ def test_nothing_outlives_a_launcher_that_was_killed(launcher):
     assert signals(launcher, 0) == ["SIGTERM"]
 
 
+def test_a_launcher_that_was_killed_leaves_a_folder_that_the_next_one_removes(launcher):
+    temporary = launcher.folder / "temporary"
+    temporary.mkdir()
+    with launcher.started("time.sleep(600)", "-n", "1", TMPDIR=str(temporary)) as process:
+        launcher.wait_for_pids(1)
+        process.kill()
+        process.wait()
+        until(lambda: not inside(launcher.folder), "all processes to end")
+    assert len([*temporary.iterdir()]) == 1
+    assert launcher.run("", "-n", "1", TMPDIR=str(temporary)).code == 0
+    assert [*temporary.iterdir()] == []
+
+
 @pytest.mark.parametrize("delay_s", [0.3, 0.6])
 def test_nothing_outlives_a_launcher_that_was_killed_while_it_starts(launcher, delay_s):
     with launcher.started(DEAF, "-n", "4") as process:
