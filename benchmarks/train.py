@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training on an emulated network: samples a second, and how long until the accuracy is there.
 
-    netstorm bench train examples/networks/internet2.yaml --json train.json
+    netstorm bench train examples/networks/internet2.yaml --json train.json --plot train.png
     netstorm bench train examples/networks/internet2.yaml --systems netstorm-packing,mxnet-star-best
 
 Every rank trains the same multi-layer perceptron on its share of the digits, with the same seeds, through
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,8 @@ from harness.emulated import Place, emulated, on_loopback
 from harness.group import Group
 from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
+from harness.train_plot import draw_training
+from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.network import Network
 from netstorm.topology.network_file import load_network
@@ -59,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         links = tuple(replace(link, rate=link.rate * options.rates_scale) for link in network.links)
         network = replace(network, links=links, changes=())
         up = on_loopback if options.loopback else emulated
-        with tempfile.TemporaryDirectory(prefix="netstorm-bench-") as folder, up(network, options) as place:
+        with scratch_folder() as folder, up(network, options) as place:
             results |= {"backend": place.backend, "congestion": place.congestion}
             for name in options.systems:
-                found = _train(name, options, network, place, Path(folder))
+                found = _train(name, options, network, place, folder)
                 code = max(code, int(found["error"] is not None))
                 results["results"].append(found)
                 if options.json is not None:
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = 130
     show(results, options.target, Console())
+    if options.plot is not None and any(row["epochs"] for row in results["results"]):
+        draw_training(results, options.plot)
     return code
 
 
@@ -178,6 +181,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--loopback", action="store_true", help="no emulation: tries the benchmark itself")
     add("--timeout", type=seconds, default=300.0, metavar="S", help="for a start or an epoch; default 300")
     add("--json", type=writable, metavar="FILE", help="write the results, after every system")
+    add("--plot", type=writable, metavar="FILE", help="draw accuracy against time, as FILE.png or FILE.svg")
     return parser.parse_args(arguments, argparse.Namespace(dynamic=False))
 
 

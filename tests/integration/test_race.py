@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -42,12 +42,12 @@ def command(*arguments: object) -> list[str]:
 
 
 def test_the_race_measures_every_system_and_joins_the_timelines(network: Path, tmp_path: Path) -> None:
-    systems = "mxnet-star-best,mxnet-sharded,netstorm-fapt,netstorm-ring,netstorm-pro"
+    systems = "mxnet-star-best,mxnet-star-worst,mxnet-sharded,netstorm-fapt,netstorm-pro"
     out, trace = tmp_path / "out.json", tmp_path / "trace.json"
     arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--json", out, "--trace", trace)
     result = subprocess.run(
         command("wan", network, "--loopback", "--systems", systems, *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(out.read_text())
@@ -57,10 +57,40 @@ def test_the_race_measures_every_system_and_joins_the_timelines(network: Path, t
         assert row["error"] is None
         assert len(row["rounds_s"]) == 2
         assert row["vs_star_best"] == pytest.approx(rows["mxnet-star-best"]["median_s"] / row["median_s"])
-    for name in ("netstorm-fapt", "netstorm-ring"):
+        assert row["of_optimum"] == pytest.approx(
+            content["network"]["optimum_s"]["1000000"] / row["median_s"]
+        )
+    assert "rank 1" in rows["mxnet-star-best"]["settings"]["server"]  # the middle of the line
+    assert "rank 1" not in rows["mxnet-star-worst"]["settings"]["server"]
+    for name in ("netstorm-fapt", "netstorm-pro"):
         events = json.loads((tmp_path / f"trace-{name}.json").read_text())["traceEvents"]
         assert {event["pid"] for event in events} == {0, 1, 2}
         assert any(event["ph"] == "X" for event in events)
+
+
+def test_the_average_hub_is_the_mean_of_three_and_what_fails_is_a_row(network: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--json", out)
+    systems = "mxnet-star-mean,netstorm-fapt,netstorm-fapt@NETSTORM_TOPOLOGY=star@NETSTORM_HUB=7"
+    result = subprocess.run(
+        command("wan", network, "--loopback", "--systems", systems, *arguments),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1, result.stdout + result.stderr
+    content = json.loads(out.read_text())
+    assert {"network", "machine", "results"} <= content.keys()
+    mean, fapt, fails = content["results"]
+    assert [row["system"] for row in (mean, fapt, fails)] == systems.split(",")
+    assert sorted(mean["parts"]) == [f"mxnet-star-mean, hub {hub}" for hub in range(3)]
+    parts = zip(*(part["rounds_s"] for part in mean["parts"].values()), strict=True)
+    assert mean["rounds_s"] == pytest.approx([sum(together) / 3 for together in parts])
+    assert len(mean["rounds_s"]) == 2
+    assert fapt["vs_star_mean"] == pytest.approx(mean["median_s"] / fapt["median_s"])
+    assert fapt["vs_star_best"] is None
+    assert (mean["error"], fapt["error"]) == (None, None)
+    assert "NETSTORM_HUB" in fails["error"]
+    assert (fails["rounds_s"], fails["median_s"], fails["of_optimum"]) == ([], None, None)
+    assert all({"bytes", "settings"} <= row.keys() for row in content["results"])
 
 
 def test_a_dynamic_race_has_every_system_alone_until_the_time_is_over(network: Path, tmp_path: Path) -> None:
@@ -70,7 +100,7 @@ def test_a_dynamic_race_has_every_system_alone_until_the_time_is_over(network: P
     arguments = ("--sizes", "1MB", "--dynamic", "--times-scale", 0.1, "--knowledge", "nothing", "--json", out)
     result = subprocess.run(
         command("wan", network, "--loopback", "--systems", "netstorm-lite,netstorm-std", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(out.read_text())
@@ -96,7 +126,7 @@ def test_peers_of_further_packages_sum_right(
     arguments = ("--sizes", "1MB", "--rounds", 2, "--warmup", 1, "--systems", system, "--json", out)
     result = subprocess.run(
         command("wan", network, "--loopback", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     [row] = json.loads(out.read_text())["results"]
@@ -134,14 +164,16 @@ def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Pa
 
 
 def test_training_with_two_stores_has_the_same_accuracy(network: Path, tmp_path: Path) -> None:
-    out = tmp_path / "train.json"
-    arguments = ("--width", 32, "--epochs", 1, "--systems", "mxnet-star-best,netstorm-fapt", "--json", out)
+    out, plot = tmp_path / "train.json", tmp_path / "train.png"
+    systems = ("--systems", "mxnet-star-best,netstorm-fapt")
+    arguments = ("--width", 32, "--epochs", 1, *systems, "--json", out, "--plot", plot)
     result = subprocess.run(
         command("train", network, "--loopback", *arguments),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=110, check=False,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     mxnet, netstorm = json.loads(out.read_text())["results"]
     assert mxnet["epochs"][0]["samples"] == netstorm["epochs"][0]["samples"] > 1000
     assert abs(mxnet["accuracy"] - netstorm["accuracy"]) < 0.02
     assert mxnet["samples_per_s"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
