@@ -26,4 +26,5 @@ step ruff check .
 step ruff format --check .
 step mypy "${typed[@]}"
 step lint-imports
-step pytest -n 2 --dist loadfile "$@" # by file: the tests of a module share what is dear to start
+# By file, since the tests of a module share what is dear to start; tests/conftest.py says which files begin.
+step pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

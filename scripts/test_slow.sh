@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# The tests that train for real and run whole benchmarks: minutes, beside scripts/test.sh.
+# The tests that train for real and run whole benchmarks: up to 20 minutes, beside scripts/test.sh.
 #
 #   scripts/test_slow.sh [PYTEST ARGUMENT...]
+#
+# One of the benchmarks' systems needs PyTorch. EXTRAS=mxnet,dev scripts/test_slow.sh does without it, and skips that.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
 
-make_venv "${EXTRAS:-mxnet,dev}"
-exec .venv/bin/pytest -m slow -n 2 --dist loadfile "$@"
+make_venv "${EXTRAS:-mxnet,torch,dev}"
+PATH="$PWD/.venv/bin:$PATH"
+exec pytest -m slow -n 2 --durations 20 "$@"

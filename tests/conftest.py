@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.leaks import Census
+
+_TESTS = Path(__file__).parent
+
+# A shell has what it starts in the background ignore Ctrl-C, and whoever is started by that inherits it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared CI machine is slow at times: neither a deadline nor slow generation is the code's fault.
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -22,6 +29,20 @@ settings.register_profile(
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci")
 )  # pytest's --hypothesis-profile wins over it
+
+
+_BY_LENGTH = ("integration", "wan", "simulated", "unit")
+"""Folders, those first whose files take longest: workers that share the files then end together."""
+
+
+@pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled by then
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the folders whose files take longest; the order within them stays as it is."""
+    items.sort(key=lambda item: _place(item.path.relative_to(_TESTS).parts[0]))
+
+
+def _place(folder: str) -> int:
+    return _BY_LENGTH.index(folder) if folder in _BY_LENGTH else len(_BY_LENGTH)
 
 
 @pytest.fixture(autouse=True)
