@@ -112,7 +112,7 @@ def some_rounds(cluster, rounds):
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_whatever_is_cut_and_however_long_everything_ends_well_or_with_an_error(seed, nodes, data):
     plan = data.draw(fault_plans(nodes, duration_s=0.5, longest_cut_s=40.0))
     cluster = SimulatedCluster(nodes, seed=seed, delay_s=0.01, chunk_size=30).join()

@@ -23,7 +23,7 @@ def test_three_lines_are_enough():
 
 
 @given(jobs(policies=(1, 4)))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_sums_are_right_for_all_shapes_types_orders_trees_and_delays(job):
     cluster = job.cluster().join()
     pending = job.push_all(cluster)
@@ -33,7 +33,7 @@ def test_sums_are_right_for_all_shapes_types_orders_trees_and_delays(job):
 
 
 @given(st.data(), jobs(nodes=(2, 6), policies=(1, 3)))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_sums_are_right_whatever_breaks_as_long_as_nobody_dies(data, job):
     plan = data.draw(fault_plans(job.nodes, duration_s=max(0.05, job.spread_s), longest_cut_s=4.0))
     cluster = job.cluster(faults=plan).join()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.failures.scripts import PROLOGUE, QUICK, assert_tidy, start
+from tests.integration.failures.scripts import PLAIN_PROLOGUE, PROLOGUE, QUICK, assert_tidy, start
 from tests.integration.jobs import Job
 
 ONE_RANK_DIFFERS = {
@@ -62,8 +61,8 @@ def test_ranks_that_differ_are_named_on_every_rank(what: str, tmp_path: Path) ->
 
 
 def test_who_does_not_belong_to_the_job_is_refused_by_name_and_the_job_goes_on(tmp_path: Path) -> None:
-    joins = PROLOGUE + "kv = mx.kv.create('netstorm'); say('joined')"
-    other_release = PROLOGUE + "import netstorm; netstorm.__version__ = '9.9'; mx.kv.create('netstorm')"
+    joins = PLAIN_PROLOGUE + "runtime_of_this_process(); say('joined')"
+    other_release = PLAIN_PROLOGUE + "netstorm.__version__ = '9.9'; runtime_of_this_process()"
     with Job(tmp_path, 2, **QUICK) as job:
         job.start(0, joins)
         job.wait_until_said(0, "waiting for 1 of 2 nodes")
@@ -98,24 +97,29 @@ def test_a_scheduler_that_is_not_there_is_named_by_its_address(tmp_path: Path) -
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
+    script = """
+began = time.monotonic()
+try:
+    mx.kv.create("netstorm")
+finally:
+    say(time.monotonic() - began)
+"""
     with Job(tmp_path, 1, **QUICK) as job:
-        began = time.monotonic()
-        job.start(0, PROLOGUE + "mx.kv.create('netstorm')", DMLC_PS_ROOT_PORT=port, NETSTORM_JOIN_TIMEOUT=4)
+        job.start(0, PROLOGUE + script, DMLC_PS_ROOT_PORT=port, NETSTORM_JOIN_TIMEOUT=2)
         end = job.end(0, 60)
-        seconds = time.monotonic() - began
     assert end.code == 1
-    assert "netstorm.errors.WaitTimeout: not every node came within 4 s (NETSTORM_JOIN_TIMEOUT)" in end.err
+    assert "netstorm.errors.WaitTimeout: not every node came within 2 s (NETSTORM_JOIN_TIMEOUT)" in end.err
     assert f"127.0.0.1:{port}" in end.err
     assert_tidy(end)
-    assert seconds < 4 + 15  # MXNet's import included
+    assert 2 <= float(end.out) < 2 + 15  # the machine may be busy
 
 
 def test_nodes_that_do_not_come_are_told_of_with_who_is_here(tmp_path: Path) -> None:
-    with Job(tmp_path, 3, **QUICK, NETSTORM_JOIN_TIMEOUT=20) as job:
-        job.start(1, PROLOGUE + "mx.kv.create('netstorm')")
+    with Job(tmp_path, 3, **QUICK) as job:  # the scheduler is patient, and says every 3 s whom it waits for
+        job.start(1, PLAIN_PROLOGUE + "runtime_of_this_process()", NETSTORM_JOIN_TIMEOUT=6)
         end = job.end(1, 60)
     assert end.code == 1
-    assert "netstorm.errors.WaitTimeout: not every node came within 20 s (NETSTORM_JOIN_TIMEOUT)" in end.err
+    assert "netstorm.errors.WaitTimeout: not every node came within 6 s (NETSTORM_JOIN_TIMEOUT)" in end.err
     assert "waiting for 2 of 3 nodes; here: 1 (127.0.0.1:" in end.err
     assert "not here: 0, 2" in end.err
     assert_tidy(end)

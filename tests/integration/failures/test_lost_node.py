@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.integration.failures.scripts import QUICK, assert_tidy, start
+from tests.integration.failures.scripts import QUICK, assert_tidy, start, start_plain
 from tests.integration.jobs import Ended, Job
 
 TIMEOUT_S = 3
@@ -65,7 +65,7 @@ class Story:
     def __init__(self, job: Job) -> None:
         start(job, 0, CATCHES)
         start(job, 1, DOES_NOT_CATCH)
-        start(job, 2, DIES)
+        start_plain(job, 2, DIES)
         job.wait_until_said(2, "of rank 2")
         job.wait_until_said(0, "waiting")
         orphan = psutil.Process(int(job.said(2).split()[1]))

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.failures.scripts import PROLOGUE, QUICK, WAIT_FOR_THE_END, assert_tidy, start
+from tests.integration.failures.scripts import (
+    PLAIN_PROLOGUE,
+    PLAIN_WAIT_FOR_THE_END,
+    QUICK,
+    assert_tidy,
+    start,
+    start_plain,
+)
 from tests.integration.jobs import Job
 
 LONGEST_S = 6
@@ -16,9 +23,12 @@ LONGEST_S = 6
 DOING = {
     "waiting for MXNet": "kv.push('k', ones()); say('now'); mx.nd.waitall()",
     "reading a result": "kv.pushpull('k', ones(), out=out); say('now'); out.asnumpy()",
-    "at a barrier": "say('now'); kv._barrier()",
-    "busy in Python": "say('now')\nwhile True: pass",
     "waiting for the others at its end": "say('now')",
+}
+
+DOING_WITHOUT_MXNET = {
+    "at a barrier": "say('now'); runtime.barrier()",
+    "busy in Python": "say('now')\nwhile True: pass",
 }
 
 CODES = {signal.SIGINT: {130, -signal.SIGINT}, signal.SIGTERM: {143, -signal.SIGTERM}}
@@ -26,19 +36,19 @@ CODES = {signal.SIGINT: {130, -signal.SIGINT}, signal.SIGTERM: {143, -signal.SIG
 
 
 CASES = [
-    *((doing, signal.SIGINT) for doing in DOING),
-    *(
-        (doing, signal.SIGTERM)
-        for doing in ("at a barrier", "busy in Python", "waiting for the others at its end")
-    ),
+    *((doing, signal.SIGINT) for doing in (*DOING, *DOING_WITHOUT_MXNET)),
+    *((doing, signal.SIGTERM) for doing in ("waiting for the others at its end", *DOING_WITHOUT_MXNET)),
 ]
 
 
 @pytest.mark.parametrize(("doing", "number"), CASES)
 def test_a_signal_ends_a_node_at_once(doing: str, number: signal.Signals, tmp_path: Path) -> None:
     with Job(tmp_path, 2, **QUICK) as job:
-        start(job, 0, DOING[doing])
-        start(job, 1, WAIT_FOR_THE_END)
+        if doing in DOING:
+            start(job, 0, DOING[doing])
+        else:
+            start_plain(job, 0, DOING_WITHOUT_MXNET[doing])
+        start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
         job.wait_until_said(0, "now")
         time.sleep(0.3)  # for it to be where it waits
         sent = time.monotonic()
@@ -57,7 +67,7 @@ def test_a_signal_ends_a_node_at_once(doing: str, number: signal.Signals, tmp_pa
 def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> None:
     with Job(tmp_path, 3, **QUICK) as job:
         for rank in (0, 1):
-            job.start(rank, PROLOGUE + "mx.kv.create('netstorm')")
+            job.start(rank, PLAIN_PROLOGUE + "runtime_of_this_process()")
         for rank in (0, 1):
             job.wait_until_said(rank, "waiting for 1 of 3 nodes")  # its log, every few seconds
         sent = time.monotonic()
@@ -74,7 +84,7 @@ def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> Non
 def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
     with Job(tmp_path, 2, **QUICK) as job:
         start(job, 0, DOING["reading a result"])
-        start(job, 1, WAIT_FOR_THE_END)
+        start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
         job.wait_until_said(0, "now")
         for _ in range(3):
             job.send(0, signal.SIGINT)
@@ -97,7 +107,7 @@ while True:
 """
     with Job(tmp_path, 2, **QUICK) as job:
         start(job, 0, handles)
-        start(job, 1, WAIT_FOR_THE_END)
+        start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
         job.wait_until_said(0, "now")
         job.send(0, signal.SIGTERM)
         handled, other = job.end(0, 30), job.end(1, 30)

@@ -28,7 +28,7 @@ def of_optimum(network, nbytes=LARGE, chunk_bytes=MB):
     return optimum(network, nbytes).seconds / fluid_time(Resources.of(network), policy, nbytes)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     networks(2, 7, symmetric=None, capped=True, routing=None),
     st.sampled_from([1000, 4 * MB, LARGE]),
