@@ -26,8 +26,9 @@ import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.copying import queue_dense_copy
 from netstorm.frontends.mxnet.engine_binding import NDArray
-from netstorm.frontends.mxnet.quick import is_recording, kind_of, queue_copy
+from netstorm.frontends.mxnet.quick import kind_of
 
 __all__ = ["PrivateArray", "memory_of"]
 
@@ -114,12 +115,11 @@ class PrivateArray:
                     mx.nd.elemwise_add(self.array, addend.array, out=self.array)
 
     def _copy(self, source: NDArray, target: NDArray) -> None:
-        if not is_recording() and self.shape and all(self.shape):
-            queue_copy(source, target)
+        if self.shape and all(self.shape):
+            queue_dense_copy(source, target)
             return
-        # Within `autograd.record()` a copy would become part of the user's graph.
-        with mx.autograd.pause(), _any_shape(self.shape):
-            queue_copy(source, target)
+        with _any_shape(self.shape):
+            queue_dense_copy(source, target)
 
     def _require_like(self, array: NDArray) -> None:
         if not isinstance(array, mx.nd.NDArray):

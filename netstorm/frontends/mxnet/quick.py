@@ -10,10 +10,8 @@ look at an array for everybody, the one that queues an operation only within `ke
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,7 +19,7 @@ import numpy as np
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
 
-__all__ = ["Kind", "is_recording", "keeping_lock", "kind_of", "queue_copy"]
+__all__ = ["Kind", "keeping_lock", "kind_of", "queue_copy"]
 
 _check: Final = mx.base.check_call
 _library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- the only handle there is
@@ -30,10 +28,14 @@ _shape: Final = _library["MXNDArrayGetShapeEx"]
 _shape64: Final = _library["MXNDArrayGetShapeEx64"]
 _dtype: Final = _library["MXNDArrayGetDType"]
 _storage: Final = _library["MXNDArrayGetStorageType"]
-_is_recording: Final = _library["MXAutogradIsRecording"]
 _invoke: Final = _library["MXImperativeInvokeEx"]
 
 _SHAPE_64: Final = bool(mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"))
+_ARRAY_TYPES: Final = [kind * length for kind in (ctypes.c_void_p, ctypes.c_char_p) for length in range(16)]
+"""What handles and attributes are passed in. `ctypes` keeps a type like `c_void_p * 2` only as long as
+somebody uses it: the call after a garbage collection would make each anew, at 20 us, and more after a pause.
+"""
+
 _DENSE: Final = 0  # mxnet::NDArrayStorageType::kDefaultStorage
 
 _TYPES: Final = {
@@ -68,13 +70,6 @@ def kind_of(array: NDArray) -> Kind:
     return Kind(dense, tuple(sides[: number.value]), dtype)
 
 
-def is_recording() -> bool:
-    """Return whether operations of this thread become part of a graph, as within `autograd.record()`."""
-    found = ctypes.c_bool()
-    _check(_is_recording(ctypes.byref(found)))
-    return found.value
-
-
 def queue_copy(source: NDArray, target: NDArray) -> None:
     """Queue a copy, between any devices and layouts; both arrays are of one kind."""
     count = ctypes.c_int(1)
@@ -96,16 +91,18 @@ def queue_copy(source: NDArray, target: NDArray) -> None:
     )
 
 
-@contextlib.contextmanager
-def keeping_lock() -> Iterator[None]:
+class keeping_lock:  # noqa: N801 -- used like a function; a generator would cost each push another frame
     """Let this thread keep the lock while it queues operations by MXNet's own functions.
 
     None of them may be one that waits for values to know the shape of its result: it would wait for ever.
     """
-    _thread.keeps = True
-    try:
-        yield
-    finally:
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _thread.keeps = True
+
+    def __exit__(self, *_: object) -> None:
         _thread.keeps = False
 
 
