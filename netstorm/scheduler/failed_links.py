@@ -186,6 +186,8 @@ class LinkFailures:
             seed=plan.seed,
             known=known,
             auxiliary=plan.auxiliary,
+            frozen_roots=tuple(tree.root for tree in policy.trees) if plan.freeze_roots else (),
+            frozen_weights=policy.weights if plan.freeze_roots else (),
         )
         return self._asked
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from dataclasses import replace
 
 import msgspec
 
@@ -192,23 +191,7 @@ def form(question: Formation) -> Formed:
 
 def _policy(question: Formation, network: Network) -> Policy:
     if question.frozen_roots:
-        from netstorm.topology.fapt import fapt_at  # noqa: PLC0415 -- as above
-
-        roots = tuple(map(Rank, question.frozen_roots))
-        options = question.options()
-        forest = fapt_at(network, roots, chunk_bytes=options.tree_bytes(len(roots)))
-        policy = replace(forest, shares=question.frozen_weights, whole=True).policy(0)
-        if not options.auxiliary:
-            return policy
-        from netstorm.topology.spare import with_detours  # noqa: PLC0415 -- as above
-
-        return with_detours(
-            network,
-            policy,
-            chunk_bytes=options.chunk_bytes,
-            known=options.known,
-            unmeasured=options.unmeasured,
-        )
+        return _frozen_policy(question, network)
     options = question.options()
     return form_policy(
         network,
@@ -222,6 +205,24 @@ def _policy(question: Formation, network: Network) -> Policy:
         auxiliary=options.auxiliary,
         unmeasured=options.unmeasured,
         seed=options.seed,
+    )
+
+
+def _frozen_policy(question: Formation, network: Network) -> Policy:
+    from netstorm.topology.frozen import frozen  # noqa: PLC0415 -- SciPy, as above
+    from netstorm.topology.spare import with_detours  # noqa: PLC0415 -- as above
+
+    options = question.options()
+    roots = tuple(map(Rank, question.frozen_roots))
+    policy = frozen(network, question.topology, roots, question.frozen_weights, options).policy(0)
+    if not options.auxiliary or network.size < 3:  # a detour has three ranks
+        return policy
+    return with_detours(
+        network,
+        policy,
+        chunk_bytes=options.chunk_bytes,
+        known=options.known,
+        unmeasured=options.unmeasured,
     )
 
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["contradictions", "raise_all", "unknown", "wrong"]
 
+_FREEZABLE: Final = ("fapt", "packing", "auto", "star")
+"""As `topology.frozen`: each of these can form other trees for the same roots and shares."""
+
 _WIDEST_ELEMENT: Final = 8
 """Bytes of a float64 or int64, the widest types of a key."""
 
@@ -32,10 +35,10 @@ def contradictions(s: Settings) -> list[str]:
             found.append(f"{variable}={rank}: expected a rank from 0 to {s.num_workers - 1}, since {nodes}")
     if s.num_roots > s.num_workers:
         found.append(f"NUM_ROOT_SERVERS={s.num_roots}: expected at most one root a node, since {nodes}")
-    if s.freeze_roots and s.topology != "fapt":
+    if s.freeze_roots and s.topology not in _FREEZABLE:
         found.append(
-            f"NETSTORM_FREEZE_ROOTS=1 with NETSTORM_TOPOLOGY={s.topology}: expected fapt, the paper's "
-            "topology, whose roots have a meaning of their own"
+            f"NETSTORM_FREEZE_ROOTS=1 with NETSTORM_TOPOLOGY={s.topology}: expected "
+            f"{', '.join(_FREEZABLE)}, for which other trees can be formed around the same roots"
         )
     if s.probe_chunk_size > s.chunk_size:
         found.append(

@@ -77,5 +77,5 @@ class PlanningSettings:
         False,
         "",
         "keep the roots and their shares as in the first policy, as the paper must; for "
-        "NETSTORM_TOPOLOGY=fapt",
+        "NETSTORM_TOPOLOGY=fapt, packing, auto and star",
     )

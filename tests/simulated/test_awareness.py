@@ -108,3 +108,19 @@ def test_reports_of_nonsense_change_nothing_and_end_nothing(garbage):
     assert awareness is not None
     assert awareness.collector.refused > 0
     cluster.allreduce("w", [np.ones(10)] * 3)
+
+
+@pytest.mark.parametrize("topology", ["auto", "packing", "fapt", "star"])
+def test_frozen_roots_and_shares_stay_while_trees_follow_the_network(topology):
+    network = mesh(4, seed=7)
+    changes = tuple(
+        Change(at=8.0, source=Rank(a), target=Rank(b), rate=2e6) for a, b in ((0, 1), (1, 0), (2, 1), (1, 2))
+    )
+    cluster = aware(replace(network, changes=changes), topology=topology, freeze_roots=True)
+    first = cluster.scheduler.machine.policy
+    while cluster.now < 30.0:
+        rounds(cluster, 1)
+        policy = cluster.scheduler.machine.policy
+        assert [tree.root for tree in policy.trees] == [tree.root for tree in first.trees]
+        assert policy.weights == first.weights
+    assert (policy.trees != first.trees) == (topology != "star")  # a star has no other tree at its hub
