@@ -72,6 +72,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--estimators", default="busy", metavar="NAMES", help="busy, paper; default busy")
     parser.add_argument("--clock-error", type=float, default=0.0, metavar="S", help="of every second node")
     parser.add_argument("--drift", type=float, default=0.0, metavar="X", help="of every second node, in s/s")
+    parser.add_argument(
+        "--clock",
+        choices=("none", "scheduler", "trees"),
+        default="none",
+        help="whom nodes ask for the time; default none: clocks stay wrong",
+    )
     parser.add_argument("--wan", type=Path, metavar="FILE", help="emulate this network instead (needs root)")
     parser.add_argument("--rates-scale", type=float, default=1.0, metavar="X", help="of the emulated network")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all of it")
@@ -87,7 +93,7 @@ def _simulated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             network = generate(family, options.nodes, seed)
             for estimator in options.estimators.split(","):
                 reports, share = _train(network, options, seed, estimator)
-                names = {"network": f"{family} {seed}", "estimator": estimator}
+                names = {"network": f"{family} {seed}", "estimator": estimator, "clock": options.clock}
                 yield names | _compare(network, reports, 1.0) | {"reports_share_of_bytes": share}
 
 
@@ -115,6 +121,8 @@ def _train(
         awareness=True,
         update_time_s=_NEVER_S,
         estimator=estimator,
+        keep_time=options.clock != "none",
+        clock_source="scheduler" if options.clock == "none" else options.clock,
     ).join()
     sent = [0, 0]
     others = cluster.network.watch

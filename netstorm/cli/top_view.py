@@ -233,11 +233,12 @@ def _or(value: T | None, show: Callable[[T], str]) -> str:
 
 
 def _clock(node: NodeView) -> str:
-    """Return by how much the cluster's clock is ahead of the host's."""
+    """Return by how much the cluster's clock is ahead of the host's, and how fast it gains on it."""
     if node.clock_offset_s is None:
         return _UNKNOWN
     ms = 1e3 * node.clock_offset_s
-    return f"{ms:+.2f}ms" if abs(ms) < 100 else f"{node.clock_offset_s:+.3g}s"
+    offset = f"{ms:+.2f}ms" if abs(ms) < 100 else f"{node.clock_offset_s:+.3g}s"
+    return f"{offset} {1e6 * node.clock_drift:+.0f}ppm" if node.clock_drift else offset
 
 
 def _rate(bit_per_s: float) -> str:

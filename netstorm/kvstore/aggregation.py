@@ -386,6 +386,7 @@ class Aggregation:
         send = onward(part, payload, payload_crc, (-part.priority, part.round, place))
         if send is None:
             return False
+        self._counters.add("relayed")
         if self.dispatch.waits_for(int(send.peer)):
             self.dispatch.hold(send)
         else:

@@ -33,6 +33,11 @@ class Bindings:
         """Return this node's part in a policy, or None while the policy is not here."""
         return self._plans.get(version)
 
+    @property
+    def newest(self) -> Policy:
+        """The newest policy known; there is one from the start."""
+        return self._plans[max(self._plans)].policy
+
     def bind(self, binding: Binding) -> None:
         """Take one row of a key's table.
 

@@ -73,6 +73,11 @@ def metrics(node: NodeSnapshot) -> Iterator[Metric]:
                 "How much faster the cluster clock goes.",
                 status.clock_drift,
             ),
+            (
+                "netstorm_node_clock_hops",
+                "Exchanges between its clock and the scheduler's.",
+                status.clock_hops,
+            ),
         ]
     for name, about, value in gauges:
         gauge = GaugeMetricFamily(name, about, labels=["rank"])

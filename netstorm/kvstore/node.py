@@ -46,6 +46,7 @@ from netstorm.pslite.machine import (
     Refuse,
     Send,
 )
+from netstorm.topology.policy import Policy
 
 __all__ = ["GeneralNode", "State"]
 
@@ -135,6 +136,11 @@ class GeneralNode:
     def members(self) -> tuple[m.Member, ...]:
         """All nodes of the job, by rank; empty until this one has joined."""
         return self.roster.members
+
+    @property
+    def policy(self) -> Policy | None:
+        """The newest policy that this node has heard of; None before it has joined."""
+        return None if self._bindings is None else self._bindings.newest
 
     def _ask_to_join(self) -> None:
         options = self.options

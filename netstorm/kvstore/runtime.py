@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import netstorm
 from netstorm import clock
-from netstorm.errors import Closed, NetStormError, UsageError
+from netstorm.errors import Closed, NetStormError, SettingsError, UsageError
 from netstorm.kvstore.async_operation import AsyncOperation
 from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.busy import BusyTime
@@ -26,14 +26,16 @@ from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions, given, meter_options
 from netstorm.kvstore.signals import SignalWatch
 from netstorm.kvstore.standing import Outside
+from netstorm.kvstore.timekeeping import clock_address
 from netstorm.observe.counters import Counters
 from netstorm.observe.trace import Trace, trace_path
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Measured
 from netstorm.pslite.addresses import advertised_host, resolve
+from netstorm.pslite.clock_source import Address
 from netstorm.pslite.driver import Driver, start_driver
-from netstorm.pslite.sntp_socket import SntpClient
+from netstorm.pslite.sntp_socket import SntpClient, SntpServer
 from netstorm.settings import Settings
 
 if TYPE_CHECKING:
@@ -73,9 +75,14 @@ class Runtime:
         )
 
         scheduler = resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+        by_trees = settings.clock_source == "trees"
         self._sntp: Final = SntpClient(
-            scheduler, settings.sntp_port or settings.scheduler_port, counters=self.counters
+            scheduler,
+            settings.sntp_port or settings.scheduler_port,
+            parent=self._clock_parent if by_trees else lambda: None,
+            counters=self.counters,
         )
+        self._tells_time: SntpServer | None = None
 
         def make_node(port: int) -> GeneralNode:
             return GeneralNode(
@@ -115,8 +122,10 @@ class Runtime:
             dscp=settings.dscp,
             unmarked=(scheduler, settings.scheduler_port),
         )
-        self._sntp.start(self._driver.thread)
         self.node: Final = self._driver.machine
+        self._sntp.start(self._driver.thread)
+        if by_trees:
+            self._tells_time = self._tell_time(settings.bind_host or host)
         self._driver.endpoint.observer = self.node.meter
         self.node.standing.look = self._outside
         self._shown: WebServer | None = None
@@ -325,9 +334,31 @@ class Runtime:
             self._shown.close()
         self._signals.close()
         self._sntp.stop(self._driver.thread)
+        if self._tells_time is not None:
+            self._tells_time.stop(self._driver.thread)
         self._driver.thread.close(linger_s=_LINGER_S)
         if self._trace is not None:
             self._write_trace(self._trace)
+
+    def _clock_parent(self) -> Address | None:
+        """Return which node is to be asked for the time; None: none. Runs on the I/O thread."""
+        return clock_address(self.node.policy, self.rank, self.node.members)
+
+    def _tell_time(self, host: str) -> SntpServer | None:
+        """Tell children in the trees the time; where that cannot be, they ask the scheduler."""
+        try:
+            server = SntpServer(
+                host,
+                self._driver.port,
+                now=lambda: self._sntp.now_ns() / 1e9,
+                quality=self._sntp.quality,
+                counters=self.counters,
+            )
+        except SettingsError as error:
+            _log.warning("NETSTORM_CLOCK=trees: %s; others will ask the scheduler", error)
+            return None
+        server.start(self._driver.thread)
+        return server
 
     def _outside(self, now: float) -> Outside:
         """Return what the node itself does not know. Runs on the I/O thread."""
@@ -337,6 +368,7 @@ class Runtime:
             clock_offset=(self._sntp.now_ns() - clock.wall_ns()) / 1e9,
             clock_drift=sync.drift,
             clock_error=sync.error_bound(now) if sync.synchronised else -1.0,
+            clock_hops=sync.hops,
         )
 
     def _write_trace(self, trace: Trace) -> None:

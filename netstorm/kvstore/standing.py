@@ -27,6 +27,8 @@ class Outside:
     """How much faster the cluster clock goes."""
     clock_error: float = -1.0
     """Most that the offset may be wrong, in s; -1: not known."""
+    clock_hops: int = 0
+    """Exchanges between this clock and the scheduler's: 1 if it asks the scheduler."""
 
 
 class Standing:
@@ -91,6 +93,7 @@ class Standing:
             detoured=int(self._counters.get("detoured")),
             last_round=self._last_round,
             clock_error=outside.clock_error,
+            clock_hops=outside.clock_hops,
         )
 
     def _forget(self) -> None:

@@ -1,7 +1,8 @@
 """Learns the cluster clock from SNTP exchanges. Pure.
 
 The local clock is monotonic; the cluster clock is the scheduler's. An exchange bounds their offset by half
-its round trip, and hits it exactly if both directions took equally long. So of the last exchanges the fastest
+its round trip, and hits it exactly if both directions took equally long; if it was not the scheduler that
+answered, its own error is added (the root dispersion of RFC 5905). So of the last exchanges the fastest
 counts (the clock filter of RFC 5905, section 10), moved on by the drift between the two clocks.
 """
 
@@ -60,7 +61,11 @@ class Exchange:
     offset: float
     """Cluster clock less local clock, if both directions took equally long; s."""
     delay: float
-    """Round trip less the server's own time; the true offset is within half of it. s."""
+    """Round trip less the server's own time; the server's offset is within half of it. s."""
+    error: float = 0.0
+    """Most that the server's clock may be off the cluster clock: 0 at the scheduler. s."""
+    hops: int = 0
+    """Between the server's clock and the cluster clock."""
 
 
 class ClockSync:
@@ -103,6 +108,11 @@ class ClockSync:
         """Return by how much `offset` may be wrong at most, if the drift is right to 15 ppm."""
         return math.inf if self._best is None else _distance(self._best, local)
 
+    @property
+    def hops(self) -> int:
+        """How many exchanges lie between this clock and the scheduler's; 0 before the first."""
+        return 0 if self._best is None else self._best.hops + 1
+
     # ------------------------------------------------------------------------------------------- exchanges
 
     def next_poll(self) -> float:
@@ -136,6 +146,8 @@ class ClockSync:
             at=local,
             offset=((answer.received - sent) + (answer.transmitted - local)) / 2,
             delay=max(0.0, local - sent - served),
+            error=answer.error,
+            hops=answer.hops,
         )
         if served < 0 or served > local - sent + _LEAST_ERROR_S:
             raise FrameError(f"an SNTP server that took {served} s of a round trip of {local - sent} s")
@@ -152,7 +164,9 @@ class ClockSync:
         if self._best is None:
             return False
         age = new.at - self._best.at
-        allowed = (new.delay + self._best.delay) / 2 + _WORST_DRIFT * age + _LEAST_ERROR_S
+        best = self._best
+        errors = new.error + best.error + (new.delay + best.delay) / 2
+        allowed = errors + _WORST_DRIFT * age + _LEAST_ERROR_S
         return abs(new.offset - self.offset(new.at)) > allowed
 
     def _start_over(self) -> None:
@@ -162,7 +176,7 @@ class ClockSync:
 
 
 def _distance(exchange: Exchange, local: float) -> float:
-    return exchange.delay / 2 + _UNKNOWN_DRIFT * abs(local - exchange.at) + _LEAST_ERROR_S
+    return exchange.error + exchange.delay / 2 + _UNKNOWN_DRIFT * abs(local - exchange.at) + _LEAST_ERROR_S
 
 
 def _drift(exchanges: list[Exchange]) -> float:

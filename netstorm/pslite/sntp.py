@@ -25,6 +25,8 @@ _LOCAL_STRATUM: Final = 10
 """Of such a clock, by convention: any real time server beats it. Those who ask a node see one more a hop."""
 
 _WORST_STRATUM: Final = 15
+_MOST_ERROR_S: Final = 16.0
+"""A clock that may be off by more is no clock (RFC 5905's MAXDISP)."""
 _PRECISION: Final = -20
 """Log2 s: ntplib's times are doubles, whose last bit is half a microsecond."""
 
@@ -41,7 +43,10 @@ class Answer:
     """When the request came."""
     transmitted: float
     """When the answer left."""
-    stratum: int
+    hops: int
+    """Between the server's clock and the cluster clock."""
+    error: float
+    """Most that the server's clock may be off the cluster clock, by its own word; s."""
 
 
 def new_nonce(bits: int) -> float:
@@ -58,7 +63,7 @@ def request(nonce: float) -> bytes:
     return bytes(ntplib.NTPPacket(version=_VERSION, mode=_CLIENT, tx_timestamp=nonce).to_data())
 
 
-def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0) -> bytes:
+def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0, error: float = 0.0) -> bytes:
     """Return a server's answer to a request.
 
     Args:
@@ -66,6 +71,8 @@ def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0) -
         received: when it came, in seconds since the Unix epoch on the cluster clock.
         transmitted: when the answer leaves.
         hops: between the server's clock and the cluster clock: 0 at the scheduler.
+        error: most that the server's clock may be off the cluster clock, in s; infinite: it does not know
+            the time, and the answer says so.
 
     Raises:
         FrameError: `data` is no request.
@@ -74,7 +81,10 @@ def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0) -
     if asked.mode != _CLIENT or not 1 <= asked.version <= _VERSION:
         raise FrameError(f"an SNTP packet of mode {asked.mode}, version {asked.version}: no client's request")
     reply = ntplib.NTPPacket(version=asked.version, mode=_SERVER)
+    knows = error < _MOST_ERROR_S
+    reply.leap = 0 if knows else _UNSYNCHRONISED
     reply.stratum = min(_LOCAL_STRATUM + hops, _WORST_STRATUM)
+    reply.root_dispersion = error if knows else _MOST_ERROR_S
     reply.poll = asked.poll
     reply.precision = _PRECISION
     reply.ref_id = _LOCAL_CLOCK
@@ -84,8 +94,8 @@ def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0) -
     reply.tx_timestamp = ntplib.system_to_ntp_time(transmitted)
     try:
         return bytes(reply.to_data())
-    except ntplib.NTPException as error:  # a clock before 1900 or after 2036
-        raise FrameError(f"the time {received} cannot be said in SNTP: {error}") from None
+    except ntplib.NTPException as problem:  # a clock before 1900 or after 2036
+        raise FrameError(f"the time {received} cannot be said in SNTP: {problem}") from None
 
 
 def read_answer(data: bytes) -> Answer:
@@ -105,7 +115,8 @@ def read_answer(data: bytes) -> Answer:
         nonce=packet.orig_timestamp,
         received=ntplib.ntp_to_system_time(packet.recv_timestamp),
         transmitted=ntplib.ntp_to_system_time(packet.tx_timestamp),
-        stratum=packet.stratum,
+        hops=max(0, packet.stratum - _LOCAL_STRATUM),
+        error=packet.root_dispersion,
     )
 
 

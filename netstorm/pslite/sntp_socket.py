@@ -19,6 +19,7 @@ from netstorm import clock
 from netstorm.errors import FrameError, SettingsError
 from netstorm.observe.counters import Counters
 from netstorm.pslite import sntp
+from netstorm.pslite.clock_source import Address, ClockSource
 from netstorm.pslite.clock_sync import ClockSync
 from netstorm.pslite.timer_fd import TimerFd
 
@@ -54,7 +55,7 @@ class SntpServer:
         port: int,
         *,
         now: Callable[[], float] = clock.wall,
-        hops: int = 0,
+        quality: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
         counters: Counters | None = None,
     ) -> None:
         """Listen on UDP.
@@ -63,14 +64,15 @@ class SntpServer:
             host: address to listen on; "" or "*" for all of them.
             port: 0: any that is free.
             now: the cluster clock, in seconds since the Unix epoch.
-            hops: between `now` and the cluster clock.
+            quality: of `now`: hops from the cluster clock, and the most that it may be off it, in s.
+            counters: what is counted.
 
         Raises:
             SettingsError: the address or port cannot be listened on.
         """
         self.counters: Final = counters or Counters()
         self._now: Final = now
-        self._hops: Final = hops
+        self._quality: Final = quality
         self._socket: Final = _udp_socket(host)
         try:
             self._socket.bind(("" if host == "*" else host, port))
@@ -97,8 +99,8 @@ class SntpServer:
         """Answer what has come. Whatever was sent, nothing is raised."""
         for data, address, waited in _datagrams(self._socket):
             try:
-                now = self._now()
-                reply = sntp.answer(data, received=now - waited, transmitted=now, hops=self._hops)
+                now, (hops, error) = self._now(), self._quality()
+                reply = sntp.answer(data, received=now - waited, transmitted=now, hops=hops, error=error)
             except FrameError:
                 self.counters.add("sntp_garbage")
                 continue
@@ -110,14 +112,31 @@ class SntpServer:
 class SntpClient:
     """Follows the cluster clock on the thread of a `Watcher`; `now_ns` may be called by any thread."""
 
-    def __init__(self, host: str, port: int, *, counters: Counters | None = None) -> None:
-        """Prepare to ask the server at `host` (an address) and UDP `port`; nothing is sent yet."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        parent: Callable[[], Address | None] = lambda: None,
+        counters: Counters | None = None,
+    ) -> None:
+        """Prepare to ask; nothing is sent yet.
+
+        Args:
+            host: address of the scheduler.
+            port: its UDP port.
+            parent: says whom to ask instead, as long as that answers; None: nobody.
+            counters: what is counted.
+        """
         self.counters: Final = counters or Counters()
         self.sync: Final = ClockSync(seed=secrets.randbits(64))
+        self._source: Final = ClockSource((host, port))
+        self._parent: Final = parent
+        self._asked: Address | None = None
         self._socket: Final = _udp_socket(host)
         self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
         with contextlib.suppress(OSError):  # no route yet: polls will tell
-            self._socket.connect((host, port))  # from now on the kernel drops what others send
+            self._connect((host, port))
         self._timer: Final = TimerFd()
         self._timer.arm(0.0)
 
@@ -141,10 +160,21 @@ class SntpClient:
 
     def _ask(self) -> None:
         self.counters.add("sntp_requests")
+        now = clock.monotonic()
+        self._source.follow(self._parent())
+        whom = self._source.ask(now)
+        request = self.sync.poll(now)
         try:
-            self._socket.send(self.sync.poll(clock.monotonic()))
+            self._connect(whom)
+            self._socket.send(request)
         except OSError:  # the server is not there (yet): an ICMP error of the last packet shows here
             self.counters.add("sntp_unreachable")
+
+    def _connect(self, whom: Address) -> None:
+        """Send to this address; from now on the kernel drops what others send."""
+        if whom != self._asked:
+            self._socket.connect(whom)
+            self._asked = whom
 
     def _readable(self) -> None:
         """Take what has come. Whatever was sent, nothing is raised."""
@@ -154,6 +184,7 @@ class SntpClient:
             except FrameError:
                 self.counters.add("sntp_garbage")
                 continue
+            self._source.answered()
             self.counters.add("sntp_exchanges")
         self._timer.arm(self.sync.next_poll() - clock.monotonic())  # sooner, if a clock has been set
 
@@ -163,6 +194,12 @@ class SntpClient:
         if not self.sync.synchronised:
             return local + self._wall_offset_ns
         return local + round(self.sync.offset(local / 1e9) * 1e9)
+
+    def quality(self) -> tuple[int, float]:
+        """Return how many exchanges lie between this clock and the scheduler's, and the most that it may be
+        off it, in s.
+        """
+        return self.sync.hops, self.sync.error_bound(clock.monotonic())
 
 
 def _udp_socket(host: str) -> socket.socket:

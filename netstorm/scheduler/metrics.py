@@ -22,6 +22,7 @@ _NODE_GAUGES: Final = (
     ("clock_offset_s", "netstorm_node_clock_offset_seconds", "Cluster clock less the host's."),
     ("clock_error_s", "netstorm_node_clock_error_seconds", "Most that the offset may be wrong."),
     ("clock_drift", "netstorm_node_clock_drift_ratio", "How much faster the cluster clock goes."),
+    ("clock_hops", "netstorm_node_clock_hops", "Exchanges between its clock and the scheduler's."),
     ("egress", "netstorm_node_egress_bits_per_second", "All links out together, when they were the limit."),
     ("ingress", "netstorm_node_ingress_bits_per_second", "All links in together, when they were the limit."),
 )

@@ -64,6 +64,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Most that this may be wrong."""
     clock_drift: float | None
     """How much faster the cluster clock goes."""
+    clock_hops: int | None
+    """Exchanges between its clock and the scheduler's: 1 if it asks the scheduler."""
     detoured: int | None
     """Chunks sent over auxiliary paths."""
     egress: float | None
@@ -305,6 +307,7 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
         clock_offset_s=None if status is None or status.clock_error < 0 else status.clock_offset,
         clock_error_s=None if status is None or status.clock_error < 0 else status.clock_error,
         clock_drift=None if status is None or status.clock_error < 0 else status.clock_drift,
+        clock_hops=None if status is None or status.clock_error < 0 else status.clock_hops or None,
         detoured=None if status is None else status.detoured,
         egress=_known(node.egress),
         ingress=_known(node.ingress),

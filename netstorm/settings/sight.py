@@ -7,7 +7,9 @@ from typing import Literal, TypeAlias
 
 from netstorm.settings.kinds import host, one_of, setting, whole, words
 
-__all__ = ["LogLevel", "SightSettings"]
+__all__ = ["ClockSource", "LogLevel", "SightSettings"]
+
+ClockSource: TypeAlias = Literal["scheduler", "trees"]
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -22,6 +24,14 @@ class SightSettings:
         0,
         "",
         "UDP port at which the scheduler tells the time; 0: the number of its TCP port",
+    )
+    clock_source: ClockSource = setting(
+        "NETSTORM_CLOCK",
+        one_of("scheduler", "trees"),
+        "scheduler",
+        "",
+        "whom a node asks for the time: scheduler; trees, as in the paper: roots ask the scheduler, and all "
+        "others their parent, at the UDP port that has the number of its TCP port",
     )
     http_port: int = setting(
         "NETSTORM_HTTP_PORT",

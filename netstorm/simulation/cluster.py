@@ -34,6 +34,7 @@ from netstorm.settings import Settings
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 from netstorm.simulation.process import LocalClock, SimulatedProcess
 from netstorm.simulation.starting import Starter, host_of
+from netstorm.simulation.timekeeping import Timekeepers
 from netstorm.simulation.virtual_network import VirtualNetwork
 from netstorm.topology.network import Link, Network, Node
 from netstorm.topology.policy import Policy
@@ -79,6 +80,7 @@ class SimulatedCluster:
         tcp: Literal["ideal", "reno"] = "ideal",
         forming_s: float = 0.5,
         keep_log: bool = False,
+        keep_time: bool = False,
         **settings: object,
     ) -> None:
         """Set up a cluster; nothing happens before time passes.
@@ -93,9 +95,10 @@ class SimulatedCluster:
             counts as broken. clocks: each rank's clock (-1: the scheduler's). None: random origins, and
             drifts up to 50 ppm. tcp: "ideal" or "reno", see `VirtualNetwork`. forming_s: how long it is said
             to take to form a policy. keep_log: the scheduler keeps one, so that it can be started again after
-            a crash. settings: of all processes, by attribute of `Settings`. Unless they say
-            `awareness=True`, the scheduler knows the network as it is at its start, and the first policy
-            stays. With it, it knows which nodes have links, or what `network_file` says, and measures.
+            a crash. keep_time: clocks are synchronised by SNTP, as `clock_source` says, instead of being as
+            wrong as `clocks` says for good. settings: of all processes, by attribute of `Settings`. Unless
+            they say `awareness=True`, the scheduler knows the network as it is at its start, and the first
+            policy stays. With it, it knows which nodes have links, or what `network_file` says, and measures.
         """
         if network is not None and network.size != nodes:
             raise UsageError(f"a network of {network.size} nodes for a cluster of {nodes}")
@@ -114,7 +117,13 @@ class SimulatedCluster:
         self.link_model: Final = model
         self.network: Final = MemoryNetwork(self.timeline, model, seed=seed, detect_s=detect_s)
         self.network.watch = self._watch
-        self._starter: Final = Starter(self.network, self.settings, seed=seed, clocks=clocks)
+        self._starter: Final = Starter(
+            self.network,
+            self.settings,
+            seed=seed,
+            clocks=clocks,
+            keep_time=Timekeepers(self.network, seed=seed) if keep_time else None,
+        )
         self._forming_s: Final = forming_s
         self.log: Final = bytearray(MAGIC) if keep_log else None
         """What the scheduler has written down; None: it writes nothing."""

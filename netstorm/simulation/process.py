@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.memory_van import MemoryVan
 from netstorm.pslite.stack import Stack
 from netstorm.pslite.virtual_time import Timeline, Timer
+
+if TYPE_CHECKING:
+    from netstorm.simulation.timekeeping import Timekeeper
 
 __all__ = ["LocalClock", "SimulatedProcess"]
 
@@ -54,6 +57,8 @@ class SimulatedProcess(Generic[M]):
         self._timeline: Final = timeline
         self._clock: Final = clock
         self.stack: Final = stack
+        self.timekeeper: Timekeeper | None = None
+        """What keeps its clock with the cluster's; None: nothing does."""
         self._timer: Timer | None = None
         self._awake = False
         self._ticks_at_once = 0

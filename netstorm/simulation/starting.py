@@ -13,6 +13,7 @@ from netstorm.kvstore.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, given, meter_options
 from netstorm.kvstore.standing import Outside
+from netstorm.kvstore.timekeeping import clock_address
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.endpoint import Endpoint
@@ -31,6 +32,7 @@ from netstorm.scheduler.records import encode, read
 from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.settings import Settings
 from netstorm.simulation.process import LocalClock, SimulatedProcess
+from netstorm.simulation.timekeeping import Timekeeper, Timekeepers
 from netstorm.topology.policy import Policy
 
 __all__ = ["Starter", "host_of"]
@@ -53,12 +55,23 @@ class Starter:
         *,
         seed: int,
         clocks: Callable[[int], LocalClock] | None = None,
+        keep_time: Timekeepers | None = None,
     ) -> None:
-        """Start nothing yet. `clocks`: by rank; None: random ones."""
+        """Start nothing yet.
+
+        Args:
+            network: between them.
+            settings: of all.
+            seed: of identities and clocks.
+            clocks: by rank; None: random ones.
+            keep_time: brings the datagrams by which nodes' clocks are synchronised; None: they are as the
+                clocks say, for good.
+        """
         self._network: Final = network
         self._settings: Final = settings
         self._seed: Final = seed
         self._clocks: Final = clocks or self._random_clock
+        self._keep_time: Final = keep_time
         self._started = 0
 
     def several_jobs(self, forming_s: float = 0.5) -> SimulatedProcess[SeveralJobs]:
@@ -122,6 +135,8 @@ class Starter:
             past=past,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
+        if self._keep_time is not None:
+            self._keep_time.tell_cluster_time(van.host, clock)
 
         def ask(question: Formation) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
@@ -161,17 +176,27 @@ class Starter:
             now=clock.local(self._network.timeline.now),
             counters=counters,
         )
-        process = self._run(van, machine, clock, counters, ordered=lambda peer: peer == SCHEDULER)
+        keeper = self._timekeeper(rank, host, clock, machine)
+        process = self._run(
+            van,
+            machine,
+            clock,
+            counters,
+            ordered=lambda peer: peer == SCHEDULER,
+            cluster=None if keeper is None else keeper.cluster,
+        )
+        process.timekeeper = keeper
         process.stack.endpoint.observer = machine.meter
 
         def look(now: float) -> Outside:
             links = process.stack.endpoint.links()
-            return Outside(
+            outside = Outside(
                 bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
                 clock_offset=self._network.timeline.now + clock.sync_error_s - now,
                 clock_drift=1.0 / (1.0 + clock.drift) - 1.0,
                 clock_error=abs(clock.sync_error_s),
             )
+            return outside if keeper is None else keeper.told(outside)
 
         machine.standing.look = look
         return process
@@ -184,6 +209,7 @@ class Starter:
         counters: Counters,
         *,
         ordered: Callable[[Peer], bool],
+        cluster: Callable[[], float] | None = None,
     ) -> SimulatedProcess[M]:
         self._started += 1
         chance = random.Random(f"process {self._seed} {self._started}")
@@ -193,7 +219,7 @@ class Starter:
             job=self._settings.job,
             incarnation=chance.getrandbits(63),
             ordered=ordered,
-            stamp=lambda: int(clock.cluster(timeline.now) * 1e9),
+            stamp=lambda: int((clock.cluster(timeline.now) if cluster is None else cluster()) * 1e9),
             limits=Limits(
                 link_timeout_s=self._settings.link_timeout_s, window_bytes=self._settings.window_bytes
             ),
@@ -201,6 +227,21 @@ class Starter:
             counters=counters,
         )
         return SimulatedProcess(timeline, van, clock, Stack(machine, endpoint))
+
+    def _timekeeper(self, rank: int, host: str, clock: LocalClock, machine: GeneralNode) -> Timekeeper | None:
+        if self._keep_time is None:
+            return None
+        along_trees = self._settings.clock_source == "trees"
+        return Timekeeper(
+            self._keep_time,
+            host,
+            clock,
+            scheduler=(host_of(SCHEDULER), self._settings.scheduler_port),
+            whom=lambda: (
+                clock_address(machine.policy, machine.rank, machine.members) if along_trees else None
+            ),
+            seed=self._seed << 16 | rank,
+        )
 
     def _random_clock(self, rank: int) -> LocalClock:
         chance = random.Random(f"clock {self._seed} {rank}")

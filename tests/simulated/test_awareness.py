@@ -117,7 +117,7 @@ def test_frozen_roots_and_shares_stay_while_trees_follow_the_network(topology):
         Change(at=8.0, source=Rank(a), target=Rank(b), rate=2e6) for a, b in ((0, 1), (1, 0), (2, 1), (1, 2))
     )
     cluster = aware(replace(network, changes=changes), topology=topology, freeze_roots=True)
-    first = cluster.scheduler.machine.policy
+    policy = first = cluster.scheduler.machine.policy
     while cluster.now < 30.0:
         rounds(cluster, 1)
         policy = cluster.scheduler.machine.policy

@@ -83,3 +83,5 @@ class NodeStatus(Datagram, frozen=True, tag=23):
     """Number of the newest round that is complete in all keys that have begun it; `round_s` is its time."""
     clock_error: float = -1.0
     """Most that `clock_offset` may be wrong, in s; -1: not known."""
+    clock_hops: int = 0
+    """Exchanges between this node's clock and the scheduler's: 1 if it asks the scheduler; 0: not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import ntplib
@@ -49,11 +50,20 @@ def test_clients_of_all_versions_get_an_answer_of_their_version(version):
     assert sntp.answer(asked, received=NOON, transmitted=NOON)[0] >> 3 & 7 == version
 
 
+def test_a_server_says_by_how_much_it_may_be_off_or_that_it_does_not_know_the_time():
+    asked = sntp.request(1.0)
+    data = sntp.answer(asked, received=NOON, transmitted=NOON, hops=1, error=0.25)
+    assert sntp.read_answer(data).error == 0.25
+    with pytest.raises(FrameError, match="does not know the time"):
+        sntp.read_answer(sntp.answer(asked, received=NOON, transmitted=NOON, error=math.inf))
+
+
 def test_each_hop_from_the_scheduler_is_a_stratum():
     asked = sntp.request(1.0)
     for hops, stratum in [(0, 10), (2, 12), (99, 15)]:
         data = sntp.answer(asked, received=NOON, transmitted=NOON, hops=hops)
-        assert sntp.read_answer(data).stratum == stratum
+        assert data[1] == stratum
+        assert sntp.read_answer(data).hops == stratum - 10
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2, 4, 5, 6, 7])
