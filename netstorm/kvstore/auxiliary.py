@@ -50,7 +50,7 @@ class AuxiliaryOptions:
     rule: AuxRule = "arrival"
     busy_bound: int = 2
     queue_length: int = 1
-    explore_share: float = 0.02
+    explore_share: float = 0.01
 
     @classmethod
     def from_settings(cls, settings: Settings) -> AuxiliaryOptions:

@@ -40,6 +40,14 @@ _HEADER: Final = 64
 _REMEMBERED: Final = 256
 """Paths whose times are remembered, at least."""
 
+_LOOKS: Final = 6
+"""Chunks that explore a path one after the other. An estimate rests on PROBE_CHUNK_NUM of late (4), and the
+first one only makes the connections and shows their latency: single chunks, far apart, never add up to one.
+"""
+
+_FIRST_LOOK: Final = 5.0
+"""While there are paths that have not been explored, so many times the share of chunks looks."""
+
 _Item = tuple[Order, int, int, Send, bool]
 """Order, number, bytes, what to send, whether it may take a detour."""
 
@@ -70,8 +78,8 @@ class Dispatch:
         self._numbers = 0
         self._owed = 0.0
         """Chunks that should have gone over links that are to be measured."""
-        self._turns: dict[int, int] = {}
-        """By neighbour: how many chunks for it have explored, so that its paths take turns."""
+        self._looks: dict[tuple[int, ...], int] = {}
+        """By path: how many chunks have explored it."""
         self._exploring: Ticket | None = None
         """The one that is on its way; only one at a time may be late."""
 
@@ -90,7 +98,7 @@ class Dispatch:
         hop = self._hops.setdefault(int(send.peer), _Hop())
         if detours:
             hop.detours = detours
-            self._owed += self._options.explore_share * any(detour.explore for detour in detours)
+            self._owed += self._options.explore_share * self._wish_to_explore(detours)
         size = _HEADER + (0 if send.payload is None else memoryview(send.payload).nbytes)
         self._numbers += 1
         bisect.insort(hop.items, (send.order, self._numbers, size, send, bool(detours)))
@@ -219,21 +227,34 @@ class Dispatch:
                 return index, found, primary_s
         return None
 
+    def _wish_to_explore(self, detours: Collection[Detour]) -> float:
+        """Return how many times the usual share of chunks for a hop should look at other links."""
+        looks = [self._turn(detour) for detour in detours if detour.explore]
+        return (1.0 if min(looks) else _FIRST_LOOK) if looks else 0.0
+
+    def _turn(self, detour: Detour) -> int:
+        """Return how often a path has had its turn to be explored."""
+        return self._looks.get(detour.path, 0) // _LOOKS
+
     def _explore(self, hop: _Hop, firsts: list[tuple[Detour, Exit]], now: float) -> Iterator[Send]:
         """Give one chunk in a while to a link that is to be measured."""
         if self._owed < 1.0 or self._exploring is not None or not hop.items or not hop.items[0][4]:
             return
-        unseen = [(detour, first) for detour, first in firsts if detour.explore]
-        if unseen:
-            target = unseen[0][0].path[-1]
-            turn = self._turns[target] = self._turns.get(target, -1) + 1
-            detour, first = unseen[turn % len(unseen)]
+        unseen = [(self._turn(detour), place) for place, (detour, _) in enumerate(firsts) if detour.explore]
+        if unseen and min(unseen)[0] <= self._least_looked_at():
+            detour, first = firsts[min(unseen)[1]]
+            self._looks[detour.path] = self._looks.get(detour.path, 0) + 1
             self._owed = min(self._owed - 1.0, 1.0)
             part = hop.items[0][3].message
             assert isinstance(part, Part)
             self._exploring = ticket_of(part)
             self._counters.add("explored")
             yield self._detoured(hop, 0, (detour, first), now)
+
+    def _least_looked_at(self) -> int:
+        """Return how often the path that is next has had its turn, of all that a chunk could explore now."""
+        waiting = [hop for hop in self._hops.values() if hop.items and hop.items[0][4]]
+        return min(self._turn(one) for hop in waiting for one in hop.detours if one.explore)
 
     def _taken(self, hop: _Hop, index: int, over: Exit) -> Send:
         _, _, size, send, _ = hop.items.pop(index)

@@ -217,7 +217,9 @@ class Adaptation:
             known=self._known or bool(picture.measured),
             auxiliary=self._plan.auxiliary,
             # What no tree uses changes, too, and nobody would see it: to have measured it once is not enough.
-            unmeasured=picture.network.linked_pairs() if self._plan.explore else (),
+            unmeasured=sorted(picture.network.linked_pairs(), key=picture.measured.__contains__)
+            if self._plan.explore
+            else (),
             frozen_roots=self._roots,
             frozen_weights=self._weights,
         )

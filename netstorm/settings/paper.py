@@ -87,9 +87,10 @@ class PaperSettings:
     explore_share: float = setting(
         "NETSTORM_EXPLORE_SHARE",
         ratio(),
-        0.02,
+        0.01,
         "ratio",
-        "part of the chunks that take a path over links that have not been measured, if a policy has some",
+        "part of the chunks that take a path over links that no tree uses, so that they are measured; five "
+        "times as many until each such path has been tried",
     )
     probe_chunk_size: int = setting(
         "PROBE_CHUNK_SIZE",

@@ -9,6 +9,7 @@ few.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Final
@@ -61,7 +62,8 @@ def with_detours(
         policy: without detours.
         chunk_bytes: of a full chunk.
         known: rates are known or measured; if they are made up, there is nothing to tell what is faster.
-        unmeasured: (source, target) of links that some chunks should take so that they are measured.
+        unmeasured: (source, target) of links that some chunks should take so that they are measured, the most
+            important first.
     """
     resources = Resources.of(network)
     loads = resources.loads(pair_loads(resources, policy.trees, policy.weights))
@@ -160,26 +162,35 @@ def _explorers(
 ) -> Iterator[Detour]:
     """Yield for each link that should be measured, and that no hop uses, one detour of three ranks over it.
 
-    The link is its first or its second half; the other half is the fastest that there is, of those hops that
-    have not got their detours yet.
+    The link is its first or its second half. The hop is one whose source has the fewest detours of that kind
+    for each of its hops, so that all nodes look around at the same time; of these, the fastest.
     """
     rates = links.rates(links.resources.capacities)
     idle = links.delays(rates)
     count: dict[tuple[int, int], int] = {}
+    looks: dict[int, int] = {}
     known = set(hops)
-    for a, b in sorted(set(unmeasured) - known):
+    leads = Counter(int(source) for source, _ in hops)
+    for a, b in unmeasured:
+        if (a, b) in known:
+            continue
         if not np.isfinite(idle[a, b]):
             continue
         choices = [
-            (float(idle[path[0], path[1]] + idle[path[1], path[2]]), path)
+            (
+                looks.get(path[0], 0) / leads[path[0]],
+                float(idle[path[0], path[1]] + idle[path[1], path[2]]),
+                path,
+            )
             for path in (
                 *((a, b, target) for source, target in hops if source == a and target != b),
                 *((source, a, b) for source, target in hops if target == b and source != a),
             )
             if count.get((path[0], path[2]), 0) < EXPLORERS
         ]
-        best = min(choices, default=(np.inf, ()))
-        if np.isfinite(best[0]):
-            path = tuple(map(Rank, best[1]))
+        choices = [choice for choice in choices if np.isfinite(choice[1])]
+        if choices:
+            path = tuple(map(Rank, min(choices)[2]))
+            looks[path[0]] = looks.get(path[0], 0) + 1
             count[path[0], path[2]] = count.get((path[0], path[2]), 0) + 1
             yield links.detour(path, rates, explore=True)

@@ -20,9 +20,9 @@ def send(node, report):
     node.process.call(lambda _: node.machine._outbox.tell(report))
 
 
-def rounds(cluster, count):
+def rounds(cluster, count, elements=ELEMENTS):
     """Return the virtual seconds of each of `count` rounds."""
-    values = [np.full(ELEMENTS, rank, np.float32) for rank in range(cluster.size)]
+    values = [np.full(elements, rank, np.float32) for rank in range(cluster.size)]
     times = []
     for _ in range(count):
         before = cluster.now
@@ -124,3 +124,17 @@ def test_frozen_roots_and_shares_stay_while_trees_follow_the_network(topology):
         assert [tree.root for tree in policy.trees] == [tree.root for tree in first.trees]
         assert policy.weights == first.weights
     assert (policy.trees != first.trees) == (topology != "star")  # a star has no other tree at its hub
+
+
+@pytest.mark.slow
+def test_exploration_shows_nearly_all_links_that_one_tree_does_not_use_and_without_it_few_are_seen():
+    network = mesh(6, seed=3)
+    seen = {}
+    for auxiliary in (True, False):
+        cluster = aware(network, topology="fapt", num_roots=1, aux_path=auxiliary, chunk_size=16_384)
+        rounds(cluster, 30, 2 * ELEMENTS)
+        known = cluster.scheduler.machine.awareness
+        assert known is not None
+        seen[auxiliary] = len(known.collector.measured) / len(network.links)
+    assert seen[True] >= 0.95
+    assert seen[False] <= 0.7  # the avalanche effect: what no tree uses nobody measures
