@@ -29,12 +29,14 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from netstorm.protocol.messages import LinkMeasure, Measured
-from netstorm.scheduler.link_reports import LinkReports, Rate, as_the_way_back, percentile
+from netstorm.scheduler.link_reports import LinkReports, as_the_way_back, percentile
+from netstorm.scheduler.planned_links import PlannedLinks
 from netstorm.scheduler.readings import Readings
-from netstorm.topology.elements import LATENCY, Bounds, Link
+from netstorm.scheduler.view import ABLE_MORE, SLOW_SIBLING, Rates, Side, View, changes_of, steady
+from netstorm.topology.elements import LATENCY, Bounds, Rank
 from netstorm.topology.network import Network
 
 __all__ = ["Collector", "Picture", "Seen"]
@@ -52,20 +54,8 @@ _CAP_ENDS: Final = 0.95
 """Part of what its links could carry together up to which a node's access line counts as a cap. The two
 differ, or noise would make caps come and go."""
 
-_ABLE_MORE: Final = 2.0
-"""How much more a link may be able to carry than it did in company, if nobody has seen it alone. It may be
-more still: then the next policy shows it. But processors that are busy look like access lines, and a slow
-link must not be planned as a fast one for that.
-"""
-
 _CAP_FOR_S: Final = 300.0
 """How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
-
-_PRESENT_S: Final = 10.0
-"""A link that was measured within that is measured at present."""
-
-_SLOW_SIBLING: Final = 0.6
-"""Links that share a cap get about the same; TCP is not fairer than that among unequal round trips."""
 
 _ALIKE_ERROR: Final = 0.15
 
@@ -74,6 +64,9 @@ _MOST_SIGNAL_S: Final = 86_400.0
 
 _PRIOR_ERROR: Final = 0.3
 """Of links that nobody has measured."""
+
+_RENEW_S: Final = 30.0
+"""How often links are worked out anew of which nothing was reported: whose word counts changes with time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,23 +110,6 @@ class _Line:
         self.counts = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """Access lines, all in the same direction."""
-
-    caps: dict[int, float]
-    """Those that count, by rank."""
-    most: dict[int, float]
-    """The fastest link at each, by rank."""
-
-    def binds(self, rank: int, rate: float) -> bool:
-        """Return whether a link of this rate may be as slow as that only because of the line of `rank`."""
-        return rank in self.caps and rate >= _SLOW_SIBLING * self.most[rank]
-
-
-Rates: TypeAlias = dict[tuple[int, int], Rate]
-
-
 class Collector:
     """Reports of all nodes.
 
@@ -157,6 +133,14 @@ class Collector:
         self._states: dict[tuple[int, int], LinkReports] = {}
         self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in ("egress", "ingress")}
         self._avoided: frozenset[tuple[int, int]] = frozenset()
+        self._rates: Rates = {}
+        self._stale: set[tuple[int, int]] = set()
+        """Links that something was reported of since the last picture."""
+        self._planned = PlannedLinks(prior)
+        self._view: View | None = None
+        """What the last picture rested on, beside each link's own reports."""
+        self._renewed_at = -math.inf
+        self._measured: frozenset[tuple[int, int]] = frozenset()
 
     def take(self, rank: int, report: Measured, now: float) -> None:
         """Take what a node reports."""
@@ -184,11 +168,19 @@ class Collector:
     def assume(self, prior: Network) -> None:
         """Take other rates for those that hold until measured; the links are the same."""
         self._prior = prior
+        self._planned = PlannedLinks(prior)
+        self._view = None
 
     @property
     def measured(self) -> frozenset[tuple[int, int]]:
         """The links that have been measured."""
-        return frozenset(pair for pair, state in self._states.items() if state.rate(0.0) is not None)
+        for pair in self._stale:
+            state = self._states.get(pair)
+            if pair not in self._rates and state is not None and (found := state.rate(0.0)) is not None:
+                self._rates[pair] = found
+        if len(self._measured) != len(self._rates):
+            self._measured = frozenset(self._rates)
+        return self._measured
 
     def assumed(self) -> Picture:
         """Return the network as it is without what was measured."""
@@ -200,39 +192,40 @@ class Collector:
         )
 
     def picture(self, now: float) -> Picture:
-        """Return the network as it is known now. O(number of links)."""
-        rates = {pair: found for pair, state in self._states.items() if (found := state.rate(now))}
-        egress, ingress = self._side("egress", 0, rates, now), self._side("ingress", 1, rates, now)
-        links, errors = [], []
-        seldom, far = self._unseen(rates)
-        changes = _changes(rates, now)
-        for link in self._prior.links:
-            pair = (link.source, link.target)
-            if pair in self._avoided:
-                continue
-            changed, error = self._link(link, rates.get(pair), (egress, ingress), seldom, now)
-            rate, error = self._outdated(
-                changed.rate, error, rates.get(pair), seldom=seldom, changes=changes, now=now
-            )
-            back = as_the_way_back(rates.get(pair), rates.get(pair[::-1]), now)
-            if back is not None and not any(rank in side.caps for rank in pair for side in (egress, ingress)):
-                rate, error = back.value, max(_ALIKE_ERROR, back.readings.error(now))
-            links.append(replace(changed, rate=rate, latency=self._latency(link, far)))
-            errors.append(error)
-        nodes = tuple(
-            replace(
-                node,
-                egress=egress.caps.get(node.rank, node.egress),
-                ingress=ingress.caps.get(node.rank, node.ingress),
-            )
-            for node in self._prior.nodes
-        )
+        """Return the network as it is known now.
+
+        Worked out anew are the links that something was reported of since the last time, those at nodes whose
+        access lines have changed, and, if what is assumed of links never seen has moved, those.
+        """
+        if now - self._renewed_at > _RENEW_S:
+            self._renewed_at = now
+            self._stale.update(self._states)
+        stale, self._stale = self._stale, set()
+        for pair in stale:
+            state = self._states.get(pair)
+            found = None if state is None else state.rate(now)
+            if found is not None:
+                self._rates[pair] = found
+        sides = self._side("egress", 0, now), self._side("ingress", 1, now)
+        seldom, far = self._unseen() if stale or self._view is None else (self._view.seldom, self._view.far)
+        changes = changes_of(self._rates, now)
+        view = View(sides, seldom, far, changes)
+        if self._view is None or (view.seldom, view.far) != (self._view.seldom, self._view.far):
+            stale = set(self._pairs)
+        else:
+            stale |= {pair[::-1] for pair in stale}  # one may be expected to have changed with the other
+            if changes != self._view.changes:
+                stale |= self._rates.keys()
+            for rank in view.other_lines(self._view):
+                stale |= {pair for other in self._prior.ranks for pair in ((rank, other), (other, rank))}
+        self._view = view
+        self._planned.renew((pair, *self._link(pair, view, now)) for pair in stale if pair in self._planned)
         caps = [line.readings.error(now) for lines in self._lines.values() for line in lines if line.counts]
         return Picture(
-            network=replace(self._prior, nodes=nodes, links=tuple(links), changes=()),
-            errors=tuple(errors),
+            network=self._planned.network(self._prior, self._avoided, *(side.caps for side in sides)),
+            errors=self._planned.errors(now),
             cap_error=max(caps, default=0.0),
-            measured=frozenset(rates),
+            measured=self.measured,
         )
 
     def seen(self, now: float) -> list[Seen]:
@@ -264,6 +257,7 @@ class Collector:
         state = self._states.get(pair)
         if state is None:
             state = self._states[pair] = LinkReports()
+        self._stale.add(pair)
         if one.rate:
             end = state.target if pair[0] == one.source else state.source
             (end.free if one.shared <= _SHARED else end.held).add(one.rate, one.error, now)
@@ -272,78 +266,70 @@ class Collector:
         if one.signal < math.inf:
             way = (one.source, pair[0] if one.source == pair[1] else pair[1])
             self._states.setdefault(way, LinkReports()).signal = one.signal
+            self._stale.add(way)
 
-    def _side(self, word: str, end: int, rates: Rates, now: float) -> _Side:
+    def _side(self, word: str, end: int, now: float) -> Side:
         """Return the caps that count; `end`: which end of a link is at that line."""
-        most: dict[int, float] = {}
-        for pair, found in rates.items():
-            most[pair[end]] = max(found.value, most.get(pair[end], 0.0))
-        able: dict[int, list[float]] = {}
-        for pair, found in rates.items():
-            held = found.held[end] and found.value >= _SLOW_SIBLING * most[pair[end]]
-            able.setdefault(pair[end], []).append((_ABLE_MORE if held else 1.0) * found.value)
-        caps = {}
+        caps, most = {}, {}
         for rank, line in enumerate(self._lines[word]):
+            if not line.readings:  # as of most nodes
+                continue
+            pairs = (((rank, other), (other, rank))[end] for other in self._prior.ranks)
+            here = [found for pair in pairs if (found := self._rates.get(pair)) is not None]
+            most[rank] = max((found.value for found in here), default=0.0)
+            able = sum(
+                (ABLE_MORE if found.held[end] and found.value >= SLOW_SIBLING * most[rank] else 1.0)
+                * found.value
+                for found in here
+            )
             limit = _CAP_ENDS if line.counts else _CAP_BEGINS
             line.counts = (
-                bool(line.readings)
-                and line.readings.age(now) <= _CAP_FOR_S
-                and len(able.get(rank, ())) > 1
-                and line.readings.value < limit * sum(able[rank])
+                line.readings.age(now) <= _CAP_FOR_S and len(here) > 1 and line.readings.value < limit * able
             )
             if line.counts:
                 caps[rank] = line.readings.value
-        return _Side(caps, most)
+        return Side(caps, most)
 
     def _link(
-        self, link: Link, found: Rate | None, sides: tuple[_Side, _Side], seldom: float | None, now: float
-    ) -> tuple[Link, float]:
-        """Return a link with the rate to plan with, and that rate's error."""
+        self, pair: tuple[int, int], view: View, now: float
+    ) -> tuple[float, float, float, Readings | None]:
+        """Return the rate and latency to plan a link with, and the error: the least, and that of readings."""
+        link = self._prior.link(Rank(pair[0]), Rank(pair[1]))
+        found, latency = self._rates.get(pair), self._latency(pair, view.far)
         if found is None:
-            if seldom is None or self._known:
-                return link, _PRIOR_ERROR
-            return replace(link, rate=seldom), _PRIOR_ERROR
-        rate = found.value
-        if any(
-            side.binds(rank, rate) and shares
-            for side, rank, shares in zip(sides, (link.source, link.target), found.shares, strict=True)
-        ):
-            caps = (sides[0].caps.get(link.source, math.inf), sides[1].caps.get(link.target, math.inf))
-            rate = max(rate, min(*caps, _ABLE_MORE * rate))
-        return replace(link, rate=rate, loss=0.0), found.readings.error(now)
+            rate = link.rate if view.seldom is None or self._known else view.seldom
+            least, readings = _PRIOR_ERROR, None
+        else:
+            rate, least, readings = view.uncapped(pair, found), 0.0, found.readings
+            part = view.outdated(now - readings.age(now))
+            if part and view.seldom is not None:
+                rate, least = rate + part * min(view.seldom - rate, 0.0), part * _PRIOR_ERROR
+        back = as_the_way_back(found, self._rates.get(pair[::-1]), now)
+        if back is not None and not any(rank in side.caps for rank in pair for side in view.sides):
+            rate, least, readings = back.value, _ALIKE_ERROR, back.readings
+        return rate, latency, least, readings
 
-    def _outdated(
-        self,
-        rate: float,
-        error: float,
-        found: Rate | None,
-        *,
-        seldom: float | None,
-        changes: list[float],
-        now: float,
-    ) -> tuple[float, float]:
-        """Return the rate and error of a link that has probably changed since it was last measured, too."""
-        if found is None or seldom is None or not changes:
-            return rate, error
-        read_at = now - found.readings.age(now)
-        part = sum(changed_at > read_at for changed_at in changes) / len(changes)
-        return rate + part * min(seldom - rate, 0.0), max(error, part * _PRIOR_ERROR)
+    def _unseen(self) -> tuple[float | None, float | None]:
+        """Return the rate and the latency of links that nobody has seen; None: not known either.
 
-    def _unseen(self, rates: Rates) -> tuple[float | None, float | None]:
-        """Return the rate and the latency of links that nobody has seen; None: not known either."""
-        values = [found.value for found in rates.values()]
+        What has moved by little stays: or every report would change all of these links.
+        """
+        values = [found.value for found in self._rates.values()]
         latencies = [state.latency for state in self._states.values() if state.latency >= 0.0]
-        return percentile(values, 0.25), percentile(latencies, 0.75)
+        now, before = (percentile(values, 0.25), percentile(latencies, 0.75)), self._view
+        if before is None:
+            return now
+        return steady(now[0], before.seldom), steady(now[1], before.far)
 
-    def _latency(self, link: Link, far: float | None) -> float:
-        states = [self._states.get(pair) for pair in ((link.source, link.target), (link.target, link.source))]
+    def _latency(self, pair: tuple[int, int], far: float | None) -> float:
+        states = [self._states.get(way) for way in (pair, pair[::-1])]
         signals = sum(math.inf if state is None else state.signal for state in states)
         if signals < math.inf:
             return max(0.0, signals / 2)
         for state in states:  # there and back are alike
             if state is not None and state.latency >= 0.0:
                 return state.latency
-        return link.latency if self._known or far is None else far
+        return self._prior.link(*map(Rank, pair)).latency if self._known or far is None else far
 
 
 def _possible(one: LinkMeasure) -> bool:
@@ -356,8 +342,3 @@ def _possible(one: LinkMeasure) -> bool:
         and 0.0 <= one.shared <= 1.0
         and (one.signal == math.inf or abs(one.signal) <= _MOST_SIGNAL_S)
     )
-
-
-def _changes(rates: Rates, now: float) -> list[float]:
-    """Return when each link that is measured at present has last changed."""
-    return [one.readings.changed_at for one in rates.values() if one.readings.age(now) <= _PRESENT_S]

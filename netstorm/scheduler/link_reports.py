@@ -69,26 +69,23 @@ class Rate:
 class LinkReports:
     """All that was reported of one link."""
 
-    __slots__ = ("_latencies", "signal", "source", "target")
+    __slots__ = ("_latencies", "latency", "signal", "source", "target")
 
     def __init__(self) -> None:
         self.source: Final = End()
         self.target: Final = End()
         self.signal = math.inf
         """Seconds that something small took at least, by two clocks."""
-        self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
-
-    @property
-    def latency(self) -> float:
+        self.latency = -1.0
         """Seconds; -1: not known. Of the last reports a small one: what was more waited in queues, and what
-        was least may rest on a rate that was no longer true.
-        """
-        known = percentile((latency for latency in self._latencies if latency > 0.0), 0.25)
-        return max(self._latencies, default=-1.0) if known is None else known
+        was least may rest on a rate that was no longer true."""
+        self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
 
     def took(self, latency: float) -> None:
         """Take a reading of its latency."""
         self._latencies.append(latency)
+        known = percentile((latency for latency in self._latencies if latency > 0.0), 0.25)
+        self.latency = max(self._latencies) if known is None else known
 
     def rate(self, now: float) -> Rate | None:
         """Return what is known of its rate: by its target, which sees chunks arrive; by its source, which

@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from typing import Final
 
-__all__ = ["Readings"]
+__all__ = ["Readings", "aged"]
 
 _KEPT: Final = 6
 """Readings that are averaged, one a second at most: more would hide a slow drift."""
@@ -87,7 +87,11 @@ class Readings:
 
     def error(self, now: float) -> float:
         """Return the standard error of `value`, as a fraction of it."""
-        return min(math.hypot(self._own_error(), _AGEING * self.age(now)), _MOST_ERROR)
+        return aged(self._own_error(), self.age(now))
+
+    def error_and_time(self) -> tuple[float, float]:
+        """Return the standard error at the time of the last reading, and that time."""
+        return self._own_error(), self._at
 
     def age(self, now: float) -> float:
         """Return the seconds since the last reading."""
@@ -107,3 +111,8 @@ class Readings:
     def _average(self) -> None:
         weights = [error**-2 for error in self._errors]
         self.value = math.fsum(v * w for v, w in zip(self._values, weights, strict=True)) / math.fsum(weights)
+
+
+def aged(error: float, age: float) -> float:
+    """Return what becomes of a standard error in so many seconds without a reading."""
+    return min(math.hypot(error, _AGEING * max(0.0, age)), _MOST_ERROR)

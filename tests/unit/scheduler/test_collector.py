@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.collector import Collector
+from netstorm.scheduler.planned_links import PlannedLinks
 from netstorm.topology.network import Link, Network, Node, Rank
 
 M = 1e6
@@ -407,3 +409,65 @@ def test_a_way_that_differed_from_the_way_back_is_not():
     for second in range(5, 8):
         told(found, float(second), back=10)
     assert rates(found, 8.0)[0, 1] > 40 * M
+
+
+def noisy_reports(nodes, seed, count):
+    """Yield (rank, report, time) of nodes that measure a few links each, with noise, changes and caps."""
+    chance = random.Random(seed)
+    for number in range(count):
+        now = 1.0 + number * chance.choice((0.1, 0.5, 8.0))
+        rank = chance.randrange(nodes)
+        links = [
+            measure(
+                other,
+                M * chance.uniform(9, 11) * chance.choice((1, 1, 1, 3)),
+                error=0.05,
+                latency=chance.uniform(0.01, 0.02),
+                shared=chance.choice((0.0, 0.9)),
+            )
+            for other in chance.sample([one for one in range(nodes) if one != rank], 2)
+        ]
+        yield rank, report(*links, ingress=chance.choice((0.0, 0.0, 12 * M))), now
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_looking_often_changes_nothing_of_what_is_known_of_measured_links(seed):
+    often, once, now = collector(6), collector(6), 0.0
+    mine = often.picture(now)
+    for rank, said, when in noisy_reports(6, seed, 150):
+        now = max(now, when)
+        often.take(rank, said, now)
+        once.take(rank, said, now)
+        mine = often.picture(now)
+    other = once.picture(now)
+    assert mine.measured == other.measured
+    assert mine.cap_error == other.cap_error
+    for node, its in zip(mine.network.nodes, other.network.nodes, strict=True):
+        assert (node.ingress is None) == (its.ingress is None)
+    for link, its, error, its_error in zip(
+        mine.network.links, other.network.links, mine.errors, other.errors, strict=True
+    ):
+        if (link.source, link.target) in mine.measured:
+            assert link.latency == its.latency
+            assert error == its_error
+            assert link.rate == pytest.approx(its.rate, rel=0.02)  # what is assumed of others has steps
+
+
+def test_a_look_works_out_only_what_something_was_said_of(monkeypatch):
+    found = collector(30)
+    for rank in range(30):
+        found.take(rank, report(*(measure(other, 10 * M) for other in range(30) if other != rank)), 1.0)
+    before = found.picture(1.0)
+    counts = []
+    renew = PlannedLinks.renew
+
+    def counted(self, links):
+        links = list(links)
+        counts.append(len(links))
+        renew(self, links)
+
+    monkeypatch.setattr(PlannedLinks, "renew", counted)
+    assert found.picture(2.0).network is before.network
+    found.take(3, report(measure(4, 11 * M), measure(5, 10 * M)), 3.0)
+    found.picture(3.0)
+    assert counts == [0, 4]  # of 870: two links, and the ways back
