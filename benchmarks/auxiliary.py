@@ -183,6 +183,28 @@ def grid(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the grid (needs matplotlib): the mean gain by the two bounds, and below it the least."""
+    from matplotlib import rc_context  # noqa: PLC0415 - not everybody has it
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    with rc_context({"svg.hashsalt": "netstorm", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+        axes = figure.subplots()
+        gains = np.array([row["mean_gain"] for row in rows]).reshape(len(QUEUE_LENGTHS), len(BUSY_BOUNDS))
+        shades = axes.imshow(100 * gains, origin="lower", cmap="Blues", vmin=0.0, vmax=10.0)
+        for place, row in enumerate(rows):
+            y, x = divmod(place, len(BUSY_BOUNDS))
+            text = f"{row['mean_gain']:+.1%}\n({min(row['gains']):+.0%})"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8)
+        axes.set_xticks(range(len(BUSY_BOUNDS)), map(str, BUSY_BOUNDS))
+        axes.set_yticks(range(len(QUEUE_LENGTHS)), map(str, QUEUE_LENGTHS))
+        axes.set_xlabel("PRIMARY_BUSY_BOUND")
+        axes.set_ylabel("AUXILIARY_QUEUE_LENGTH")
+        figure.colorbar(shades, label="faster than without, mean (worst case), %")
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 def main() -> None:
     """Run what was asked for, print it, write it."""
     parser = argparse.ArgumentParser(description="what auxiliary paths gain on static networks")
@@ -193,9 +215,12 @@ def main() -> None:
     parser.add_argument("--chunk", type=amount, default=262_144)
     parser.add_argument("--rounds", type=number, default=3)
     parser.add_argument("--seed", type=number, default=1, help="of the networks")
+    parser.add_argument("--plot", type=writable, metavar="FILE", help="with --grid: a picture of it")
     parser.add_argument("--json", type=writable, metavar="FILE")
     options = parser.parse_args()
     rows = grid(options) if options.grid else compare(options)
+    if options.grid and options.plot is not None:
+        draw(rows, options.plot)
     if options.json is not None:
         settings = {
             "nodes": NODES,
