@@ -16,6 +16,7 @@ step() {
 
 make_venv "${EXTRAS:-mxnet,dev}"
 PATH="$PWD/.venv/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew
 
 typed=(netstorm tests)
 for folder in benchmarks examples scripts; do

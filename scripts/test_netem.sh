@@ -26,14 +26,14 @@ links:
   - {between: [1, 2], rate: 2Mbit, latency: 30ms}
 YAML
     wan() { python -m netstorm wan "$@"; }
-    measure() { # 10 % and 10 ms: that Linux shares a processor with whatever else runs here
+    measure() { # within 10 %, and at most 25 ms late: that Linux shares a processor with whatever else runs here
         { wan check --name netem --seconds 6 --json || true; } | python -c '
 import json, sys
 rows = json.load(sys.stdin)["links"]
 for row in rows:
     error, late = row["rate_error"], row["round_trip_error"]
     print(row["source"], "to", row["target"], f"rate {error:+.1%}, round trip {late * 1e3:+.2f} ms", row["wrong"])
-    if abs(error) > 0.1 or abs(late) > 0.01 or "loss" in row["wrong"]:
+    if abs(error) > 0.1 or not -0.001 < late < 0.025 or "loss" in row["wrong"]:
         sys.exit("out of tolerance")'
     }
     code=0

@@ -10,4 +10,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew
 exec pytest -m slow -n 2 --durations 20 "$@"

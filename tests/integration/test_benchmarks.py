@@ -18,7 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -37,7 +37,7 @@ def run(benchmark: str, *arguments: object, **variables: str) -> subprocess.Comp
         env={**ENVIRONMENT, **variables},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
 
@@ -145,7 +145,7 @@ def test_each_system_sums_exactly_and_is_measured(system: str, tmp_path: Path) -
     assert (row["system"], row["nodes"], row["bytes"], row["keys"]) == (system, 3, 1_000_000, 2)
     assert len(row["rounds_s"]) == 3
     assert row["median_s"] == sorted(row["rounds_s"])[1]
-    assert 0 < row["median_s"] < 10
+    assert 0 < row["median_s"] < 60
     assert row["idle_cpu_share"] < 0.5
     assert row["peak_rss_bytes"] > 50e6
     assert row["baseline_rss_bytes"] > 50e6

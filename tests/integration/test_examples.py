@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 Bytes = NDArray[np.uint8]
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def run(
         env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
 
@@ -151,7 +151,7 @@ def test_all_ranks_of_netstorm_end_with_the_same_weights(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
