@@ -11,4 +11,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew
-exec pytest -m slow -n 2 --durations 20 "$@"
+# Twice the patience of the others: a machine that does other work makes training slow.
+exec pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder -o timeout=300 --durations 20 "$@"

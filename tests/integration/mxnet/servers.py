@@ -15,7 +15,7 @@ ROLE = "import netstorm.frontends.mxnet.compat"
 
 
 def run_with_servers(
-    folder: Path, nodes: int, script: str, *, servers: int = 2, timeout_s: float = 90, **settings: object
+    folder: Path, nodes: int, script: str, *, servers: int = 2, timeout_s: float = 240, **settings: object
 ) -> list[str]:
     """Run a script with MXNet's own store on `nodes` workers; return what each of them has printed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
