@@ -38,11 +38,12 @@ _BY_LENGTH = ("integration", "wan", "simulated", "unit")
 @pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the folders whose files take longest; the order within them stays as it is."""
-    items.sort(key=lambda item: _place(item.path.relative_to(_TESTS).parts[0]))
+    items.sort(key=lambda item: _place(item.path))
 
 
-def _place(folder: str) -> int:
-    return _BY_LENGTH.index(folder) if folder in _BY_LENGTH else len(_BY_LENGTH)
+def _place(path: Path) -> int:
+    places = (place for place, folder in enumerate(_BY_LENGTH) if _TESTS / folder in path.parents)
+    return next(places, len(_BY_LENGTH))
 
 
 @pytest.fixture(autouse=True)
