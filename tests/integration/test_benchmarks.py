@@ -220,11 +220,16 @@ def test_blocking_times_every_call_of_every_rank(store: str, tmp_path: Path) -> 
     assert all(len(beside["rounds_s"]) == 2 for beside in found["rounds_beside"].values())
 
 
+@pytest.mark.timeout(1500)
 def test_netstorm_trains_what_mxnets_servers_train(tmp_path: Path) -> None:
     path = tmp_path / "equivalence.json"
     arguments = ("--examples", "gluon", "--optimizers", "sgd", "--nodes", 2, "--runs", 2, "--epochs", 1)
-    run("equivalence.py", *arguments, "--json", path)
-    [found] = json.loads(path.read_text())["comparisons"]
+    found: dict[str, Any] = {}
+    for _ in range(5):
+        run("equivalence.py", *arguments, "--json", path)
+        [found] = json.loads(path.read_text())["comparisons"]
+        if "!stored.is_none()" not in str(found["errors"]):  # of that MXNet's server dies on a busy machine
+            break
     assert found["errors"] == {}
     assert found["ranks_identical"] == {"mxnet": True, "netstorm": True}
     # Two ranks add the same two numbers, in one order or the other: there is no spread to compare with.
