@@ -162,7 +162,9 @@ class Aggregation:
         found = self._rounds.get((key.identity, operation.round))
         form = operation.form
         if found is not None and (found.version, found.form.codec) != (version, form.codec):
-            # made by a part that came before our binding and named another policy: no correct node sends that
+            # made by a part that came before our binding and named another policy, which no correct node
+            # sends; or of a rank that pushes another kind of array, as the scheduler will notice
+            self._ask_for_next(key.identity)
             del self._rounds[key.identity, operation.round]
             self._hold_no_more(found)
             self._counters.add("protocol_violations")
@@ -263,6 +265,7 @@ class Aggregation:
                 "elsewhere"
             )
         elif found.form.codec != form.codec:
+            self._ask_for_next(key.identity)
             raise ProtocolViolation(
                 f"round {number} of {key.name} has codec {found.form.codec} here and {form.codec} elsewhere"
             )

@@ -25,4 +25,6 @@ def forms_of(spec: KeySpec) -> dict[int, Form]:
     forms: dict[int, Form] = {Dense.codec: Dense(dtype)}
     if dtype == np.float32:  # what MXNet's gradient compression takes
         forms[Quantised.codec] = Quantised()
+    if spec.shape:
+        forms[RowSparse.codec] = RowSparse(dtype, row_length(spec.shape))
     return forms

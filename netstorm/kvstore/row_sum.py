@@ -3,6 +3,9 @@
 The sum of a chunk is the union of the rows that came in, each added up. As with dense values a received
 payload belongs to us: rows that it has already are added to in place, and what was not added to anything is
 forwarded as it came.
+
+A row belongs to the chunk in which its first element is. Of a key that is row-sparse itself chunks are whole
+rows; of a dense key, to which rows may be pushed, too, they need not be.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ order in which they arrive.
 
 
 class RowSparse:
-    """The form of a key whose chunks are whole rows. See `Form`.
+    """The form of rounds of which some rows travel. See `Form`.
 
     An operation's source is `Rows`, its destination `RowParts`.
     """
@@ -45,17 +48,17 @@ class RowSparse:
         return RowSum(self._dtype, self._length, self._wide)
 
     def own(self, source: Rows, start: int, end: int) -> Rows | None:
-        """Return views of the source's rows in these elements."""
-        return source.between(start // self._length, end // self._length)
+        """Return views of the source's rows that begin in these elements."""
+        return source.between(-(-start // self._length), -(-end // self._length))
 
     def write(self, destination: RowParts, start: int, end: int, payload: Buffer | None) -> None:
         """Add the rows of a result, whose memory it stays, to what has arrived."""
         if payload is not None:
-            destination.append((start // self._length, decode(payload, self._length, self._dtype)))
+            destination.append((-(-start // self._length), decode(payload, self._length, self._dtype)))
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
         """Return why these cannot be rows of a chunk of `elements` values; None: they can."""
-        return problem(payload, self._length, self._dtype, elements // self._length)
+        return problem(payload, self._length, self._dtype, -(-elements // self._length))
 
 
 class RowSum:

@@ -88,11 +88,11 @@ class Entry:
 
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push."""
-        found = None if self._rows is None else self._rows.take()
-        if found is None:
+        merged = None if self._rows is None else self._rows.take()
+        if merged is None:
             assert self._merged is not None
-            found = self._merged.array, self.key
-        merged, key = found
+            merged = self._merged.array
+        key = self.key
         round, runtime = key.last_taken, self._runtime
         rule.update(
             self.user_key,

@@ -9,10 +9,11 @@ from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import NDArray
 from netstorm.frontends.mxnet.quick import queue_copy
 from netstorm.frontends.mxnet.row_memory import empty_rows
-from netstorm.frontends.mxnet.row_rounds import RowRounds, picked_rows, summed_rows
+from netstorm.frontends.mxnet.row_rounds import RowRounds, check_rows, picked_rows, summed_rows
 from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.runtime import Runtime
+from netstorm.protocol.chunks import ROW_SPARSE
 
 __all__ = ["RowEntry", "RowPushes"]
 
@@ -25,14 +26,14 @@ class RowEntry:
     def __init__(
         self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
     ) -> None:
-        """Register the key; see `RowRounds`."""
+        """Register the key; see `check_rows` for the errors."""
+        check_rows(runtime, str(user_key), shape)
         self.user_key: Final = user_key
         self._runtime: Final = runtime
         self.skipped: NDArray | None = None
         """See `RowRounds`."""
-        self._rounds: Final = RowRounds(
-            runtime, namespace, str(user_key), shape, dtype, on_skipped=self._note_skipped
-        )
+        key = runtime.register(namespace, str(user_key), shape, dtype, form=ROW_SPARSE)
+        self._rounds: Final = RowRounds(runtime, key, self._note_skipped)
         self._stored: Final = empty_rows(shape, self.key.dtype)
         self._merged: NDArray | None = None
         """The sum of the last push, for an updater."""
@@ -117,8 +118,8 @@ class RowEntry:
 class RowPushes:
     """Row-sparse pushes to a dense key, such as the gradients of an embedding with `sparse_grad=True`.
 
-    They travel as rounds of a second key of the network, which is row-sparse: known only when the first one
-    comes, and of the same rounds on all ranks if these push the same kinds of arrays.
+    They are rounds of that key in another form. Their fingerprint says so: a rank that pushes a dense array in
+    the same round is an error, which the scheduler finds.
     """
 
     __slots__ = ("_merged", "_rounds", "_stored")
@@ -126,26 +127,30 @@ class RowPushes:
     def __init__(
         self, runtime: Runtime, dense: Key, stored: NDArray, on_skipped: Callable[[NDArray], None]
     ) -> None:
-        """Register the second key of `dense`, whose value is `stored`; see `RowRounds`."""
-        spec = dense.spec
-        # Stores have the namespaces from 0 on, so no key of a user's is in this one.
-        self._rounds: Final = RowRounds(
-            runtime, ~spec.namespace, f"{spec.name} (rows)", spec.shape, spec.dtype, on_skipped=on_skipped
-        )
+        """Prepare for row-sparse pushes to `dense`, whose value is `stored`; see `check_rows` for the errors."""
+        check_rows(runtime, dense.name, dense.spec.shape)
+        self._rounds: Final = RowRounds(runtime, dense, on_skipped)
         self._stored: Final = stored
         self._merged: NDArray | None = None
 
     def push(self, values: Sequence[NDArray], *, priority: int, rule: UpdateRule | None, said: str) -> None:
         """Sum `values`, all row-sparse, over devices and ranks. Without a rule the sum replaces the value."""
-        merged = empty_rows(self._rounds.key.spec.shape, self._rounds.key.dtype)
-        self._rounds.sum(summed_rows(values, self._rounds.key), merged, priority=priority, rule=said)
+        key = self._rounds.key
+        key.later = key.forms[ROW_SPARSE]
+        merged = empty_rows(key.spec.shape, key.dtype)
+        self._rounds.sum(
+            summed_rows(values, key),
+            merged,
+            priority=priority,
+            rule=f"{said or 'sums'} of row_sparse arrays",
+        )
         if rule is None:
             with mx.autograd.pause():
                 mx.nd.cast_storage(merged, "default", out=self._stored)
         else:
             self._merged = merged
 
-    def take(self) -> tuple[NDArray, Key] | None:
-        """Return the sum of the push before, and its key, once; None: that push was not row-sparse."""
+    def take(self) -> NDArray | None:
+        """Return the sum of the push before, once; None: that push was not row-sparse."""
         merged, self._merged = self._merged, None
-        return None if merged is None else (merged, self._rounds.key)
+        return merged

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from netstorm.compression.rows import Array, Numbers, Rows, tidy
-from netstorm.errors import UsageError
+from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.private import memory_of
@@ -20,7 +20,22 @@ from netstorm.kvstore.row_sum import RowParts
 from netstorm.kvstore.runtime import Runtime
 from netstorm.protocol.chunks import ROW_SPARSE, row_length
 
-__all__ = ["RowRounds", "picked_rows", "summed_rows"]
+__all__ = ["RowRounds", "check_rows", "contents", "picked_rows", "summed_rows"]
+
+
+def check_rows(runtime: Runtime, name: str, shape: tuple[int, ...]) -> None:
+    """Make sure that rows of an array can travel.
+
+    Raises:
+        UsageError: a row is too long, or this MXNet's sparse arrays cannot be read.
+    """
+    supported()
+    most = runtime.settings.max_message_bytes
+    if 8 * (row_length(shape) + 2) > most:
+        raise UsageError(
+            f"key {name!r} has rows of {row_length(shape)} elements, more than fit into a message of "
+            f"NETSTORM_MAX_MESSAGE={most} bytes; raise it on all nodes, or push dense arrays"
+        )
 
 
 def summed_rows(sources: Sequence[NDArray], key: Key) -> NDArray:
@@ -44,45 +59,22 @@ def summed_rows(sources: Sequence[NDArray], key: Key) -> NDArray:
 
 
 class RowRounds:
-    """What a store does with one row-sparse key of the network. All methods queue, and return at once."""
+    """Rounds of a key of which some rows travel. All methods queue, and return at once."""
 
     __slots__ = ("_on_skipped", "_runtime", "key")
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        namespace: int,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        *,
-        on_skipped: Callable[[NDArray], None],
-    ) -> None:
-        """Register the key.
+    def __init__(self, runtime: Runtime, key: Key, on_skipped: Callable[[NDArray], None]) -> None:
+        """Make them.
 
         Args:
             runtime: of this process.
-            namespace: of the key, with its name.
-            name: for people, too.
-            shape: of the whole array.
-            dtype: of its values.
+            key: registered, after `check_rows`; dense or row-sparse.
             on_skipped: told of the array that a round could not be made of, because an operation of the
                 script's has failed: to read it raises that failure. Called in a thread of the engine.
-
-        Raises:
-            UsageError: a type that cannot be summed, a row that is too long, or an MXNet whose sparse arrays
-                cannot be read.
         """
-        supported()
-        most = runtime.settings.max_message_bytes
-        if 8 * (row_length(shape) + 2) > most:
-            raise UsageError(
-                f"key {name!r} has rows of {row_length(shape)} elements, more than fit into a message of "
-                f"NETSTORM_MAX_MESSAGE={most} bytes; raise it on all nodes, or push dense arrays"
-            )
         self._runtime: Final = runtime
         self._on_skipped: Final = on_skipped
-        self.key: Final = runtime.register(namespace, name, shape, dtype, form=ROW_SPARSE)
+        self.key: Final = key
 
     def sum(
         self,
@@ -107,7 +99,7 @@ class RowRounds:
 
         def start(completion: Completion) -> None:
             try:
-                rows = None if source is None else _contents(source, key)
+                rows = None if source is None else contents(source, key)
             except Exception as error:  # the others wait for what this rank cannot give
                 runtime.fail(f"round {round} of {key.name}: {error}")
                 raise
@@ -130,6 +122,7 @@ class RowRounds:
                     done=done,
                     priority=priority,
                     rule=rule,
+                    form=key.forms[ROW_SPARSE],
                 )
             )
 
@@ -210,8 +203,12 @@ def _pick(have: Rows, wanted: Numbers, values: Array) -> None:
     values[have.numbers[places] != wanted] = 0
 
 
-def _contents(source: NDArray, key: Key) -> Rows:
-    """Return the rows of a private array, in order and each once."""
+def contents(source: NDArray, key: Key) -> Rows:
+    """Return the rows of a private array, in order and each once; within an operation that reads it.
+
+    Raises:
+        UsageError: there is no row of such a number.
+    """
     if source.stype == "default":
         rows = key.spec.shape[0]
         return Rows(np.arange(rows), np.frombuffer(memory_of(source), key.dtype).reshape(rows, -1))
@@ -223,6 +220,8 @@ def _write(target: NDArray, parts: RowParts, key: Key, *, all_rows: bool) -> Non
     """Give `target` the rows of a result."""
     parts.sort(key=lambda part: part[0])
     numbers = np.concatenate([np.empty(0, np.int64), *(first + rows.numbers for first, rows in parts)])
+    if not (numbers[1:] > numbers[:-1]).all() or (len(numbers) and numbers[-1] >= key.spec.shape[0]):
+        raise ProtocolViolation(f"a sum of {key.name} has rows that are not in order, or that it has not")
 
     def fill(values: Array) -> None:
         if all_rows:
