@@ -1,14 +1,16 @@
-"""What a user asks of an asynchronous store: a push, or a pull, of one key."""
+"""What a user asks of an asynchronous store: a push, or a pull, of one key; or the states of its updates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from netstorm.compression.rows import Numbers
+from netstorm.kvstore.form import Values
 from netstorm.kvstore.keys import Array, Key
 from netstorm.kvstore.operation import Done
 
-__all__ = ["UNBOUNDED", "AsyncOperation", "PullOperation", "PushOperation", "Pushes"]
+__all__ = ["UNBOUNDED", "AsyncOperation", "PullOperation", "PushOperation", "Pushes", "StatesOperation"]
 
 UNBOUNDED: Final = -1
 """As a staleness: ranks may be ahead as far as they like."""
@@ -18,14 +20,14 @@ UNBOUNDED: Final = -1
 class PushOperation:
     """Have the owners of a key update it with `source`.
 
-    `source` is a flat array of the key's type, and must stay valid and unchanged until `done` is called: then
-    every owner has applied its part.
+    `source` is what the form of `codec` takes (a flat array of the key's type, `Signs` or `Rows`), and must
+    stay valid and unchanged until `done` is called: then every owner has applied its part.
     """
 
     key: Key
     number: int
     """Counts the pushes of this key, from 0. Taken, like the clock, when the user calls."""
-    source: Array
+    source: Values
     rule: str
     """Fingerprint of the update rule."""
     live: tuple[float, ...] = ()
@@ -33,6 +35,10 @@ class PushOperation:
     clock: int = 0
     whole: bool = False
     """The rule needs whole tensors."""
+    codec: int = 0
+    """The form in which the values travel."""
+    threshold: float = 0.0
+    """What a quantised 1 stands for."""
     priority: int = 0
     done: Done
     begun_at: float = 0.0
@@ -49,10 +55,7 @@ class PushOperation:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PullOperation:
-    """Write the newest values of a key into `destination`, a flat array of its type.
-
-    A key's pulls go one after the other: begin the next when `done` has been called.
-    """
+    """Write the newest values of a key, or of some of its rows, into `destination`: flat, of its type."""
 
     key: Key
     number: int
@@ -65,6 +68,8 @@ class PullOperation:
     counted: bool = False
     """Clocks are those that the script counts; or else each push of the key is one."""
     whole: bool = False
+    rows: Numbers | None = None
+    """Those that are wanted, by number, rising; None: all. Only of a key whose chunks are whole rows."""
     priority: int = 0
     done: Done
     begun_at: float = 0.0
@@ -79,7 +84,33 @@ class PullOperation:
         return f"pull {self.number} of {self.key.name}"
 
 
-AsyncOperation: TypeAlias = PushOperation | PullOperation
+@dataclass(slots=True, kw_only=True, eq=False)
+class StatesOperation:
+    """Collect what the owners' update rules keep of a key: `destination` gets bytes for each block.
+
+    It counts as a pull of the key.
+    """
+
+    key: Key
+    number: int
+    pushed: int
+    destination: dict[int, bytes]
+    whole: bool = False
+    priority: int = 0
+    done: Done
+    begun_at: float = 0.0
+
+    @property
+    def round(self) -> int:
+        """Its number: what a timeline calls it."""
+        return self.number
+
+    def __str__(self) -> str:
+        """Return the operation as error messages name it."""
+        return f"pull {self.number} (of states) of {self.key.name}"
+
+
+AsyncOperation: TypeAlias = PushOperation | PullOperation | StatesOperation
 
 
 class Pushes:

@@ -1,4 +1,4 @@
-"""Asynchronous training on one node: its own pushes and pulls, and what it forwards and serves. Pure.
+"""Asynchronous training on one node: its own requests, and what it forwards and serves. Pure.
 
 Each block of a key has an owner, fixed for the job (`owners`). A push goes to the owners, who apply it at
 once and say so; a pull asks them for the newest values, and waits there for this rank's own pushes and, if
@@ -13,33 +13,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from netstorm.errors import NetStormError, ProtocolViolation
-from netstorm.kvstore.async_operation import AsyncOperation, PullOperation, PushOperation
+from netstorm.errors import NetStormError
+from netstorm.kvstore.async_operation import AsyncOperation
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Done
-from netstorm.kvstore.owners import Owners, chunks_of
+from netstorm.kvstore.owners import Owners
+from netstorm.kvstore.requests import Requests
 from netstorm.kvstore.routing import check_route, order_of, passed_on
 from netstorm.kvstore.serving import Keeper, Serving
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import Applied, Pull, Push, Routed, Tick, Value
+from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, Routed, Tick, Value
 from netstorm.pslite.machine import Call, Instruction, Send
 from netstorm.topology.owners import paths_from
 from netstorm.topology.policy import Policy
 
 __all__ = ["Asynchronous"]
-
-
-@dataclass(slots=True)
-class _Open:
-    """An operation under way."""
-
-    operation: AsyncOperation
-    missing: set[int]
-    """Blocks of a push, or chunks of a pull."""
 
 
 @dataclass(slots=True)
@@ -81,10 +72,7 @@ class Asynchronous:
         self._keys: dict[int, Key] = {}
         self._waiting: list[AsyncOperation] = []
         """Their keys have not been granted."""
-        self._pushes: dict[tuple[int, int], _Open] = {}
-        self._pulls: dict[tuple[int, int], _Open] = {}
-        self._seen: dict[tuple[int, int], int] = {}
-        """By key and chunk: updates by others in the value that was pulled last."""
+        self._requests: Final = Requests(self.owners, counters, send=self._send, complete=self._complete)
         self._ended_clocks: list[_EndedClock] = []
         self._local: list[tuple[Routed, Buffer | None]] = []
         """Messages from this rank to itself."""
@@ -129,8 +117,7 @@ class Asynchronous:
     def outstanding(self) -> Iterator[AsyncOperation]:
         """Yield the operations that are not complete."""
         yield from self._waiting
-        for one in (*self._pushes.values(), *self._pulls.values()):
-            yield one.operation
+        yield from self._requests.outstanding()
 
     # --------------------------------------------------------------------------------------- what is told it
 
@@ -181,8 +168,7 @@ class Asynchronous:
         operations = list(self.outstanding())
         self._failure = error
         self._waiting.clear()
-        self._pushes.clear()
-        self._pulls.clear()
+        self._requests.clear()
         self._local.clear()
         self._serving.stop()
         for operation in operations:
@@ -192,57 +178,7 @@ class Asynchronous:
 
     def _begin(self, operation: AsyncOperation) -> None:
         self._keys[operation.key.identity] = operation.key
-        if isinstance(operation, PushOperation):
-            self._begin_push(operation)
-        else:
-            self._begin_pull(operation)
-
-    def _begin_push(self, push: PushOperation) -> None:
-        key, layout = push.key, push.key.layout
-        assert layout is not None
-        blocks = self.owners.blocks(key, whole=push.whole)
-        if not blocks:
-            self._complete(push.done, None)
-            return
-        self._pushes[key.identity, push.number] = _Open(push, set(blocks))
-        for block in blocks:
-            owner = self.owners.owner(key, block)
-            for chunk in chunks_of(key, block, whole=push.whole):
-                start, end = layout.bounds[chunk]
-                message = Push(
-                    path=(),
-                    hop=0,
-                    key=key.identity,
-                    chunk=chunk,
-                    number=push.number,
-                    seen=self._seen.get((key.identity, block), 0),
-                    clock=push.clock,
-                    dtype=key.spec.dtype,
-                    rule=push.rule,
-                    live=push.live,
-                    priority=push.priority,
-                )
-                self._send(owner, message, push.source[start:end])
-
-    def _begin_pull(self, pull: PullOperation) -> None:
-        key, layout = pull.key, pull.key.layout
-        assert layout is not None
-        if not layout.chunks:
-            self._complete(pull.done, None)
-            return
-        self._pulls[key.identity, pull.number] = _Open(pull, set(range(layout.chunks)))
-        message = Pull(
-            path=(),
-            hop=0,
-            key=key.identity,
-            number=pull.number,
-            pushed=pull.pushed,
-            least=pull.least,
-            counted=pull.counted,
-            priority=pull.priority,
-        )
-        for owner in self.owners.count(key, whole=pull.whole):
-            self._send(owner, message, None)
+        self._requests.begin(operation)
 
     def _tell_clocks(self) -> None:
         """Tell owners of clocks that have ended, as soon as it is known what they own of what was pushed."""
@@ -265,58 +201,21 @@ class Asynchronous:
                 )
                 self._send(owner, tick, None)
 
-    def _applied(self, message: Applied) -> None:
-        found = self._pushes.get((message.key, message.number))
-        if found is None or message.block not in found.missing:
-            self._counters.add("answers_known_before")
-            return
-        self._counters.add("staleness_total", message.behind)
-        self._counters.add("pushes_of_blocks")
-        most = self._counters.get("staleness_max")
-        if message.behind > most:
-            self._counters.add("staleness_max", message.behind - most)
-        found.missing.remove(message.block)
-        if not found.missing:
-            del self._pushes[message.key, message.number]
-            self._complete(found.operation.done, None)
-
-    def _value(self, owner: int, message: Value, payload: Buffer | None) -> None:
-        found = self._pulls.get((message.key, message.number))
-        if found is None or message.chunk not in found.missing:
-            self._counters.add("answers_known_before")
-            return
-        pull = found.operation
-        assert isinstance(pull, PullOperation)
-        key, layout = pull.key, pull.key.layout
-        assert layout is not None
-        start, end = layout.bounds[message.chunk]
-        nbytes = 0 if payload is None else memoryview(payload).nbytes
-        if message.dtype != key.spec.dtype or nbytes != (end - start) * key.dtype.itemsize:
-            raise ProtocolViolation(
-                f"chunk {message.chunk} of {key.name} from rank {owner} has {nbytes} bytes of "
-                f"{message.dtype}; it has {end - start} values of {key.spec.dtype}"
-            )
-        pull.destination[start:end] = np.frombuffer(payload, key.dtype) if payload is not None else 0
-        self._seen[message.key, message.chunk] = message.others
-        found.missing.remove(message.chunk)
-        if not found.missing:
-            del self._pulls[message.key, message.number]
-            self._counters.add("pulls")
-            self._complete(pull.done, None)
-
     # ------------------------------------------------------------------------------------------------ sending
 
     def _take(self, origin: int, message: Routed, payload: Buffer | None) -> None:
         if isinstance(message, Push):
             self._serving.push(origin, message, payload)
-        elif isinstance(message, Pull):
-            self._serving.pull(origin, message)
+        elif isinstance(message, (Pull, PullRows, PullStates)):
+            self._serving.pull(origin, message, payload)
         elif isinstance(message, Tick):
             self._serving.tick(origin, message)
         elif isinstance(message, Applied):
-            self._applied(message)
+            self._requests.applied(message)
+        elif isinstance(message, Value):
+            self._requests.value(origin, message, payload)
         else:
-            self._value(origin, message, payload)
+            self._requests.states(origin, message, payload)
 
     def _send(self, target: int, message: Routed, payload: Buffer | None) -> None:
         if target == self._rank:
@@ -357,16 +256,8 @@ class Asynchronous:
         """Say what this rank has been waiting for since `since`, for a person; empty if for nothing."""
         for operation in self.outstanding():
             if operation.begun_at <= since:
-                return self._missing_in(operation)
+                return self._requests.missing_in(operation)
         return ""
-
-    def _missing_in(self, operation: AsyncOperation) -> str:
-        table = self._pushes if isinstance(operation, PushOperation) else self._pulls
-        found = table.get((operation.key.identity, operation.number))
-        if found is None:
-            return f"{operation}: the scheduler's answer is missing"
-        owners = {self.owners.owner(operation.key, 0 if operation.whole else part) for part in found.missing}
-        return f"{operation}: {len(found.missing)} parts wait for their owners, ranks {sorted(owners)}"
 
     def oldest(self) -> float:
         """Return when the oldest outstanding operation was submitted (inf: none is)."""

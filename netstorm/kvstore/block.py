@@ -6,56 +6,24 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from netstorm.kvstore.keys import Array, Key
+from netstorm.compression.rows import Numbers
+from netstorm.kvstore.gradients import Gathering
+from netstorm.kvstore.keys import Key
 from netstorm.protocol.frames import Buffer
-from netstorm.protocol.messages import Pull, Push
+from netstorm.protocol.messages import Pull, PullRows, PullStates, Push
 
-__all__ = ["Block", "Gathering", "WaitingPull"]
-
-
-class Gathering:
-    """The values of one push, as its parts come in."""
-
-    __slots__ = ("_missing", "push", "values")
-
-    def __init__(self, push: Push, chunks: range) -> None:
-        self.push: Final = push
-        """One of its parts."""
-        self._missing = set(chunks)
-        self.values: Array | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether all parts are here."""
-        return not self._missing
-
-    def add(self, chunk: int, payload: Buffer, key: Key, chunks: range) -> bool:
-        """Take a part; return False if it is here already."""
-        if chunk not in self._missing:
-            return False
-        self._missing.remove(chunk)
-        values: Array = np.frombuffer(payload, key.dtype)
-        if len(chunks) == 1:
-            self.values = values
-            return True
-        assert key.layout is not None
-        bounds = key.layout.bounds
-        first = bounds[chunks[0]][0]
-        if self.values is None:
-            self.values = np.empty(bounds[chunks[-1]][1] - first, key.dtype)
-        start, end = bounds[chunk]
-        self.values[start - first : end - first] = values
-        return True
+__all__ = ["Block", "WaitingPull"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WaitingPull:
     """A pull that a block has not answered."""
 
     rank: int
-    pull: Pull
+    pull: Pull | PullRows | PullStates
+    rows: Numbers | None = None
+    """Of `chunk`, those that are wanted; None: everything."""
+    chunk: int = 0
 
 
 class Block:
@@ -97,15 +65,15 @@ class Block:
         self._arrived = [0] * ranks
         self._gathering: dict[tuple[int, int], Gathering] = {}
 
-    def take(self, rank: int, push: Push, payload: Buffer) -> bool:
+    def take(self, rank: int, push: Push, payload: Buffer | None) -> bool:
         """Take a part of a push; return False if it was here before."""
         if push.number < self._arrived[rank]:
             return False
         owner = (rank, push.number)
         gathering = self._gathering.get(owner)
         if gathering is None:
-            gathering = self._gathering[owner] = Gathering(push, self.chunks)
-        if not gathering.add(push.chunk, payload, self.key, self.chunks):
+            gathering = self._gathering[owner] = Gathering(push, self.key, self.chunks)
+        if not gathering.add(push, payload):
             return False
         while (following := self._gathering.get((rank, self._arrived[rank]))) and following.complete:
             del self._gathering[rank, self._arrived[rank]]

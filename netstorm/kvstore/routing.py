@@ -17,7 +17,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.relay import without_loops
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import Push, Routed, Value
+from netstorm.protocol.messages import Push, Routed, States, Value
 from netstorm.pslite.machine import URGENT, Order, Send
 
 __all__ = ["around_link", "check_route", "not_delivered", "order_of", "passed_on"]
@@ -46,7 +46,7 @@ def check_route(message: Routed, peer: Peer, rank: int, size: int) -> None:
 
 def order_of(message: Routed, offset: int) -> Order:
     """Return a message's place in links' queues; `offset`: of its chunk among the job's bytes."""
-    if isinstance(message, (Push, Value)):
+    if isinstance(message, (Push, Value, States)):
         return (-message.priority, message.number, offset)
     return URGENT
 

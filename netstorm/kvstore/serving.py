@@ -7,22 +7,24 @@ and a pull sees all that had come when the keeper was asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Protocol
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol, TypeAlias
 
 from netstorm.errors import Disagreement, NetStormError, ProtocolViolation
+from netstorm.kvstore.answers import Answer, states_for, values_for, wanted_rows, wants_states
 from netstorm.kvstore.block import Block, WaitingPull
 from netstorm.kvstore.clocks import Clocks
-from netstorm.kvstore.keys import Array, Key
+from netstorm.kvstore.gradients import Gradient, check_push
+from netstorm.kvstore.keys import Key
 from netstorm.kvstore.owners import Owners, chunks_of
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
-from netstorm.protocol.messages import Applied, Pull, Push, Tick, Value
+from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, States, Tick, Value
 from netstorm.pslite.machine import Call, Instruction
 
 __all__ = ["Keeper", "Serving"]
+
+_Pull: TypeAlias = Pull | PullRows | PullStates
 
 
 class Keeper(Protocol):
@@ -39,25 +41,28 @@ class Keeper(Protocol):
     def whole(self) -> bool:
         """The rule needs whole tensors."""
 
-    def apply(self, block: int, values: Array, live: tuple[float, ...], done: Callable[[], None]) -> None:
+    def apply(
+        self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+    ) -> None:
         """Update a block with a gradient, which is the keeper's until it calls `done`."""
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None:
         """Give `done` a copy of a block's value, which nobody changes later."""
 
+    def states(self, block: int, done: Callable[[bytes], None]) -> None:
+        """Give `done` what the update rule keeps of a block, behind the updates that have been asked for."""
+
 
 class _Served:
     """A key of which this rank owns something."""
 
-    __slots__ = ("blocks", "by_chunk", "keeper", "key", "pulled")
+    __slots__ = ("blocks", "by_chunk", "keeper", "key")
 
-    def __init__(self, key: Key, keeper: Keeper, blocks: list[Block], ranks: int) -> None:
+    def __init__(self, key: Key, keeper: Keeper, blocks: list[Block]) -> None:
         self.key: Final = key
         self.keeper: Final = keeper
         self.blocks: Final = blocks
         self.by_chunk: Final = {chunk: block for block in blocks for chunk in block.chunks}
-        self.pulled: Final = [0] * ranks
-        """How many pulls of each rank have come; a rank makes them one after the other."""
 
 
 class Serving:
@@ -74,7 +79,7 @@ class Serving:
         owners: Owners,
         counters: Counters,
         *,
-        answer: Callable[[int, Applied | Value, Buffer | None], None],
+        answer: Callable[[int, Applied | Value | States, Buffer | None], None],
         blame: Callable[[NetStormError], None],
         settled: Callable[[], None],
     ) -> None:
@@ -96,7 +101,7 @@ class Serving:
         self._blame: Final = blame
         self._settled: Final = settled
         self._served: dict[int, _Served] = {}
-        self._early: dict[int, list[tuple[int, Push | Pull, Buffer | None]]] = {}
+        self._early: dict[int, list[tuple[int, Push | _Pull, Buffer | None]]] = {}
         """Of keys that are not served yet: this rank's script has not come so far."""
         self._clocks: dict[int, Clocks] = {}
         """By namespace."""
@@ -114,12 +119,12 @@ class Serving:
             for number in self._owners.blocks(key, whole=keeper.whole)
             if self._owners.owner(key, number) == self._rank
         ]
-        self._served[key.identity] = _Served(key, keeper, blocks, self._ranks)
+        self._served[key.identity] = _Served(key, keeper, blocks)
         for rank, message, payload in self._early.pop(key.identity, ()):
             if isinstance(message, Push):
                 self.push(rank, message, payload)
             else:
-                self.pull(rank, message)
+                self.pull(rank, message, payload)
 
     def finished(self, rank: int) -> None:
         """A rank will push no more: nobody waits for its clock any longer."""
@@ -158,31 +163,34 @@ class Serving:
             raise ProtocolViolation(
                 f"push of chunk {push.chunk} of {key.name}, of which rank {self._rank} is no owner"
             )
-        assert key.layout is not None
-        start, end = key.layout.bounds[push.chunk]
-        nbytes = 0 if payload is None else memoryview(payload).nbytes
-        if push.dtype != key.spec.dtype or nbytes != (end - start) * key.dtype.itemsize or push.number < 0:
-            raise ProtocolViolation(
-                f"push {push.number} of chunk {push.chunk} of {key.name} has {nbytes} bytes of {push.dtype}; "
-                f"the chunk has {end - start} of {key.spec.dtype}"
-            )
+        check_push(push, payload, key)
         if block.take(rank, push, payload):
             self._advance(served, block)
         else:
             self._counters.add("pushes_known_before")
 
-    def pull(self, rank: int, pull: Pull) -> None:
-        """Take a rank's pull of all blocks of a key that are owned here."""
+    def pull(self, rank: int, pull: _Pull, payload: Buffer | None) -> None:
+        """Take a rank's pull of what is owned here of a key, or of some rows of a chunk. If it comes twice,
+        around a link that has failed, it is answered twice.
+
+        Raises:
+            ProtocolViolation: of what is not owned here.
+        """
         served = self._served.get(pull.key)
         if served is None:
-            self._keep(rank, pull, None)
+            self._keep(rank, pull, payload)
             return
-        if pull.number < served.pulled[rank]:
-            self._counters.add("pulls_known_before")
-            return
-        served.pulled[rank] = pull.number + 1
-        for block in served.blocks:
-            block.pulls.append(WaitingPull(rank, pull))
+        if isinstance(pull, PullRows):
+            rows, place = wanted_rows(pull, payload, served.key), pull.chunk
+            if place not in served.by_chunk:
+                raise ProtocolViolation(
+                    f"pull of chunk {place} of {served.key.name}, of which rank {self._rank} is no owner"
+                )
+            waiting, blocks = WaitingPull(rank, pull, rows, place), [served.by_chunk[place]]
+        else:
+            waiting, blocks = WaitingPull(rank, pull), served.blocks
+        for block in blocks:
+            block.pulls.append(waiting)
             self._advance(served, block)
 
     def tick(self, rank: int, tick: Tick) -> None:
@@ -196,25 +204,29 @@ class Serving:
         """Ask the keeper for what comes next, if it is idle: first what somebody waits for, then updates."""
         if block.busy:
             return
-        ready = [one for one in block.pulls if self._may_see(block, one)] if block.pulls else []
-        if ready:
-            if block.snapshot is not None:
-                self._send_values(block, ready)
-            else:
-                block.busy = True
-                self._call(lambda: served.keeper.read(block.number, lambda value: self._read(block, value)))
-                return
-        if block.queue:
+        if block.snapshot is not None:
+            self._send_values(block)
+        ready = self._ready(block)
+        if any(wants_states(one) for one in ready):
+            block.busy = True
+            keeper = served.keeper
+            self._call(lambda: keeper.states(block.number, lambda states: self._states(block, states)))
+        elif ready:
+            block.busy = True
+            self._call(lambda: served.keeper.read(block.number, lambda value: self._read(block, value)))
+        elif block.queue:
             block.busy = True
             rank, gathering = block.queue.popleft()
-            values = gathering.values
-            assert values is not None
-            push = gathering.push
+            gradient, push = gathering.gradient, gathering.push
             self._call(
                 lambda: served.keeper.apply(
-                    block.number, values, push.live, lambda: self._applied(block, rank, push)
+                    block.number, gradient, push.live, lambda: self._applied(block, rank, push)
                 )
             )
+
+    def _ready(self, block: Block) -> list[WaitingPull]:
+        """Return the pulls that may be answered now."""
+        return [one for one in block.pulls if self._may_see(block, one)] if block.pulls else []
 
     def _may_see(self, block: Block, waiting: WaitingPull) -> bool:
         """Return whether the value has all that a pull wants in it."""
@@ -236,32 +248,27 @@ class Serving:
             return
         block.busy = False
         block.snapshot = value
-        self._send_values(block, [one for one in block.pulls if self._may_see(block, one)])
         self._advance(served, block)
         self._settled()
 
-    def _send_values(self, block: Block, ready: list[WaitingPull]) -> None:
-        key, layout = block.key, block.key.layout
-        assert layout is not None
-        assert block.snapshot is not None
-        value = np.frombuffer(block.snapshot, np.uint8)
-        size = key.dtype.itemsize
-        first = layout.bounds[block.chunks[0]][0]
+    def _states(self, block: Block, states: bytes) -> None:
+        served = self._served.get(block.key.identity)
+        if served is None:
+            return
+        block.busy = False
+        ready = [one for one in self._ready(block) if wants_states(one)]
+        self._send(block, ready, states_for(block, ready, states))
+        self._advance(served, block)
+        self._settled()
+
+    def _send_values(self, block: Block) -> None:
+        ready = [one for one in self._ready(block) if not wants_states(one)]
+        self._send(block, ready, values_for(block, ready))
+
+    def _send(self, block: Block, ready: list[WaitingPull], answers: Iterator[Answer]) -> None:
         block.pulls = [one for one in block.pulls if one not in ready]
-        for one in ready:
-            for chunk in block.chunks:
-                start, end = layout.bounds[chunk]
-                answer = Value(
-                    path=(),
-                    hop=0,
-                    key=key.identity,
-                    chunk=chunk,
-                    number=one.pull.number,
-                    others=block.others(one.rank),
-                    dtype=key.spec.dtype,
-                    priority=one.pull.priority,
-                )
-                self._answer(one.rank, answer, value[(start - first) * size : (end - first) * size])
+        for rank, message, payload in answers:
+            self._answer(rank, message, payload)
 
     def _applied(self, block: Block, rank: int, push: Push) -> None:
         served = self._served.get(block.key.identity)
@@ -306,7 +313,7 @@ class Serving:
             found = self._clocks[namespace] = Clocks(self._ranks)
         return found
 
-    def _keep(self, rank: int, message: Push | Pull, payload: Buffer | None) -> None:
+    def _keep(self, rank: int, message: Push | _Pull, payload: Buffer | None) -> None:
         self._early.setdefault(message.key, []).append((rank, message, payload))
 
     def _call(self, function: Callable[[], None]) -> None:

@@ -12,10 +12,12 @@ from typing import Final
 
 import numpy as np
 
+from netstorm.compression.rows import Rows
 from netstorm.kvstore.async_operation import UNBOUNDED, AsyncOperation, PullOperation, Pushes, PushOperation
 from netstorm.kvstore.asynchronous import Asynchronous
+from netstorm.kvstore.gradients import Gradient
 from netstorm.kvstore.keys import Key
-from netstorm.kvstore.owners import chunks_of
+from netstorm.kvstore.owners import chunks_of, extent
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.virtual_time import Timeline
 from netstorm.simulation.node import Array, Pending, SimulatedNode
@@ -31,20 +33,29 @@ class Keeper:
         self.whole: Final = store.whole
         self.values: Final[dict[int, Array]] = {}
         """By block."""
+        self.updates: Final[dict[int, int]] = {}
+        """By block, how many it has had."""
         self._store: Final = store
-        assert key.layout is not None
         owners = store.machine.owners
         for block in owners.blocks(key, whole=self.whole):
             if owners.owner(key, block) == store.node.rank:
                 chunks = chunks_of(key, block, whole=self.whole)
-                bounds = key.layout.bounds
-                self.values[block] = initial.ravel()[bounds[chunks[0]][0] : bounds[chunks[-1]][1]].copy()
+                first, end = extent(key, chunks[0])[0], extent(key, chunks[-1])[1]
+                self.values[block] = initial.ravel()[first:end].copy()
+                self.updates[block] = 0
 
-    def apply(self, block: int, values: Array, live: tuple[float, ...], done: Callable[[], None]) -> None:
+    def apply(
+        self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+    ) -> None:
         """Take a gradient off a block."""
 
         def work() -> None:
-            self.values[block] -= values
+            value = self.values[block]
+            if isinstance(gradient, Rows):
+                value.reshape(-1, gradient.values.shape[1])[gradient.numbers] -= gradient.values
+            else:
+                value -= gradient
+            self.updates[block] += 1
             done()
 
         self._store.later(work)
@@ -52,6 +63,10 @@ class Keeper:
     def read(self, block: int, done: Callable[[Buffer], None]) -> None:
         """Give a copy of a block's value."""
         self._store.later(lambda: done(self.values[block].copy()))
+
+    def states(self, block: int, done: Callable[[bytes], None]) -> None:
+        """Give how many updates a block has had."""
+        self._store.later(lambda: done(str(self.updates[block]).encode()))
 
 
 class AsynchronousStore:

@@ -1,109 +1,161 @@
-"""One key of an asynchronous store, on this node: how its pushes and pulls travel through MXNet's engine."""
+"""One key of an asynchronous store, on this node: its value as it was pulled last, and what is pushed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.async_calls import OwnerCalls, Target, Wanted
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine import NDArray
 from netstorm.frontends.mxnet.entry import Entry
+from netstorm.frontends.mxnet.gradient_compression import GradientCompression
 from netstorm.frontends.mxnet.owner import Owner
 from netstorm.frontends.mxnet.private import PrivateArray
-from netstorm.kvstore.async_operation import AsyncOperation, PullOperation, Pushes, PushOperation
-from netstorm.kvstore.keys import Key
+from netstorm.frontends.mxnet.quick import queue_copy
+from netstorm.frontends.mxnet.row_entry import RowEntry
+from netstorm.frontends.mxnet.row_memory import empty_rows, replace_rows, rows_of
+from netstorm.frontends.mxnet.row_rounds import check_rows, contents, private_ids, row_numbers, summed_rows
+from netstorm.kvstore.keys import Array, Key
 from netstorm.kvstore.runtime import Runtime
+from netstorm.protocol.chunks import ROW_SPARSE
 
-__all__ = ["AsyncEntry"]
+__all__ = ["AsyncEntry", "AsyncRowEntry"]
 
 
 class AsyncEntry(Entry):
-    """A key's value as it was when it was pulled last, and the array that is being pushed."""
+    """A dense key. Row-sparse arrays may be pushed to it, too."""
 
-    __slots__ = ("_gradient", "pushes")
+    __slots__ = ("_gradient", "calls")
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         super().__init__(runtime, key, user_key)
-        self.pushes: Final = Pushes()
+        self.calls: Final = OwnerCalls(runtime, key, self._note_skipped)
         self._gradient: PrivateArray | None = None
 
     def own(self, owner: Owner) -> None:
         """Keep what this rank owns of the initial value, which is here. Before any pull from owners."""
-        key, stored, user_key = self.key, self._stored, self.user_key
+        stored = self._stored
+        self.calls.own(owner, self.user_key, stored.array, lambda: self._flat(stored))
 
-        def start(completion: Completion) -> None:
-            owner.keep(key, user_key, np.frombuffer(stored.memory(), key.dtype))
-            completion.succeed()
-
-        push_async(start, reads=(stored.array,), writes=(), name="netstorm_own")
-
-    def push_to_owners(self, values: Sequence[NDArray], owner: Owner, *, clock: int, priority: int) -> None:
+    def push_to_owners(
+        self,
+        values: Sequence[NDArray],
+        owner: Owner,
+        *,
+        clock: int,
+        priority: int,
+        compression: GradientCompression | None = None,
+    ) -> None:
         """Sum `values` over devices, and have the owners update their blocks with it."""
+        sparse = [value.stype == "row_sparse" for value in values]
+        if any(sparse):
+            check_rows(self._runtime, self.key.name, self.key.spec.shape)
+            summed = summed_rows(values, self.key)
+            if all(sparse):
+                _push_rows(self.calls, summed, owner, clock, priority)
+                return
+            values = [summed]
         if self._gradient is None:
             self._gradient = PrivateArray(self.key.spec.shape, self.key.dtype)
-        gradient, key, rule, live = self._gradient, self.key, owner.rule, owner.rule.live()
-        number = self.pushes.total
-        self.pushes.total += 1
-        self.pushes.in_clock += 1
+        gradient = self._gradient
         gradient.sum_of(values)
-
-        def start(completion: Completion) -> None:
-            self._submit(
-                PushOperation(
-                    key=key,
-                    number=number,
-                    source=np.frombuffer(gradient.memory(), key.dtype),
-                    rule=rule.text,
-                    live=live,
-                    clock=clock,
-                    whole=rule.whole,
-                    priority=priority,
-                    done=completion.end,
-                )
+        if compression is None:
+            self.calls.push(
+                gradient.array, lambda: self._flat(gradient), owner, clock=clock, priority=priority
             )
+            return
+        residual, threshold = self._residual_of(self.key), compression.threshold
 
-        self._queue(start, gradient, "netstorm_push", priority, f"push {number}")
+        def quantised() -> Any:
+            return residual.quantise(self._flat(gradient), threshold)
 
-    def pull_from_owners(
-        self, outs: Sequence[NDArray], owner: Owner, *, least: int, counted: bool, priority: int
-    ) -> None:
-        """Copy the newest value to `outs`: with all that this rank has pushed before, and with so many clocks
-        of every rank.
-        """
-        key, stored, whole, pushed = self.key, self._stored, owner.rule.whole, self.pushes.total
-        number = self.pushes.pulls
-        self.pushes.pulls += 1
+        self.calls.push(
+            gradient.array,
+            quantised,
+            owner,
+            clock=clock,
+            priority=priority,
+            codec=compression.form.codec,
+            threshold=float(threshold),
+            also=(residual.array,),
+        )
 
-        def start(completion: Completion) -> None:
-            self._submit(
-                PullOperation(
-                    key=key,
-                    number=number,
-                    pushed=pushed,
-                    destination=np.frombuffer(stored.memory(), key.dtype),
-                    least=least,
-                    counted=counted,
-                    whole=whole,
-                    priority=priority,
-                    done=completion.end,
-                )
-            )
-
-        self._queue(start, stored, "netstorm_pull", priority, f"pull {number}")
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, wanted: Wanted) -> None:
+        """Copy the newest value to `outs`."""
+        stored = self._stored
+        self.calls.pull((stored.array,), lambda: Target(self._flat(stored)), owner, wanted)
         self.pull(outs)
 
-    def _submit(self, operation: AsyncOperation) -> None:
-        self._runtime.submit(operation)
+    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
+        """Return what will have the owners' states, by block, when the array with it may be read."""
+        array = mx.nd.zeros((1,))
+        return array, self.calls.pull_states(array, owner)
 
-    def _queue(
-        self, start: Callable[[Completion], None], array: PrivateArray, name: str, priority: int, what: str
+    def _flat(self, array: PrivateArray) -> Array:
+        return np.frombuffer(array.memory(), self.key.dtype)
+
+
+class AsyncRowEntry(RowEntry):
+    """A row-sparse key."""
+
+    __slots__ = ("calls",)
+
+    def __init__(
+        self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
     ) -> None:
-        """Queue an operation of the network on an array, which is its own until it ends."""
-        runtime, key = self._runtime, self.key
+        """Register the key; see `RowEntry`."""
+        super().__init__(runtime, namespace, user_key, shape, dtype)
+        self.calls: Final = OwnerCalls(runtime, self.key, self._note_skipped)
 
-        def skipped() -> None:
-            self.skipped = array.array
-            runtime.fail(f"{what} of {key.name} cannot be made: an operation that it depends on has failed")
+    def own(self, owner: Owner) -> None:
+        """Keep what this rank owns of the initial value, which is here. Before any pull from owners."""
+        stored = self._stored
+        self.calls.own(owner, self.user_key, stored, lambda: rows_of(stored).values.reshape(-1))
 
-        push_async(start, reads=(), writes=(array.array,), name=name, priority=priority, skipped=skipped)
+    def push_to_owners(
+        self,
+        values: Sequence[NDArray],
+        owner: Owner,
+        *,
+        clock: int,
+        priority: int,
+        compression: object = None,
+    ) -> None:
+        """Sum `values` over devices, and have the owners update the rows that they have with it."""
+        _push_rows(self.calls, summed_rows(values, self.key), owner, clock, priority)
+
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, wanted: Wanted) -> None:
+        """Copy the newest value, all of its rows, to `outs`."""
+        stored = self._stored
+        self.calls.pull((stored,), lambda: Target(rows_of(stored).values.reshape(-1)), owner, wanted)
+        self.pull(outs)
+
+    def pull_rows_from_owners(self, out: NDArray, row_ids: NDArray, owner: Owner, wanted: Wanted) -> None:
+        """Copy some rows of the newest value to a row-sparse array; only these travel. See `picked_rows`."""
+        key = self.key
+        picked, ids = empty_rows(key.spec.shape, key.dtype), private_ids(row_ids)
+
+        def target() -> Target:
+            numbers = row_numbers(ids, key.spec.shape[0])
+            made = empty_rows(key.spec.shape, key.dtype, len(numbers))
+            new = rows_of(made)
+            new.numbers[:] = numbers
+            return Target(new.values.reshape(-1), numbers, lambda: replace_rows(picked, made))
+
+        self.calls.pull((picked,), target, owner, wanted, reads=(ids,))
+        with mx.autograd.pause():
+            queue_copy(picked, out)
+
+    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
+        """Return what will have the owners' states. See `AsyncEntry.pull_states`."""
+        array = mx.nd.zeros((1,))
+        return array, self.calls.pull_states(array, owner)
+
+
+def _push_rows(calls: OwnerCalls, summed: NDArray, owner: Owner, clock: int, priority: int) -> None:
+    calls.push(
+        summed, lambda: contents(summed, calls.key), owner, clock=clock, priority=priority, codec=ROW_SPARSE
+    )

@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arguments import grouped
-from netstorm.frontends.mxnet.async_entry import AsyncEntry
+from netstorm.frontends.mxnet.arguments import check_dense, grouped
+from netstorm.frontends.mxnet.async_calls import Wanted
+from netstorm.frontends.mxnet.async_entry import AsyncEntry, AsyncRowEntry
+from netstorm.frontends.mxnet.collected_states import Collected
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.owned_rule import OwnedRule
 from netstorm.frontends.mxnet.owner import Owner
-from netstorm.frontends.mxnet.quick import kind_of
 from netstorm.frontends.mxnet.store import NetStormKVStore
 from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.async_operation import UNBOUNDED
@@ -29,12 +30,6 @@ _TYPE: Final = "dist_async_netstorm"
 _NO_OPTIMISER: Final = (
     "{what} to an asynchronous store without an optimizer: the owners of a key must know what to do with a "
     "gradient; call set_optimizer first (gluon.Trainer and Module do, with update_on_kvstore)"
-)
-
-
-_DENSE_ONLY: Final = (
-    "an asynchronous store has dense values only; use dense parameters, or dist_sync_netstorm (or "
-    "NETSTORM_STALENESS=0)"
 )
 
 
@@ -67,7 +62,7 @@ class AsynchronousKVStore(NetStormKVStore):
 
     _entry_type = AsyncEntry
 
-    _takes_rows = False
+    _row_entry_type = AsyncRowEntry
 
     def __init__(self) -> None:
         """Join the job, as `NetStormKVStore` does."""
@@ -94,8 +89,6 @@ class AsynchronousKVStore(NetStormKVStore):
 
     def init(self, key: Any, value: Any) -> None:
         """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`."""
-        for user_key, values in grouped(key, value, "init"):
-            _require_dense(values, user_key, "init")
         known = set(self._entries)
         super().init(key, value)
         if self._owner is not None:
@@ -136,8 +129,8 @@ class AsynchronousKVStore(NetStormKVStore):
             UsageError: a first call after a key has been pushed twice: those were two clocks.
         """
         self._check()
-        entries = [self._of(user_key) for user_key in self._entries]
-        twice = next((entry for entry in entries if self._clock == 0 and entry.pushes.total > 1), None)
+        calls = [entry.calls for entry in self._all()]
+        twice = next((one for one in calls if self._clock == 0 and one.pushes.total > 1), None)
         if twice is not None:
             raise UsageError(
                 f"clock() for the first time after {twice.pushes.total} pushes of key {twice.key.name!r}, "
@@ -146,9 +139,9 @@ class AsynchronousKVStore(NetStormKVStore):
             )
         self._clock += 1
         clock, namespace, whole = self._clock, self._namespace, self._owner and self._owner.rule.whole
-        pushes = {entry.key: entry.pushes.in_clock for entry in entries if entry.pushes.in_clock}
-        for entry in entries:
-            entry.pushes.in_clock = 0
+        pushes = {one.key: one.pushes.in_clock for one in calls if one.pushes.in_clock}
+        for one in calls:
+            one.pushes.in_clock = 0
         if self._staleness != UNBOUNDED:
             self._runtime.post(
                 lambda node, _: node.owners().clock(namespace, clock, pushes, whole=bool(whole))
@@ -179,8 +172,8 @@ class AsynchronousKVStore(NetStormKVStore):
         owned = OwnedRule(rule)
         if self._owner is None:
             self._owner = Owner(self._runtime, owned)
-            for user_key in self._entries:
-                self._of(user_key).own(self._owner)
+            for entry in self._all():
+                entry.own(self._owner)
         else:
             if owned.whole != self._owner.rule.whole and self._entries:
                 raise UsageError(
@@ -194,27 +187,37 @@ class AsynchronousKVStore(NetStormKVStore):
         self._rule = rule
         self._updater = rule.updater
 
-    def set_gradient_compression(self, compression_params: Any) -> None:
-        """Refuse: owners apply plain gradients."""
-        raise UsageError(
-            f"gradient compression {compression_params!r}: an asynchronous store sends plain gradients; "
-            "leave compression_params out, or use dist_sync_netstorm (or NETSTORM_STALENESS=0)"
-        )
-
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Refuse: owners have dense values only."""
-        raise UsageError(f"row_sparse_pull: {_DENSE_ONLY}")
-
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Refuse: each owner has the states of its own blocks."""
-        raise UsageError(
-            "save_optimizer_states: the states of an asynchronous store are spread over the ranks (MXNet "
-            "refuses, too); with dist_sync_netstorm every rank has them all"
-        )
+        """Collect the optimiser's states from their owners, and write them to a file. Any rank may, alone,
+        and waits for it; all of its own pushes are in them.
+
+        The file is one of `NetStormKVStore.save_optimizer_states`, and either kind of store reads it. With
+        `dump_optimizer` the optimiser is in it, too, with its counts of updates.
+        """
+        self._check()
+        if self._rule is None or not self._rule.has_states or self._owner is None:
+            raise UsageError(
+                "save_optimizer_states: call set_optimizer first; there are no states without an optimizer"
+            )
+        asked = [(entry, *entry.pull_states(self._owner)) for entry in self._all()]
+        collected = Collected()
+        for entry, array, found in asked:
+            array.wait_to_read()
+            collected.add(entry.user_key, entry.key.spec.shape, found)
+        collected.save(fname, self._rule.updater.optimizer, dump_optimizer=dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Refuse, as `save_optimizer_states` does."""
-        raise UsageError("load_optimizer_states: an asynchronous store cannot; see save_optimizer_states")
+        """Read what `save_optimizer_states` wrote, in a job of however many nodes; each rank takes what it
+        owns. Every rank must call it, and waits for the others.
+
+        Raises:
+            UsageError: the file is damaged; or no optimiser has been set.
+            OSError: it cannot be read.
+        """
+        self._check()
+        super().load_optimizer_states(fname)
+        assert self._rule is not None
+        self._use(self._rule)
 
     # --------------------------------------------------------------------------------------------------
     # helpers
@@ -223,26 +226,37 @@ class AsynchronousKVStore(NetStormKVStore):
         owner = self._owner
         if owner is None:
             raise UsageError(_NO_OPTIMISER.format(what="push"))
+        compression = self._compression
+        if compression is not None:
+            for entry, values in pushed:
+                compression.check_key(entry.key, "push")
+                check_dense(values, entry.key, "push under gradient compression")
         for entry, values in pushed:
-            _require_dense(values, entry.user_key, "push")
-        for entry, values in pushed:
-            entry.push_to_owners(values, owner, clock=self._clock, priority=priority)
+            entry.push_to_owners(values, owner, clock=self._clock, priority=priority, compression=compression)
 
     def _pull_all(self, pulled: Any, priority: int) -> None:
         for entry, outs in pulled:
             if self._owner is None:
                 entry.pull(outs)
                 continue
-            clock = self._clock or entry.pushes.total
-            least = 0 if self._staleness == UNBOUNDED else clock - self._staleness
-            entry.pull_from_owners(outs, self._owner, least=least, counted=self._clock > 0, priority=priority)
+            entry.pull_from_owners(outs, self._owner, self._wanted(entry, priority))
 
-    def _of(self, user_key: int | str) -> AsyncEntry:
+    def _pull_rows(self, entry: Any, out: Any, row_ids: Any, priority: int) -> None:
+        if self._owner is None:
+            entry.pull_rows(out, row_ids)
+        else:
+            entry.pull_rows_from_owners(out, row_ids, self._owner, self._wanted(entry, priority))
+
+    def _wanted(self, entry: AsyncEntry | AsyncRowEntry, priority: int) -> Wanted:
+        """Return what a pull must have in it now."""
+        clock = self._clock or entry.calls.pushes.total
+        least = 0 if self._staleness == UNBOUNDED else clock - self._staleness
+        return Wanted(least, self._clock > 0, priority)
+
+    def _all(self) -> list[AsyncEntry | AsyncRowEntry]:
+        return [self._of(user_key) for user_key in self._entries]
+
+    def _of(self, user_key: int | str) -> AsyncEntry | AsyncRowEntry:
         entry = self._entries[user_key]
-        assert isinstance(entry, AsyncEntry)
+        assert isinstance(entry, (AsyncEntry, AsyncRowEntry))
         return entry
-
-
-def _require_dense(values: list[Any], key: int | str, what: str) -> None:
-    if not all(kind_of(value).dense for value in values):
-        raise UsageError(f"{what} of key {key!r} with a sparse array: {_DENSE_ONLY}")

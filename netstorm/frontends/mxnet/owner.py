@@ -15,14 +15,18 @@ from typing import Final
 
 import numpy as np
 
+from netstorm.compression.rows import Rows
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.owned_rule import OwnedRule
+from netstorm.frontends.mxnet.owned_rule import OwnedRule, Place
 from netstorm.frontends.mxnet.private import memory_of
+from netstorm.frontends.mxnet.row_memory import filled_rows, rows_of
+from netstorm.kvstore.gradients import Gradient
 from netstorm.kvstore.keys import Array, Key
 from netstorm.kvstore.lifetime import after_close
-from netstorm.kvstore.owners import chunks_of
+from netstorm.kvstore.owners import chunks_of, extent, has_whole_rows
 from netstorm.kvstore.runtime import Runtime
+from netstorm.protocol.chunks import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
 
 __all__ = ["Owner"]
@@ -52,13 +56,12 @@ class Owner:
 
         Call it when the key is known to the job.
         """
-        owners, layout, whole = self.runtime.node.owners().owners, key.layout, self.rule.whole
-        assert layout is not None
+        owners, whole = self.runtime.node.owners().owners, self.rule.whole
         values: dict[int, Array] = {}
         for block in owners.blocks(key, whole=whole):
             if owners.owner(key, block) == self.runtime.rank:
                 chunks = chunks_of(key, block, whole=whole)
-                values[block] = initial[layout.bounds[chunks[0]][0] : layout.bounds[chunks[-1]][1]].copy()
+                values[block] = initial[extent(key, chunks[0])[0] : extent(key, chunks[-1])[1]].copy()
 
         def serve() -> None:
             keeper = _Keeper(self, key, user_key, values)
@@ -90,8 +93,10 @@ class _Keeper:
     def __init__(self, owner: Owner, key: Key, user_key: int | str, values: dict[int, Array]) -> None:
         self._owner: Final = owner
         self._key: Final = key
-        self._user_key: Final = user_key
-        self._blocks: Final = {block: self._array_of(value) for block, value in values.items()}
+        self._blocks: Final = {block: self._stored(value) for block, value in values.items()}
+        self._places: Final = {
+            block: Place(user_key, block, key.spec.shape, extent(key, block)[0]) for block in values
+        }
 
     @property
     def rule(self) -> str:
@@ -103,12 +108,18 @@ class _Keeper:
         """The rule needs whole tensors."""
         return self._owner.rule.whole
 
-    def apply(self, block: int, values: Array, live: tuple[float, ...], done: Callable[[], None]) -> None:
+    def apply(
+        self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+    ) -> None:
         """Have a block updated by the owner's thread."""
 
         def update() -> None:
-            gradient = self._array_of(values)
-            self._owner.rule.update(self._user_key, block, gradient, self._blocks[block], live)
+            stored = self._blocks[block]
+            if isinstance(gradient, Rows):
+                array = filled_rows(tuple(stored.shape), self._key.dtype, gradient)
+            else:
+                array = self._array_of(gradient)
+            self._owner.rule.update(self._places[block], array, stored, live)
             # The gradient has been copied, and whatever reads the block waits for the update in the engine.
             self._post(done)
 
@@ -119,7 +130,10 @@ class _Keeper:
         stored, runtime, name = self._blocks[block], self._owner.runtime, self._key.name
 
         def start(completion: Completion) -> None:
-            copy = np.frombuffer(memory_of(stored), np.uint8).copy()
+            if stored.stype == "row_sparse":
+                copy: Array = rows_of(stored).values.reshape(-1).copy()
+            else:
+                copy = np.frombuffer(memory_of(stored), np.uint8).copy()
             completion.succeed()
             self._post(lambda: done(copy))
 
@@ -130,10 +144,32 @@ class _Keeper:
             lambda: push_async(start, reads=(stored,), writes=(), name="netstorm_read", skipped=skipped)
         )
 
+    def states(self, block: int, done: Callable[[bytes], None]) -> None:
+        """Have the owner's thread look what its optimiser keeps of a block."""
+
+        def look() -> None:
+            kept = self._owner.rule.kept(self._places[block], self._blocks[block])
+            self._post(lambda: done(kept))
+
+        self._owner.call(look)
+
+    def _stored(self, values: Array) -> NDArray:
+        """Return a copy of a block's values, of the kind that the key is: row-sparse ones have all rows."""
+        if self._key.spec.form != ROW_SPARSE:
+            return self._array_of(values)
+        shape = self._shape(values.size)
+        return filled_rows(shape, self._key.dtype, Rows(np.arange(shape[0]), values))
+
     def _array_of(self, values: Array) -> NDArray:
-        """Return a copy of a block's values; a whole key's have its shape."""
-        shape = (self._key.spec.shape or (1,)) if values.size == self._key.elements else values.shape
-        return mx.nd.array(values.reshape(shape), ctx=mx.cpu(), dtype=self._key.dtype)
+        """Return a copy of a value for each element of a block."""
+        return mx.nd.array(values.reshape(self._shape(values.size)), ctx=mx.cpu(), dtype=self._key.dtype)
+
+    def _shape(self, size: int) -> tuple[int, ...]:
+        """Return the shape of a block of so many elements: of whole rows, if it has such."""
+        shape = self._key.spec.shape
+        if not shape or not (size == self._key.elements or has_whole_rows(self._key)):
+            return (size,)
+        return (size // row_length(shape), *shape[1:])
 
     def _post(self, function: Callable[[], None]) -> None:
         self._owner.runtime.post(lambda _node, _now: function())

@@ -118,8 +118,8 @@ class RowEntry:
 class RowPushes:
     """Row-sparse pushes to a dense key, such as the gradients of an embedding with `sparse_grad=True`.
 
-    They are rounds of that key in another form. Their fingerprint says so: a rank that pushes a dense array in
-    the same round is an error, which the scheduler finds.
+    They are rounds of that key in another form. Their fingerprint says so: a rank that pushes a dense array
+    in the same round is an error, which the scheduler finds.
     """
 
     __slots__ = ("_merged", "_rounds", "_stored")
@@ -127,7 +127,7 @@ class RowPushes:
     def __init__(
         self, runtime: Runtime, dense: Key, stored: NDArray, on_skipped: Callable[[NDArray], None]
     ) -> None:
-        """Prepare for row-sparse pushes to `dense`, whose value is `stored`; see `check_rows` for the errors."""
+        """Prepare for row-sparse pushes to `dense`, whose value is `stored`; errors as `check_rows`."""
         check_rows(runtime, dense.name, dense.spec.shape)
         self._rounds: Final = RowRounds(runtime, dense, on_skipped)
         self._stored: Final = stored

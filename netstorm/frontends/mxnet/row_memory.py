@@ -25,7 +25,7 @@ from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
 
-__all__ = ["empty_rows", "replace_rows", "rows_of", "supported"]
+__all__ = ["empty_rows", "filled_rows", "replace_rows", "rows_of", "supported"]
 
 _check: Final = mx.base.check_call
 _library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- keeps Python's lock: none of this waits
@@ -62,6 +62,15 @@ def empty_rows(shape: tuple[int, ...], dtype: Any, rows: int = 0) -> NDArray:
         "row_sparse", shape, _HOST, False, dtype, [np.int64], [(rows,)]
     )
     return _sparse.RowSparseNDArray(handle)
+
+
+def filled_rows(shape: tuple[int, ...], dtype: Any, rows: Rows) -> NDArray:
+    """Return a new row-sparse array on the host with these rows, which are in order and each once."""
+    made = empty_rows(shape, dtype, len(rows))
+    new = rows_of(made)  # nobody else knows the array
+    new.numbers[:] = rows.numbers
+    new.values[:] = rows.values.reshape(new.values.shape)
+    return made
 
 
 def rows_of(array: NDArray) -> Rows:

@@ -20,7 +20,15 @@ from netstorm.kvstore.row_sum import RowParts
 from netstorm.kvstore.runtime import Runtime
 from netstorm.protocol.chunks import ROW_SPARSE, row_length
 
-__all__ = ["RowRounds", "check_rows", "contents", "picked_rows", "summed_rows"]
+__all__ = [
+    "RowRounds",
+    "check_rows",
+    "contents",
+    "picked_rows",
+    "private_ids",
+    "row_numbers",
+    "summed_rows",
+]
 
 
 def check_rows(runtime: Runtime, name: str, shape: tuple[int, ...]) -> None:
@@ -176,14 +184,10 @@ def picked_rows(stored: NDArray, row_ids: NDArray) -> NDArray:
         row_ids: a dense array of any type and shape, on any device; numbers may be in any order and repeated.
     """
     shape, dtype = tuple(stored.shape), np.dtype(stored.dtype)
-    picked = empty_rows(shape, dtype)
-    with mx.autograd.pause(), mx.util.np_shape(True):
-        ids = mx.nd.empty(row_ids.shape, ctx=mx.cpu(), dtype=row_ids.dtype)
-        queue_copy(row_ids, ids)
+    picked, ids = empty_rows(shape, dtype), private_ids(row_ids)
 
     def start(completion: Completion) -> None:
-        numbers = np.unique(np.frombuffer(memory_of(ids), ids.dtype).astype(np.int64))
-        wanted = tidy(numbers, np.empty((len(numbers), 0)), shape[0]).numbers
+        wanted = row_numbers(ids, shape[0])
         have = rows_of(stored)
         made = empty_rows(shape, dtype, len(wanted))
         _fill(made, wanted, lambda values: _pick(have, wanted, values))
@@ -192,6 +196,24 @@ def picked_rows(stored: NDArray, row_ids: NDArray) -> NDArray:
 
     push_async(start, reads=(stored, ids), writes=(picked,), name="netstorm_pick_rows")
     return picked
+
+
+def private_ids(row_ids: NDArray) -> NDArray:
+    """Queue a copy of row numbers; return the private array that it will be in."""
+    with mx.autograd.pause(), mx.util.np_shape(True):
+        ids = mx.nd.empty(row_ids.shape, ctx=mx.cpu(), dtype=row_ids.dtype)
+        queue_copy(row_ids, ids)
+    return ids
+
+
+def row_numbers(ids: NDArray, count: int) -> Numbers:
+    """Return the numbers in `private_ids`, rising and each once; within an operation that reads them.
+
+    Raises:
+        UsageError: there is no row of such a number among `count`.
+    """
+    numbers = np.unique(np.frombuffer(memory_of(ids), ids.dtype).astype(np.int64))
+    return tidy(numbers, np.empty((len(numbers), 0)), count).numbers
 
 
 def _pick(have: Rows, wanted: Numbers, values: Array) -> None:

@@ -47,8 +47,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
 
     _entry_type: ClassVar[type[Entry]] = Entry
 
-    _takes_rows: ClassVar[bool] = True
-    """Whether there may be row_sparse arrays."""
+    _row_entry_type: ClassVar[type[RowEntry]] = RowEntry
 
     def __init__(self) -> None:
         """Join the job, if this process has not yet; waits until all nodes are here.
@@ -123,7 +122,9 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                 )
                 entry = self._entry_type(self._runtime, network_key, user_key)
             else:
-                entry = RowEntry(self._runtime, self._namespace, user_key, kind.shape, kind.dtype.name)
+                entry = self._row_entry_type(
+                    self._runtime, self._namespace, user_key, kind.shape, kind.dtype.name
+                )
             self._entries[user_key] = entry
             entry.begin_with(first if self.rank == 0 else None)
             if self._compression is not None:
@@ -204,7 +205,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                 )
             pulls.extend((entry, one, numbers) for one, numbers in zip(outs, ids, strict=True))
         for entry, one, numbers in pulls:
-            entry.pull_rows(one, numbers)
+            self._pull_rows(entry, one, numbers, priority)
 
     # -------------------------------------------------------------------------------------------------
     # updating
@@ -309,6 +310,9 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             for entry, _ in pushed:
                 entry.update(rule)
 
+    def _pull_rows(self, entry: Any, out: Any, row_ids: Any, priority: int) -> None:
+        entry.pull_rows(out, row_ids)
+
     def _pulled(self, key: Any, out: Any, *, ignore_sparse: bool) -> list[tuple[Any, list[Any]]]:
         """Return the entries of keys that are pulled, and the arrays that are to get their values."""
         if out is None:
@@ -333,8 +337,6 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                     f"(keys: {known})"
                 )
             check_fits(arrays, entry.key, what)
-            if not self._takes_rows:
-                check_dense(arrays, entry.key, f"{what} of an asynchronous store")
             found.append((entry, arrays))
         return found
 
@@ -349,8 +351,6 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         kind = kind_of(values[0])
         key = Key(self._namespace, str(user_key), kind.shape, kind.dtype.name)
         check_fits(values, key, "init")
-        if not self._takes_rows:
-            check_dense(values, key, "init of an asynchronous store")
         if self._compression is not None:
             self._compression.check_key(key, "init")
 

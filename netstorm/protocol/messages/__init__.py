@@ -1,6 +1,16 @@
 """Every message, one class each; a module for each matter."""
 
-from netstorm.protocol.messages.asynchronous import Applied, Pull, Push, Routed, Tick, Value
+from netstorm.protocol.messages.asynchronous import (
+    Applied,
+    Pull,
+    PullRows,
+    PullStates,
+    Push,
+    Routed,
+    States,
+    Tick,
+    Value,
+)
 from netstorm.protocol.messages.data import Delivered, Part, Phase
 from netstorm.protocol.messages.kinds import Datagram, DataMessage, Message, SessionMessage
 from netstorm.protocol.messages.links import FailedLink, FailedLinks, LinkRestored, LinkTrial
@@ -73,6 +83,8 @@ __all__ = [
     "PeerGone",
     "Phase",
     "Pull",
+    "PullRows",
+    "PullStates",
     "Push",
     "Query",
     "Refused",
@@ -83,6 +95,7 @@ __all__ = [
     "RoundBegun",
     "Routed",
     "SessionMessage",
+    "States",
     "Suspect",
     "Tick",
     "TopologyAnswer",

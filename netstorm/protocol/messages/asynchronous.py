@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from netstorm.protocol.messages.kinds import DataMessage, Message
 
-__all__ = ["Applied", "Pull", "Push", "Routed", "Tick", "Value"]
+__all__ = ["Applied", "Pull", "PullRows", "PullStates", "Push", "Routed", "States", "Tick", "Value"]
 
 
 class Push(DataMessage, frozen=True, tag=80):
-    """A rank to an owner: a gradient's values for one chunk, in frame 1."""
+    """A rank to an owner: a gradient's values for one chunk, in frame 1, as its codec has them."""
 
     path: tuple[int, ...]
     hop: int
@@ -35,6 +35,10 @@ class Push(DataMessage, frozen=True, tag=80):
     rank pushed.
     """
     priority: int = 0
+    codec: int = 0
+    """The form of the values. No frame 1: zeros, or no rows."""
+    threshold: float = 0.0
+    """What a quantised 1 stands for."""
 
 
 class Applied(Message, frozen=True, tag=81):
@@ -68,7 +72,7 @@ class Pull(Message, frozen=True, tag=82):
 
 
 class Value(DataMessage, frozen=True, tag=83):
-    """An owner to a rank: the newest values of one chunk, in frame 1."""
+    """An owner to a rank: the newest values of one chunk, or of the rows that were asked for, in frame 1."""
 
     path: tuple[int, ...]
     hop: int
@@ -97,4 +101,53 @@ class Tick(Message, frozen=True, tag=84):
     """
 
 
-Routed: TypeAlias = Push | Applied | Pull | Value | Tick
+class PullRows(DataMessage, frozen=True, tag=85):
+    """A rank to an owner: send the newest values of some rows of a chunk. Frame 1 has their numbers, counted
+    from the first row of the chunk on, rising, as little-endian `uint32`. The answer is a `Value`.
+    """
+
+    path: tuple[int, ...]
+    hop: int
+    key: int
+    chunk: int
+    number: int
+    """Counts this rank's pulls of this key, as `Pull.number` does."""
+    pushed: int
+    """See `Pull`; so are the following."""
+    least: int = 0
+    counted: bool = False
+    priority: int = 0
+
+
+class PullStates(Message, frozen=True, tag=86):
+    """A rank to an owner: send what your update rule keeps of each of the blocks of a key that you own."""
+
+    path: tuple[int, ...]
+    hop: int
+    key: int
+    number: int
+    """Counts this rank's pulls of this key, as `Pull.number` does."""
+    pushed: int
+    """So many pushes of this rank must be in the states."""
+    least: int = 0
+    """0: a slower rank is no matter."""
+    counted: bool = False
+    priority: int = 0
+
+
+class States(DataMessage, frozen=True, tag=87):
+    """An owner to a rank: a piece of what its update rule keeps of a block, in frame 1."""
+
+    path: tuple[int, ...]
+    hop: int
+    key: int
+    block: int
+    number: int
+    """Of the pull."""
+    piece: int
+    pieces: int
+    """There are so many, from 0 on."""
+    priority: int = 0
+
+
+Routed: TypeAlias = Push | Applied | Pull | Value | Tick | PullRows | PullStates | States
