@@ -6,18 +6,27 @@ a reading of a value each take a random time, as they do in an engine.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from netstorm.compression.rows import Rows
-from netstorm.kvstore.async_operation import UNBOUNDED, AsyncOperation, PullOperation, Pushes, PushOperation
+from netstorm.compression.rows import Numbers, Rows
+from netstorm.kvstore.async_operation import (
+    UNBOUNDED,
+    AsyncOperation,
+    PullOperation,
+    Pushes,
+    PushOperation,
+    StatesOperation,
+)
 from netstorm.kvstore.asynchronous import Asynchronous
 from netstorm.kvstore.gradients import Gradient
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.owners import chunks_of, extent
+from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.virtual_time import Timeline
 from netstorm.simulation.node import Array, Pending, SimulatedNode
@@ -124,16 +133,31 @@ class AsynchronousStore:
         pending.then(serve)
         return pending
 
+    def push_rows(self, name: str, rows: Rows) -> Pending:
+        """Have some rows of a gradient taken off the value; they must stay as they are."""
+        return self._push(name, rows, lambda: rows.values, codec=ROW_SPARSE)
+
     def push(self, name: str, gradient: Array, *, priority: int = 0) -> Pending:
         """Have a gradient taken off the value."""
-        key, count = self.node.keys[name], self._pushes[name]
-        pending = Pending(self._timeline, f"rank {self.node.rank}: push {count.total} of {name}")
         source = np.array(gradient).ravel()
 
         def collect() -> Array:
             source.view(np.uint8).fill(0xA5)  # nobody may read it any more
             return source
 
+        return self._push(name, source, collect, priority=priority)
+
+    def _push(
+        self,
+        name: str,
+        source: Array | Rows,
+        collect: Callable[[], Array],
+        *,
+        codec: int = 0,
+        priority: int = 0,
+    ) -> Pending:
+        key, count = self.node.keys[name], self._pushes[name]
+        pending = Pending(self._timeline, f"rank {self.node.rank}: push {count.total} of {name}")
         pending.collect_with(collect)
         operation = PushOperation(
             key=key,
@@ -142,6 +166,7 @@ class AsynchronousStore:
             rule=self.rule,
             clock=self._clock,
             whole=self.whole,
+            codec=codec,
             priority=priority,
             done=pending.done,
         )
@@ -149,12 +174,13 @@ class AsynchronousStore:
         count.in_clock += 1
         return self._submit(pending, operation)
 
-    def pull(self, name: str, *, priority: int = 0) -> Pending:
-        """Get the newest value."""
+    def pull(self, name: str, *, rows: Numbers | None = None, priority: int = 0) -> Pending:
+        """Get the newest value, or some rows of it."""
         key, count = self.node.keys[name], self._pushes[name]
         pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of {name}")
-        destination = np.empty(key.elements, key.dtype)
-        pending.collect_with(lambda: destination.reshape(key.spec.shape))
+        shape = key.spec.shape if rows is None else (len(rows), *key.spec.shape[1:])
+        destination = np.empty(math.prod(shape), key.dtype)
+        pending.collect_with(lambda: destination.reshape(shape))
         operation = PullOperation(
             key=key,
             number=count.pulls,
@@ -163,11 +189,28 @@ class AsynchronousStore:
             least=0 if self._staleness == UNBOUNDED else (self._clock or count.total) - self._staleness,
             counted=self._clock > 0,
             whole=self.whole,
+            rows=rows,
             priority=priority,
             done=pending.done,
         )
         count.pulls += 1
         return self._submit(pending, operation)
+
+    def pull_states(self, name: str) -> tuple[Pending, dict[int, bytes]]:
+        """Get how many updates each block has had, as text."""
+        key, count = self.node.keys[name], self._pushes[name]
+        pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of {name}")
+        found: dict[int, bytes] = {}
+        operation = StatesOperation(
+            key=key,
+            number=count.pulls,
+            pushed=count.total,
+            destination=found,
+            whole=self.whole,
+            done=pending.done,
+        )
+        count.pulls += 1
+        return self._submit(pending, operation), found
 
     def clock(self) -> None:
         """End a clock of this rank's."""

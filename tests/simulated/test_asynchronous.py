@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netstorm.compression.rows import Rows
 from netstorm.kvstore.async_operation import UNBOUNDED
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster
@@ -233,3 +234,52 @@ def test_broken_connections_change_nothing_of_that(training):
 def test_links_that_die_change_nothing_of_that(training):
     training = replace(training, nodes=training.nodes + 2, dying=True, slowest_s=0.05)
     check_total(training, run(training, **QUICK))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(0, 2**32),
+    st.sampled_from([1, 7, 16, 100]),
+    st.sampled_from([(1, 3), (6,), (5, 4), (9, 2, 3), (2, 30)]),
+    st.booleans(),
+)
+def test_rows_are_added_once_by_their_owners_and_pulled_alone(nodes, seed, chunk_size, shape, whole):
+    """Rows may be longer than a chunk, and cut by its end."""
+    cluster = SimulatedCluster(
+        nodes,
+        seed=seed,
+        policy=random_policy(random.Random(seed), nodes),
+        chunk_size=chunk_size,
+        jitter_s=0.01,
+    ).join()
+    chance = np.random.default_rng(seed)
+    stores = [
+        AsynchronousStore(node, cluster.timeline, seed=seed, whole=whole, slowest_s=0.01)
+        for node in cluster.nodes
+    ]
+    cluster.run_until_ended([store.init("k", np.zeros(shape, "int64")) for store in stores])
+    cluster.set_breaks(seed % 3 / 100)
+    expected, pending = np.zeros(shape, "int64"), []
+    for _ in range(3):
+        for store in stores:
+            numbers = np.flatnonzero(chance.random(shape[0]) < 0.5)
+            rows = Rows(numbers, chance.integers(-9, 9, (len(numbers), int(np.prod(shape[1:])))))
+            expected[numbers] -= rows.values.reshape(expected[numbers].shape)
+            pending.append(store.push_rows("k", rows))
+        dense = chance.integers(-9, 9, shape)
+        expected -= dense
+        pending.append(stores[0].push("k", dense))
+    cluster.run_until_ended(pending, 600.0)
+    wanted = np.flatnonzero(chance.random(shape[0]) < 0.6)
+    for store in stores:
+        everything = store.pull("k")
+        states, found = store.pull_states("k")
+        cluster.run_until_ended([everything, states], 600.0)
+        assert (everything.result() == expected).all()
+        assert set(found.values()) == {str(3 * (nodes + 1)).encode()}
+        if int(np.prod(shape[1:])) <= chunk_size:
+            some = store.pull("k", rows=wanted)
+            cluster.run_until_ended([some], 600.0)
+            assert (some.result() == expected[wanted]).all()
+    cluster.set_breaks(0.0)

@@ -50,7 +50,8 @@ def grouped(key: Any, value: Any, what: str) -> list[Group]:
 def paired_with_row_ids(
     key: Any, out: Any, row_ids: Any
 ) -> list[tuple[int | str, list[NDArray], list[NDArray]]]:
-    """Return each key of a `row_sparse_pull` with its outs and, for each of these, the row numbers.
+    """Return each key of a `row_sparse_pull`, as often as it is named, with its outs and the row numbers for
+    each of these.
 
     Raises:
         UsageError: outs or row numbers are missing, are of the wrong kind, or are not as many.
@@ -58,31 +59,30 @@ def paired_with_row_ids(
     what = "row_sparse_pull"
     if out is None or row_ids is None:
         raise UsageError(f"{what} needs out, the arrays to write to, and row_ids, the numbers of their rows")
-    outs = grouped(key, out, what)
-    if isinstance(row_ids, _NDArray):
-        row_ids = [row_ids]
-    count = sum(len(arrays) for _, arrays in outs)
-    flat: list[NDArray] = []
-    for one in row_ids if isinstance(row_ids, (list, tuple)) else [row_ids]:
-        flat.extend(one if isinstance(one, (list, tuple)) else [one])
-    if len(flat) == 1:
-        flat *= count
-    if len(flat) != count:
-        raise UsageError(f"{what}: {len(flat)} row_ids for {count} outs; give one, or one for each")
-    for ids in flat:
+    grouped(key, out, what)  # its checks
+    outs = zip(key, out, strict=True) if isinstance(key, (list, tuple)) else [(key, out)]
+    given = row_ids if isinstance(row_ids, (list, tuple)) else [row_ids]
+    numbers: list[NDArray] = []
+    for one in given:
+        numbers.extend(one if isinstance(one, (list, tuple)) else [one])
+    for ids in numbers:
         if not isinstance(ids, _NDArray) or not kind_of(ids).dense:
             raise UsageError(f"{what}: row_ids must be dense NDArrays, not {type(ids).__name__}")
-    paired = []
-    for one, arrays in outs:
+    paired = [(one, _arrays(arrays, one, what)) for one, arrays in outs]
+    count = sum(len(arrays) for _, arrays in paired)
+    if len(numbers) == 1:
+        numbers *= count
+    if len(numbers) != count:
+        raise UsageError(f"{what}: {len(numbers)} row_ids for {count} outs; give one, or one for each")
+    left = iter(numbers)
+    for one, arrays in paired:
         for array in arrays:
             if array.stype != "row_sparse":
                 raise UsageError(
                     f"{what} of key {one!r} to a {array.stype} array; out must be row_sparse: make it with "
                     "mx.nd.sparse.zeros('row_sparse', shape)"
                 )
-        paired.append((one, arrays, flat[: len(arrays)]))
-        flat = flat[len(arrays) :]
-    return paired
+    return [(one, arrays, [next(left) for _ in arrays]) for one, arrays in paired]
 
 
 def check_dense(arrays: Sequence[NDArray], key: Key, what: str) -> None:

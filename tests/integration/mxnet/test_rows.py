@@ -65,6 +65,23 @@ def test_rows_are_pulled_in_order_and_once_however_they_are_asked_for(kv: Any) -
 
 
 @on_nodes
+def test_a_key_may_be_named_again_behind_another_one_and_each_out_gets_its_own_rows(kv: Any) -> None:
+    kv.init(["a", "b"], [rows(ALL, 1.0), rows(ALL, 2.0)])
+    outs = [rows([], 0) for _ in range(4)]
+    ids = [mx.nd.array(numbers) for numbers in ([0], [1, 2], [3], [4, 5])]
+    kv.row_sparse_pull(["a", "b", "a", "b"], out=outs, row_ids=ids)
+    assert [out.indices.asnumpy().tolist() for out in outs] == [[0], [1, 2], [3], [4, 5]]
+    assert [float(out.data.asnumpy()[0, 0]) for out in outs] == [1, 2, 1, 2]
+    kv.row_sparse_pull(
+        ["a", "b", "a"], out=[outs[:2], [outs[2]], [outs[3]]], row_ids=[ids[:2], ids[2:3], ids[3:]]
+    )
+    assert [out.indices.asnumpy().tolist() for out in outs] == [[0], [1, 2], [3], [4, 5]]
+    assert [float(out.data.asnumpy()[0, 0]) for out in outs] == [1, 1, 2, 1]
+    kv.row_sparse_pull(["a", "b", "a"], out=outs[:3], row_ids=ids[3])
+    assert [out.indices.asnumpy().tolist() for out in outs[:3]] == [[4, 5]] * 3
+
+
+@on_nodes
 def test_the_sum_has_the_rows_of_all_ranks_and_a_lazy_optimiser_changes_only_those(kv: Any) -> None:
     sgd(kv, wd=0.5)
     kv.init("a", ones())

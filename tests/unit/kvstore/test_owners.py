@@ -71,7 +71,7 @@ def test_a_whole_key_is_queued_when_its_last_part_is_here():
     assert not block.queue
     assert block.take(1, push(chunk=1), values(5, 6, 7, 8))
     ((_, gathering),) = block.queue
-    assert gathering.gradient.tolist() == list(range(1, 11))
+    assert np.asarray(gathering.gradient).tolist() == list(range(1, 11))
 
 
 def test_a_clock_has_come_when_all_that_was_pushed_in_it_has_been_applied():
