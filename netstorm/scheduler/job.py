@@ -463,6 +463,11 @@ class Job:
             f"barrier {self._barriers.oldest}: waiting for {len(missing)} of {len(self.members)} nodes: "
             + list_some(describe(self.members[rank]) for rank in missing)
         )
+        if self._options.joins:
+            text += (
+                "; with NETSTORM_UNEVEN=join a rank contributes zeros when its script has ended, not while "
+                "it waits at a barrier: those may wait for its pushes"
+            )
         if waited >= limit:
             reason = f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT) at {text}"
             return m.PeerGone(rank=-1, kind="timeout", reason=reason)

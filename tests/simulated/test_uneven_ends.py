@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.errors import Disagreement, UnevenRounds
+from netstorm.errors import Disagreement, UnevenRounds, WaitTimeout
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import fault_plans
 from tests.simulated.jobs import random_policy
@@ -144,6 +144,17 @@ def test_while_others_go_on_a_finished_rank_waits_for_nothing_and_never_gives_up
         assert cluster.nodes[1].machine.outstanding() == 0
     assert not ended.ended
     cluster.finish()
+
+
+def test_a_rank_that_waits_at_a_barrier_does_not_contribute_zeros_and_is_told_so():
+    cluster = SimulatedCluster(2, seed=4, uneven="join", wait_timeout_s=30.0).join()
+    cluster.allreduce("w", [np.ones(4)] * 2)
+    waiting = cluster.nodes[0].barrier()
+    pushed = cluster.nodes[1].push("w", np.ones(4))
+    cluster.run_until_ended([waiting, pushed], 60.0)
+    for one in (waiting, pushed):
+        with pytest.raises(WaitTimeout, match=r"barrier 0: waiting for .*rank 1 .*zeros when its script has"):
+            one.result()
 
 
 def test_finished_ranks_hold_up_no_barrier():
