@@ -65,6 +65,7 @@ def test_rows_are_pushed_to_their_owners_and_some_are_pulled(kv: Any) -> None:
     settled(kv)
     assert pulled_rows(kv, "a", [49, 0, 20, 17, 2])[:, 5].tolist() == [62, 62, 64 - NODES, 64, 64 - NODES]
     assert pulled(kv, "a")[[0, 3, 17, 49], 1].tolist() == [62, 64, 64 - NODES, 64 - NODES]
+    kv._barrier()  # all have looked
     kv.push("a", [rows([], 0), rows([7], 2.0)])
     kv.push("a", mx.nd.ones(SHAPE) * 2)  # a dense array has all rows
     settled(kv)
@@ -130,6 +131,7 @@ def test_only_the_rows_that_matter_travel(kv: Any) -> None:
     out = mx.nd.sparse.zeros("row_sparse", shape)
     for count in (1, 1000):
         before = kv.statistics()["bytes_sent"]
+        kv._barrier()  # what is sent for others counts, too
         numbers = list(range(kv.rank, 3 * count, 3))
         kv.push("big", rows(numbers, 1.0, shape))
         kv.row_sparse_pull("big", out=out, row_ids=mx.nd.array(numbers))
@@ -214,6 +216,7 @@ def test_compressed_pushes_cost_a_sixteenth_and_nothing_at_all_if_they_are_small
     sent = {}
     for value in (0.125, 0.75):
         before = kv.statistics()["bytes_sent"]
+        kv._barrier()
         kv.push("a", mx.nd.full((300, 300), value))
         settled(kv)
         sent[value] = kv.statistics()["bytes_sent"] - before
@@ -299,6 +302,7 @@ def check_states(kv: Any, folder: Path, optimiser: str, more: dict[str, Any]) ->
         again = folder / f"{optimiser}.{kind}.{kv.rank}"
         second.save_optimizer_states(str(again))  # nothing has been pushed yet
         assert digest_of(as_dense(states_in(again, made()).states)) == digest_of(as_dense(saved.states)), kind
+        kv._barrier()  # all have looked
         if kv.rank == 1 or kind == "dist_sync_netstorm":
             train(second.push, 4, 7, empty=kv.rank != 1)
         settled(second)
