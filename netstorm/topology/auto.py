@@ -6,6 +6,7 @@ where the borders are, and how wide, is different in each network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -35,6 +36,11 @@ _FEWEST_CHUNKS: Final = 128
 _WORK: Final = 200_000
 """What a prediction may cost, in transmissions that share nothing: about a second."""
 
+_SURELY: Final = 1.1
+"""What needs that many times as long, were it to flow like water, is not predicted: chunks in the proportion
+of shares are a few per cent off at most.
+"""
+
 _SMALL_CHUNKS: Final = 8
 """Tensors of so few chunks never fill a pipeline: then simple trees may do, too."""
 
@@ -42,22 +48,40 @@ _SMALL_CHUNKS: Final = 8
 def auto(network: Network, options: Options) -> Forest:
     """Return the trees that should have `options.tensors` everywhere first, of those in `candidates`.
 
-    One prediction for each: 0.1 s with 9 nodes, and where the discrete events would take longer than some
+    One prediction for each that may win: hundredths of a second with 9 nodes, and where the discrete events would take longer than some
     seconds (64 nodes and more behind access caps), an estimate.
 
     Raises:
         Unreachable: names the ranks without a path.
     """
     forests = candidates(network, options)
-    seconds = {name: expected(network, forest, options) for name, forest in forests.items()}
-    best = min(forests, key=lambda name: seconds[name])  # of equals the first, which is the simplest
-    others = ", ".join(f"{name} {format_duration(seconds[name])}" for name in forests if name != best)
+    floors = _floors(network, forests, options)
+    seconds: dict[str, float] = {}
+    for name in sorted(forests, key=lambda name: floors[name]):
+        if floors[name] <= _SURELY * min(seconds.values(), default=math.inf):
+            seconds[name] = expected(network, forests[name], options)
+    # Of equals the first, which is the simplest.
+    best = min((name for name in forests if name in seconds), key=lambda name: seconds[name])
+    told = {name: f"over {format_duration(floor)}" for name, floor in floors.items()}
+    told |= {name: format_duration(found) for name, found in seconds.items()}
+    others = ", ".join(f"{name} {told[name]}" for name in forests if name != best)
     chosen = forests[best]
     return replace(
         chosen,
         reason=f"auto: {best}, with {format_duration(seconds[best])} predicted for "
         f"{format_bytes(options.tensor_bytes)} ({others}); {chosen.reason}",
     )
+
+
+def _floors(network: Network, forests: Mapping[str, Forest], options: Options) -> Mapping[str, float]:
+    """Return about what each takes at the least: its fluid time if there are chunks enough for its shares."""
+    if len(forests) == 1 or options.tensor_bytes < _FEWEST_CHUNKS * options.chunk_bytes:
+        return dict.fromkeys(forests, 0.0)
+    resources = Resources.of(network)
+    return {
+        name: fluid_time(resources, forest.policy(0), options.tensor_bytes)
+        for name, forest in forests.items()
+    }
 
 
 def candidates(network: Network, options: Options) -> Mapping[str, Forest]:

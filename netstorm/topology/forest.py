@@ -21,6 +21,8 @@ class Forest:
     """How it came about, for a person."""
     whole: bool = False
     """Shares are whole numbers of chunks, and all of them together are what is sent at once."""
+    leads: tuple[int, ...] = ()
+    """Of whole shares; see `Policy`."""
     look_ahead: int = 0
     """Bytes; see `Policy`."""
     look_ahead_s: float = 0.0
@@ -35,4 +37,5 @@ class Forest:
             reason=self.reason,
             look_ahead=self.look_ahead,
             look_ahead_s=self.look_ahead_s,
+            leads=self.leads,
         )

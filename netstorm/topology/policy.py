@@ -10,7 +10,7 @@ import msgspec
 
 from netstorm.errors import UsageError
 from netstorm.topology.elements import Rank, shown_ranks
-from netstorm.topology.schedule import interleave
+from netstorm.topology.schedule import interleave, staggered
 
 __all__ = ["DETOURS", "EXPLORERS", "MAX_TOTAL_WEIGHT", "Detour", "Plan", "Policy", "Tree"]
 
@@ -141,6 +141,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """Seconds for which a rank heeds it in a round of which no result has come."""
     detours: tuple[Detour, ...] = ()
     """Auxiliary paths around hops of the trees; of one hop the fastest first."""
+    leads: tuple[int, ...] = ()
+    """By tree: how many slots earlier than an even sequence would have them its slots come; empty: none. A
+    chunk that takes long from the leaves to the root and down again should start early.
+    """
 
     def __post_init__(self) -> None:
         if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:
@@ -163,6 +167,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
                 f"policy {self.version} has weights from {min(self.weights)} up, {sum(self.weights)} in all: "
                 f"expected 1 or more each, {MAX_TOTAL_WEIGHT} at most in all"
             )
+        if self.leads and (len(self.leads) != len(self.trees) or min(self.leads) < 0):
+            raise UsageError(
+                f"policy {self.version} has {len(self.trees)} trees and leads of {list(self.leads[:16])} "
+                "slots: expected one of 0 or more for each, or none"
+            )
+        if max(self.leads, default=0) > MAX_TOTAL_WEIGHT:
+            raise UsageError(
+                f"policy {self.version} has leads of up to {max(self.leads)} slots: expected "
+                f"{MAX_TOTAL_WEIGHT} at most"
+            )
         if self.detours:
             _check_detours(self)
 
@@ -173,7 +187,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
 
     @cached_property
     def schedule(self) -> tuple[int, ...]:
-        """The trees of successive slots, for one period: `sum(weights) / gcd(weights)` slots."""
+        """The trees of successive slots, for one period: `sum(weights)` slots, or without leads as many of
+        them as have all trees in proportion.
+        """
+        if self.leads:
+            return staggered(self.weights, self.leads)
         divisor = math.gcd(*self.weights)
         return interleave([weight // divisor for weight in self.weights])
 

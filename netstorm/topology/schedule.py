@@ -8,7 +8,7 @@ from typing import Final
 
 from netstorm.errors import UsageError
 
-__all__ = ["PARTS", "interleave", "quantise"]
+__all__ = ["PARTS", "interleave", "quantise", "staggered"]
 
 PARTS: Final = 1000
 """Shares are rounded to thousandths: far below what a link's rate can be known to."""
@@ -71,3 +71,20 @@ def interleave(weights: Sequence[int]) -> tuple[int, ...]:
         counts[i] += 1
         due[max(slot + 1, counts[i] * period // weights[i])].append(i)
     return tuple(sequence)
+
+
+def staggered(weights: Sequence[int], leads: Sequence[int]) -> tuple[int, ...]:
+    """Return one period in which index i occurs weights[i] times, leads[i] slots earlier than evenly.
+
+    Each of the weights[i] is due in the middle of its part of the period, less the lead; they come in the
+    order in which they are due. So slow trees have no chunks among the last, for which all would wait.
+    O(period · log period).
+    """
+    period = sum(weights)
+    # Quotients of whole numbers below 2**53, correctly rounded: the same on every machine.
+    due = sorted(
+        (((2 * one + 1) * period - 2 * weight * lead) / (2 * weight), i)
+        for i, (weight, lead) in enumerate(zip(weights, leads, strict=True))
+        for one in range(weight)
+    )
+    return tuple(i for _, i in due)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,8 @@ from netstorm.topology.resources import Floats
 __all__ = ["Parents", "arborescence", "centred", "grow", "path_delays"]
 
 Parents = npt.NDArray[np.intp]
+
+_FEW: Final = 48
 
 
 def grow(prices: Floats, delays: Floats, root: int, weight: float) -> Parents:
@@ -31,6 +35,8 @@ def grow(prices: Floats, delays: Floats, root: int, weight: float) -> Parents:
     """
     size = len(prices)
     weighted = prices + weight * delays
+    if size <= _FEW:
+        return _grow_few(weighted.tolist(), delays.tolist(), root, weight)
     parent = np.full(size, root)
     away = np.zeros(size)
     key = weighted[root].copy()
@@ -48,6 +54,28 @@ def grow(prices: Floats, delays: Floats, root: int, weight: float) -> Parents:
         parent[closer] = node
     parent[root] = -1
     return parent
+
+
+def _grow_few(weighted: list[list[float]], delays: list[list[float]], root: int, weight: float) -> Parents:
+    """Do the same for few nodes, where calls of NumPy take longer than the numbers."""
+    size = len(delays)
+    parent = [root] * size
+    away = [0.0] * size
+    key = weighted[root]
+    open_ = [node for node in range(size) if node != root]
+    while open_:
+        node = min(open_, key=key.__getitem__)
+        open_.remove(node)
+        above = parent[node]
+        away[node] = away[above] + delays[above][node]
+        row, behind = weighted[node], weight * away[node]
+        for other in open_:
+            cost = row[other] + behind
+            if cost < key[other]:
+                key[other] = cost
+                parent[other] = node
+    parent[root] = -1
+    return np.array(parent)
 
 
 def path_delays(parents: Parents, delays: Floats) -> Floats:

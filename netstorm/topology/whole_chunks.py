@@ -11,10 +11,10 @@ from netstorm.topology.resources import Floats
 
 __all__ = ["whole_chunks"]
 
-_SHARPNESS: Final = 40.0
+_SHARPNESS: Final = 80.0
 """How much more the most loaded resource counts than the next."""
 
-_PASSES: Final = 4
+_PASSES: Final = 6
 
 _WORK: Final = 20_000_000
 """Trees x trees x resources that passes may take in all: some tenths of a second."""

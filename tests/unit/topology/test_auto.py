@@ -16,6 +16,7 @@ from netstorm.topology.options import Options
 from netstorm.topology.predict import predict
 from netstorm.topology.resources import Resources, fluid_time
 from netstorm.topology.star import star
+from netstorm.units import format_duration
 
 MB = 1_000_000
 
@@ -55,6 +56,15 @@ def test_the_reason_tells_what_was_predicted_for_each():
     assert "predicted for 50MB" in reason
     for name in ("one fapt", "fapt", "packing"):
         assert name in reason
+
+
+def test_what_cannot_win_is_not_predicted_and_the_reason_says_so():
+    network = generate("mesh", 9, 4)
+    options = Options(tensors=(200 * MB,), chunk_bytes=MB)
+    forests = candidates(network, options)
+    fluid = fluid_time(Resources.of(network), forests["one fapt"].policy(0), 200 * MB)
+    assert fluid > 2 * seconds(network, forests["packing"], options)
+    assert f"one fapt over {format_duration(fluid)}" in auto(network, options).reason
 
 
 def test_while_no_rates_are_known_nothing_is_predicted_and_every_rank_is_a_root():

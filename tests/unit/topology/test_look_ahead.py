@@ -24,19 +24,23 @@ STARS = Forest(
 )
 
 
-def test_it_is_four_times_what_is_under_way_in_the_slowest_trees_time():
+def test_it_is_two_and_a_half_times_what_is_under_way_in_the_slowest_trees_time():
     network = Network.uniform(3, rate=RATE, latency=9.0)
     forest = with_look_ahead(network, STARS, MB)
     # Rank 0's links to rank 1 carry both trees' halves, up and down: 1 MB/s. A chunk takes 2 x 10 s.
-    assert forest.look_ahead == 4 * 20 * MB
-    assert forest.look_ahead_s == pytest.approx(80)
+    assert forest.look_ahead == 2.5 * 20 * MB
+    assert forest.look_ahead_s == pytest.approx(50)
 
 
-def test_it_is_never_less_than_four_chunks_of_each_tree():
-    network = Network.uniform(3, rate=RATE)
-    capped = replace(network, nodes=tuple(Node(rank=node.rank, egress=RATE) for node in network.nodes))
+def test_behind_access_caps_it_is_four_times_that_and_never_less_than_four_chunks_of_each_tree():
+    def capped(network):
+        return replace(network, nodes=tuple(Node(rank=node.rank, egress=RATE) for node in network.nodes))
+
     # Rank 0 sends both broadcasts of its tree and a contribution of the other: 1 / 1.5 MB/s, for 2 s.
-    assert with_look_ahead(capped, STARS, MB).look_ahead == 4 * 2 * MB
+    near = with_look_ahead(capped(Network.uniform(3, rate=RATE)), STARS, MB)
+    assert near.look_ahead == 4 * 2 * MB
+    far = with_look_ahead(capped(Network.uniform(3, rate=RATE, latency=9.0)), STARS, MB)
+    assert far.look_ahead == pytest.approx(4 * 20 * MB / 1.5)
 
 
 def test_one_tree_needs_none():

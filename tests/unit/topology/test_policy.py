@@ -230,6 +230,23 @@ def test_detours_survive_the_wire_and_a_plan_has_those_that_begin_at_its_rank():
     assert Plan(policy, 2).detours == {}
 
 
+def test_slots_of_trees_with_a_lead_come_earlier_and_are_no_more():
+    even = Policy(version=1, trees=(CHAIN, CHAIN), weights=(10, 10))
+    led = Policy(version=1, trees=(CHAIN, CHAIN), weights=(10, 10), leads=(0, 6))
+    assert sorted(led.schedule) == sorted(even.schedule * 10)
+    assert sum(led.schedule[:6]) == 6
+    frame = seal(encode_body(NewPolicy(policy=led)), sequence=1, sent_at=0, payload_crc=None)
+    message = open_frames(frame, 1).message
+    assert isinstance(message, NewPolicy)
+    assert message.policy.schedule == led.schedule
+
+
+@pytest.mark.parametrize("leads", [(1,), (1, 2, 3), (0, -1), (0, 1_000_001)])
+def test_each_tree_has_one_lead_of_a_sensible_size(leads: tuple[int, ...]):
+    with pytest.raises(UsageError, match="leads"):
+        Policy(version=1, trees=(CHAIN, CHAIN), weights=(1, 1), leads=leads)
+
+
 def test_a_policy_without_detours_is_what_it_was_before_there_were_any():
     """A peer that knows none sends the fields up to `look_ahead_s`."""
     policy = Policy(version=1, trees=(CHAIN,), weights=(1,))

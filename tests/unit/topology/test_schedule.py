@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.topology.schedule import PARTS, interleave, quantise
+from netstorm.topology.schedule import PARTS, interleave, quantise, staggered
 
 shares = st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=40)
 weights = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -95,3 +95,20 @@ def test_in_any_window_every_count_is_within_two_of_its_exact_share(weights: lis
 @given(st.integers(1, 30), st.integers(1, 5))
 def test_equal_weights_take_turns(count: int, weight: int):
     assert interleave([weight] * count) == tuple(range(count)) * weight
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 200)), min_size=1, max_size=12))
+def test_leads_change_the_order_of_a_period_and_not_its_counts(trees):
+    weights, leads = zip(*trees, strict=True)
+    sequence = staggered(weights, leads)
+    assert [sequence.count(one) for one in range(len(weights))] == list(weights)
+
+
+def test_what_takes_long_has_none_of_the_last_slots():
+    sequence = staggered((50, 50), (20, 0))
+    assert set(sequence[:10]) == {0}
+    assert set(sequence[-10:]) == {1}
+
+
+def test_without_a_lead_a_single_chunk_is_in_the_middle():
+    assert staggered((10, 1), (0, 0)).index(1) == 5

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.topology import Rank, Tree
+from netstorm.topology import Rank, Tree, spanning
 from netstorm.topology.spanning import arborescence, centred, grow, path_delays
 
 INF = float("inf")
@@ -75,6 +75,17 @@ def test_grown_without_regard_to_prices_all_its_paths_are_shortest_ones(size, se
     assert spans(parents, root)
     shortest = nx.single_source_dijkstra_path_length(graph, root)
     assert list(path_delays(parents, delays)) == [shortest[node] for node in range(size)]
+
+
+@cases
+def test_few_nodes_get_the_tree_that_many_would(size, seed, missing):
+    prices = drawn(size, seed, symmetric=False, missing=missing)
+    delays = np.random.default_rng(seed).random((size, size))
+    few = grow(prices, delays, seed % size, 0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spanning, "_FEW", 0)
+        many = grow(prices, delays, seed % size, 0.5)
+    assert few.tolist() == many.tolist()
 
 
 @given(st.integers(2, 12), st.integers(0, 10_000))

@@ -1,0 +1,93 @@
+"""A network as matrices, for `packing`: prices of resources in, prices of edges out."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from netstorm.topology.network import Network
+from netstorm.topology.resources import Floats, Resources
+from netstorm.topology.spanning import Parents
+
+__all__ = ["Ground"]
+
+_EFFORTS: Final = (
+    # up to how many nodes: prices of delay, sweeps, rounds of column generation
+    (12, (0.03, 0.3), 1, 20),
+    (48, (0.03, 0.3), 1, 6),
+    (math.inf, (0.1,), 2, 0),
+)
+"""The more nodes, the more trees of each kind, and the less each of them matters: without rounds all trees of
+the last sweep get the same share, and no program is solved.
+"""
+_EFFORTS_APART: Final = (
+    (12, (0.03, 0.3), 1, 20),
+    (48, (0.03,), 1, 1),
+    (math.inf, (0.1,), 2, 0),
+)
+"""The same where the trees of the two directions are grown apart, which are twice as many."""
+
+
+class Ground:
+    """A network as matrices: prices of resources in, prices of edges out."""
+
+    def __init__(self, network: Network, tensor_bytes: int, chunk_bytes: int) -> None:
+        resources = Resources.of(network)
+        size = network.size
+        useful = resources.useful
+        pairs = np.array(resources.pairs)[useful]
+        self.size: Final = size
+        self.chunks: Final = -(-tensor_bytes // chunk_bytes)
+        self.trees: Final = 2 * size
+        """How many trees are grown under one price of delay."""
+        self.sources: Final = pairs[:, 0]
+        self.targets: Final = pairs[:, 1]
+        self.place: Final = np.full((size, size), -1)
+        self.place[self.sources, self.targets] = np.arange(len(pairs))
+        self.used: Final = _padded(resources, useful)
+        """(P, most) numbers of the resources that a useful pair uses, filled up with R."""
+        self.seconds: Final = 8 * tensor_bytes / resources.capacities
+        """(R,) that the whole tensor takes on a resource."""
+        latencies = np.array([network.link(*resources.pairs[one]).latency for one in useful])
+        self.delays: Final = np.zeros((size, size))
+        """(N, N) of one chunk over an edge; 0 where there is none."""
+        self.delays[self.sources, self.targets] = (
+            8 * chunk_bytes / resources.pair_capacities[useful] + latencies
+        )
+        rates = np.zeros((size, size))
+        rates[self.sources, self.targets] = resources.pair_capacities[useful]
+        self.symmetric: Final = bool(np.allclose(rates, rates.T, rtol=0.02))
+        self.delay_prices, self.sweeps, self.rounds = next(
+            (prices, sweeps, rounds)
+            for most, prices, sweeps, rounds in (_EFFORTS if self.symmetric else _EFFORTS_APART)
+            if size <= most
+        )
+
+    def edge_prices(self, prices: Floats) -> Floats:
+        """Return (N, N) the price of each edge, inf where there is none, from (R,) prices of resources."""
+        edges = np.full((self.size, self.size), np.inf)
+        edges[self.sources, self.targets] = self.pair_sums(prices)
+        return edges
+
+    def pair_sums(self, values: Floats) -> Floats:
+        """Return (P,) the sum over what each useful pair uses, from (R,) values of resources."""
+        sums: Floats = np.append(values, 0.0)[self.used].sum(axis=1)
+        return sums
+
+    def loads(self, sources: Parents, targets: Parents) -> Floats:
+        """Return (R,) the seconds that a tensor takes on resources when all of it crosses these pairs."""
+        used = self.used[self.place[sources, targets]].ravel()
+        loads: Floats = np.bincount(used, minlength=len(self.seconds) + 1)[:-1] * self.seconds
+        return loads
+
+
+def _padded(resources: Resources, useful: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    by_pair = resources.by_pair
+    starts, ends = by_pair.indptr[useful], by_pair.indptr[useful + 1]
+    padded = np.full((len(useful), int((ends - starts).max())), len(resources.capacities))
+    for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        padded[place, : end - start] = by_pair.indices[start:end]
+    return padded
