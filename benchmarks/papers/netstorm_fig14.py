@@ -23,8 +23,8 @@ _MST = (
     "tree is best at; one FAPT is best for a single chunk. The paper's text gives no number."
 )
 _CHANGING = (
-    "the paper's adaptive FAPT follows the network; ours keeps the trees of the beginning, as NetStorm does "
-    "until it measures links at run time."
+    "the paper's adaptive FAPT follows the network; ours keeps the trees of the beginning, since measuring "
+    "is no part of the predictor (`netstorm bench wan --dynamic` has it, on real nodes)."
 )
 
 

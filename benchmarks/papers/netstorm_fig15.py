@@ -12,8 +12,9 @@ from common import Row, arguments, changing, form, internet2, report, round_time
 
 _WHY = (
     "the paper measures with auxiliary paths, which use links that no tree uses, and with trees that follow "
-    "the network; ours have neither yet, so this is what the roots alone give."
+    "the network; the predictor has neither, so this is what the roots alone give."
 )
+_BASE = "what the others are compared with."
 _LINEAR = "the paper's text says that throughput grows linearly, and gives a number for nine roots only."
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     for roots, found in times.items():
         gain, still = _gain(times[1], found), _gain(static[1], static[roots])
         paper = {1: "1 x", 9: "+180 % (2.8 x)"}.get(roots, "in between")
-        why = "" if roots == 1 else _WHY if roots == 9 else _LINEAR
+        why = _BASE if roots == 1 else _WHY if roots == 9 else _LINEAR
         rows.append(
             Row(
                 what=f"{roots} roots",

@@ -63,6 +63,7 @@ def _by_model(seeds: int) -> list[Row]:
             what="growth with size, star over FAPT",
             paper="above 1",
             ours=f"{gentler:.2f} x",
+            why=_A,
             value=gentler,
         )
     )

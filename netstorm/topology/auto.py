@@ -48,8 +48,9 @@ _SMALL_CHUNKS: Final = 8
 def auto(network: Network, options: Options) -> Forest:
     """Return the trees that should have `options.tensors` everywhere first, of those in `candidates`.
 
-    One prediction for each that may win: hundredths of a second with 9 nodes, and where the discrete events would take longer than some
-    seconds (64 nodes and more behind access caps), an estimate.
+    One prediction for each that may win: hundredths of a second with 9 nodes, and where the discrete events
+    would take longer than some seconds (64 nodes and more behind access caps), an estimate. Rings are not
+    among them: over networks of all families and sizes of 0.1 to 244 MB none was the fastest.
 
     Raises:
         Unreachable: names the ranks without a path.
