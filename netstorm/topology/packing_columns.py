@@ -186,22 +186,19 @@ class Columns:
         # Slow trees first: of trees whose turn it is the first gets it, and what begins late should be fast.
         taken.sort(key=lambda one: -_together(one[0], one[1]).delay)
         shares = np.array([share for _, _, share in taken])
+        halves = [_together(up, down) for up, down, _ in taken]
         whole = self._ground.chunks <= _MOST_CHUNKS
-        if whole:
-            halves = [_together(up, down) for up, down, _ in taken]
-            shares = whole_chunks(
-                np.array([both.load for both in halves]),
-                np.array([both.delay for both in halves]),
-                shares / shares.sum(),
-                self._ground.chunks,
-            ).astype(float)
         leads: tuple[int, ...] = ()
         if whole:
-            each = np.array([both.load for both in halves]) / self._ground.chunks
-            chunk_s = float((shares @ each).max()) / self._ground.chunks
-            leads = tuple(
-                round(both.delay / chunk_s) for both, share in zip(halves, shares, strict=True) if share > 0
+            loads, delays = (
+                np.array([both.load for both in halves]),
+                np.array([both.delay for both in halves]),
             )
+            chunks = self._ground.chunks
+            shares = whole_chunks(loads, delays, shares / shares.sum(), chunks).astype(float)
+            chunk_s = float((shares @ loads).max()) / chunks**2
+            """Seconds from one chunk to the next while the most loaded resource is busy."""
+            leads = tuple(round(delay / chunk_s) for delay in delays[shares > 0])
         trees = tuple(
             Tree(root=Rank(up.root), reduce_parent=up.parents, broadcast_parent=down.parents)
             for (up, down, _), share in zip(taken, shares, strict=True)
