@@ -13,7 +13,7 @@ import heapq
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -28,12 +28,14 @@ from netstorm.kvstore.form import Form
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation, Round
 from netstorm.kvstore.relay import onward
+from netstorm.kvstore.takeover import Tag, Takeover
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import Peer, bits_to_wire, ranks_in
-from netstorm.protocol.messages import Part, Phase, RoundBegun
-from netstorm.pslite.machine import Call, Instruction, Order, Send
+from netstorm.protocol.messages import Moved, Part, Phase, RoundBegun
+from netstorm.pslite.machine import Call, Instruction, Order, Send, TakeBack
 from netstorm.topology.holding import Holding
+from netstorm.topology.policy import Plan
 
 __all__ = ["ROUNDS_AHEAD", "Aggregation"]
 
@@ -96,6 +98,7 @@ class Aggregation:
         """Keys and rounds with a look-ahead that have begun since the last tick."""
         self._doubts: list[tuple[float, tuple[int, int]]] = []
         """Heap of when to doubt that a round has begun everywhere."""
+        self.takeover: Final = Takeover(rank)
         self._moved: deque[int] = deque()
         """Keys of which something may begin now."""
 
@@ -143,6 +146,10 @@ class Aggregation:
                 except ProtocolViolation as error:
                     self._counters.add("protocol_violations")
                     _log.warning("dropped a part that rank %d sent early: %s", peer, error)
+
+    def has_news(self) -> bool:
+        """Return whether the scheduler is to be told something."""
+        return bool(self.begun or self.takeover.news)
 
     def ask_again(self) -> tuple[RoundBegun, ...]:
         """Return the last rounds that have begun; the next request is without them."""
@@ -219,8 +226,18 @@ class Aggregation:
         if key is None or plan is None:
             self._keep(peer, part, payload, payload_crc)
             return
-        if part.round <= self._complete[part.key] or part.round in self._complete_beyond.get(part.key, ()):
+        if self._is_complete(part.key, part.round):
             self._counters.add("parts_of_complete_rounds")
+            return
+        bound = self._bindings.version_of(part.key, part.round)
+        moved = self.takeover.version_of(part.key, part.round, part.chunk)
+        if moved is not None and part.version < moved:
+            self._counters.add("parts_of_moved_chunks")
+            return
+        current = bound if moved is None else moved
+        later = plan.policy.takes_over and (current is None or part.version > current)
+        if later or (moved is not None and bound is None):
+            self._keep(peer, part, payload, payload_crc)  # we have not been told yet where its chunk is
             return
         form, contributors = check_part(
             peer,
@@ -229,9 +246,12 @@ class Aggregation:
             key=key,
             plan=plan,
             complete=self._complete[part.key],
-            bound=self._bindings.version_of(part.key, part.round),
+            bound=current,
         )
-        round = self._round(key, part.round, part.version, form)
+        round = self._round(key, part.round, part.version if bound is None else bound, form)
+        if part.version != round.plan_of(part.chunk).version:  # since just now
+            self._counters.add("parts_of_moved_chunks")
+            return
         if part.phase is Phase.REDUCE:
             total = round.sum_of(part.chunk)
             if total.contributors & contributors:
@@ -258,7 +278,9 @@ class Aggregation:
         if found is None:
             plan = self._bindings.plan(version)
             assert plan is not None
-            found = self._rounds[key.identity, number] = Round(key, number, version, plan, form)
+            moves = self.takeover.moves(key.identity, number)
+            found = self._rounds[key.identity, number] = Round(key, number, plan, form, moves)
+            self._give_away(found)
         elif found.version != version:
             raise ProtocolViolation(
                 f"round {number} of {key.name} runs under policy {found.version} here and under {version} "
@@ -275,7 +297,7 @@ class Aggregation:
         """Send a chunk's sum to the parent, if it is complete for this subtree and need not wait; at the root
         it is the result.
         """
-        plan, layout = round.plan, round.key.layout
+        plan, layout = round.plan_of(chunk), round.key.layout
         assert layout is not None
         tree = plan.tree_of(layout.slots[chunk])
         total = round.sum_of(chunk)
@@ -285,14 +307,12 @@ class Aggregation:
         if parent < 0:
             priority = 0 if round.operation is None else round.operation.priority
             self._deliver(round, chunk, total.to_keep(), None, priority)
-        elif round.stretch is None or not self._holding.setdefault(round.round, Holding()).hold(
-            round.stretch, chunk
-        ):
+        elif not self._must_wait(round, chunk):
             self._send_up(round, chunk)
 
     def _send_up(self, round: Round, chunk: int) -> None:
         """Send a chunk's sum, which is complete for this subtree, to the parent."""
-        plan, layout = round.plan, round.key.layout
+        plan, layout = round.plan_of(chunk), round.key.layout
         assert layout is not None
         tree = plan.tree_of(layout.slots[chunk])
         total = round.sum_of(chunk)
@@ -313,7 +333,7 @@ class Aggregation:
         self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int
     ) -> None:
         """A chunk's result is here: pass it on, and write it."""
-        plan, layout = round.plan, round.key.layout
+        plan, layout = round.plan_of(chunk), round.key.layout
         assert layout is not None
         tree = plan.tree_of(layout.slots[chunk])
         children = plan.broadcast_children[tree]
@@ -352,14 +372,14 @@ class Aggregation:
         crc: int | None,
         priority: int,
     ) -> None:
-        layout = round.key.layout
+        layout, plan = round.key.layout, round.plan_of(chunk)
         assert layout is not None
         part = Part(
             key=round.key.identity,
             round=round.round,
             chunk=chunk,
             phase=phase,
-            version=round.version,
+            version=plan.version,
             tree=tree,
             contributors=bits_to_wire(contributors),
             dtype=round.key.spec.dtype,
@@ -373,8 +393,9 @@ class Aggregation:
             payload=payload,
             order=order,
             payload_crc=None if payload is None else crc,
+            tag=Tag(part.key, part.round, chunk, phase, part.version, layout.slots[chunk], to),
         )
-        detours = round.plan.detours
+        detours = plan.detours
         if detours and to in detours:
             self.dispatch.hold(send, detours[to])
         else:
@@ -399,8 +420,9 @@ class Aggregation:
     def not_delivered(self, returned: Iterable[Send]) -> Iterator[Send]:
         """Yield what is to be sent again of what a link that has failed gives back.
 
-        A sum whose result is here has arrived. What has not is copied: it may be the user's own memory, which
-        is his again with the result; that comes, if the sum had arrived after all, while it is under way.
+        A sum whose result is here has arrived, and one whose chunk has moved nobody wants. Others are copied:
+        they may be the user's own memory, which is his again with the result; that comes, if the sum had
+        arrived after all, while it is under way.
         """
         for send in returned:
             part = send.message
@@ -414,8 +436,14 @@ class Aggregation:
             else:
                 yield send
 
+    def _is_complete(self, key: int, round: int) -> bool:
+        return round <= self._complete.get(key, -1) or round in self._complete_beyond.get(key, ())
+
     def _is_known(self, part: Part) -> bool:
-        if part.round <= self._complete[part.key] or part.round in self._complete_beyond.get(part.key, ()):
+        if self._is_complete(part.key, part.round):
+            return True
+        moved = self.takeover.version_of(part.key, part.round, part.chunk)
+        if moved is not None and part.version < moved:
             return True
         round = self._rounds.get((part.key, part.round))
         return round is not None and round.results[part.chunk]
@@ -427,6 +455,7 @@ class Aggregation:
         assert operation is not None
         del self._rounds[key, round.round]
         self._hold_no_more(round)
+        self.takeover.close(key, round.round)
         beyond = self._complete_beyond.setdefault(key, set())
         beyond.add(round.round)
         while self._complete[key] + 1 in beyond:
@@ -440,7 +469,99 @@ class Aggregation:
         self.instructions.append(Call(function=lambda: done(None)))
         self._moved.append(key)
 
+    # ------------------------------------------------------------------- going over to another policy
+
+    def new_policy(self, plan: Plan) -> None:
+        """A policy has come: what is under way goes over to it, if it says so."""
+        if self.takeover.install(plan):
+            for round in list(self._rounds.values()):
+                self._give_away(round)
+            wanted = self.takeover.goes_around
+            self._go_around(self.dispatch.take_out(wanted))
+            self.instructions.append(TakeBack(wanted=wanted, then=self._go_around))
+        self.advance()
+
+    def _go_around(self, sends: list[Send]) -> None:
+        self._counters.add("results_around", len(sends))
+        self.instructions += self.takeover.around(sends)
+
+    def moved(self, said: Moved) -> None:
+        """Take the scheduler's word that chunks have moved.
+
+        Raises:
+            ProtocolViolation: to a policy that is not known.
+        """
+        plan = self._bindings.plan(said.version)
+        if plan is None:
+            raise ProtocolViolation(f"chunks have moved to policy {said.version}, which is not known here")
+        if self._is_complete(said.key, said.round):
+            return
+        round = self._rounds.get((said.key, said.round))
+        if round is None:
+            moves = self.takeover.moves(said.key, said.round)
+            moves.update((chunk, plan) for chunk in said.chunks if _is_newer(plan, moves.get(chunk)))
+        else:
+            self._move(round, said.chunks, plan)
+        self.advance([said.key])
+
+    def _give_away(self, round: Round) -> None:
+        """Give the chunks that this node is the root of, and has not summed, to the policy that takes over.
+
+        Called before anything is added to a round that is new here, or when that policy comes.
+        """
+        plan, layout = self.takeover.plan, round.key.layout
+        if plan is None or round.version >= plan.version or layout is None:
+            return
+        mine, left = 0, []
+        for chunk, slot in enumerate(layout.slots):
+            now = round.plan_of(chunk)
+            if now.root[now.tree_of(slot)] == self._rank:
+                mine += 1
+                if not round.results[chunk] and now.version < plan.version:
+                    left.append(chunk)
+        if self.takeover.worth_it(left, mine):
+            self.takeover.gave(round.key.identity, round.round, left)
+            self._move(round, left, plan)
+
+    def _move(self, round: Round, chunks: Iterable[int], plan: Plan) -> None:
+        """Forget what is summed of some chunks, and contribute to them again, under another policy."""
+        moving = {
+            chunk
+            for chunk in chunks
+            if 0 <= chunk < len(round.sums)
+            and not round.results[chunk]
+            and _is_newer(plan, round.plan_of(chunk))
+        }
+        if not moving:
+            return
+        self._counters.add("chunks_moved", len(moving))
+        key, number = round.key.identity, round.round
+
+        def outdated(tag: Hashable) -> bool:
+            return (
+                isinstance(tag, Tag)
+                and (tag.key, tag.round) == (key, number)
+                and tag.phase is Phase.REDUCE
+                and tag.chunk in moving
+                and tag.version < plan.version
+            )
+
+        self.dispatch.take_out(outdated)
+        self.instructions.append(TakeBack(wanted=outdated))
+        for chunk in sorted(moving):
+            round.moved[chunk] = plan
+            round.sums[chunk] = None
+            if round.operation is not None:
+                round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
+                self._forward(round, chunk)
+
     # -------------------------------------------------------------------------------------- the look-ahead
+
+    def _must_wait(self, round: Round, chunk: int) -> bool:
+        """Return whether a sum is held back. What has moved is late enough."""
+        if round.stretch is None or chunk in round.moved:
+            return False
+        return self._holding.setdefault(round.round, Holding()).hold(round.stretch, chunk)
 
     def tick(self, now: float) -> None:
         """Send what is held for rounds that have begun here long ago and have had no result."""
@@ -464,7 +585,8 @@ class Aggregation:
     def _release(self, released: Iterator[tuple[tuple[int, int], int]]) -> None:
         for owner, chunk in released:
             round = self._rounds[owner]
-            if not round.results[chunk]:  # a peer that lies may have sent the result of what is held
+            # A peer that lies may have sent the result of what is held; what has moved is not.
+            if not round.results[chunk] and chunk not in round.moved:
                 self._send_up(round, chunk)
 
     def _hold_no_more(self, round: Round) -> None:
@@ -485,6 +607,7 @@ class Aggregation:
         self._doubts.clear()
         self._unasked.clear()
         self._early.clear()
+        self.takeover.clear()
         self.dispatch.clear()
         for operation in operations:
             self.instructions.append(Call(function=lambda done=operation.done: done(error)))  # type: ignore[misc]
@@ -500,7 +623,8 @@ class Aggregation:
         for chunk, done in enumerate(round.results):
             if not done:
                 total = round.sums[chunk]
-                expected = round.plan.expected[round.plan.tree_of(layout.slots[chunk])]
+                plan = round.plan_of(chunk)
+                expected = plan.expected[plan.tree_of(layout.slots[chunk])]
                 if total is not None and total is not _SENT:
                     ranks.update(ranks_in(expected & ~total.contributors))
         waited = f"contributions of ranks {sorted(ranks)}" if ranks else "results from other ranks"
@@ -509,3 +633,7 @@ class Aggregation:
     def oldest(self) -> float:
         """Return when the oldest outstanding operation was submitted (inf: none is)."""
         return min((operation.begun_at for operation in self.outstanding()), default=math.inf)
+
+
+def _is_newer(plan: Plan, than: Plan | None) -> bool:
+    return than is None or plan.version > than.version

@@ -25,9 +25,9 @@ class Bindings:
         self._tables: dict[int, list[tuple[int, int]]] = {}
         self._granted: dict[int, int] = {}
 
-    def install(self, policy: Policy) -> None:
+    def install(self, policy: Policy) -> Plan:
         """Make a policy known; the same version twice is the same policy."""
-        self._plans.setdefault(policy.version, Plan(policy, self._rank))
+        return self._plans.setdefault(policy.version, Plan(policy, self._rank))
 
     def plan(self, version: int) -> Plan | None:
         """Return this node's part in a policy, or None while the policy is not here."""

@@ -8,7 +8,7 @@ over a detour. Any chunk for a neighbour may take any path to it, whatever polic
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -128,6 +128,18 @@ class Dispatch:
             yield from self._by_rule(hop, primary, firsts, now)
             if not hop.items:
                 del self._hops[target]
+
+    def take_out(self, wanted: Callable[[Hashable], bool]) -> list[Send]:
+        """Take what is wanted, by its tag, of all that waits."""
+        taken: list[Send] = []
+        for target, hop in list(self._hops.items()):
+            left = [item for item in hop.items if item[3].tag is None or not wanted(item[3].tag)]
+            if len(left) < len(hop.items):
+                taken += [item[3] for item in hop.items if item not in left]
+                hop.items, hop.bytes = left, sum(item[2] for item in left)
+            if not left:
+                del self._hops[target]
+        return taken
 
     def avoid(self, links: Collection[tuple[int, int]]) -> None:
         """Take no detour over any of these links, given as (source, target), from now on; of what is on one

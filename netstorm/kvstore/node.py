@@ -117,6 +117,7 @@ class GeneralNode:
             m.KeysRegistered: self._keys_registered,
             m.TopologyAnswer: self._topology_answer,
             m.NewPolicy: self._new_policy,
+            m.Moved: lambda message, _: self._running().moved(message),
             m.BarrierReached: self._barrier_reached,
             m.PeerFinished: self._peer_finished,
             m.AllFinished: self._all_finished,
@@ -321,6 +322,7 @@ class GeneralNode:
                 barriers=tuple(sorted(self._barriers)),
                 last_rounds=self._registration.last_rounds() if finishing else None,
                 suspected=self._detours.targets(),
+                moved=self._running().takeover.say_again(),
             )
             self._outbox.add(
                 Connect(peer=SCHEDULER, host=options.scheduler_host, port=options.scheduler_port),
@@ -374,7 +376,9 @@ class GeneralNode:
         """Return when something is due."""
         if self.failure is not None or self.state is State.OVER:
             return math.inf
-        if self._aggregation is not None and (self._registration.has_request() or self._aggregation.begun):
+        if self._aggregation is not None and (
+            self._registration.has_request() or self._aggregation.has_news()
+        ):
             return 0.0
         if self._zeros.due() and self.roster.unfinished():
             return 0.0
@@ -455,10 +459,10 @@ class GeneralNode:
 
     def _new_policy(self, message: m.NewPolicy, now: float) -> None:
         assert self._bindings is not None
-        self._bindings.install(message.policy)
+        plan = self._bindings.install(message.policy)
         self.owners().new_policy(message.policy)
         self.counters.add("policies")
-        self._running().advance()
+        self._running().new_policy(plan)
 
     def _barrier_reached(self, message: m.BarrierReached, now: float) -> None:
         waiting = self._barriers.pop(message.number, None)
@@ -553,6 +557,8 @@ class GeneralNode:
             if self._aggregation.begun:
                 self._outbox.tell(m.TopologyRequest(begun=tuple(self._aggregation.begun)))
                 self._aggregation.begun = []
+            for moved in self._aggregation.takeover.take_news():
+                self._outbox.tell(moved)
 
     def _stop(self, error: NetStormError, *, say: str | None = None) -> None:
         """Fail everything, now and later; the first reason stays. `say`: what to tell the others, if they

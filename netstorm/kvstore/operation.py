@@ -77,6 +77,7 @@ class Round:
         "form",
         "key",
         "missing",
+        "moved",
         "operation",
         "plan",
         "results",
@@ -86,14 +87,16 @@ class Round:
         "version",
     )
 
-    def __init__(self, key: Key, round: int, version: int, plan: Plan, form: Form) -> None:
+    def __init__(self, key: Key, round: int, plan: Plan, form: Form, moved: dict[int, Plan]) -> None:
         assert key.layout is not None
         self.key = key
         self.form = form
         """The operation's as soon as that is here; until then one with the codec of the parts that are."""
         self.round = round
-        self.version = version
+        self.version: Final = plan.version
         self.plan = plan
+        self.moved: Final = moved
+        """Chunks that have gone over to later policies (`takeover`)."""
         self.operation: Operation | None = None
         """What the user wants; None while only other ranks' data is here."""
         self.sums: list[Sum | None] = [None] * key.layout.chunks
@@ -105,6 +108,10 @@ class Round:
             Stretch((key.identity, round), key.layout.offsets, look_ahead) if look_ahead else None
         )
         """What is held back of it; None: nothing ever is."""
+
+    def plan_of(self, chunk: int) -> Plan:
+        """Return the plan that a chunk is summed by."""
+        return self.moved.get(chunk, self.plan)
 
     def sum_of(self, chunk: int) -> Sum:
         """Return the sum of a chunk, new if this is the first that is heard of it."""

@@ -61,7 +61,7 @@ _ANY_MESSAGE = (
     | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered
     | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy | m.Barrier | m.BarrierReached
     | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone | m.Leave
-    | m.ReplicaDigest
+    | m.ReplicaDigest | m.Moved
     | m.LinkTrial | m.LinkRestored | m.FailedLinks | m.Resume | m.Resumed
     | m.Routed
 )  # fmt: skip

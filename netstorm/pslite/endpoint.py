@@ -24,7 +24,17 @@ from netstorm.pslite.accepted_session import AcceptedSession
 from netstorm.pslite.limits import Limits
 from netstorm.pslite.link_counters import LinkCounters
 from netstorm.pslite.link_state import LinkState
-from netstorm.pslite.machine import Admit, Connect, Disconnect, Machine, NotYet, Refuse, Rerouter, Send
+from netstorm.pslite.machine import (
+    Admit,
+    Connect,
+    Disconnect,
+    Machine,
+    NotYet,
+    Refuse,
+    Rerouter,
+    Send,
+    TakeBack,
+)
 from netstorm.pslite.opened_session import OpenedSession
 from netstorm.pslite.queue import Outgoing
 from netstorm.pslite.recent import Recent
@@ -154,9 +164,22 @@ class Endpoint:
             session.submit_datagram(body, now)
         else:
             session.submit(
-                Outgoing(body, instruction.payload, instruction.order, instruction.payload_crc), now
+                Outgoing(
+                    body, instruction.payload, instruction.order, instruction.payload_crc, instruction.tag
+                ),
+                now,
             )
         self._dirty[session] = None
+
+    def take_back(self, instruction: TakeBack) -> None:
+        """Take messages out of the links' queues again."""
+        taken = []
+        for session in self._sessions():
+            found = session.sending.take_back(instruction.wanted)
+            if found and instruction.then is not None:
+                taken += [_as_send(session.peer, one) for one in found]
+        if taken and instruction.then is not None:
+            instruction.then(taken)
 
     def disconnect(self, instruction: Disconnect, now: float) -> None:
         """End the sessions with a peer."""
@@ -499,15 +522,7 @@ class Endpoint:
         if self._rerouter is None or not session.opened_here:
             self._machine.peer_lost(session.peer, session.reason, now)
             return
-        undelivered = [
-            Send(
-                peer=session.peer,
-                message=decode_body(one.body),
-                payload=one.payload,
-                order=one.order,
-            )
-            for one in session.undelivered
-        ]
+        undelivered = [_as_send(session.peer, one) for one in session.undelivered]
         session.undelivered = []
         self._rerouter.link_lost(session.peer, session.reason, undelivered, now)
 
@@ -519,3 +534,14 @@ class Endpoint:
             session.counters.drop(reason)
             sender = self.name_of(session.peer)
         self._drops.note(reason, sender, detail, now)
+
+
+def _as_send(peer: Peer, message: Outgoing) -> Send:
+    """Return a message as the machine once sent it."""
+    return Send(
+        peer=peer,
+        message=decode_body(message.body),
+        payload=message.payload,
+        order=message.order,
+        tag=message.tag,
+    )

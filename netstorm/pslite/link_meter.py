@@ -28,6 +28,9 @@ _SHARE: Final = 1 / 1000
 """Reports may take this much of the bytes that they are about. Two nodes report the same bytes, and a second
 report may follow when they have judged the last of them: .4 %."""
 
+_JUDGE_S: Final = 0.2
+"""How often traffic is judged: a link that has changed is reported at once."""
+
 _LINK_BYTES: Final = 48
 _REPORT_BYTES: Final = 80
 """Of a `LinkMeasure` and of a `Measured` without any, encoded, with ZeroMQ's and TCP's headers."""
@@ -49,12 +52,16 @@ class MeterOptions:
 class _Link:
     """One link at one of its ends."""
 
-    __slots__ = ("busy", "estimate", "history", "longest_s", "shift")
+    __slots__ = ("busy", "estimate", "history", "jumped", "longest_s", "news", "shift")
 
     def __init__(self) -> None:
         self.busy: Final = BusyLink()
         self.history: Final = History()
         self.estimate: Estimate | None = None
+        self.news = False
+        """The estimate has not been reported."""
+        self.jumped = False
+        """And is another one than before."""
         self.longest_s = 0.0
         """Of late, its longest stretch."""
         self.shift = 0.0
@@ -81,8 +88,8 @@ class _Side:
             found = self.links[peer] = _Link()
         return found
 
-    def judge(self) -> list[Peer]:
-        """Work out what was shared, and estimate; return whose estimates are new."""
+    def judge(self) -> None:
+        """Work out what was shared, and estimate."""
         horizon = self._horizon()
         for part in slices(
             {
@@ -100,7 +107,19 @@ class _Side:
         self._judged = max(self._judged, min(horizon, self._newest))
         verdict, self.cap = self._access.verdict()
         self.independent = verdict is Verdict.INDEPENDENT
-        return [peer for peer, link in self.links.items() if self._estimate(link, horizon + link.shift)]
+        for link in self.links.values():
+            self._estimate(link, horizon + link.shift)
+
+    def jumped(self) -> bool:
+        """Return whether some link has changed, and nobody was told yet."""
+        return any(link.jumped for link in self.links.values())
+
+    def take_news(self) -> list[Peer]:
+        """Return whose estimates have not been reported; they will have been."""
+        found = [peer for peer, link in self.links.items() if link.news]
+        for peer in found:
+            self.links[peer].news = False
+        return found
 
     def _horizon(self) -> float:
         """Return the time until which it is known what was busy: a chunk is known of when it has arrived."""
@@ -114,17 +133,18 @@ class _Side:
             longest = max(longest, link.longest_s)
         return newest - min(longest, _LONGEST_WAIT_S)
 
-    def _estimate(self, link: _Link, horizon: float) -> bool:
+    def _estimate(self, link: _Link, horizon: float) -> None:
         done = link.busy.take_until(horizon)
         if not done:
-            return False
+            return
         link.history.extend(done)
         estimate = link.history.estimate(self._at_least, independent=self.independent)
         if estimate is None:
-            return False
+            return
+        link.jumped = link.jumped or link.history.jumped
         link.estimate = estimate
+        link.news = True
         link.busy.rate = estimate.rate
-        return True
 
 
 class _RoundTrip:
@@ -169,7 +189,7 @@ class LinkMeter:
         self._paper_new: Final[set[Peer]] = set()
         self._bytes = 0
         """Measured and not reported yet."""
-        self._reported_at = now
+        self._judged_at = self._reported_at = now
         self._rest = False
         """Some traffic has not been judged yet."""
 
@@ -226,26 +246,36 @@ class LinkMeter:
 
     def due(self) -> float:
         """Return when `report` has something to say; it may be past."""
-        return self._reported_at + self._options.interval_s if self._bytes or self._rest else math.inf
+        if not (self._bytes or self._rest):
+            return math.inf
+        return min(self._judged_at + _JUDGE_S, self._reported_at + self._options.interval_s)
 
     def report(self, now: float) -> Measured | None:
         """Return what is new since the last report, or None; `now` on the local clock."""
-        links = len(self._in.links) + len(self._out.links)
-        if self._bytes * _SHARE < _REPORT_BYTES + links * _LINK_BYTES and not self._rest:
-            self._reported_at = now
-            return None
-        self._reported_at = now
-        self._rest = self._bytes > 0  # what came last will be judged next time
-        self._bytes = 0
+        self._judged_at = now
         for peer, link in self._out.links.items():
             if peer in self._trips:
                 link.shift = self._trips[peer].there_s(link.busy.rate)
+        for side in (self._out, self._in):
+            side.judge()
+        links = len(self._in.links) + len(self._out.links)
+        if not (self._out.jumped() or self._in.jumped()):
+            if now < self._reported_at + self._options.interval_s:
+                return None
+            if self._bytes * _SHARE < _REPORT_BYTES + links * _LINK_BYTES and not self._rest:
+                self._reported_at = now
+                return None
+        self._reported_at = now
+        self._rest = self._bytes > 0  # what came last will be judged next time
+        self._bytes = 0
         if self._options.estimator == "paper":
             into = self._paper_measures(self._paper_new)
             self._paper_new.clear()
             return Measured(links=into) if into else None
-        out = self._measures(self._out, self._out.judge())
-        into = self._measures(self._in, self._in.judge())
+        out = self._measures(self._out, self._out.take_news())
+        into = self._measures(self._in, self._in.take_news())
+        for link in (*self._out.links.values(), *self._in.links.values()):
+            link.jumped = False
         if not into and not out:
             return None
         return Measured(links=into, egress=self._out.cap, ingress=self._in.cap, outgoing=out)
@@ -264,7 +294,7 @@ class LinkMeter:
 
     def _measures(self, side: _Side, peers: Iterable[Peer]) -> tuple[LinkMeasure, ...]:
         return tuple(
-            self._measure(peer, estimate)
+            self._measure(peer, estimate, jumped=side.links[peer].jumped)
             for peer in peers
             if (estimate := side.links[peer].estimate) is not None
         )
@@ -276,7 +306,7 @@ class LinkMeter:
             if (estimate := self._paper[peer].estimate()) is not None
         )
 
-    def _measure(self, peer: Peer, estimate: Estimate) -> LinkMeasure:
+    def _measure(self, peer: Peer, estimate: Estimate, *, jumped: bool = False) -> LinkMeasure:
         trip, out, back = self._trips.get(peer), self._out.links.get(peer), self._in.links.get(peer)
         return LinkMeasure(
             source=int(peer),
@@ -286,4 +316,5 @@ class LinkMeter:
             chunks=estimate.chunks,
             shared=estimate.shared,
             signal=math.inf if back is None else back.busy.transit_s,
+            jumped=jumped,
         )

@@ -10,7 +10,7 @@ A process is three layers, the same on real sockets and in the simulated cluster
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -33,6 +33,7 @@ __all__ = [
     "Refuse",
     "Rerouter",
     "Send",
+    "TakeBack",
 ]
 
 Order: TypeAlias = tuple[int, ...]
@@ -67,6 +68,19 @@ class Send:
     """Over the connection that the peer opened, as acknowledgements go: where links lead one way only, there
     may be no other.
     """
+    tag: Hashable | None = None
+    """What `TakeBack` knows it by; None: it is never taken back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBack:
+    """Take out of all links' queues what is `wanted`, by its tag, as far as it has not been transmitted, and
+    call `then` with it. What has been may be sent again: its payload is copied, and may change from now on.
+    """
+
+    wanted: Callable[[Hashable], bool]
+    then: Callable[[list[Send]], None] | None = None
+    """None: it is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +107,7 @@ class Become:
     rank: int
 
 
-Instruction: TypeAlias = Connect | Send | Disconnect | Become | Call
+Instruction: TypeAlias = Connect | Send | TakeBack | Disconnect | Become | Call
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ A heap by (order, arrival): first-in-first-out queues cost packed trees up to 25
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Hashable
 
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.pslite.machine import URGENT, Order
@@ -29,6 +30,7 @@ class Outgoing:
         "sent_at",
         "sequence",
         "size",
+        "tag",
         "transmission",
         "transmissions",
     )
@@ -39,8 +41,11 @@ class Outgoing:
         payload: Buffer | None = None,
         order: Order = URGENT,
         payload_crc: int | None = None,
+        tag: Hashable | None = None,
     ) -> None:
         self.body = body
+        self.tag = tag
+        """What its sender knows it by."""
         self.payload = payload
         self.order = order
         self._crc = payload_crc
@@ -98,6 +103,19 @@ class OutgoingQueue:
         message = heapq.heappop(self._heap)[2]
         self.bytes -= message.size
         return message
+
+    def take_out(self, wanted: Callable[[Hashable], bool]) -> list[Outgoing]:
+        """Take all messages whose tags are wanted, in order."""
+        taken: list[tuple[Order, int, Outgoing]] = []
+        left: list[tuple[Order, int, Outgoing]] = []
+        for item in self._heap:
+            tag = item[2].tag
+            (taken if tag is not None and wanted(tag) else left).append(item)
+        if taken:
+            heapq.heapify(left)
+            self._heap = left
+            self.bytes -= sum(message.size for _, _, message in taken)
+        return [message for _, _, message in sorted(taken, key=lambda item: item[:2])]
 
     def clear(self) -> None:
         """Forget everything."""

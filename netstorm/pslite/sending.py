@@ -9,7 +9,7 @@ doubles the load (design, section 4).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
@@ -153,6 +153,15 @@ class SendingHalf:
         for message in self.unacknowledged.values():
             message.resend = True
         self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
+
+    def take_back(self, wanted: Callable[[Hashable], bool]) -> list[Outgoing]:
+        """Take what is wanted, by its tag, and was not transmitted yet; copy the payloads of what was, since
+        it may have to be sent again.
+        """
+        for message in self.unacknowledged.values():
+            if message.payload is not None and message.tag is not None and wanted(message.tag):
+                message.payload = bytes(memoryview(message.payload))
+        return self.queue.take_out(wanted)
 
     def take_all(self) -> list[Outgoing]:
         """Return what has not been acknowledged, in order, and forget it."""

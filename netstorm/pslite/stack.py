@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from netstorm.pslite.endpoint import Endpoint
 from netstorm.pslite.link_state import Dispatcher
-from netstorm.pslite.machine import Become, Call, Connect, Disconnect, Instruction, Machine, Send
+from netstorm.pslite.machine import Become, Call, Connect, Disconnect, Instruction, Machine, Send, TakeBack
 from netstorm.pslite.session import Wire
 from netstorm.pslite.van import VanEvent
 
@@ -83,5 +83,7 @@ class Stack(Generic[M]):
             endpoint.connect(instruction, now)
         elif isinstance(instruction, Disconnect):
             endpoint.disconnect(instruction, now)
+        elif isinstance(instruction, TakeBack):
+            endpoint.take_back(instruction)
         elif isinstance(instruction, Become):
             endpoint.rank = instruction.rank

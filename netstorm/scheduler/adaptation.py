@@ -56,8 +56,17 @@ links that have changed together are noticed one after the other.
 _LEAST_PATIENCE: Final = 2
 """Looks between two formations for such moves, if those before have come to nothing."""
 
+_MOVING_GAIN: Final = 1.3
+_MOVING_S: Final = 0.3
+"""What a policy must be predicted to gain, as a factor and in s, to be worth it that chunks of rounds under
+way are sent once more. It takes some round trips.
+"""
+
 _LOOKS: Final = 5
 """How often the network is looked at within an update time, so that a change need not wait for one."""
+
+_TOGETHER_S: Final = 0.3
+"""After a link is noticed to have changed, others that have changed with it are waited for."""
 
 _MOST_LINKS: Final = 1000
 """Of larger networks one look takes tens of ms, and one within an update time must do."""
@@ -144,7 +153,7 @@ class Adaptation:
         looks = _LOOKS if len(assumed.network.links) <= _MOST_LINKS else 1
         self._look_every_s: Final = assumed.plan.update_time_s / looks
         self._look_at = now + assumed.plan.update_time_s
-        self._asked_at = now
+        self._asked_at = self._looked_at = now
         self._first_report_at = math.inf
         self._reports = 0
         self._patience = 1
@@ -172,7 +181,11 @@ class Adaptation:
         """Return when `look` may have something to ask."""
         if self._asked is not None:
             return math.inf
-        return -math.inf if self._replan else self._look_at
+        if self._replan:
+            return -math.inf
+        changed_at = self._collector.changed_at
+        soon = changed_at + _TOGETHER_S if changed_at > self._looked_at else math.inf
+        return min(self._look_at, max(soon, self._asked_at + self._look_every_s))
 
     def replan(self, why: str) -> None:
         """What is assumed is another network: form at once."""
@@ -189,6 +202,7 @@ class Adaptation:
         if now < self.due():
             return None
         self._look_at = now + self._look_every_s
+        self._looked_at = now
         if self._collector.reports and self._first_report_at == math.inf:
             self._first_report_at = now
         picture = self._collector.assumed() if self._believes else self._collector.picture(now)
@@ -240,6 +254,7 @@ class Adaptation:
         if answer.only_detours:
             self.reason = f"{why}; the same trees, other auxiliary paths"
             return self._next(found, policy)
+        found = msgspec.structs.replace(found, takes_over=_is_worth_moving(answer))
         times = (
             f"{format_duration(answer.seconds)} instead of {format_duration(answer.seconds_before)} predicted"
             if answer.seconds_before < math.inf
@@ -316,6 +331,12 @@ def _is_better(answer: Formed, error: float) -> bool:
         return True
     least = (1 + max(_LEAST_GAIN, error)) * answer.seconds
     return answer.seconds_before > least and answer.gain > _SURE * answer.doubt
+
+
+def _is_worth_moving(answer: Formed) -> bool:
+    """Return whether rounds that are under way should go over to the new policy, too."""
+    before_s, after_s = answer.seconds_before, answer.seconds
+    return _MOVING_GAIN * after_s < before_s < math.inf and before_s - after_s > _MOVING_S
 
 
 def _alike(one: Summed, other: Summed) -> bool:

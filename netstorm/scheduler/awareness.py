@@ -46,6 +46,8 @@ class Awareness:
         self._outcome: Final = Outcome()
         self._tried = -1
         """Version of the last policy that was taken for what it is predicted to do."""
+        self._expected_s = 0.0
+        """What rounds are predicted to take without it."""
         self._active: Final = (
             assumed.network.size > 1
             and assumed.plan.topology not in _FIXED
@@ -64,7 +66,7 @@ class Awareness:
     def installed(self, policy: Policy, before: Policy, first_rounds: Mapping[int, int]) -> None:
         """A policy follows `before` from these rounds on, by key."""
         if policy.version == self._tried:
-            self._outcome.installed(before, first_rounds)
+            self._outcome.installed(before, first_rounds, expected_s=self._expected_s)
         else:
             self._outcome.forget()
 
@@ -111,7 +113,7 @@ class Awareness:
         found = self.adaptation.formed(answer, policy, now)
         took = f" (formed in {answer.took_s:.2f} s)" if answer.took_s else ""
         if found is not None and self._active and not answer.only_detours:
-            self._tried = found.version
+            self._tried, self._expected_s = found.version, answer.seconds_before
         if found is None:
             _log.info("policy version %d stays: %s%s", policy.version, self.adaptation.reason, took)
         else:

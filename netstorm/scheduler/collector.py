@@ -116,6 +116,7 @@ class Collector:
     Attributes:
         refused: values that cannot be.
         reports: reports so far.
+        changed_at: when some link was last noticed to have changed.
     """
 
     def __init__(self, prior: Network, *, known: bool) -> None:
@@ -127,6 +128,7 @@ class Collector:
         """
         self.refused = 0
         self.reports = 0
+        self.changed_at = -math.inf
         self._prior = prior
         self._known: Final = known
         self._pairs: Final = frozenset(prior.pairs())
@@ -260,7 +262,10 @@ class Collector:
         self._stale.add(pair)
         if one.rate:
             end = state.target if pair[0] == one.source else state.source
-            (end.free if one.shared <= _SHARED else end.held).add(one.rate, one.error, now)
+            readings = end.free if one.shared <= _SHARED else end.held
+            readings.add(one.rate, one.error, now, jumped=one.jumped)
+            if readings.changed_at == now:
+                self.changed_at = now
         if one.latency >= 0.0:
             state.took(one.latency)
         if one.signal < math.inf:

@@ -8,15 +8,16 @@ arXiv 2404.11352 §VII-A) costs no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.ids import bits_of
 from netstorm.protocol.messages import ANY_RULE, Binding, RoundBegun
+from netstorm.topology.policy import Policy
 
-__all__ = ["ROUNDS_AHEAD", "Consistency", "RuleConflict"]
+__all__ = ["ROUNDS_AHEAD", "Consistency", "RuleConflict", "needed"]
 
 ROUNDS_AHEAD: Final = 1024
 """How far a rank may be ahead of the slowest in one key. A general node never is more than a few: it
@@ -26,6 +27,12 @@ scheduler remember."""
 
 _COMPLETE_BEFORE: Final = 2
 """A general node begins a round only if it has completed the one so many before it."""
+
+
+_TAKEOVERS: Final = 8
+"""Of so many newest versions, those that have taken over are kept though no round is bound to them: chunks of
+rounds under way may have moved there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +164,17 @@ class Consistency:
     def versions_in_use(self) -> set[int]:
         """Return the versions that some rank may still need to be told of, and the present one."""
         return {self._version}.union(version for table in self._tables.values() for _, version in table.rows)
+
+
+def needed(policies: Mapping[int, Policy], in_use: Container[int]) -> dict[int, Policy]:
+    """Return those of all policies, by version, that some node may still need to be told of.
+
+    Args:
+        in_use: versions that rounds are bound to.
+    """
+    newest = max(policies)
+    return {
+        version: policy
+        for version, policy in policies.items()
+        if version in in_use or (policy.takes_over and version > newest - _TAKEOVERS)
+    }

@@ -14,7 +14,7 @@ from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.awareness import Awareness, summed_of
 from netstorm.scheduler.barrier import BarrierCount
 from netstorm.scheduler.collector import Seen
-from netstorm.scheduler.consistency import Consistency
+from netstorm.scheduler.consistency import Consistency, needed
 from netstorm.scheduler.failed_links import LinkFailures
 from netstorm.scheduler.failure import Failure
 from netstorm.scheduler.forming import Formation, Formed
@@ -172,7 +172,7 @@ class Job:
         if self.awareness is not None:
             self.awareness.installed(policy, before, starts)
         in_use = self._consistency.versions_in_use()
-        self._policies = {version: known for version, known in self._policies.items() if version in in_use}
+        self._policies = needed(self._policies, in_use)
         self._outbox.tell(self.peers, m.NewPolicy(policy=policy))
 
     def receive(self, rank: int, message: m.Message, now: float) -> m.PeerGone | None:
@@ -190,6 +190,8 @@ class Job:
                 return self._register(rank, message, now)
             case m.TopologyRequest():
                 return self._topology_request(rank, message, now)
+            case m.Moved():
+                self._moved(rank, message)
             case m.ReplicaDigest():
                 return self._replica_digest(rank, message)
             case m.Barrier():
@@ -343,6 +345,15 @@ class Job:
         self._tell(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
 
+    def _moved(self, rank: int, message: m.Moved) -> None:
+        """Tell all nodes which chunks their root has given to a later policy."""
+        if message.key not in self.keys or not 0 <= message.version <= self._consistency.version:
+            raise ProtocolViolation(
+                f"rank {rank} has given chunks of key {message.key} to policy {message.version}: expected "
+                f"one of {len(self.keys)} keys, and a version up to {self._consistency.version}"
+            )
+        self._outbox.tell(self.peers, message)
+
     def _replica_digest(self, rank: int, message: m.ReplicaDigest) -> m.PeerGone | None:
         if message.key not in self.keys:
             raise ProtocolViolation(f"rank {rank} reports key {message.key}, which nobody has registered")
@@ -380,6 +391,8 @@ class Job:
         gone = self._register(rank, m.RegisterKeys(keys=message.keys), now) if message.keys else None
         if gone is None and message.begun:
             gone = self._topology_request(rank, m.TopologyRequest(begun=message.begun), now)
+        for moved in message.moved if gone is None else ():
+            self._moved(rank, moved)
         for number in message.barriers if gone is None else ():
             if self._barriers.is_reached(number):
                 self._tell(rank, m.BarrierReached(number=number))

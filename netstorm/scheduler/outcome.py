@@ -51,17 +51,24 @@ class Outcome:
         while len(self._seconds) > _KEPT:
             del self._seconds[min(self._seconds)]
 
-    def installed(self, before: Policy, first_rounds: Mapping[int, int]) -> None:
+    def installed(
+        self, before: Policy, first_rounds: Mapping[int, int], *, expected_s: float = 0.0
+    ) -> None:
         """A policy follows `before` from the first of these rounds on, by key: put it on trial.
 
         If `before` is on trial itself, the new one is compared with what was before that.
+
+        Args:
+            before: in force until now.
+            first_rounds: by key.
+            expected_s: what a round under `before` should take now, which none may have done yet.
         """
         if not first_rounds:
             return
         first = max(first_rounds.values())
         if self._before is None:
             last = [self._seconds[round] for round in range(first - _BEFORE, first) if round in self._seconds]
-            self._before, self._before_s = before, max(last, default=math.inf)
+            self._before, self._before_s = before, max(*last, expected_s) if last else math.inf
         self._after = first + _SETTLING
 
     def forget(self) -> None:

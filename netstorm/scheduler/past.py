@@ -9,6 +9,7 @@ from typing import Final
 from netstorm.errors import UsageError
 from netstorm.protocol.messages import KeySpec, Member
 from netstorm.scheduler import records as r
+from netstorm.scheduler.consistency import needed
 from netstorm.topology.policy import Policy
 
 __all__ = ["LEASE", "Leases", "Past"]
@@ -101,7 +102,7 @@ class Past:
             while len(rows) > 1 and rows[1][0] <= granted - 2 * LEASE:
                 rows.pop(0)
         used = {self.version}.union(version for rows in self.rows for _, version in rows)
-        self.policies = {version: policy for version, policy in self.policies.items() if version in used}
+        self.policies = needed(self.policies, used)
 
 
 class Leases:

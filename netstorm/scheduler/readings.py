@@ -60,8 +60,10 @@ class Readings:
     def __bool__(self) -> bool:
         return bool(self._values)
 
-    def add(self, value: float, error: float, now: float) -> None:
-        """Take a reading above 0; an error of 0 or less is not known."""
+    def add(self, value: float, error: float, now: float, *, jumped: bool = False) -> None:
+        """Take a reading above 0; an error of 0 or less is not known. `jumped`: whoever made it has seen the
+        quantity change.
+        """
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
         late = self.age(now) > _LATE_S
         self._at = now
@@ -71,7 +73,7 @@ class Readings:
             off = value / self.value - 1.0
             if abs(off) > limit:
                 agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
-                if not (agreed or late):
+                if not (agreed or late or jumped):
                     self._suspect = value
                     return
                 self.changed_at, self.was = now, self.value

@@ -70,6 +70,18 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True
         """By rank: to whom the result goes from there, in order of rank."""
         return _children(self.broadcast_parent)
 
+    def way(self, source: int, target: int) -> tuple[int, ...]:
+        """Return the ranks on the way between two within the tree, both included: up as sums go, and down as
+        results do.
+        """
+        above = [target]
+        while (parent := self.broadcast_parent[above[-1]]) >= 0:
+            above.append(parent)
+        walk = [source]
+        while walk[-1] not in above:
+            walk.append(self.reduce_parent[walk[-1]])
+        return (*walk, *reversed(above[: above.index(walk[-1])]))
+
     @cached_property
     def subtree_mask(self) -> tuple[int, ...]:
         """By rank: bit set of the ranks in its reduce subtree, itself included."""
@@ -145,6 +157,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """By tree: how many slots earlier than an even sequence would have them its slots come; empty: none. A
     chunk that takes long from the leaves to the root and down again should start early.
     """
+    takes_over: bool = False
+    """Rounds that are under way go over to it, too: those of their chunks that no root has summed yet."""
 
     def __post_init__(self) -> None:
         if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:
@@ -253,6 +267,11 @@ class Plan:
         self._masks: Final = tuple(tree.subtree_mask for tree in trees)
         self._schedule: Final = policy.schedule
         self._period: Final = len(policy.schedule)
+
+    @property
+    def version(self) -> int:
+        """The policy's."""
+        return self.policy.version
 
     def tree_of(self, slot: int) -> int:
         """Return the index of the tree for a slot, as `Policy.tree_of` does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -29,6 +30,7 @@ def many_changes(seed, changes):
         aux_rule=chance.choice(("arrival", "queue")),
     ).join()
     sizes = {f"key{number}": chance.randint(1, 90) for number in range(3)}
+    taking_over = chance.choice((0.0, 0.3, 1.0))
     installed = 0
     ended = dict.fromkeys(sizes, 0)
 
@@ -36,6 +38,7 @@ def many_changes(seed, changes):
         nonlocal installed
         installed += 1
         policy = random_policy(chance, nodes, installed)
+        policy = msgspec.structs.replace(policy, takes_over=chance.random() < taking_over)
         cluster.install_policy(random_detours(chance, policy) if chance.random() < 0.5 else policy)
         if installed < changes:
             cluster.at(cluster.now + chance.expovariate(1.0 / pause_s), change)

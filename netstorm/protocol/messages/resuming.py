@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netstorm.protocol.messages.kinds import Message
-from netstorm.protocol.messages.rounds import KeySpec, RoundBegun
+from netstorm.protocol.messages.rounds import KeySpec, Moved, RoundBegun
 
 __all__ = ["Resume", "Resumed"]
 
@@ -21,6 +21,8 @@ class Resume(Message, frozen=True, tag=98):
     """Of `Finished`, if the node has."""
     suspected: tuple[int, ...] = ()
     """Ranks that cannot be reached from here."""
+    moved: tuple[Moved, ...] = ()
+    """Chunks of open rounds that this node, their root, has given to a later policy."""
 
 
 class Resumed(Message, frozen=True, tag=99):

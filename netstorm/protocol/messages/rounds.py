@@ -15,6 +15,7 @@ __all__ = [
     "KeyGrant",
     "KeySpec",
     "KeysRegistered",
+    "Moved",
     "NewPolicy",
     "RegisterKeys",
     "ReplicaDigest",
@@ -109,6 +110,18 @@ class NewPolicy(Message, frozen=True, tag=66):
     """The scheduler to all nodes, before any binding names its version."""
 
     policy: Policy
+
+
+class Moved(Message, frozen=True, tag=77):
+    """Chunks of a round under way are summed by a later policy than the one that the round is bound to. Their
+    root to the scheduler, which tells all nodes; saying it twice changes nothing.
+    """
+
+    key: int
+    round: int
+    version: int
+    """The later policy's."""
+    chunks: tuple[int, ...]
 
 
 class ReplicaDigest(Message, frozen=True, tag=76):

@@ -45,6 +45,8 @@ class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc
     """Seconds that anything small took at least from `source` to the node that reports, and what their clocks
     are off by; infinite: not known. There and back together, clocks cancel.
     """
+    jumped: bool = False
+    """Several transfers in a row, the last ones, agree that the rate is another one than before."""
 
 
 class Measured(Datagram, frozen=True, tag=22):

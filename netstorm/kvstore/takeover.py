@@ -1,0 +1,126 @@
+"""Rounds under way that go over to a new policy, chunk by chunk. Pure.
+
+A policy is bound to rounds that nobody has begun (`bindings`); but where links have changed, the round
+under way and the next one may take many times as long under the trees of before. So a policy may take over
+(`Policy.takes_over`). What happens to a chunk then is for one node alone to say, the root that its sum is
+formed at: if it has formed it, that is the result, at all ranks; if not, it never will, and says so by way of
+the scheduler (`Moved`). Whoever hears it forgets the sum that it has, and contributes once more, under the
+new policy. So each chunk is summed once, by one tree, and all ranks get the same bytes.
+
+What has been handed to links and has not left goes over, too: sums of chunks that have moved are taken out
+of the queues, and results take the ways of the new policy's trees to where the old ones' lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from netstorm.kvstore.relay import around
+from netstorm.protocol.messages import Moved, Part, Phase
+from netstorm.pslite.machine import Send
+from netstorm.topology.policy import Plan
+
+__all__ = ["Tag", "Takeover"]
+
+_LEAST: Final = 1 / 8
+"""Part of the chunks that a root sums of a round below which it keeps them: what is on its way arrives sooner
+than what is sent once more.
+"""
+
+
+class Tag(NamedTuple):
+    """What a part is known by while it is in a link's queue."""
+
+    key: int
+    round: int
+    chunk: int
+    phase: Phase
+    version: int
+    tree_slot: int
+    """The chunk's slot."""
+    peer: int
+
+
+class Takeover:
+    """The policy that takes over, and which chunks of open rounds have moved to which policy."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank: Final = rank
+        self.plan: Plan | None = None
+        """The newest that takes over; None: none does."""
+        self.news: list[Moved] = []
+        """What the scheduler is to be told."""
+        self._told: dict[tuple[int, int], list[Moved]] = {}
+        """What it has been told, of open rounds."""
+        self._moves: dict[tuple[int, int], dict[int, Plan]] = {}
+
+    def install(self, plan: Plan) -> bool:
+        """Take note of a policy; return whether it takes over from now on."""
+        if not plan.policy.takes_over or (self.plan is not None and plan.version <= self.plan.version):
+            return False
+        self.plan = plan
+        return True
+
+    def moves(self, key: int, round: int) -> dict[int, Plan]:
+        """Return the plans of the chunks of a round that have moved, by chunk; later ones will be in it."""
+        return self._moves.setdefault((key, round), {})
+
+    def version_of(self, key: int, round: int, chunk: int) -> int | None:
+        """Return the version that a chunk has moved to, or None."""
+        plan = self._moves.get((key, round), {}).get(chunk)
+        return None if plan is None else plan.version
+
+    def worth_it(self, chunks: Sequence[int], all_chunks: int) -> bool:
+        """Return whether a root should give away so many chunks of those that it sums in a round."""
+        return len(chunks) > _LEAST * all_chunks
+
+    def gave(self, key: int, round: int, chunks: Iterable[int]) -> None:
+        """This node is the root of some chunks, and gives them to the policy that takes over."""
+        assert self.plan is not None
+        said = Moved(key=key, round=round, version=self.plan.version, chunks=tuple(chunks))
+        self.news.append(said)
+        self._told.setdefault((key, round), []).append(said)
+
+    def take_news(self) -> list[Moved]:
+        """Return what the scheduler is to be told, once."""
+        news, self.news = self.news, []
+        return news
+
+    def say_again(self) -> tuple[Moved, ...]:
+        """Return all that a scheduler that has forgotten it must know."""
+        self.news.clear()
+        return tuple(said for told in self._told.values() for said in told)
+
+    def close(self, key: int, round: int) -> None:
+        """A round is complete here: all ranks have contributed to all of it, and know what has moved."""
+        self._told.pop((key, round), None)
+        self._moves.pop((key, round), None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.news.clear()
+        self._told.clear()
+        self._moves.clear()
+
+    # ------------------------------------------------------------------------------- results on their way
+
+    def goes_around(self, tag: Hashable) -> bool:
+        """Return whether a part that waits for a link is a result that should take another way now."""
+        if not isinstance(tag, Tag) or self.plan is None or tag.phase is not Phase.BROADCAST:
+            return False
+        return tag.version < self.plan.version and len(self._way(tag)) > 2
+
+    def around(self, sends: Iterable[Send]) -> list[Send]:
+        """Return results that were taken back as they go now, source-routed along the new trees."""
+        found = []
+        for send in sends:
+            assert isinstance(send.tag, Tag)
+            assert isinstance(send.message, Part)
+            found.append(around(send, self._rank, self._way(send.tag)))
+        return found
+
+    def _way(self, tag: Tag) -> tuple[int, ...]:
+        assert self.plan is not None
+        policy = self.plan.policy
+        return policy.trees[policy.tree_of(tag.tree_slot)].way(self._rank, tag.peer)
