@@ -34,7 +34,9 @@ def random_parents(chance, size, root):
 
 
 def random_policy(chance, size, version=0, look_aheads=(0, 0, 1, 30, 1000)):
-    """Return trees of any shape, whose directions differ half of the time, and one of these look-aheads."""
+    """Return trees of any shape, whose directions differ half of the time, and one of these look-aheads; a
+    policy that takes over what is under way, half of the time.
+    """
     trees = []
     for _ in range(chance.randint(1, 4)):
         root = chance.randrange(size)
@@ -49,6 +51,7 @@ def random_policy(chance, size, version=0, look_aheads=(0, 0, 1, 30, 1000)):
         reason="drawn at random",
         look_ahead=chance.choice(look_aheads),
         look_ahead_s=chance.choice((0.0, 0.02, 1.0, 30.0)),
+        takes_over=chance.random() < 0.5,
     )
 
 

@@ -207,7 +207,7 @@ def policy_changes(changes, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_hundred_policy_changes_at_random_moments(seed):
-    assert policy_changes(100, seed) > 20
+    assert policy_changes(100, seed) > 5
 
 
 @pytest.mark.slow

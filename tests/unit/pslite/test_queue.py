@@ -50,3 +50,14 @@ def test_the_checksum_is_computed_when_it_is_needed_unless_it_is_known():
     assert Outgoing(b"").crc() is None
     assert Outgoing(b"", payload=payload).crc() == checksum(payload.tobytes())
     assert Outgoing(b"", payload=payload, payload_crc=7).crc() == 7
+
+
+def test_what_is_taken_out_leaves_the_others_in_order():
+    queue = OutgoingQueue()
+    for number in range(6):
+        queue.push(Outgoing(b"%d" % number, order=(0, 0, -number), tag=None if number == 3 else number))
+    taken = queue.take_out(lambda tag: tag in (1, 4))
+    assert [message.body for message in taken] == [b"4", b"1"]
+    assert queue.bytes == len(queue) == 4
+    assert [queue.pop().body for _ in range(4)] == [b"5", b"3", b"2", b"0"]
+    assert queue.take_out(lambda _: True) == []

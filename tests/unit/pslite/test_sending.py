@@ -140,3 +140,19 @@ def test_an_old_acknowledgement_does_no_harm():
     half.acknowledge(3, (), 0.0)
     assert not half.acknowledge(1, (), 0.0)
     assert not half.acknowledge(-5, (), 0.0)
+
+
+def test_what_is_taken_back_is_not_sent_and_what_was_sent_no_longer_uses_its_owners_memory():
+    half = sender(window=8)
+    memory = [bytearray(b"%04d" % number) for number in range(4)]
+    for number, payload in enumerate(memory):
+        half.submit(Outgoing(b"", payload, order=(0, 0, number), tag=number))
+    assert transmit_all(half) == [1, 2]
+    taken = half.take_back(lambda tag: tag in (0, 3))
+    assert [message.tag for message in taken] == [3]
+    for payload in memory:
+        payload[:] = b"gone"
+    assert [bytes(half.unacknowledged[sequence].payload) for sequence in (1, 2)] == [b"0000", b"gone"]
+    half.acknowledge(2, (), 1.0)
+    assert transmit_all(half) == [3]
+    assert half.unacknowledged[3].tag == 2

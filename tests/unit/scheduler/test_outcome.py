@@ -84,3 +84,14 @@ def test_what_cannot_be_is_left_out(seconds):
     outcome.took(4, seconds)
     outcome.took(-1, 3.0)
     assert outcome.verdict() is None
+
+
+def test_a_policy_that_takes_over_is_compared_with_what_rounds_would_have_taken():
+    outcome = Outcome()
+    rounds(outcome, 0, 2.0, 2.0)
+    outcome.installed(BEFORE, {0: 2}, expected_s=5.0)
+    rounds(outcome, 2, 4.0, 4.0, 4.0)
+    assert outcome.verdict() is None
+    outcome.installed(BEFORE, {0: 5}, expected_s=5.0)
+    rounds(outcome, 5, 6.0, 6.0, 6.0)
+    assert outcome.verdict() == (BEFORE, 5.0, 6.0)

@@ -1,0 +1,178 @@
+"""Rounds under way go over to a policy that takes over: they end sooner, and their sums stay right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from netstorm.protocol.frames import open_frames
+from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.messages import Moved, Part
+from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.topology.elements import Link
+from netstorm.topology.network import Change, Network, Rank, Routing
+from netstorm.topology.policy import Policy, Tree
+
+VALUES = 100_000
+CHUNK = 10_000
+FAST, SLOW = 10e6, 0.2e6
+CHANGE_AT = 2.0
+
+OVER_0 = Tree.undirected(Rank(0), (-1, 0, 0, 0))
+"""A star, whose links to rank 3 become slow."""
+AROUND = Tree.undirected(Rank(1), (1, -1, 1, 2))
+"""Without that link."""
+
+
+def changing_job(*, slow=((0, 3), (3, 0)), before_s=0.0, **settings):
+    """Return a job of four nodes, shortly before the links between 0 and 3 become 50 times as slow."""
+    links = [(a, b) for a in range(4) for b in range(4) if a != b]
+    network = Network(
+        nodes=Network.uniform(4).nodes,
+        links=tuple(Link(source=Rank(a), target=Rank(b), rate=FAST, latency=0.01) for a, b in links),
+        routing=Routing.OVERLAY,
+    )
+    changes = tuple(Change(at=CHANGE_AT, source=Rank(a), target=Rank(b), rate=SLOW) for a, b in slow)
+    cluster = SimulatedCluster(
+        4,
+        network=replace(network, changes=changes),
+        policy=Policy(version=0, trees=(OVER_0,), weights=(1,)),
+        chunk_size=CHUNK,
+        **settings,
+    ).join()
+    for node in cluster.nodes:
+        node.register("a", (VALUES,), "float32")
+    cluster.run_until_ended(push(cluster), 60)
+    assert cluster.now < CHANGE_AT
+    cluster.run_for(CHANGE_AT - before_s - cluster.now)
+    return cluster
+
+
+def push(cluster):
+    return [node.push("a", np.arange(VALUES, dtype=np.float32) % 7 + node.rank) for node in cluster.nodes]
+
+
+def check(pending):
+    right = 4 * (np.arange(VALUES, dtype=np.float32) % 7) + 6
+    assert all(one.result().tobytes() == right.tobytes() for one in pending)
+
+
+def seconds(*, takes_over, after=1.0):
+    """Return what a round takes if another policy comes `after` its start; and its cluster."""
+    cluster = changing_job()
+    begun = cluster.now
+    pending = push(cluster)
+    cluster.run_for(after)
+    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=takes_over))
+    cluster.run_until_ended(pending, 120)
+    check(pending)
+    return cluster.now - begun, cluster
+
+
+def count(cluster, name):
+    return sum(node.machine.counters.snapshot().get(name, 0) for node in cluster.nodes)
+
+
+def test_a_round_does_not_wait_for_a_link_that_the_new_policy_leaves_out():
+    stays, cluster = seconds(takes_over=False)
+    assert count(cluster, "chunks_moved") == 0
+    moves, cluster = seconds(takes_over=True)
+    assert count(cluster, "chunks_moved") > 0
+    assert stays > 10.0  # 400 kB at 0.2 Mbit/s
+    assert moves < 3.0
+
+
+def test_results_that_wait_for_a_slow_link_take_the_new_policys_trees():
+    took = {}
+    for takes_over in (False, True):
+        cluster = changing_job(slow=((0, 3),), before_s=0.2, window_bytes=50_000)
+        pending = push(cluster)
+        cluster.run_until(lambda cluster=cluster: left(cluster) == 0, 60, "all sums")
+        begun = cluster.now
+        cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=takes_over))
+        cluster.run_until_ended(pending, 60)
+        check(pending)
+        took[takes_over] = cluster.now - begun
+        assert (count(cluster, "results_around") > 0) == takes_over
+        assert count(cluster, "chunks_moved") == 0
+    assert took[True] < took[False] / 2
+
+
+def test_a_root_keeps_the_few_chunks_that_are_left():
+    cluster = changing_job()
+    pending = push(cluster)
+    cluster.run_until(lambda: left(cluster) == 1, 60, "all sums but one")
+    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
+    cluster.run_until_ended(pending, 60)
+    check(pending)
+    assert count(cluster, "chunks_moved") == 0
+
+
+def left(cluster):
+    rounds = cluster.nodes[0].machine._aggregation._rounds.values()
+    return sum(round.results.count(False) for round in rounds)
+
+
+def test_a_rank_that_begins_late_begins_under_the_policy_that_has_taken_over():
+    cluster = changing_job()
+    late = cluster.nodes[3]
+    pending = [
+        node.push("a", np.arange(VALUES, dtype=np.float32) % 7 + node.rank)
+        for node in cluster.nodes
+        if node is not late
+    ]
+    cluster.run_for(0.5)
+    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
+    cluster.run_for(0.5)
+    pending.append(late.push("a", np.arange(VALUES, dtype=np.float32) % 7 + late.rank))
+    begun = cluster.now
+    cluster.run_until_ended(pending, 60)
+    check(pending)
+    assert cluster.now - begun < 2.0
+
+
+@pytest.mark.parametrize("swallowed", ["to the scheduler", "from the scheduler"])
+def test_a_scheduler_that_ends_before_all_know_what_has_moved_is_told_again(swallowed):
+    cluster = changing_job(
+        keep_log=True, link_timeout_s=2.0, heartbeat_timeout_s=6.0, scheduler_timeout_s=60.0
+    )
+    pending = push(cluster)
+    cluster.run_for(0.3)
+    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
+    seen = []
+
+    def end(source, target, header, payload):
+        message = open_frames(header, 1 if payload is None else 2).message
+        if isinstance(message, Moved) and not seen and (target == "scheduler") == (swallowed[0] == "t"):
+            seen.append(message)
+            cluster.at(cluster.now, lambda: cluster.crash(SCHEDULER))
+            cluster.at(cluster.now + 0.5, lambda: cluster.start(SCHEDULER))
+
+    cluster.network.watch = end
+    cluster.run_until_ended(pending, 120)
+    assert seen
+    check(pending)
+    again = push(cluster)
+    cluster.run_until_ended(again, 60)
+    check(again)
+
+
+def test_later_policies_take_over_what_has_moved_already():
+    cluster = changing_job()
+    pending = push(cluster)
+    versions = set()
+
+    def watch(source, target, header, payload):
+        message = open_frames(header, 1 if payload is None else 2).message
+        if isinstance(message, Part):
+            versions.add(message.version)
+
+    cluster.network.watch = watch
+    for version, tree in ((1, OVER_0), (2, AROUND), (3, OVER_0), (4, AROUND)):
+        cluster.run_for(0.15)
+        cluster.install_policy(Policy(version=version, trees=(tree,), weights=(1,), takes_over=True))
+    cluster.run_until_ended(pending, 60)
+    check(pending)
+    assert versions == {0, 1, 2, 3, 4}
