@@ -28,7 +28,10 @@ _SHARE: Final = 1 / 1000
 """Reports may take this much of the bytes that they are about. Two nodes report the same bytes, and a second
 report may follow when they have judged the last of them: .4 %."""
 
-_JUDGE_S: Final = 0.2
+_PAUSE_S: Final = 1.0
+"""If nothing arrives for so long, nothing is under way."""
+
+_JUDGE_S: Final = 0.25
 """How often traffic is judged: a link that has changed is reported at once."""
 
 _LINK_BYTES: Final = 48
@@ -77,6 +80,8 @@ class _Side:
         self.links: Final[dict[Peer, _Link]] = {}
         self._access: Final = Access()
         self._judged = self._newest = -math.inf
+        self._newest_at = self._looked_at = 0.0
+        """When that was first seen, and when last looked for, on the local clock."""
         self.cap = 0.0
         """Bit/s; 0: not seen."""
         self.independent = False
@@ -88,9 +93,9 @@ class _Side:
             found = self.links[peer] = _Link()
         return found
 
-    def judge(self) -> None:
+    def judge(self, now: float) -> None:
         """Work out what was shared, and estimate."""
-        horizon = self._horizon()
+        horizon = self._horizon(now)
         for part in slices(
             {
                 peer: [
@@ -121,15 +126,17 @@ class _Side:
             self.links[peer].news = False
         return found
 
-    def _horizon(self) -> float:
+    def _horizon(self, now: float) -> float:
         """Return the time until which it is known what was busy: a chunk is known of when it has arrived."""
         newest = max((one.busy.arrived - one.shift for one in self.links.values()), default=-math.inf)
-        if newest == self._newest:
-            return math.inf  # nothing has come since the last time
-        self._newest = newest
-        longest = 0.0
+        if newest != self._newest:
+            self._newest, self._newest_at = newest, now
+        elif now >= self._newest_at + _PAUSE_S:
+            return math.inf
+        longest, faded = 0.0, 0.5 ** min(now - self._looked_at, 10.0)
+        self._looked_at = now
         for link in self.links.values():
-            link.longest_s = max([0.5 * link.longest_s, *(one.duration for one in link.busy.stretches)])
+            link.longest_s = max([faded * link.longest_s, *(one.duration for one in link.busy.stretches)])
             longest = max(longest, link.longest_s)
         return newest - min(longest, _LONGEST_WAIT_S)
 
@@ -257,7 +264,7 @@ class LinkMeter:
             if peer in self._trips:
                 link.shift = self._trips[peer].there_s(link.busy.rate)
         for side in (self._out, self._in):
-            side.judge()
+            side.judge(now)
         links = len(self._in.links) + len(self._out.links)
         if not (self._out.jumped() or self._in.jumped()):
             if now < self._reported_at + self._options.interval_s:

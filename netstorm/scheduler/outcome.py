@@ -51,9 +51,7 @@ class Outcome:
         while len(self._seconds) > _KEPT:
             del self._seconds[min(self._seconds)]
 
-    def installed(
-        self, before: Policy, first_rounds: Mapping[int, int], *, expected_s: float = 0.0
-    ) -> None:
+    def installed(self, before: Policy, first_rounds: Mapping[int, int], *, expected_s: float = 0.0) -> None:
         """A policy follows `before` from the first of these rounds on, by key: put it on trial.
 
         If `before` is on trial itself, the new one is compared with what was before that.
