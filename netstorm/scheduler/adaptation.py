@@ -282,7 +282,9 @@ class Adaptation:
         self._in_vain()
         times = f"rounds take {format_duration(after_s)}, and took {format_duration(before_s)}"
         self.reason = f"back to the trees of version {before.version}: {times}"
-        return msgspec.structs.replace(before, version=policy.version + 1, reason=self.reason)
+        return msgspec.structs.replace(
+            before, version=policy.version + 1, reason=self.reason, takes_over=False
+        )
 
     # ------------------------------------------------------------------------------------------------ inside
 

@@ -141,7 +141,7 @@ def test_a_scheduler_that_ends_before_all_know_what_has_moved_is_told_again(swal
     pending = push(cluster)
     cluster.run_for(0.3)
     cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
-    seen = []
+    seen: list[Moved] = []
 
     def end(source, target, header, payload):
         message = open_frames(header, 1 if payload is None else 2).message
