@@ -39,8 +39,8 @@ what the chunk was expected to wait, and waits turn out to be shorter.
 _MEMORY_S: Final = 10.0
 """How long the time that a path took is believed: then it gets another chance."""
 
-Ticket: TypeAlias = tuple[int, int, int, int]
-"""What is on an auxiliary path: key, round, chunk, phase."""
+Ticket: TypeAlias = tuple[int, int, int, int, int]
+"""What is on an auxiliary path: key, round, chunk, phase, version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,4 +304,4 @@ class Dispatch:
 
 def ticket_of(part: Part) -> Ticket:
     """Return what tells a part from all others on its path."""
-    return part.key, part.round, part.chunk, int(part.phase)
+    return part.key, part.round, part.chunk, int(part.phase), part.version

@@ -58,7 +58,7 @@ class Neighbours:
         if further is not None:
             self._outbox.add(further)
         else:
-            ticket = (message.key, message.round, message.chunk, int(message.phase))
+            ticket = (message.key, message.round, message.chunk, int(message.phase), message.version)
             self._aggregation.dispatch.arrived(message.path, ticket, now)
 
     def lost(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:

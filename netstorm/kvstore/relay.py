@@ -103,7 +103,13 @@ def confirmed(part: Part) -> Send:
     return Send(
         peer=Peer(part.path[hop]),
         message=Delivered(
-            path=part.path, hop=hop, key=part.key, round=part.round, chunk=part.chunk, phase=part.phase
+            path=part.path,
+            hop=hop,
+            key=part.key,
+            round=part.round,
+            chunk=part.chunk,
+            phase=part.phase,
+            version=part.version,
         ),
         back=True,
     )

@@ -166,6 +166,7 @@ class Adaptation:
         self._number = 0
         self._roots = tuple(tree.root for tree in first.trees) if assumed.plan.freeze_roots else ()
         self._weights = first.weights if assumed.plan.freeze_roots else ()
+        self._leads = first.leads if assumed.plan.freeze_roots else ()
 
     @property
     def urgent(self) -> bool:
@@ -236,6 +237,7 @@ class Adaptation:
             else (),
             frozen_roots=self._roots,
             frozen_weights=self._weights,
+            frozen_leads=self._leads,
         )
         return self._asked
 

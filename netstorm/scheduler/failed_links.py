@@ -188,6 +188,7 @@ class LinkFailures:
             auxiliary=plan.auxiliary,
             frozen_roots=tuple(tree.root for tree in policy.trees) if plan.freeze_roots else (),
             frozen_weights=policy.weights if plan.freeze_roots else (),
+            frozen_leads=policy.leads if plan.freeze_roots else (),
         )
         return self._asked
 

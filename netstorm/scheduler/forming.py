@@ -74,6 +74,7 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
     frozen_roots: tuple[int, ...] = ()
     """The roots to keep, and their weights; empty: any."""
     frozen_weights: tuple[int, ...] = ()
+    frozen_leads: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, picture: Picture, **fields: object) -> Formation:
@@ -214,7 +215,15 @@ def _frozen_policy(question: Formation, network: Network) -> Policy:
 
     options = question.options()
     roots = tuple(map(Rank, question.frozen_roots))
-    policy = frozen(network, question.topology, roots, question.frozen_weights, options).policy(0)
+    forest = frozen(
+        network,
+        question.topology,
+        roots,
+        question.frozen_weights,
+        options,
+        leads=question.frozen_leads,
+    )
+    policy = forest.policy(0)
     if not options.auxiliary or network.size < 3:  # a detour has three ranks
         return policy
     return with_detours(

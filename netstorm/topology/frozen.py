@@ -47,9 +47,15 @@ _DELAY_COUNTS: Final = 2.0
 
 
 def frozen(
-    network: Network, topology: str, roots: Sequence[Rank], weights: Sequence[int], options: Options
+    network: Network,
+    topology: str,
+    roots: Sequence[Rank],
+    weights: Sequence[int],
+    options: Options,
+    *,
+    leads: tuple[int, ...] = (),
 ) -> Forest:
-    """Return trees from these roots with these weights, as a topology would have them.
+    """Return trees from these roots with these weights and leads, as a topology would have them.
 
     `fapt`: the fastest tree of each root. `packing`: trees that spread the load (`spread_at`). `auto`:
     whichever of the two is predicted to be faster. `star`: the hub's.
@@ -61,7 +67,7 @@ def frozen(
     make = FREEZABLE.get(topology)
     if make is None:
         raise UsageError(f"topology {topology!r} with frozen roots: expected one of {', '.join(FREEZABLE)}")
-    return make(network, roots, weights, options)
+    return replace(make(network, roots, weights, options), leads=leads)
 
 
 def spread_at(

@@ -59,3 +59,4 @@ class Delivered(Message, frozen=True, tag=41):
     round: int
     chunk: int
     phase: Phase
+    version: int = 0

@@ -28,7 +28,10 @@ def test_settings_and_topology_agree_on_what_can_be_frozen():
 @pytest.mark.parametrize("topology", sorted(FREEZABLE))
 def test_each_chunk_keeps_its_root(topology):
     first = form_policy(generate("mesh", 6, 1), topology, tensors=(BYTES,), chunk_bytes=CHUNK)
-    later = frozen(generate("mesh", 6, 2), topology, [t.root for t in first.trees], first.weights, OPTIONS)
+    roots_of_first = [tree.root for tree in first.trees]
+    later = frozen(
+        generate("mesh", 6, 2), topology, roots_of_first, first.weights, OPTIONS, leads=first.leads
+    )
     policy = later.policy(1)
 
     def roots(policy):
