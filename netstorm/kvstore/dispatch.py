@@ -8,6 +8,7 @@ over a detour. Any chunk for a neighbour may take any path to it, whatever polic
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import pairwise
 from typing import Final
@@ -48,6 +49,9 @@ first one only makes the connections and shows their latency: single chunks, far
 _FIRST_LOOK: Final = 5.0
 """While there are paths that have not been explored, so many times the share of chunks looks."""
 
+_LATE_EVERY_S: Final = 30.0
+"""How often a chunk looks at a known link though it will be late, and the round with it."""
+
 _Item = tuple[Order, int, int, Send, bool]
 """Order, number, bytes, what to send, whether it may take a detour."""
 
@@ -80,6 +84,8 @@ class Dispatch:
         """Chunks that should have gone over links that are to be measured."""
         self._looks: dict[tuple[int, ...], int] = {}
         """By path: how many chunks have explored it."""
+        self._late_at = -math.inf
+        """When a chunk last explored though it would be late."""
         self._exploring: Ticket | None = None
         """The one that is on its way; only one at a time may be late."""
 
@@ -124,7 +130,7 @@ class Dispatch:
                 if other is not None:
                     first = Exit(links(Peer(detour.path[1])), other.bytes)
                 firsts.append((detour, first))
-            yield from self._explore(hop, firsts, now)
+            yield from self._explore(hop, primary, firsts, now)
             yield from self._by_rule(hop, primary, firsts, now)
             if not hop.items:
                 del self._hops[target]
@@ -241,20 +247,28 @@ class Dispatch:
 
     def _wish_to_explore(self, detours: Collection[Detour]) -> float:
         """Return how many times the usual share of chunks for a hop should look at other links."""
-        looks = [self._turn(detour) for detour in detours if detour.explore]
-        return (1.0 if min(looks) else _FIRST_LOOK) if looks else 0.0
+        looks = [detour.again or self._turn(detour) > 0 for detour in detours if detour.explore]
+        return (1.0 if all(looks) else _FIRST_LOOK) if looks else 0.0
 
     def _turn(self, detour: Detour) -> int:
         """Return how often a path has had its turn to be explored."""
         return self._looks.get(detour.path, 0) // _LOOKS
 
-    def _explore(self, hop: _Hop, firsts: list[tuple[Detour, Exit]], now: float) -> Iterator[Send]:
-        """Give one chunk in a while to a link that is to be measured."""
+    def _explore(
+        self, hop: _Hop, primary: Exit, firsts: list[tuple[Detour, Exit]], now: float
+    ) -> Iterator[Send]:
+        """Give one chunk in a while to a link that is to be measured, if the chunk will not be late or the
+        link was never measured.
+        """
         if self._owed < 1.0 or self._exploring is not None or not hop.items or not hop.items[0][4]:
             return
         unseen = [(self._turn(detour), place) for place, (detour, _) in enumerate(firsts) if detour.explore]
         if unseen and min(unseen)[0] <= self._least_looked_at():
             detour, first = firsts[min(unseen)[1]]
+            if detour.again and self._would_be_late(hop, primary, (detour, first), now):
+                if now < self._late_at + _LATE_EVERY_S:
+                    return
+                self._late_at = now
             self._looks[detour.path] = self._looks.get(detour.path, 0) + 1
             self._owed = min(self._owed - 1.0, 1.0)
             part = hop.items[0][3].message
@@ -262,6 +276,16 @@ class Dispatch:
             self._exploring = ticket_of(part)
             self._counters.add("explored")
             yield self._detoured(hop, 0, (detour, first), now)
+
+    def _would_be_late(self, hop: _Hop, primary: Exit, way: tuple[Detour, Exit], now: float) -> bool:
+        """Return whether the next chunk would come later by a detour than the last one that waits without."""
+        if not primary.rate:
+            return False
+        (detour, first), size = way, hop.items[0][2]
+        state, last_s = self._state(detour), primary.seconds(hop.bytes)
+        return (
+            wait_s(first, size, detour, state, primary_s=last_s) + state.later_s(detour, size, now) > last_s
+        )
 
     def _least_looked_at(self) -> int:
         """Return how often the path that is next has had its turn, of all that a chunk could explore now."""

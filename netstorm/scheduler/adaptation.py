@@ -235,6 +235,7 @@ class Adaptation:
             unmeasured=sorted(picture.network.linked_pairs(), key=picture.measured.__contains__)
             if self._plan.explore
             else (),
+            measured=tuple(picture.measured) if self._plan.explore else (),
             frozen_roots=self._roots,
             frozen_weights=self._weights,
             frozen_leads=self._leads,

@@ -71,6 +71,8 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
     auxiliary: bool = False
     unmeasured: tuple[tuple[int, int], ...] = ()
     """(source, target) of links that some chunks should take, if no tree uses them."""
+    measured: tuple[tuple[int, int], ...] = ()
+    """(source, target) of those that are known: to look at them again is not urgent."""
     frozen_roots: tuple[int, ...] = ()
     """The roots to keep, and their weights; empty: any."""
     frozen_weights: tuple[int, ...] = ()
@@ -131,6 +133,7 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
             known=self.known,
             auxiliary=self.auxiliary,
             unmeasured=self.unmeasured,
+            measured=self.measured,
             seed=self.seed,
         )
 
@@ -205,6 +208,7 @@ def _policy(question: Formation, network: Network) -> Policy:
         known=options.known,
         auxiliary=options.auxiliary,
         unmeasured=options.unmeasured,
+        measured=options.measured,
         seed=options.seed,
     )
 
@@ -232,6 +236,7 @@ def _frozen_policy(question: Formation, network: Network) -> Policy:
         chunk_bytes=options.chunk_bytes,
         known=options.known,
         unmeasured=options.unmeasured,
+        measured=options.measured,
     )
 
 

@@ -106,4 +106,5 @@ def form_policy(network: Network, topology: str = "fapt", *, version: int = 0, *
         chunk_bytes=chosen.chunk_bytes,
         known=chosen.known,
         unmeasured=chosen.unmeasured,
+        measured=chosen.measured,
     )

@@ -39,6 +39,8 @@ class Options:
     """(source, target) of links that have not been measured (of late): with `auxiliary`, some of the detours
     lead over them.
     """
+    measured: tuple[tuple[int, int], ...] = ()
+    """Those of them that were measured once: to look at them again is not urgent."""
     seed: int = 0
     """Of whatever is searched for at random: the same seed gives the same policy."""
 

@@ -110,6 +110,8 @@ class Detour(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What trees send over the most used of its links but the first, in parts of that link's capacity, over
     the same of the hop: so much of the time that a chunk waits for the hop it will wait on the way.
     """
+    again: bool = False
+    """The link that it is there to measure was measured before: no chunk need be late for it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.load < math.inf:

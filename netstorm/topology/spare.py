@@ -10,7 +10,7 @@ few.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -54,6 +54,7 @@ def with_detours(
     chunk_bytes: int,
     known: bool = True,
     unmeasured: Collection[tuple[int, int]] = (),
+    measured: Collection[tuple[int, int]] = (),
 ) -> Policy:
     """Return a policy with detours: up to two around each hop that is much used, and some to look at links.
 
@@ -64,6 +65,7 @@ def with_detours(
         known: rates are known or measured; if they are made up, there is nothing to tell what is faster.
         unmeasured: (source, target) of links that some chunks should take so that they are measured, the most
             important first.
+        measured: those of them that were measured once.
     """
     resources = Resources.of(network)
     loads = resources.loads(pair_loads(resources, policy.trees, policy.weights))
@@ -74,7 +76,7 @@ def with_detours(
     found: list[Detour] = []
     if known:
         found += _around_busy(links, hops, used)
-    found += _explorers(links, hops, unmeasured)
+    found += _explorers(links, hops, unmeasured, set(measured))
     return msgspec.structs.replace(policy, detours=tuple(found)) if found else policy
 
 
@@ -114,7 +116,9 @@ class _Links:
         """Return the numbers of the resources that a path uses."""
         return sorted({one for ends in pairwise(path) for one in self.resources.used_by(ends)})
 
-    def detour(self, path: Path, rates: Floats, *, explore: bool = False, load: float = 0.0) -> Detour:
+    def detour(
+        self, path: Path, rates: Floats, *, explore: bool = False, again: bool = False, load: float = 0.0
+    ) -> Detour:
         """Return a path as a policy has it."""
         return Detour(
             path=tuple(map(int, path)),
@@ -122,6 +126,7 @@ class _Links:
                 (round(float(rates[ends]), 1), self.network.link(*ends).latency) for ends in pairwise(path)
             ),
             explore=explore,
+            again=again,
             load=round(load, 3),
         )
 
@@ -158,7 +163,10 @@ def _around_busy(links: _Links, hops: list[tuple[Rank, Rank]], used: Floats) -> 
 
 
 def _explorers(
-    links: _Links, hops: list[tuple[Rank, Rank]], unmeasured: Collection[tuple[int, int]]
+    links: _Links,
+    hops: list[tuple[Rank, Rank]],
+    unmeasured: Collection[tuple[int, int]],
+    measured: Container[tuple[int, int]],
 ) -> Iterator[Detour]:
     """Yield for each link that should be measured, and that no hop uses, one detour of three ranks over it.
 
@@ -193,4 +201,4 @@ def _explorers(
             path = tuple(map(Rank, min(choices)[2]))
             looks[path[0]] = looks.get(path[0], 0) + 1
             count[path[0], path[2]] = count.get((path[0], path[2]), 0) + 1
-            yield links.detour(path, rates, explore=True)
+            yield links.detour(path, rates, explore=True, again=(a, b) in measured)
