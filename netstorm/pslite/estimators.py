@@ -44,6 +44,12 @@ _SUDDEN_S: Final = 0.1
 """If the last so many stretches, which took so long, are all off by that from what was before, and to the
 same side, the link has changed, and what was before counts no more."""
 
+_PAUSE_S: Final = 0.3
+_RAMP_S: Final = 0.6
+"""After a pause TCP takes some round trips to find out what the link carries: that it is slow until then is
+no change.
+"""
+
 _ALONE: Final = 0.1
 """Part of a stretch in which other links may be busy without it counting as shared."""
 
@@ -116,18 +122,23 @@ class PaperEstimator:
 class History:
     """The stretches of one link that still count."""
 
-    __slots__ = ("_stretches", "jumped")
+    __slots__ = ("_began", "_ended", "_stretches", "jumped")
 
     def __init__(self) -> None:
         self._stretches: Final[deque[Stretch]] = deque(maxlen=_MOST)
         self.jumped = False
         """The last `extend` has found that the rate is another one than before."""
+        self._began = self._ended = -math.inf
+        """When the link began to be busy without a longer pause, and was so last."""
 
     def extend(self, stretches: Iterable[Stretch]) -> None:
         """Add what is new, in order, and forget what is old or was before a change."""
         kept = self._stretches
         self.jumped = False
         for one in stretches:
+            if one.start > self._ended + _PAUSE_S:
+                self._began = one.start
+            self._ended = one.end
             if one.measures and one.duration > 0:
                 kept.append(one)
                 self._forget_before_a_jump()
@@ -168,7 +179,8 @@ class History:
             return
         before = _quantile(_window([one for one in kept if one.end < last[-1].end], 1), 0.5)
         rates = [one.bits / one.duration for one in last]
-        if max(rates) < (1 - _JUMP) * before or min(rates) > (1 + _JUMP) * before:
+        steady = last[-1].start >= self._began + _RAMP_S
+        if (steady and max(rates) < (1 - _JUMP) * before) or min(rates) > (1 + _JUMP) * before:
             self.jumped = True
             kept.clear()
             kept.extend(reversed(last))
