@@ -56,7 +56,7 @@ links that have changed together are noticed one after the other.
 _LEAST_PATIENCE: Final = 2
 """Looks between two formations for such moves, if those before have come to nothing."""
 
-_MOVING_GAIN: Final = 1.3
+_MOVING_GAIN: Final = 1.5
 _MOVING_S: Final = 0.3
 """What a policy must be predicted to gain, as a factor and in s, to be worth it that chunks of rounds under
 way are sent once more. It takes some round trips.
