@@ -6,6 +6,7 @@ several ranks push, only what does not depend on the order is compared; where it
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -213,16 +214,17 @@ def test_compressed_pushes_cost_a_sixteenth_and_nothing_at_all_if_they_are_small
     kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
     kv.init("a", mx.nd.zeros((300, 300)))
     settled(kv)
-    sent = {}
-    for value in (0.125, 0.75):
+    sent = {0.125: math.inf, 0.75: math.inf}
+    for value in (*3 * [0.125], *3 * [0.75]):  # what is late of one push may be counted with the next one
+        kv._barrier()
         before = kv.statistics()["bytes_sent"]
         kv._barrier()
         kv.push("a", mx.nd.full((300, 300), value))
         settled(kv)
-        sent[value] = kv.statistics()["bytes_sent"] - before
+        sent[value] = min(sent[value], kv.statistics()["bytes_sent"] - before)
     others = (NODES - 1) / NODES * 300 * 300
     assert 0.5 * others / 4 < sent[0.75] - sent[0.125] < 1.5 * others / 4
-    assert (pulled(kv, "a", (300, 300)) == -0.5 * NODES).all()
+    assert (pulled(kv, "a", (300, 300)) == 3 * -0.5 * NODES).all()
     with pytest.raises(UsageError, match="dense float32 only"):
         kv.init("half", mx.nd.zeros((3,), dtype="float16"))
     with pytest.raises(UsageError, match="row_sparse array"):
