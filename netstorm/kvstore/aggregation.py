@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import heapq
 import logging
 import math
 from collections import deque
@@ -25,6 +24,7 @@ from netstorm.kvstore.checks import ROUNDS_AHEAD, check_part
 from netstorm.kvstore.chunk_sum import ChunkSum
 from netstorm.kvstore.dispatch import Dispatch
 from netstorm.kvstore.form import Form
+from netstorm.kvstore.held_back import HeldBack
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation, Round
 from netstorm.kvstore.relay import onward
@@ -34,7 +34,6 @@ from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import Peer, bits_to_wire, ranks_in
 from netstorm.protocol.messages import Moved, Part, Phase, RoundBegun
 from netstorm.pslite.machine import Call, Instruction, Order, Send, TakeBack
-from netstorm.topology.holding import Holding
 from netstorm.topology.policy import Plan
 
 __all__ = ["ROUNDS_AHEAD", "Aggregation"]
@@ -90,14 +89,7 @@ class Aggregation:
         """Parts for neighbours that have auxiliary paths."""
         self.last_part: dict[int, str] = {}
         """The last part heard from each rank, for error messages."""
-        self._holding: dict[int, Holding[tuple[int, int]]] = {}
-        """What is held back, by number of the round: those with different numbers don't wait for each other.
-        Its owners are keys and rounds.
-        """
-        self._undated: list[tuple[int, int]] = []
-        """Keys and rounds with a look-ahead that have begun since the last tick."""
-        self._doubts: list[tuple[float, tuple[int, int]]] = []
-        """Heap of when to doubt that a round has begun everywhere."""
+        self._held: Final = HeldBack()
         self.takeover: Final = Takeover(rank)
         self._moved: deque[int] = deque()
         """Keys of which something may begin now."""
@@ -173,7 +165,7 @@ class Aggregation:
             # sends; or of a rank that pushes another kind of array, as the scheduler will notice
             self._ask_for_next(key.identity)
             del self._rounds[key.identity, operation.round]
-            self._hold_no_more(found)
+            self._release(self._held.end(found))
             self._counters.add("protocol_violations")
             _log.warning(
                 "forgot parts of %s under policy %d in codec %d; it runs under %d in %d",
@@ -186,10 +178,7 @@ class Aggregation:
         round = self._round(key, operation.round, version, form)
         round.operation = operation
         round.form = form
-        if round.stretch is not None:
-            round.stretch.priority = operation.priority
-            self._holding.setdefault(operation.round, Holding()).begin(round.stretch)
-            self._undated.append((key.identity, operation.round))
+        self._held.begin(round, operation.priority)
         begun = RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
         self._begun_last.setdefault(key.identity, deque(maxlen=ROUNDS_AHEAD + 1)).append(begun)
         if self.round_s > 2 * _ASK_AHEAD_S:
@@ -307,7 +296,7 @@ class Aggregation:
         if parent < 0:
             priority = 0 if round.operation is None else round.operation.priority
             self._deliver(round, chunk, total.to_keep(), None, priority)
-        elif not self._must_wait(round, chunk):
+        elif not self._held.must_wait(round, chunk):
             self._send_up(round, chunk)
 
     def _send_up(self, round: Round, chunk: int) -> None:
@@ -354,8 +343,7 @@ class Aggregation:
         round.store(chunk, payload)
         if self._unasked and self.round_s * round.missing <= _ASK_AHEAD_S * len(round.sums):
             self._ask_for_next(round.key.identity)
-        if round.stretch is not None:
-            self._release(self._holding.setdefault(round.round, Holding()).result(round.stretch, chunk))
+        self._release(self._held.result(round, chunk))
         if round.missing == 0 and round.operation is not None:
             self._close(round)
 
@@ -454,7 +442,7 @@ class Aggregation:
         self._ask_for_next(key)
         assert operation is not None
         del self._rounds[key, round.round]
-        self._hold_no_more(round)
+        self._release(self._held.end(round))
         self.takeover.close(key, round.round)
         beyond = self._complete_beyond.setdefault(key, set())
         beyond.add(round.round)
@@ -557,30 +545,13 @@ class Aggregation:
 
     # -------------------------------------------------------------------------------------- the look-ahead
 
-    def _must_wait(self, round: Round, chunk: int) -> bool:
-        """Return whether a sum is held back. What has moved is late enough."""
-        if round.stretch is None or chunk in round.moved:
-            return False
-        return self._holding.setdefault(round.round, Holding()).hold(round.stretch, chunk)
-
     def tick(self, now: float) -> None:
         """Send what is held for rounds that have begun here long ago and have had no result."""
-        for owner in self._undated:
-            round = self._rounds.get(owner)
-            if round is not None:
-                heapq.heappush(self._doubts, (now + round.plan.policy.look_ahead_s, owner))
-        self._undated.clear()
-        while self._doubts and (self._doubts[0][0] <= now or self._doubts[0][1] not in self._rounds):
-            _, owner = heapq.heappop(self._doubts)
-            round, holding = self._rounds.get(owner), self._holding.get(owner[1])
-            if round is not None and round.stretch is not None and holding is not None:
-                self._release(holding.doubt(round.stretch))
+        self._release(self._held.doubt(self._rounds, now))
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        if self._undated:
-            return 0.0
-        return self._doubts[0][0] if self._doubts else math.inf
+        return self._held.due()
 
     def _release(self, released: Iterator[tuple[tuple[int, int], int]]) -> None:
         for owner, chunk in released:
@@ -589,22 +560,12 @@ class Aggregation:
             if not round.results[chunk] and chunk not in round.moved:
                 self._send_up(round, chunk)
 
-    def _hold_no_more(self, round: Round) -> None:
-        """Clean up after a round."""
-        holding = self._holding.get(round.round)
-        if holding is not None and round.stretch is not None:
-            self._release(holding.forget(round.stretch))
-            if holding.idle():
-                del self._holding[round.round]
-
     def fail_all(self, error: Exception) -> None:
         """Fail every operation and forget every round."""
         operations = list(self._operations())
         self._waiting.clear()
         self._rounds.clear()
-        self._holding.clear()
-        self._undated.clear()
-        self._doubts.clear()
+        self._held.clear()
         self._unasked.clear()
         self._early.clear()
         self.takeover.clear()

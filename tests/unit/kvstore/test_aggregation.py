@@ -366,4 +366,4 @@ def test_nothing_is_left_of_rounds_that_were_held():
     for node in ranks.nodes:
         node.tick(0.0)
         assert node.next_tick() == float("inf")
-        assert not node._holding
+        assert not node._held._holding
