@@ -217,7 +217,7 @@ def test_a_hundred_policy_changes_at_random_moments(seed):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_thousand_policy_changes_at_random_moments(seed):
-    assert policy_changes(1000, 100 + seed) > 200
+    assert policy_changes(1000, 100 + seed) > 50
 
 
 def round_s(network, policy, elements=1_000_000):
