@@ -150,6 +150,10 @@ class Consistency:
             return RuleConflict(found.first_rank, found.rule, rank, event.rule)
         return None
 
+    def is_over(self, key: int, round: int) -> bool:
+        """Return whether every rank is known to have completed a round."""
+        return round <= self._tables[key].complete - _COMPLETE_BEFORE
+
     def bindings(self, key: int, round: int) -> list[Binding]:
         """Return what holds for a key from `round` on. Later answers only add to it."""
         table = self._tables[key]

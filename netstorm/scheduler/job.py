@@ -92,6 +92,8 @@ class Job:
         self._policies: dict[int, Policy] = {policy.version: policy}
         self._consistency: Final = Consistency(len(seats), policy.version)
         self._barriers: Final = BarrierCount(len(seats))
+        self._moves: Final[dict[tuple[int, int], list[m.Moved]]] = {}
+        """By key and round: what a node must hear that has lost its session with a scheduler before."""
         self._replicas: Final = ReplicaCheck(len(seats))
         self._leases: Final = Leases(() if past is None else past.granted)
         if past is None:
@@ -352,6 +354,11 @@ class Job:
                 f"rank {rank} has given chunks of key {message.key} to policy {message.version}: expected "
                 f"one of {len(self.keys)} keys, and a version up to {self._consistency.version}"
             )
+        kept = self._moves.setdefault((message.key, message.round), [])
+        if message not in kept:
+            kept.append(message)
+        for key, round in [place for place in self._moves if self._consistency.is_over(*place)]:
+            del self._moves[key, round]
         self._outbox.tell(self.peers, message)
 
     def _replica_digest(self, rank: int, message: m.ReplicaDigest) -> m.PeerGone | None:
@@ -391,6 +398,9 @@ class Job:
         gone = self._register(rank, m.RegisterKeys(keys=message.keys), now) if message.keys else None
         if gone is None and message.begun:
             gone = self._topology_request(rank, m.TopologyRequest(begun=message.begun), now)
+        for told in list(self._moves.values()):
+            for moved in told:
+                self._tell(rank, moved)
         for moved in message.moved if gone is None else ():
             self._moved(rank, moved)
         for number in message.barriers if gone is None else ():

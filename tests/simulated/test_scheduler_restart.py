@@ -17,7 +17,7 @@ from netstorm.protocol.messages import Part
 from netstorm.scheduler.records import MAGIC, encode, read
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Reset
-from tests.simulated.jobs import jobs
+from tests.simulated.jobs import Job, KeyUse, jobs
 from tests.simulated.test_failed_links import dying_links
 from tests.simulated.test_failures import some_rounds
 
@@ -104,6 +104,14 @@ def test_sums_are_exact_and_no_round_has_two_policies_whenever_the_scheduler_end
 @settings(max_examples=10)
 def test_links_may_die_meanwhile(job):
     check_with_restarts(job, dying=True)
+
+
+def test_a_node_that_comes_back_after_the_others_hears_what_has_moved():
+    key = KeyUse(name="key0", shape=(), dtype="float16")
+    job = Job(
+        nodes=9, seed=158432, keys=(key,), rounds=1, chunk_size=1, jitter_s=0.1, spread_s=0.01, policies=4
+    )
+    check_with_restarts(job, crashes=6, dying=True)
 
 
 @pytest.mark.slow
