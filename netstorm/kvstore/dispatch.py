@@ -139,10 +139,15 @@ class Dispatch:
         """Take what is wanted, by its tag, of all that waits."""
         taken: list[Send] = []
         for target, hop in list(self._hops.items()):
-            left = [item for item in hop.items if item[3].tag is None or not wanted(item[3].tag)]
-            if len(left) < len(hop.items):
-                taken += [item[3] for item in hop.items if item not in left]
-                hop.items, hop.bytes = left, sum(item[2] for item in left)
+            left: list[_Item] = []
+            for item in hop.items:
+                send = item[3]
+                if send.tag is not None and wanted(send.tag):
+                    taken.append(send)
+                    hop.bytes -= item[2]
+                else:
+                    left.append(item)
+            hop.items = left
             if not left:
                 del self._hops[target]
         return taken
