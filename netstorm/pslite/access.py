@@ -10,6 +10,7 @@ nothing of each other do the same in any company.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import statistics
 from collections import deque
@@ -110,6 +111,8 @@ def slices(links: Mapping[int, Iterable[tuple[float, float, Stretch]]]) -> Itera
 
 
 class _Window:
+    """Some time, and what each link did in it."""
+
     __slots__ = ("at", "bits", "busy", "duration", "longest")
 
     def __init__(self) -> None:
@@ -118,15 +121,6 @@ class _Window:
         self.longest = 0.0
         self.busy: dict[int, float] = {}
         self.bits: dict[int, float] = {}
-
-    @property
-    def total(self) -> float:
-        return sum(self.bits.values()) / self.duration
-
-    @property
-    def company(self) -> float:
-        """How many links were busy, on average."""
-        return sum(self.busy.values()) / self.duration
 
     def add(self, part: Slice) -> None:
         duration = part.end - part.start
@@ -147,13 +141,58 @@ class _Rate:
     company: float
 
 
+class _Compared:
+    """A window that is over, and what its links did in less company before and after."""
+
+    __slots__ = ("_after", "_before", "at", "bits", "busy", "company", "duration", "total", "volume")
+
+    def __init__(self, window: _Window, rates: Mapping[int, Iterable[_Rate]]) -> None:
+        """`rates`: of each link, all that came before the window's end, the newest first."""
+        self.at: Final = window.at
+        self.duration: Final = window.duration
+        self.bits: Final = window.bits
+        self.busy: Final = window.busy
+        self.volume: Final = sum(window.bits.values())
+        self.total: Final = self.volume / self.duration
+        self.company: Final = sum(window.busy.values()) / window.duration
+        """How many links were busy, on average."""
+        self._before: Final[dict[int, float]] = {}
+        self._after: Final[dict[int, list[float]]] = {}
+        for link in self.bits:
+            near = itertools.takewhile(lambda one: one.at >= self.at - _MEMORY_S, rates.get(link, ()))
+            less = (one.rate for one in near if one.company <= self.company - _LESS)
+            if found := list(itertools.islice(less, _SAMPLES)):
+                self._before[link] = _last_but_one(found)
+                self._after[link] = []
+
+    def later(self, link: int, one: _Rate) -> None:
+        """Take note of what a link did after this window."""
+        after = self._after.get(link)
+        if after is not None and len(after) < _SAMPLES and one.company <= self.company - _LESS:
+            after.append(one.rate)
+
+    def could_do(self) -> float | None:
+        """Return what the links that were busy do in less company, over what they did; None: nobody knows."""
+        able, compared = 0.0, 0.0
+        for link, bits in self.bits.items():
+            after = self._after.get(link)
+            if not after:
+                able += bits
+                continue
+            compared += bits
+            rate = min(self._before[link], _last_but_one(after))  # before and after, since rates change
+            able += max(rate * self.busy[link], bits)
+        return able / self.volume if compared >= _COMPARED * self.volume else None
+
+
 class Access:
     """One direction of a node's access line."""
 
     def __init__(self) -> None:
-        self._windows: Final[deque[_Window]] = deque()
+        self._windows: Final[deque[_Compared]] = deque()
         self._window = _Window()
         self._rates: Final[dict[int, deque[_Rate]]] = {}
+        """Of each link, the newest first."""
         self._alone: Final[dict[int, _Window]] = {}
 
     def take(self, part: Slice) -> None:
@@ -163,20 +202,26 @@ class Access:
             alone = self._alone.setdefault(link, _Window())
             alone.add(part)
             if alone.duration >= _ALONE_S:
-                self._note(self._alone.pop(link))
+                self._note(self._alone.pop(link), 1.0)
             return
         self._window.add(part)
         if self._window.duration >= max(_WINDOW_S, self._window.longest):
-            self._note(self._window)
-            self._windows.append(self._window)
+            over = _Compared(self._window, self._rates)
+            self._note(self._window, over.company)
+            self._windows.append(over)
             self._window = _Window()
             self._forget(part.end)
 
-    def _note(self, window: _Window) -> None:
+    def _note(self, window: _Window, company: float) -> None:
         for link, busy in window.busy.items():
-            if busy >= _ALONE_S:
-                rate = _Rate(window.at, window.bits[link] / busy, window.company)
-                self._rates.setdefault(link, deque(maxlen=_KEPT_RATES)).append(rate)
+            if busy < _ALONE_S:
+                continue
+            one = _Rate(window.at, window.bits[link] / busy, company)
+            self._rates.setdefault(link, deque(maxlen=_KEPT_RATES)).appendleft(one)
+            for earlier in reversed(self._windows):
+                if earlier.at < window.at - _MEMORY_S:
+                    break
+                earlier.later(link, one)
 
     def _forget(self, now: float) -> None:
         windows = self._windows
@@ -195,45 +240,23 @@ class Access:
         near = [one for one in windows if abs(one.total - ceiling) <= _NEAR * ceiling]
         time = sum(one.duration for one in near)
         often = time / sum(one.duration for one in windows)
-        more = [found for one in near if (found := self._could_do(one)) is not None]
+        more = [found for one in near if (found := one.could_do()) is not None]
         if 2 * len(more) < len(near):
             return Verdict.UNKNOWN, 0.0
         could_do = statistics.median(more)
         if often >= _OFTEN and could_do >= _COULD_DO_MORE:
-            return Verdict.CAPPED, sum(sum(one.bits.values()) for one in near) / time
+            return Verdict.CAPPED, sum(one.volume for one in near) / time
         if often <= _ALWAYS and could_do <= min(_AT_THEIR_BEST, 1 + _deviation(windows)):
             return Verdict.INDEPENDENT, 0.0
         return Verdict.UNKNOWN, 0.0
 
-    def _could_do(self, window: _Window) -> float | None:
-        """Return what the links that were busy do in less company, over what they did; None: nobody knows."""
-        able, compared = 0.0, 0.0
-        for link, bits in window.bits.items():
-            rate = self._rate_in_less(link, window)
-            compared += bits if rate > 0.0 else 0.0
-            able += max(rate * window.busy[link], bits)
-        total = sum(window.bits.values())
-        return able / total if compared >= _COMPARED * total else None
 
-    def _rate_in_less(self, link: int, window: _Window) -> float:
-        """Return the lower of the rates that a link had in less company before and after; 0: it had not."""
-        found = []
-        for later in (False, True):
-            near = [
-                one.rate
-                for one in self._rates.get(link, ())
-                if (one.at > window.at) == later
-                and abs(one.at - window.at) <= _MEMORY_S
-                and one.company <= window.company - _LESS
-            ]
-            if not near:
-                return 0.0
-            rates = sorted(near[:_SAMPLES] if later else near[-_SAMPLES:])
-            found.append(rates[(3 * len(rates)) // 4])
-        return min(found)
+def _last_but_one(rates: list[float]) -> float:
+    """Return the rate that counts of some that a link had in less company."""
+    return sorted(rates)[(3 * len(rates)) // 4]
 
 
-def _deviation(windows: Iterable[_Window]) -> float:
+def _deviation(windows: Iterable[_Compared]) -> float:
     """Return the relative standard deviation of the windows' totals."""
     totals = [one.total for one in windows]
     return statistics.pstdev(totals) / statistics.fmean(totals)

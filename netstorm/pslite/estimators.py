@@ -14,10 +14,12 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from netstorm.pslite.busy_link import Stretch
@@ -154,15 +156,13 @@ class History:
             at_least: how many chunks are enough (`PROBE_CHUNK_NUM`).
             independent: the node's links don't slow one another.
         """
-        kept: Sequence[Stretch] = self._stretches
-        if sum(one.chunks for one in kept) < at_least:
+        kept = self._stretches
+        shared_s = partial(_shared_s, independent=independent)
+        all_together = _newest(reversed(kept), shared_s, at_least)
+        if all_together is None:
             return None
-        shared = {id(one): _shared_s(one, independent=independent) for one in kept}
-        all_together = _newest(kept, shared, at_least)
-        alone = [one for one in kept if shared[id(one)] <= _ALONE * one.duration]
-        if all_together is None or not _enough(alone, at_least):
-            return all_together
-        unshared = _newest(alone, {}, at_least)
+        alone = (one for one in reversed(kept) if shared_s(one) <= _ALONE * one.duration)
+        unshared = _newest(alone, _nothing, at_least, _ENOUGH_S)
         if unshared is None or unshared.error > _TOO_UNSURE:
             return all_together
         if unshared.rate > all_together.rate * (1 + _FASTER * unshared.error):
@@ -174,10 +174,11 @@ class History:
         kept = self._stretches
         if len(kept) < _SUDDEN + 2:
             return
-        last = [kept[-place] for place in range(1, _SUDDEN + 1)]
+        newest_first = reversed(kept)
+        last = list(itertools.islice(newest_first, _SUDDEN))
         if sum(one.duration for one in last) < _SUDDEN_S:
             return
-        before = _quantile(_window([one for one in kept if one.end < last[-1].end], 1), 0.5)
+        before = _quantile(_window(newest_first, 1), 0.5)
         rates = [one.bits / one.duration for one in last]
         steady = last[-1].start >= self._began + _RAMP_S
         if (steady and max(rates) < (1 - _JUMP) * before) or min(rates) > (1 + _JUMP) * before:
@@ -186,23 +187,20 @@ class History:
             kept.extend(reversed(last))
 
 
-def _enough(stretches: Sequence[Stretch], at_least: int) -> bool:
-    return (
-        sum(one.chunks for one in stretches) >= at_least
-        and sum(one.duration for one in stretches) >= _ENOUGH_S
-    )
-
-
 def _shared_s(stretch: Stretch, *, independent: bool) -> float:
     own = 0.0 if independent else stretch.shared_s
     return min(stretch.duration, max(own, stretch.crowded_s))
 
 
-def _window(stretches: Sequence[Stretch], at_least: int) -> list[Stretch]:
+def _nothing(_: Stretch) -> float:
+    return 0.0
+
+
+def _window(newest_first: Iterable[Stretch], at_least: int) -> list[Stretch]:
     """Return the newest stretches that are enough, newest first."""
     taken: list[Stretch] = []
     busy_s, chunks = 0.0, 0
-    for one in reversed(stretches):
+    for one in newest_first:
         if len(taken) >= _FEW and busy_s >= _BUSY_S and chunks >= at_least:
             break
         taken.append(one)
@@ -222,16 +220,24 @@ def _quantile(stretches: Sequence[Stretch], part: float) -> float:
     return rows[-1][0]
 
 
-def _newest(stretches: Sequence[Stretch], shared: Mapping[int, float], at_least: int) -> Estimate | None:
+def _newest(
+    newest_first: Iterable[Stretch],
+    shared_s: Callable[[Stretch], float],
+    at_least: int,
+    at_least_s: float = 0.0,
+) -> Estimate | None:
     """Return the rate by the newest stretches, and its error by how they scatter around it.
 
     Args:
-        stretches: in order.
-        shared: for how long of each others were busy, too, in s, by its id; 0 if it is not there.
-        at_least: chunks that count, if there are so many.
+        newest_first: all that may count.
+        shared_s: for how long of a stretch others were busy, too, in s.
+        at_least: chunks that are enough.
+        at_least_s: seconds of stretches that are enough; the result is None if there is less of either.
     """
-    newest = _window(stretches, at_least)
-    if not newest:
+    newest = _window(newest_first, at_least)
+    duration = sum(one.duration for one in newest)
+    chunks = sum(one.chunks for one in newest)
+    if chunks < at_least or duration < at_least_s or not newest:
         return None
     rate, number = _quantile(newest, _PLACE), len(newest)
     off = [abs(one.bits / one.duration / rate - 1) for one in newest]
@@ -239,6 +245,5 @@ def _newest(stretches: Sequence[Stretch], shared: Mapping[int, float], at_least:
     error = _UNKNOWN
     if number > 1:
         error = min(max(deviation * _QUANTILE_ERROR / math.sqrt(number - 1), _LEAST), _UNKNOWN)
-    duration = sum(one.duration for one in newest)
-    shared_s = sum(shared.get(id(one), 0.0) for one in newest)
-    return Estimate(rate, error, sum(one.chunks for one in stretches), min(shared_s / duration, 1.0))
+    shared = sum(shared_s(one) for one in newest)
+    return Estimate(rate, error, chunks, min(shared / duration, 1.0))
