@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
-from netstorm.kvstore.operation import Round
+from netstorm.kvstore.rounds import Round
 from netstorm.topology.holding import Holding
 
 __all__ = ["HeldBack", "Owner"]

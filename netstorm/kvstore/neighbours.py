@@ -13,7 +13,7 @@ from typing import Final
 from netstorm.kvstore.aggregation import Aggregation
 from netstorm.kvstore.failed_links import Detours
 from netstorm.kvstore.outbox import Outbox
-from netstorm.kvstore.relay import check_path, confirmed, credit
+from netstorm.kvstore.relay import check_path, confirmed, credit, parts_again
 from netstorm.kvstore.roster import Roster
 from netstorm.kvstore.routing import not_delivered
 from netstorm.protocol import messages as m
@@ -67,7 +67,8 @@ class Neighbours:
             _log.info("%s cannot be reached from here: %s", self._roster.describe(target), reason)
             self._roster.suspect(target, reason, now)
             self._outbox.tell(m.Suspect(rank=target, reason=reason))
-        self._outbox.add_all(self._aggregation.not_delivered(undelivered))
+        again = parts_again(undelivered, self._roster.rank, self._aggregation.is_known)
+        self._outbox.add_all(again)
         self._outbox.add_all(not_delivered(undelivered))
 
     def told(self, message: m.FailedLinks) -> None:

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from netstorm import errors
 from netstorm.errors import NetStormError, ProtocolViolation
-from netstorm.kvstore.aggregation import ROUNDS_AHEAD, Aggregation
+from netstorm.kvstore.aggregation import Aggregation
 from netstorm.kvstore.async_operation import AsyncOperation
 from netstorm.kvstore.asynchronous import Asynchronous
 from netstorm.kvstore.bindings import Bindings
+from netstorm.kvstore.checks import ROUNDS_AHEAD
 from netstorm.kvstore.failed_links import Detours
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.neighbours import Neighbours
@@ -318,7 +319,7 @@ class GeneralNode:
             options, finishing = self.options, self.state is State.FINISHING
             resume = m.Resume(
                 keys=self._registration.ask_again(),
-                begun=self._running().ask_again(),
+                begun=self._running().asking.again(),
                 barriers=tuple(sorted(self._barriers)),
                 last_rounds=self._registration.last_rounds() if finishing else None,
                 suspected=self._detours.targets(),
@@ -377,7 +378,9 @@ class GeneralNode:
         if self.failure is not None or self.state is State.OVER:
             return math.inf
         if self._aggregation is not None and (
-            self._registration.has_request() or self._aggregation.has_news()
+            self._registration.has_request()
+            or self._aggregation.asking.due()
+            or self._aggregation.takeover.news
         ):
             return 0.0
         if self._zeros.due() and self.roster.unfinished():
@@ -391,15 +394,14 @@ class GeneralNode:
 
     def dispatch(self, links: Links, now: float) -> None:
         """Let chunks that wait for what links are like go where they should. See `Dispatcher`."""
-        if self._aggregation is not None and not self._aggregation.dispatch.idle():
-            self._aggregation.instructions += self._aggregation.dispatch.run(links, now)
+        if self._aggregation is not None:
+            self._aggregation.run_dispatch(links, now)
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
         taken = self._outbox.take()
-        if self._aggregation is not None and self._aggregation.instructions:
-            taken += self._aggregation.instructions
-            self._aggregation.instructions = []
+        if self._aggregation is not None:
+            taken += self._aggregation.take_instructions()
         if self._asynchronous is not None:
             taken += self._asynchronous.take_instructions()
         if not self._detours:
@@ -498,7 +500,7 @@ class GeneralNode:
             for round in self._aggregation.closed:
                 self.standing.ended(round, now)
             self._aggregation.closed.clear()
-            self._aggregation.round_s = self.standing.round_s
+            self._aggregation.asking.round_s = self.standing.round_s
 
     def _check_for_finished_peers(self) -> None:
         """A round that a finished rank never pushed will not complete: say so now."""
@@ -554,9 +556,9 @@ class GeneralNode:
         if self.failure is None and self._aggregation is not None:
             if self._registration.has_request():
                 self._outbox.tell(self._registration.take_request())
-            if self._aggregation.begun:
-                self._outbox.tell(m.TopologyRequest(begun=tuple(self._aggregation.begun)))
-                self._aggregation.begun = []
+            begun = self._aggregation.asking.take()
+            if begun:
+                self._outbox.tell(m.TopologyRequest(begun=begun))
             for moved in self._aggregation.takeover.take_news():
                 self._outbox.tell(moved)
 

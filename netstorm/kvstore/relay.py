@@ -10,16 +10,17 @@ that.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import Delivered, Part
+from netstorm.protocol.messages import Delivered, Part, Phase
 from netstorm.pslite.machine import Order, Send
 
-__all__ = ["around", "check_path", "confirmed", "credit", "direct", "onward", "without_loops"]
+__all__ = ["around", "check_path", "confirmed", "credit", "direct", "onward", "parts_again", "without_loops"]
 
 
 def check_path(message: Part | Delivered, peer: Peer, rank: int, size: int) -> None:
@@ -121,3 +122,23 @@ def credit(message: Delivered) -> Send | None:
         return None
     hop = message.hop - 1
     return Send(peer=Peer(message.path[hop]), message=msgspec.structs.replace(message, hop=hop), back=True)
+
+
+def parts_again(returned: Iterable[Send], rank: int, is_known: Callable[[Part], bool]) -> Iterator[Send]:
+    """Yield the parts that `rank` sends again, of all that a link that has failed gives back.
+
+    A sum that `is_known` to have arrived, or that nobody wants any more, is not. Others are copied: they may
+    be the user's own memory, which is his again with the result; that comes, if the sum had arrived after
+    all, while it is under way.
+    """
+    for send in returned:
+        part = send.message
+        if not isinstance(part, Part):
+            continue
+        own = part.phase is Phase.REDUCE and not (part.is_aux and part.path[0] != rank)
+        if own and is_known(part):
+            continue
+        if own and send.payload is not None:
+            yield dataclasses.replace(send, payload=bytes(memoryview(send.payload)))
+        else:
+            yield send

@@ -9,14 +9,17 @@ new policy. So each chunk is summed once, by one tree, and all ranks get the sam
 
 What has been handed to links and has not left goes over, too: sums of chunks that have moved are taken out
 of the queues, and results take the ways of the new policy's trees to where the old ones' lead.
+
+Here is which chunks have moved, and what is to; `moving` does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Final, NamedTuple
 
 from netstorm.kvstore.relay import around
+from netstorm.kvstore.rounds import Round
 from netstorm.protocol.messages import Moved, Part, Phase
 from netstorm.pslite.machine import Send
 from netstorm.topology.policy import Plan
@@ -71,9 +74,19 @@ class Takeover:
         plan = self._moves.get((key, round), {}).get(chunk)
         return None if plan is None else plan.version
 
-    def worth_it(self, chunks: Sequence[int], all_chunks: int) -> bool:
-        """Return whether a root should give away so many chunks of those that it sums in a round."""
-        return len(chunks) > _LEAST * all_chunks
+    def to_give(self, round: Round) -> list[int]:
+        """Return the chunks that this node is the root of, has not summed, and should give away."""
+        plan = self.plan
+        if plan is None or round.version >= plan.version:
+            return []
+        mine, left = 0, []
+        for chunk, slot in enumerate(round.layout.slots):
+            now = round.plan_of(chunk)
+            if now.root[now.tree_of(slot)] == self._rank:
+                mine += 1
+                if not round.results[chunk] and now.version < plan.version:
+                    left.append(chunk)
+        return left if len(left) > _LEAST * mine else []
 
     def gave(self, key: int, round: int, chunks: Iterable[int]) -> None:
         """This node is the root of some chunks, and gives them to the policy that takes over."""

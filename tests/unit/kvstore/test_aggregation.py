@@ -75,14 +75,13 @@ class Ranks:
         return result, outcome
 
     def collect(self, rank):
-        for instruction in self.nodes[rank].instructions:
+        for instruction in self.nodes[rank].take_instructions():
             if isinstance(instruction, Call):
                 instruction.function()
             else:
                 assert isinstance(instruction, Send)
                 data = None if instruction.payload is None else bytearray(bytes(instruction.payload))
                 self.in_flight.append((rank, int(instruction.peer), instruction.message, data))
-        self.nodes[rank].instructions = []
 
     def deliver_all(self):
         while self.in_flight:

@@ -1,0 +1,115 @@
+"""How far one round of one key is on this node."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from netstorm.kvstore.chunk_sum import ChunkSum
+from netstorm.kvstore.form import Form, Sum, Values
+from netstorm.kvstore.keys import Key, Layout
+from netstorm.kvstore.operation import Operation
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.ids import ranks_in
+from netstorm.topology.holding import Stretch
+from netstorm.topology.policy import Plan
+
+__all__ = ["Round"]
+
+_SENT: Final = ChunkSum(np.dtype(np.float32), wide=False)
+"""Stands for a sum that has gone to the parent: everybody it could count has been counted."""
+_SENT.contributors = -1
+
+
+class Round:
+    """One round of one key under one policy: a sum for each chunk that something is known of."""
+
+    __slots__ = (
+        "form",
+        "key",
+        "layout",
+        "missing",
+        "moved",
+        "operation",
+        "plan",
+        "results",
+        "round",
+        "stretch",
+        "sums",
+        "version",
+    )
+
+    def __init__(self, key: Key, round: int, plan: Plan, form: Form, moved: dict[int, Plan]) -> None:
+        assert key.layout is not None
+        self.key = key
+        self.layout: Final[Layout] = key.layout
+        self.form = form
+        """The operation's as soon as that is here; until then one with the codec of the parts that are."""
+        self.round = round
+        self.version: Final = plan.version
+        self.plan = plan
+        self.moved: Final = moved
+        """Chunks that have gone over to later policies (`takeover`)."""
+        self.operation: Operation | None = None
+        """What the user wants; None while only other ranks' data is here."""
+        self.sums: list[Sum | None] = [None] * key.layout.chunks
+        self.results = [False] * key.layout.chunks
+        self.missing = key.layout.chunks
+        """Chunks whose result has not arrived."""
+        look_ahead = plan.policy.look_ahead
+        self.stretch: Final = (
+            Stretch((key.identity, round), key.layout.offsets, look_ahead) if look_ahead else None
+        )
+        """What is held back of it; None: nothing ever is."""
+
+    @property
+    def priority(self) -> int:
+        """The operation's; 0 until that is here."""
+        return 0 if self.operation is None else self.operation.priority
+
+    def plan_of(self, chunk: int) -> Plan:
+        """Return the plan that a chunk is summed by."""
+        return self.moved.get(chunk, self.plan)
+
+    def sum_of(self, chunk: int) -> Sum:
+        """Return the sum of a chunk, new if this is the first that is heard of it."""
+        found = self.sums[chunk]
+        if found is None:
+            found = self.sums[chunk] = self.form.new_sum()
+        return found
+
+    def sent(self, chunk: int) -> None:
+        """Note that a chunk's sum has gone to the parent: it is nobody's here any more."""
+        self.sums[chunk] = _SENT
+
+    def own_values(self, chunk: int) -> Values | None:
+        """Return this rank's contribution to a chunk, as its form has it; None: zeros."""
+        operation = self.operation
+        if operation is None or operation.source is None:
+            return None
+        start, end = self.layout.bounds[chunk]
+        return self.form.own(operation.source, start, end)
+
+    def store(self, chunk: int, payload: Buffer | None) -> None:
+        """Write the result of a chunk to where the user wants it."""
+        self.results[chunk] = True
+        self.missing -= 1
+        self.sums[chunk] = None
+        operation = self.operation
+        if operation is None or operation.destination is None:
+            return
+        start, end = self.layout.bounds[chunk]
+        self.form.write(operation.destination, start, end, payload)
+
+    def waits_for(self) -> str:
+        """Return what is missing, for a person."""
+        ranks: set[int] = set()
+        for chunk, done in enumerate(self.results):
+            total = self.sums[chunk]
+            if not done and total is not None and total is not _SENT:
+                plan = self.plan_of(chunk)
+                expected = plan.expected[plan.tree_of(self.layout.slots[chunk])]
+                ranks.update(ranks_in(expected & ~total.contributors))
+        waited = f"contributions of ranks {sorted(ranks)}" if ranks else "results from other ranks"
+        return f"{self.missing} of {len(self.results)} chunks wait for {waited}"
