@@ -143,7 +143,7 @@ class Aggregation:
         key = operation.key
         found = self._rounds.get((key.identity, operation.round))
         form = operation.form
-        if found is not None and (found.version, found.form.codec) != (version, form.codec):
+        if found is not None and not (found.version == version and found.admits(form)):
             # made by a part that came before our binding and named another policy, which no correct node
             # sends; or of a rank that pushes another kind of array, as the scheduler will notice
             self.asking.ask(key.identity)
@@ -160,7 +160,7 @@ class Aggregation:
             )
         round = self._round(key, operation.round, version, form)
         round.operation = operation
-        round.form = form
+        round.take_form(form)
         self._held.begin(round, operation.priority)
         self.asking.begun(RoundBegun(key=key.identity, round=operation.round, rule=operation.rule))
         for chunk in range(len(round.sums)):
@@ -248,11 +248,13 @@ class Aggregation:
                 f"round {number} of {key.name} runs under policy {found.version} here and under {version} "
                 "elsewhere"
             )
-        elif found.form.codec != form.codec:
+        elif not found.admits(form):
             self.asking.ask(key.identity)
             raise ProtocolViolation(
                 f"round {number} of {key.name} has codec {found.form.codec} here and {form.codec} elsewhere"
             )
+        elif form.codec != found.form.codec:
+            found.take_form(form)
         return found
 
     def _forward(self, round: Round, chunk: int) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.any_form import AnyForm
 from netstorm.kvstore.form import Form
 from netstorm.kvstore.keys import Key
+from netstorm.protocol.chunks import ANY_FORM
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer, bits_from_wire, ranks_in
 from netstorm.protocol.messages import Part, Phase
@@ -54,7 +56,7 @@ def check_part(
         )
     if part.dtype != key.spec.dtype:
         raise ProtocolViolation(f"{_name(part, key)} is {part.dtype}; the key is {key.spec.dtype}")
-    form = key.forms.get(part.codec)
+    form = AnyForm() if part.codec == ANY_FORM else key.forms.get(part.codec)
     if form is None:
         raise ProtocolViolation(f"{_name(part, key)} has codec {part.codec}, which this key never has")
     if bound is not None and bound != part.version:

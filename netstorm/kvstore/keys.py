@@ -37,7 +37,7 @@ class Layout:
 class Key:
     """One key of one store, as this process knows it."""
 
-    __slots__ = ("_rounds", "dtype", "elements", "forms", "identity", "last_taken", "later", "layout", "spec")
+    __slots__ = ("_rounds", "dtype", "elements", "forms", "identity", "last_taken", "layout", "spec")
 
     def __init__(
         self, namespace: int, name: str, shape: tuple[int, ...], dtype: str, *, form: int = 0
@@ -56,8 +56,6 @@ class Key:
         self.elements: Final = int(np.prod(shape, dtype=np.int64))
         self.forms: Final = forms_of(self.spec)
         """Those that rounds of this key may have, by codec; the first is its own."""
-        self.later: Form = self.form
-        """The form of what the program pushes next, and of the zeros that stand for it once it has ended."""
         self.identity = -1
         """The scheduler's number for this key; -1 until it has answered."""
         self.layout: Layout | None = None

@@ -6,10 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from netstorm.kvstore.any_form import ZeroSum
 from netstorm.kvstore.chunk_sum import ChunkSum
 from netstorm.kvstore.form import Form, Sum, Values
 from netstorm.kvstore.keys import Key, Layout
 from netstorm.kvstore.operation import Operation
+from netstorm.protocol.chunks import ANY_FORM
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import ranks_in
 from netstorm.topology.holding import Stretch
@@ -71,6 +73,20 @@ class Round:
     def plan_of(self, chunk: int) -> Plan:
         """Return the plan that a chunk is summed by."""
         return self.moved.get(chunk, self.plan)
+
+    def admits(self, form: Form) -> bool:
+        """Return whether parts in this form may be of this round."""
+        return form.codec == self.form.codec or ANY_FORM in (form.codec, self.form.codec)
+
+    def take_form(self, form: Form) -> None:
+        """Go on in a form that the round `admits`; one that fits all gives way to any other."""
+        if form.codec == ANY_FORM:
+            return
+        for chunk, total in enumerate(self.sums if self.form.codec == ANY_FORM else ()):
+            if isinstance(total, ZeroSum):
+                self.sums[chunk] = taken = form.new_sum()
+                taken.add_received(None, total.contributors)
+        self.form = form
 
     def sum_of(self, chunk: int) -> Sum:
         """Return the sum of a chunk, new if this is the first that is heard of it."""

@@ -2,7 +2,8 @@
 
 A finished rank cannot know which rounds the others will still push, and need not: it is always as far ahead
 of what is complete as a node may be, so that its zeros are there before anybody waits for them, and nobody
-has to ask. Zeros have no payload.
+has to ask. Nor does it know whether they will push dense arrays, rows, or compressed ones: zeros have no
+payload, and a form of their own that gives way to any other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from netstorm.kvstore.any_form import AnyForm
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation
 from netstorm.protocol.messages import ANY_RULE
@@ -58,6 +60,6 @@ class Zeros:
             destination=None,
             done=done,
             rule=ANY_RULE,
-            form=key.later,
+            form=AnyForm(),
             for_others=True,
         )

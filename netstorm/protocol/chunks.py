@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
+    "ANY_FORM",
     "ITEM_BYTES",
     "QUANTISED",
     "ROW_SPARSE",
@@ -48,6 +49,9 @@ _QUANTISED_GROWTH: Final = 4
 """How many times as many elements a chunk has whose rounds are quantised. A leaf's part then has a quarter of
 the bytes of a plain chunk, which is the least that a link is measured by.
 """
+
+ANY_FORM: Final = -1
+"""Codec of zeros that fit a round of whatever form: those that stand for a rank whose program has ended."""
 
 ROW_SPARSE: Final = 2
 """Codec of keys of which some rows travel, those that have values."""

@@ -8,12 +8,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from netstorm.compression.rows import Rows
 from netstorm.compression.two_bit import quantised
 from netstorm.errors import NetStormError
+from netstorm.kvstore.form import Form
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.node import GeneralNode, State
 from netstorm.kvstore.operation import Operation
 from netstorm.kvstore.quantised import Quantised
+from netstorm.kvstore.row_sum import RowParts
+from netstorm.protocol.chunks import ROW_SPARSE, row_length
 from netstorm.pslite.virtual_time import Timeline
 from netstorm.simulation.process import SimulatedProcess
 
@@ -133,6 +137,7 @@ class SimulatedNode:
         rule: str = "",
         in_place: bool = False,
         threshold: float | None = None,
+        as_rows: bool = False,
     ) -> Pending:
         """Begin an all-reduce of `values`, the next round of key `name`, which is registered if it is new.
 
@@ -145,36 +150,47 @@ class SimulatedNode:
             rule: fingerprint of what is done with the sum.
             in_place: the sum is written to where the contribution was.
             threshold: of gradient compression; None: plain values.
+            as_rows: push the rows of a matrix that are not all zeros.
         """
         key = self.keys.get(name)
         if key is None:
-            form = 0 if threshold is None else Quantised.codec
-            key = self.register(name, values.shape, values.dtype.name, form=form)
+            codec = 0 if threshold is None else Quantised.codec
+            key = self.register(name, values.shape, values.dtype.name, form=codec)
         source = np.array(values, order="C").ravel()
         destination = source if in_place else np.empty_like(source)
         pending = Pending(self._timeline, f"rank {self.rank}: round {key.last_taken + 1} of {name}")
+        parts: RowParts = []
 
         def collect() -> Array:
+            for first, rows in parts:
+                destination.reshape(len(values), -1)[first + rows.numbers] = rows.values
             found = destination.reshape(values.shape).copy()
             source.view(np.uint8).fill(0xA5)
             destination.view(np.uint8).fill(0x5A)
             return found
 
         pending.collect_with(collect)
+        form: Form = key.form
         contribution: Any = source
-        key.later = key.form if threshold is None else Quantised(threshold, len(self.machine.members))
+        arrives: Any = destination
+        if as_rows:
+            matrix = source.reshape(values.shape[0], row_length(values.shape))
+            numbers = np.flatnonzero(matrix.any(axis=1))
+            contribution, form, arrives = Rows(numbers, matrix[numbers]), key.forms[ROW_SPARSE], parts
+            destination.fill(0)
         if threshold is not None:
+            form = Quantised(threshold, len(self.machine.members))
             residual = self.residuals.setdefault(name, np.zeros(source.size, np.float32))
             contribution = quantised(source, residual, np.float32(threshold))
         operation = Operation(
             key=key,
             round=key.take_round(),
             source=contribution,
-            destination=destination,
+            destination=arrives,
             done=pending.done,
             priority=priority,
             rule=rule,
-            form=key.later,
+            form=form,
         )
         self.pending.append(pending)
         self.process.call(lambda now: self.machine.submit(operation, now))

@@ -29,11 +29,18 @@ class UnevenJob:
     policies: int
     gaps_s: float
     faults: tuple[Any, ...] = ()
+    mixed: bool = False
+    """Rounds of a key are dense, or of some rows, at random."""
 
     def __post_init__(self):
         chance = random.Random(self.seed)
         self.counts = [chance.randint(1, self.most_rounds) for _ in range(self.nodes)]
         self.sizes = [chance.choice((0, 1, 30, 200)) for _ in range(self.keys)]
+
+    def form(self, key, number):
+        """Return how a round travels."""
+        forms = [{}, {"as_rows": True}] if self.mixed else [{}]
+        return random.Random(f"{self.seed} {key} {number}").choice(forms)
 
     def value(self, rank, key, number):
         drawn = np.random.default_rng([self.seed, rank, key, number])
@@ -83,7 +90,7 @@ class UnevenJob:
                 number = counts[key]
                 counts[key] += 1
                 pushed = pending[node.rank, key, number] = node.push(
-                    f"k{key}", self.value(node.rank, key, number)
+                    f"k{key}", self.value(node.rank, key, number), **self.form(key, number)
                 )
                 if chance.random() < 0.7:
                     pushed.then(lambda: cluster.at(cluster.now + chance.random() * self.gaps_s, step))
@@ -110,6 +117,7 @@ uneven_jobs = st.builds(
     most_rounds=st.integers(1, 9),
     policies=st.integers(1, 4),
     gaps_s=st.sampled_from([0.0, 0.02, 1.0]),
+    mixed=st.booleans(),
 )
 
 
@@ -207,3 +215,16 @@ def test_a_rank_that_has_ended_contributes_zeros_to_compressed_rounds_too():
     later = [cluster.nodes[rank].push("w", values, threshold=0.5) for rank in (1, 2)]
     cluster.run_until_ended(later)
     assert all(one.result().tolist() == [1, -1, 0] for one in later)
+
+
+def test_zeros_of_a_rank_that_has_ended_fit_whatever_kind_of_array_the_others_push():
+    cluster = SimulatedCluster(3, seed=4, uneven="join", wait_timeout_s=5.0).join()
+    values = np.array([[0, 0], [0.5, -2], [0.1, 0]], np.float32)
+    cluster.allreduce("w", [values] * 3)
+    cluster.nodes[0].finish()
+    cluster.run_for(1.0)  # its zeros are there before the others' values
+    for kind in ({"as_rows": True}, {}, {"threshold": 0.5}, {"as_rows": True}, {"threshold": 0.5}, {}):
+        pushed = [cluster.nodes[rank].push("w", values, **kind) for rank in (1, 2)]
+        cluster.run_until_ended(pushed, 60.0)
+        right = [[0, 0], [1, -1], [0, 0]] if "threshold" in kind else 2 * values
+        assert all((one.result() == right).all() for one in pushed), kind

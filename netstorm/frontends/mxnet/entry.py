@@ -48,10 +48,6 @@ class Entry:
             self._stored.copy_from(value)
         self._allreduce(self._stored, priority=0, rule="", contributes=value is not None)
 
-    def compress(self, compression: GradientCompression) -> None:
-        """Expect pushes to be compressed from now on."""
-        self.key.later = compression.form
-
     def push(
         self,
         values: Sequence[NDArray],

@@ -50,9 +50,6 @@ class RowEntry:
         source = None if value is None else summed_rows([value], self.key)
         self._rounds.sum(source, self._stored, all_rows=True)
 
-    def compress(self, compression: object) -> None:
-        """Do nothing: pushes under gradient compression are refused, and never come here."""
-
     def push(
         self,
         values: Sequence[NDArray],
@@ -136,7 +133,6 @@ class RowPushes:
     def push(self, values: Sequence[NDArray], *, priority: int, rule: UpdateRule | None, said: str) -> None:
         """Sum `values`, all row-sparse, over devices and ranks. Without a rule the sum replaces the value."""
         key = self._rounds.key
-        key.later = key.forms[ROW_SPARSE]
         merged = empty_rows(key.spec.shape, key.dtype)
         self._rounds.sum(
             summed_rows(values, key),

@@ -127,8 +127,6 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                 )
             self._entries[user_key] = entry
             entry.begin_with(first if self.rank == 0 else None)
-            if self._compression is not None:
-                entry.compress(self._compression)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum values over all devices and ranks, and update the stored value with the sum (or replace it by
@@ -238,8 +236,6 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """
         self._check()
         self._compression = compression_of(compression_params, self.num_workers)
-        for entry in self._entries.values():
-            entry.compress(self._compression)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the optimiser's states, the same on all ranks, to a file; ranks may name the same file.

@@ -35,7 +35,7 @@ class Part(DataMessage, frozen=True, tag=40):
     priority: int = 0
     """Higher goes first on every link."""
     codec: int = 0
-    """0: plain values."""
+    """Form of the values, such as 0: plain ones (`protocol.chunks`)."""
     is_aux: bool = False
     """On an auxiliary path (the paper's IS_AUX): forward only."""
     path: tuple[int, ...] = ()

@@ -53,6 +53,54 @@ def test_with_join_ranks_that_have_finished_contribute_zeros_until_all_have(tmp_
     assert [float(end.out) for end in ended] == [3, 2, 1]
 
 
+def test_with_join_a_key_that_a_finished_rank_never_had_is_an_error_at_once_on_every_rank(
+    tmp_path: Path,
+) -> None:
+    late = """
+time.sleep(1)
+kv.init("late", ones()); kv.push("late", ones())
+began = time.monotonic()
+try:
+    kv.pull("late", out=out); out.wait_to_read()
+finally:
+    say(time.monotonic() - began)
+"""
+    *late_ones, finished = ends(tmp_path, late, late, Plain(), NETSTORM_UNEVEN="join")
+    for end in late_ones:
+        assert end.code == 1
+        assert float(end.out) < 5
+        assert "has finished without ever using that key: a key must be initialised before any" in end.err
+    assert finished.code == 1
+    assert "UnevenRounds" in finished.err
+
+
+def test_with_join_who_waits_at_a_barrier_does_not_wait_for_ranks_that_have_finished(tmp_path: Path) -> None:
+    early = "kv._barrier(); kv._barrier(); step(); print(out.asnumpy().max())"
+    ended = ends(
+        tmp_path,
+        early,
+        Plain("time.sleep(1); runtime.barrier()"),
+        Plain("time.sleep(2)"),
+        NETSTORM_UNEVEN="join",
+    )
+    assert [(end.code, end.out) for end in ended] == [(0, "1.0\n"), (0, ""), (0, "")], ended
+
+
+def test_with_join_the_others_may_push_now_a_dense_array_and_now_rows(tmp_path: Path) -> None:
+    script = """
+kv.init("e", mx.nd.zeros((6, 2)))
+values = mx.nd.zeros((6, 2)); values[1] = 5
+for step in range({}):
+    kv.push("e", values if step % 3 else values.tostype("row_sparse"))
+result = mx.nd.zeros((6, 2))
+kv.pull("e", out=result)
+print(result.asnumpy().tolist()[1])
+"""
+    ended = ends(tmp_path, *(script.format(steps) for steps in (2, 3, 7)), NETSTORM_UNEVEN="join")
+    assert [end.code for end in ended] == [0, 0, 0], ended
+    assert [end.out for end in ended] == ["[15.0, 15.0]\n", "[10.0, 10.0]\n", "[5.0, 5.0]\n"]
+
+
 def test_a_rank_that_never_uses_a_key_of_the_others_is_named(tmp_path: Path) -> None:
     uses, does_not = ends(
         tmp_path, "kv.init('extra', ones()); kv.pull('extra', out=out); out.wait_to_read()", Plain()

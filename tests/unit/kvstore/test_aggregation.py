@@ -11,6 +11,7 @@ from netstorm.kvstore.bindings import Bindings
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation
 from netstorm.observe.counters import Counters
+from netstorm.protocol.chunks import ANY_FORM
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Binding, KeyGrant, Part, Phase
@@ -243,6 +244,7 @@ def legal_part(**changed):
         (2, {"dtype": "float64"}, 16, "is float64; the key is float32"),
         (2, {}, 15, "has 15 bytes, not 16"),
         (2, {"codec": 9}, 16, "has codec 9, which this key never has"),
+        (2, {"codec": ANY_FORM}, 16, "has values, and no form"),
         (2, {"tree": 5}, 16, "names tree 5"),
         (0, {}, 16, "comes from rank 0, no child of this node"),
         (2, {"phase": Phase.BROADCAST}, 16, "not this node's parent"),
