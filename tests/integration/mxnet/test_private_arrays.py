@@ -109,27 +109,6 @@ def test_copies_within_a_recorded_forward_pass_are_no_part_of_its_graph() -> Non
     assert x.asnumpy() == [30.0]
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (mx.nd.zeros((3, 2)), r"shape \(3, 2\) and type float32 does not fit one of shape \(2, 3\)"),
-        (mx.nd.zeros((2, 3), dtype="float16"), "type float16 does not fit one of .* type float32"),
-        (mx.nd.zeros((2, 3)).tostype("row_sparse"), r"a row_sparse array .* tostype\('default'\)"),
-        (np.zeros((2, 3)), "expected an mxnet NDArray, not ndarray"),
-    ],
-    ids=["shape", "type", "sparse", "NumPy"],
-)
-def test_an_array_that_does_not_fit_is_refused_before_anything_is_queued(array: object, message: str) -> None:
-    private = PrivateArray((2, 3), "float32")
-    for copy in (
-        private.copy_from,
-        private.copy_to,
-        lambda array: private.sum_of([mx.nd.ones((2, 3)), array]),
-    ):
-        with pytest.raises(UsageError, match=message):
-            copy(array)
-
-
 def test_a_type_that_mxnet_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="MXNet has no arrays of type complex64"):
         PrivateArray((2,), "complex64")
