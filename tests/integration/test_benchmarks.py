@@ -264,3 +264,22 @@ def test_estimates_are_compared_with_what_links_are(tmp_path: Path) -> None:
     [case] = json.loads(path.read_text())["cases"]
     assert case["links_measured"] >= 2
     assert case["median_error"] < 0.05
+
+
+def test_two_checkouts_take_turns_and_the_ratio_has_an_interval(tmp_path: Path) -> None:
+    path = tmp_path / "versions.json"
+    small = ("--nodes", "2", "--sizes", "1MB", "--starts", "2", "--rounds", "2", "--warmup", "1")
+    result = run("versions.py", ROOT, ROOT, *small, "--limit", "0.0001", "--json", path)
+    assert result.returncode == 1, result.stdout + result.stderr  # no version is that much faster
+    written = json.loads(path.read_text())
+    (found,) = written["results"]
+    low, high = found["interval"]
+    assert low <= found["ratio"] <= high
+    assert [len(start) for name in ("old", "new") for start in found["rounds_s"][name]] == [2, 2, 2, 2]
+    assert written["versions"]["old"]["folder"] == str(ROOT)
+
+
+def test_a_folder_without_netstorm_is_no_version(tmp_path: Path) -> None:
+    result = run("versions.py", tmp_path, ROOT)
+    assert result.returncode == 2
+    assert f"{tmp_path} is no checkout of NetStorm" in result.stderr
