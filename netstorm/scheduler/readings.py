@@ -66,7 +66,6 @@ class Readings:
         """
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
         late = self.age(now) > _LATE_S
-        self._at = now
         if self._values:
             self._steps.append(math.log(value / (self._suspect or self._values[-1])))
             limit = _CHANGE * math.hypot(max(error, self._scatter()), self._own_error())
@@ -83,6 +82,7 @@ class Readings:
                     self._values.append(self._suspect)
                     self._errors.append(error)
         self._suspect = 0.0
+        self._at = now
         self._values.append(value)
         self._errors.append(error)
         self._average()
@@ -92,11 +92,13 @@ class Readings:
         return aged(self._own_error(), self.age(now))
 
     def error_and_time(self) -> tuple[float, float]:
-        """Return the standard error at the time of the last reading, and that time."""
+        """Return the standard error at the time of the last reading that `value` rests on, and that time."""
         return self._own_error(), self._at
 
     def age(self, now: float) -> float:
-        """Return the seconds since the last reading."""
+        """Return the seconds since the last reading that `value` rests on. One that may be an outlier is none:
+        it may also be the first after a change, and makes what was before no newer.
+        """
         return max(0.0, now - self._at)
 
     def _own_error(self) -> float:

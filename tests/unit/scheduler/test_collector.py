@@ -190,6 +190,19 @@ def test_a_link_that_becomes_slow_in_company_is_slow_whatever_it_did_alone_befor
     assert rates(found, 9.0)[1, 0] == pytest.approx(20 * M)
 
 
+def test_the_first_reading_alone_after_a_change_in_company_does_not_bring_back_what_was_before():
+    found = collector()
+    for now in range(6):
+        found.take(0, report(measure(1, 35 * M)), float(now))
+        found.take(0, report(measure(1, 35 * M, shared=1.0)), float(now))
+    for now in range(8, 12):
+        found.take(0, report(measure(1, 14 * M, shared=1.0)), float(now))
+    assert rates(found, 12.0)[1, 0] == pytest.approx(14 * M, rel=0.01)
+    for now in range(12, 15):
+        found.take(0, report(measure(1, 14 * M)), float(now))
+        assert rates(found, float(now))[1, 0] == pytest.approx(14 * M, rel=0.01)
+
+
 def test_the_smaller_of_two_caps_bounds_a_censored_link():
     found = collector()
     for target in (1, 2, 3):

@@ -44,6 +44,15 @@ def test_one_outlier_is_no_change():
     assert readings.value == pytest.approx(100.0, rel=0.05)
 
 
+def test_a_reading_that_may_be_an_outlier_makes_what_was_before_no_newer():
+    readings = fed([100.0] * 10)
+    readings.add(20.0, 0.05, 15.0)
+    assert readings.age(16.0) == 7.0
+    readings.add(20.0, 0.05, 16.0)
+    assert readings.age(16.0) == 0.0
+    assert readings.value == pytest.approx(20.0)
+
+
 def test_two_that_agree_are_a_change_and_the_past_is_forgotten():
     readings = fed([*noisy(100.0, 0.05, 10), 20.0, 21.0])
     assert readings.value == pytest.approx(20.5, rel=0.03)
