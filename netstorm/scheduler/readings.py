@@ -97,7 +97,7 @@ class Readings:
 
     def age(self, now: float) -> float:
         """Return the seconds since the last reading that `value` rests on. One that may be an outlier is none:
-        it may also be the first after a change, and makes what was before no newer.
+        it may be the first after a change, too, and makes what was before no newer.
         """
         return max(0.0, now - self._at)
 
