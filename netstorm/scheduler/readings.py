@@ -96,8 +96,10 @@ class Readings:
         return self._own_error(), self._at
 
     def age(self, now: float) -> float:
-        """Return the seconds since the last reading that `value` rests on. One that may be an outlier is none:
-        it may be the first after a change, too, and makes what was before no newer.
+        """Return the seconds since the last reading that `value` rests on.
+
+        One that may be an outlier is none: it may be the first after a change, too, and makes what was before
+        no newer.
         """
         return max(0.0, now - self._at)
 
