@@ -15,21 +15,20 @@ from typing import Any, Final
 
 from netstorm import errors
 from netstorm.errors import NetStormError, ProtocolViolation
-from netstorm.kvstore.aggregation import Aggregation
 from netstorm.kvstore.async_operation import AsyncOperation
 from netstorm.kvstore.asynchronous import Asynchronous
-from netstorm.kvstore.bindings import Bindings
+from netstorm.kvstore.barriers import Barriers
 from netstorm.kvstore.checks import ROUNDS_AHEAD
 from netstorm.kvstore.failed_links import Detours
 from netstorm.kvstore.keys import Key
-from netstorm.kvstore.neighbours import Neighbours
 from netstorm.kvstore.operation import Done, Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.outbox import Outbox
 from netstorm.kvstore.registration import Registration
-from netstorm.kvstore.resuming import Resuming
 from netstorm.kvstore.roster import Roster
+from netstorm.kvstore.scheduler_session import SchedulerSession, error_of
 from netstorm.kvstore.standing import Standing
+from netstorm.kvstore.work import Work
 from netstorm.kvstore.zeros import Zeros
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
@@ -53,19 +52,13 @@ __all__ = ["GeneralNode", "State"]
 
 _log = logging.getLogger(__name__)
 
-_KINDS: Final[dict[str, type[NetStormError]]] = {
-    "lost": errors.NodeLost,
-    "failed": errors.NodeFailed,
-    "disagreement": errors.Disagreement,
-    "key": errors.KeyMismatch,
-    "refused": errors.JoinRefused,
-    "timeout": errors.WaitTimeout,
-    "stopped": errors.SchedulerLost,
-}
-"""What `PeerGone.kind` is called here."""
-
 _SAY_EVERY_S: Final = 10.0
 """How often a node that waits says for what."""
+
+_DECISION_S: Final = 2.0
+"""How much longer than the heartbeat time-out a node waits for the scheduler's word on a rank it cannot
+reach.
+"""
 
 
 class State(enum.Enum):
@@ -92,42 +85,33 @@ class GeneralNode:
         self.meter: Final = None if options.meter is None else LinkMeter(options.meter, now=now)
         """Observes the traffic; whoever owns the endpoint gives it to it. None: nothing is measured."""
         self.failure: NetStormError | None = None
-        self._aggregation: Aggregation | None = None
-        self._asynchronous: Asynchronous | None = None
-        self._bindings: Bindings | None = None
+        self._work: Work | None = None
+        """None until it has joined."""
         self._registration: Final = Registration()
         self._detours: Final = Detours(self.counters, options.link_retry_s)
         self._outbox: Final = Outbox()
-        self._neighbours: Neighbours | None = None
-        self._join_deadline: Final = now + options.join_timeout_s
+        self._scheduler: Final = SchedulerSession(options, self._outbox, now)
         self._on_joined: list[Done] = []
-        self._last_waiting = ""
-        self._next_barrier = 0
-        self._barriers: dict[int, tuple[float, Done]] = {}
+        self._barriers: Final = Barriers(self._outbox)
         self._on_finished: list[Done] = []
         self._finish_deadline = math.inf
         self._zeros: Final = Zeros()
-        self._resuming: Final = Resuming()
-        self._heartbeat_interval_s = 1.0
-        self._heartbeat_timeout_s = 10.0
-        self._next_heartbeat = now
         self._next_look = now + _SAY_EVERY_S
         self._handlers: Final[dict[type[m.Message], Callable[[Any, float], None]]] = {
             m.Joined: self._joined,
             m.Waiting: self._waiting,
             m.KeysRegistered: self._keys_registered,
-            m.TopologyAnswer: self._topology_answer,
-            m.NewPolicy: self._new_policy,
-            m.Moved: lambda message, _: self._running().moved(message),
-            m.BarrierReached: self._barrier_reached,
+            m.TopologyAnswer: lambda message, _: self._at_work().topology_answer(message),
+            m.NewPolicy: lambda message, _: self._at_work().new_policy(message.policy),
+            m.Moved: lambda message, _: self._at_work().aggregation.moved(message),
+            m.BarrierReached: lambda message, _: self._barriers.reached(message.number),
             m.PeerFinished: self._peer_finished,
             m.AllFinished: self._all_finished,
             m.PeerGone: self._peer_gone,
-            m.FailedLinks: lambda message, _: self._others().told(message),
+            m.FailedLinks: lambda message, _: self._at_work().neighbours.told(message),
             m.Resumed: self._resumed,
         }
         """What the scheduler may say."""
-        self._ask_to_join()
 
     @property
     def rank(self) -> int:
@@ -142,17 +126,9 @@ class GeneralNode:
     @property
     def policy(self) -> Policy | None:
         """The newest policy that this node has heard of; None before it has joined."""
-        return None if self._bindings is None else self._bindings.newest
+        return None if self._work is None else self._work.policy
 
-    def _ask_to_join(self) -> None:
-        options = self.options
-        self._outbox.add(
-            Connect(peer=SCHEDULER, host=options.scheduler_host, port=options.scheduler_port),
-            Send(peer=SCHEDULER, message=options.join()),
-        )
-
-    # --------------------------------------------------------------------------------------- what the user
-    # wants
+    # ------------------------------------------------------------------------------------ what the user wants
 
     def on_joined(self, done: Done) -> None:
         """Call `done` when all nodes are here, or why that will not happen."""
@@ -175,15 +151,13 @@ class GeneralNode:
             operation.begun_at = now
             self._registration.hold(operation)
         else:
-            self._running().submit(operation, now)
+            self._at_work().aggregation.submit(operation, now)
             self._note_ends(now)
             self._check_for_finished_peers()
 
     def owners(self) -> Asynchronous:
         """Return the asynchronous side of this node, which has joined: pushes to owners, and what it owns."""
-        if self._asynchronous is None:
-            raise ProtocolViolation("this node has not joined the job yet")
-        return self._asynchronous
+        return self._at_work().owners
 
     def report_replica(self, key: Key, round: int, digest: int, now: float) -> None:
         """Have what this rank holds of a key after a round compared with what the others hold."""
@@ -195,9 +169,7 @@ class GeneralNode:
         if self.failure is not None:
             self._outbox.call(done, self.failure)
             return
-        self._barriers[self._next_barrier] = (now, done)
-        self._outbox.tell(m.Barrier(number=self._next_barrier))
-        self._next_barrier += 1
+        self._barriers.come(done, now)
 
     def finish(self, done: Done, now: float) -> None:
         """Push no more; call `done` when nobody needs this node any longer. What is outstanding is finished
@@ -229,9 +201,8 @@ class GeneralNode:
 
     def outstanding(self) -> int:
         """Return how many operations are not complete."""
-        running = () if self._aggregation is None else self._aggregation.outstanding()
-        asynchronous = () if self._asynchronous is None else self._asynchronous.outstanding()
-        return len(self._registration.waiting()) + sum(1 for _ in (*running, *asynchronous))
+        begun = 0 if self._work is None else sum(1 for _ in self._work.outstanding())
+        return len(self._registration.waiting()) + begun
 
     # -------------------------------------------------------------------------------------- what others want
 
@@ -251,28 +222,13 @@ class GeneralNode:
         """Take a message from a peer."""
         if self.failure is not None:
             return
-        if isinstance(message, m.Part):
-            if peer == SCHEDULER:
-                raise ProtocolViolation("the scheduler sends no parts")
-            if message.is_aux:
-                self._others().auxiliary_part(peer, message, payload, payload_crc)
-            else:
-                self._running().receive(peer, message, payload, payload_crc)
-            self._note_ends(now)
-            return
-        if isinstance(message, m.Delivered) and peer != SCHEDULER:
-            self._others().delivered(peer, message, now)
-            return
-        if isinstance(message, m.LinkTrial) and peer != SCHEDULER:
-            self._others().trial(peer, message)
-            return
-        if isinstance(message, m.Routed) and peer != SCHEDULER:
-            self.owners().receive(peer, message, payload, payload_crc)
-            return
         handler = self._handlers.get(type(message))
-        if peer != SCHEDULER or handler is None:
-            raise ProtocolViolation(f"a general node takes no {type(message).__name__} from peer {peer}")
-        handler(message, now)
+        if peer != SCHEDULER:
+            self._at_work().receive(peer, message, payload, payload_crc, now)
+        elif handler is not None:
+            handler(message, now)
+        else:
+            raise ProtocolViolation(f"a general node takes no {type(message).__name__} from the scheduler")
         self._note_ends(now)
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
@@ -284,56 +240,11 @@ class GeneralNode:
         if self.failure is not None or self.state is State.OVER:
             return
         if peer != SCHEDULER:
-            self._others().lost(int(peer), reason, undelivered, now)
-        elif self.state is State.JOINING and now < self._join_deadline:
-            _log.warning(
-                "no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason
-            )
-            self._outbox.add(Disconnect(peer=SCHEDULER, at_once=True))
-            self._ask_to_join()
-        elif self._resuming.limit_s and _STRANGER not in reason:
-            if not self._resuming.active:
-                _log.warning(
-                    "rank %d has lost the scheduler (%s); it should be back within %g s",
-                    self.rank,
-                    reason,
-                    self._resuming.limit_s,
-                )
-            self._resuming.lost(reason, undelivered, now)
+            self._at_work().neighbours.lost(int(peer), reason, undelivered, now)
         else:
-            self._stop(
-                errors.SchedulerLost(f"rank {self.rank} cannot reach the scheduler any more: {reason}")
-            )
-
-    def _look_for_scheduler(self, now: float) -> None:
-        """Try to reach a scheduler that has been started again."""
-        if self._resuming.too_late(now):
-            self._stop(
-                errors.SchedulerLost(
-                    f"rank {self.rank} cannot reach {self.options.scheduler_name()}, which was not back "
-                    f"within {self._resuming.limit_s:g} s (NETSTORM_SCHEDULER_TIMEOUT): "
-                    f"{self._resuming.reason}"
-                )
-            )
-        elif self._resuming.attempt(now):
-            options, finishing = self.options, self.state is State.FINISHING
-            resume = m.Resume(
-                keys=self._registration.ask_again(),
-                begun=self._running().asking.again(),
-                barriers=tuple(sorted(self._barriers)),
-                last_rounds=self._registration.last_rounds() if finishing else None,
-                suspected=self._detours.targets(),
-                moved=self._running().takeover.say_again(),
-            )
-            self._outbox.add(
-                Connect(peer=SCHEDULER, host=options.scheduler_host, port=options.scheduler_port),
-                Send(peer=SCHEDULER, message=resume),
-            )
-
-    def _resumed(self, message: m.Resumed, now: float) -> None:
-        _log.warning("the scheduler is back after %.1f s", self._resuming.away_s(now))
-        self._outbox.add_all(self._resuming.back())
-        self.roster.ask_again(now)
+            gone = self._scheduler.lost(reason, undelivered, now)
+            if gone is not None:
+                self._stop(gone)
 
     def tick(self, now: float) -> None:
         """Send what is due, and look at deadlines."""
@@ -341,14 +252,14 @@ class GeneralNode:
         self._flush()
         if self.failure is not None or self.state is State.OVER:
             return
-        if self._aggregation is not None:
-            self._aggregation.tick(now)
-        if self._resuming.active:
-            self._look_for_scheduler(now)
-        if self._neighbours is not None:
-            self._neighbours.try_again(now)
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + self._heartbeat_interval_s
+        if self._work is not None:
+            self._work.aggregation.tick(now)
+        gone = self._scheduler.look_for_it(self._resume, now)
+        if gone is not None:
+            self._stop(gone)
+        if self._work is not None:
+            self._work.neighbours.try_again(now)
+        if self._scheduler.beats(now):
             self._outbox.tell(m.Heartbeat(busy=self._waiting_text(now)))
             if self.state is not State.JOINING:
                 self._outbox.tell(self.standing.report(now))
@@ -356,17 +267,12 @@ class GeneralNode:
             measured = self.meter.report(now)
             if measured is not None:
                 self._outbox.tell(measured)
-        if self.state is State.JOINING and now >= self._join_deadline:
-            missing = self._last_waiting or f"no answer from {self.options.scheduler_name()}"
-            limit = self.options.join_timeout_s
-            self._blame(
-                errors.WaitTimeout(
-                    f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {missing}"
-                )
-            )
+        late = self._scheduler.too_late(now)
+        if late is not None:
+            self._blame(late)
             return
-        lost = self.roster.undecided(now, self._heartbeat_timeout_s + _DECISION_S)
-        if lost is not None and not self._resuming.active:
+        lost = self.roster.undecided(now, self._scheduler.silence_s + _DECISION_S)
+        if lost is not None and not self._scheduler.is_away:
             self._blame(lost)
             return
         if now >= self._next_look:
@@ -377,100 +283,76 @@ class GeneralNode:
         """Return when something is due."""
         if self.failure is not None or self.state is State.OVER:
             return math.inf
-        if self._aggregation is not None and (
-            self._registration.has_request()
-            or self._aggregation.asking.due()
-            or self._aggregation.takeover.news
-        ):
+        if self._work is not None and (self._registration.has_request() or self._work.has_news()):
             return 0.0
         if self._zeros.due() and self.roster.unfinished():
             return 0.0
-        due = min(self._next_heartbeat, self._next_look, self._detours.due(), self._resuming.due())
-        if self._aggregation is not None:
-            due = min(due, self._aggregation.next_tick())
+        due = min(self._scheduler.due(), self._next_look, self._detours.due())
+        if self._work is not None:
+            due = min(due, self._work.aggregation.next_tick())
         if self.meter is not None:
             due = min(due, self.meter.due())
-        return min(due, self._join_deadline) if self.state is State.JOINING else due
+        return due
 
     def dispatch(self, links: Links, now: float) -> None:
         """Let chunks that wait for what links are like go where they should. See `Dispatcher`."""
-        if self._aggregation is not None:
-            self._aggregation.run_dispatch(links, now)
+        if self._work is not None:
+            self._work.aggregation.run_dispatch(links, now)
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
         taken = self._outbox.take()
-        if self._aggregation is not None:
-            taken += self._aggregation.take_instructions()
-        if self._asynchronous is not None:
-            taken += self._asynchronous.take_instructions()
+        if self._work is not None:
+            taken += self._work.take_instructions()
         if not self._detours:
             return taken
         return self._detours.route(self.rank, taken)
 
-    # ------------------------------------------------------------------------------------------ the scheduler
-    # says
+    # ------------------------------------------------------------------------------------ the scheduler says
 
     def _joined(self, message: m.Joined, now: float) -> None:
         if self.state is not State.JOINING:
             raise ProtocolViolation("joined twice")
         self.state = State.RUNNING
         self.roster = Roster(message.rank, message.members, joins=message.joins)
-        self._heartbeat_interval_s = message.heartbeat_interval_s
-        self._heartbeat_timeout_s = message.heartbeat_timeout_s
-        self._resuming.limit_s = message.resume_s
-        self._next_heartbeat = now
-        self._bindings = Bindings(self.rank)
-        self._bindings.install(message.policy)
-        self._aggregation = Aggregation(self.rank, self._bindings, self.counters, self.options.auxiliary)
-        self._asynchronous = Asynchronous(
-            self.rank,
-            message.policy,
-            message.owners or (1,) * len(message.members),
-            self.counters,
-            self._blame,
+        self._scheduler.joined(message, now)
+        self._work = Work(
+            message,
+            roster=self.roster,
+            detours=self._detours,
+            outbox=self._outbox,
+            counters=self.counters,
+            auxiliary=self.options.auxiliary,
+            blame=self._blame,
         )
-        self._neighbours = Neighbours(self.roster, self._aggregation, self._detours, self._outbox)
         self._outbox.add(Become(rank=self.rank))
         for member in self.roster.others():
             self._outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
         self._outbox.call_all(self._on_joined, None)
 
     def _waiting(self, message: m.Waiting, now: float) -> None:
-        self._last_waiting = message.text
+        self._scheduler.said = message.text
         _log.warning("%s", message.text)
 
     def _keys_registered(self, message: m.KeysRegistered, now: float) -> None:
-        aggregation, bindings = self._running(), self._bindings
-        assert bindings is not None
-        for binding in message.bindings:
-            bindings.bind(binding)
-        for grant in message.grants:
-            key, operations = self._registration.granted(grant)
-            aggregation.add_key(key)
-            self.owners().granted(key)
-            for operation in operations:
-                aggregation.submit(operation, operation.begun_at)
+        self._at_work().keys_registered(message, self._registration)
         self._check_for_finished_peers()
 
-    def _topology_answer(self, message: m.TopologyAnswer, now: float) -> None:
-        assert self._bindings is not None
-        for binding in message.bindings:
-            self._bindings.bind(binding)
-        self._running().advance({binding.key for binding in message.bindings})
+    def _resume(self) -> m.Resume:
+        """Return what a scheduler that is back must know of this node."""
+        work = self._at_work()
+        return m.Resume(
+            keys=self._registration.ask_again(),
+            begun=work.aggregation.asking.again(),
+            barriers=self._barriers.numbers(),
+            last_rounds=self._registration.last_rounds() if self.state is State.FINISHING else None,
+            suspected=self._detours.targets(),
+            moved=work.aggregation.takeover.say_again(),
+        )
 
-    def _new_policy(self, message: m.NewPolicy, now: float) -> None:
-        assert self._bindings is not None
-        plan = self._bindings.install(message.policy)
-        self.owners().new_policy(message.policy)
-        self.counters.add("policies")
-        self._running().new_policy(plan)
-
-    def _barrier_reached(self, message: m.BarrierReached, now: float) -> None:
-        waiting = self._barriers.pop(message.number, None)
-        if waiting is None:
-            raise ProtocolViolation(f"barrier {message.number} was not waited for")
-        self._outbox.call(waiting[1], None)
+    def _resumed(self, message: m.Resumed, now: float) -> None:
+        self._scheduler.resumed(now)
+        self.roster.ask_again(now)
 
     def _peer_finished(self, message: m.PeerFinished, now: float) -> None:
         self.roster.finished(message.rank, message.last_rounds)
@@ -489,23 +371,23 @@ class GeneralNode:
     def _peer_gone(self, message: m.PeerGone, now: float) -> None:
         if message.rank == self.rank and message.kind == "failed":
             return
-        self._stop(_KINDS.get(message.kind, errors.Unavailable)(message.reason))
+        self._stop(error_of(message))
 
-    # ---------------------------------------------------------------------------------------------------
-    # helpers
+    # ----------------------------------------------------------------------------------------------- inside
 
     def _note_ends(self, now: float) -> None:
         """Take note of the rounds that have just become complete."""
-        if self._aggregation is not None and self._aggregation.closed:
-            for round in self._aggregation.closed:
+        if self._work is not None and self._work.aggregation.closed:
+            aggregation = self._work.aggregation
+            for round in aggregation.closed:
                 self.standing.ended(round, now)
-            self._aggregation.closed.clear()
-            self._aggregation.asking.round_s = self.standing.round_s
+            aggregation.closed.clear()
+            aggregation.asking.round_s = self.standing.round_s
 
     def _check_for_finished_peers(self) -> None:
         """A round that a finished rank never pushed will not complete: say so now."""
-        if self._aggregation is not None:
-            uneven = self.roster.uneven(self._aggregation.outstanding())
+        if self._work is not None:
+            uneven = self.roster.uneven(self._work.aggregation.outstanding())
             if uneven is not None:
                 self._blame(uneven)
 
@@ -514,53 +396,42 @@ class GeneralNode:
         if self._zeros.due() and self.state is State.FINISHING and self.roster.unfinished():
             self._finish_deadline = now + self.options.wait_timeout_s  # the others have got on
             for operation in self._zeros.take():
-                self._running().submit(operation, now)
+                self._at_work().aggregation.submit(operation, now)
 
     def _look_at_deadlines(self, now: float) -> None:
         text = self._waiting_text(now)
         if text:
             _log.info("rank %d waits: %s", self.rank, text)
         limit = self.options.wait_timeout_s
-        oldest = math.inf if self._aggregation is None else self._aggregation.oldest()
-        oldest = oldest if self._asynchronous is None else min(oldest, self._asynchronous.oldest())
-        oldest = min([oldest, *(since for since, _ in self._barriers.values())])
+        oldest = min(self._barriers.oldest(), math.inf if self._work is None else self._work.oldest())
         if now - oldest > limit or now > self._finish_deadline:
             self._blame(
                 errors.WaitTimeout(
-                    f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT): {text or self._last_waiting}"
+                    f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT): {text or self._scheduler.said}"
                 )
             )
 
     def _waiting_text(self, now: float) -> str:
         """Say what this node has been waiting for for a while; empty if for nothing."""
-        if self.state is State.JOINING:
-            return self._last_waiting or f"waiting for {self.options.scheduler_name()}"
-        if self._resuming.active:
-            return f"the scheduler, away for {self._resuming.away_s(now):.0f} s: {self._resuming.reason}"
-        if self._aggregation is not None:
-            for operation in self._aggregation.outstanding():
-                if now - operation.begun_at >= self._heartbeat_interval_s:
-                    return self._aggregation.missing_in(operation)
-        if self._asynchronous is not None:
-            waiting = self._asynchronous.waits(now - self._heartbeat_interval_s)
-            if waiting:
-                return waiting
-        if self._barriers:
-            return f"barrier {min(self._barriers)}: {self._last_waiting}"
+        text = self._scheduler.waits(now)
+        if text:
+            return text
+        text = "" if self._work is None else self._work.waits(now - self._scheduler.beat_every_s)
+        if text:
+            return text
+        for barrier in self._barriers.numbers():
+            return f"barrier {barrier}: {self._scheduler.said}"
         if self.state is State.FINISHING:
             return f"finished; ranks {self.roster.unfinished()} have not"
         return ""
 
     def _flush(self) -> None:
         """Send registrations and topology requests, one message for all that have gathered."""
-        if self.failure is None and self._aggregation is not None:
+        if self.failure is None and self._work is not None:
             if self._registration.has_request():
                 self._outbox.tell(self._registration.take_request())
-            begun = self._aggregation.asking.take()
-            if begun:
-                self._outbox.tell(m.TopologyRequest(begun=begun))
-            for moved in self._aggregation.takeover.take_news():
-                self._outbox.tell(moved)
+            for news in self._work.news():
+                self._outbox.tell(news)
 
     def _stop(self, error: NetStormError, *, say: str | None = None) -> None:
         """Fail everything, now and later; the first reason stays. `say`: what to tell the others, if they
@@ -572,16 +443,12 @@ class GeneralNode:
         self._outbox.tell(m.Leave() if say is None else m.Failed(reason=say))
         for member in self.roster.others():
             self._outbox.add(Disconnect(peer=Peer(member.rank), at_once=True))
-        if self._aggregation is not None:
-            self._aggregation.fail_all(error)
-        if self._asynchronous is not None:
-            self._asynchronous.fail_all(error)
+        if self._work is not None:
+            self._work.fail_all(error)
         for operation in self._registration.waiting():
             self._outbox.call(operation.done, error)
         self._registration.clear()
-        for _, done in self._barriers.values():
-            self._outbox.call(done, error)
-        self._barriers.clear()
+        self._barriers.fail(error)
         self._outbox.call_all(self._on_joined, error)
         self._outbox.call_all(self._on_finished, error)
         self._outbox.add(Disconnect(peer=SCHEDULER))
@@ -590,27 +457,13 @@ class GeneralNode:
         """Stop for a reason found here, and tell the others."""
         self._stop(error, say=f"{type(error).__name__}: {error}")
 
-    def _running(self) -> Aggregation:
-        if self._aggregation is None:
+    def _at_work(self) -> Work:
+        if self._work is None:
             raise ProtocolViolation("this node has not joined the job yet")
-        return self._aggregation
-
-    def _others(self) -> Neighbours:
-        if self._neighbours is None:
-            raise ProtocolViolation("this node has not joined the job yet")
-        return self._neighbours
+        return self._work
 
     def _call_or_keep(self, waiting: list[Done], done: Done, *, ready: bool) -> None:
         if ready or self.failure is not None:
             self._outbox.call(done, self.failure)
         else:
             waiting.append(done)
-
-
-_STRANGER: Final = "does not know this rank"
-"""What a scheduler says that has no log of this job: to wait for it is in vain."""
-
-_DECISION_S: Final = 2.0
-"""How much longer than the heartbeat time-out a node waits for the scheduler's word on a rank it cannot
-reach.
-"""
