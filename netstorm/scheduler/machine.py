@@ -1,14 +1,14 @@
 """The scheduler as a pure state machine: from the first node at the door to the last that leaves.
 
 Peers are numbered in order of arrival, by incarnation (`strangers`). While not all nodes are here they wait
-(`membership`); then they get ranks, and `job` serves them. What ends a job is decided here, in one place.
+(`gathering`); then they get ranks, and `job` serves them. What ends a job is decided here, in one place.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from netstorm.errors import NetStormError, ProtocolViolation
@@ -22,11 +22,13 @@ from netstorm.scheduler.awareness import Awareness
 from netstorm.scheduler.ending import FAREWELL_S, Outcome, Phase
 from netstorm.scheduler.failure import Failure
 from netstorm.scheduler.forming import Formation, Formed
-from netstorm.scheduler.job import SAY_EVERY_S, Job, check_policy, unformed
-from netstorm.scheduler.membership import Applicant, Rendezvous, TurnedAway, describe, full, list_some, place
+from netstorm.scheduler.gathering import Gathering
+from netstorm.scheduler.job import Job
+from netstorm.scheduler.membership import describe, full, list_some, place
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.past import Past
+from netstorm.scheduler.policies import check_policy, unformed
 from netstorm.scheduler.records import Ended, Record
 from netstorm.scheduler.sayings import PolicyPast
 from netstorm.scheduler.snapshot import Snapshot
@@ -87,7 +89,6 @@ class SchedulerMachine:
         self.on_form: Callable[[Formation], None] | None = None
         self.on_complete: Callable[[], None] | None = None
         self._prepared = policy is not None
-        self._asked = False
         self._first_policy = unformed(options.num_workers) if policy is None else policy
         check_policy(self._first_policy, nodes=options.num_workers, after=-1)
         self._assumed = assumed
@@ -96,13 +97,12 @@ class SchedulerMachine:
         self._link_share = 1.0
         self._outbox: Final = Outbox(write)
         self._door: Final = door or Door()
-        self._rendezvous: Final = Rendezvous(options)
+        self._gathering: Final = Gathering(options, self._outbox, self.counters, now)
         self._job: Job | None = None
         self._ranks: dict[Peer, int] = {}
         self._left: set[int] = set()
         self._failure: m.PeerGone | None = None
         self._started_at = now
-        self._say_at = now + SAY_EVERY_S
         self._leave_at = math.inf
         self._last_tick = now
         if past is not None:
@@ -118,7 +118,7 @@ class SchedulerMachine:
     @property
     def members(self) -> tuple[m.Member, ...]:
         """The nodes, by rank; none until all are here."""
-        return () if self._job is None else self._job.members
+        return () if self._job is None else self._job.members.all
 
     @property
     def awareness(self) -> Awareness | None:
@@ -172,7 +172,7 @@ class SchedulerMachine:
         self._first_policy, self._link_share = policy, link_share
         self._assumed, self._planned = planned if aware else None, planned
         self._past = PolicyPast(policy, now)
-        if self.phase is Phase.GATHERING and self._rendezvous.complete():  # nobody has left meanwhile
+        if self.phase is Phase.GATHERING and self._gathering.complete():  # nobody has left meanwhile
             self._begin(now)
 
     def unprepared(self, problem: str, now: float) -> None:
@@ -188,7 +188,7 @@ class SchedulerMachine:
     @property
     def deserted(self) -> bool:
         """Whether nobody is here any more before all have come."""
-        return self.phase is Phase.GATHERING and not list(self._rendezvous)
+        return self.phase is Phase.GATHERING and not self._gathering.peers()
 
     def stop(self, reason: str, now: float) -> None:
         """End the job because this process is to end. If all have finished, just do not wait any more."""
@@ -204,7 +204,7 @@ class SchedulerMachine:
 
     def status_text(self) -> str:
         """Return how the job is doing, in one line."""
-        return self._waiting_text() if self._job is None else self._job.status_text()
+        return self._gathering.text() if self._job is None else self._job.status_text()
 
     def snapshots(self, now: float) -> tuple[Snapshot, ...]:
         """Return the snapshot of the one job."""
@@ -221,12 +221,12 @@ class SchedulerMachine:
             num_workers=self.options.num_workers,
             phase=self.phase,
             text=self.status_text() if self._failure is None else self._failure.reason,
-            nodes=self._rendezvous.snapshots() if job is None else job.node_snapshots(self._left),
+            nodes=self._gathering.snapshots() if job is None else job.node_snapshots(self._left),
             policy=self.policy,
             policy_since=self._past.since,
             former=self._past.former(),
-            keys=0 if job is None else len(job.keys),
-            key_bytes=0 if job is None else job.keys.total_bytes,
+            keys=0 if job is None else len(job.rounds.keys),
+            key_bytes=0 if job is None else job.rounds.keys.total_bytes,
             considered="" if job is None or job.awareness is None else job.awareness.adaptation.reason,
             links=tuple if job is None else job.seen_links(now),
             counters=self.counters.snapshot(),
@@ -246,7 +246,7 @@ class SchedulerMachine:
                 f"the scheduler of job {self.options.job!r} does not know this rank {hello.sender}: it was "
                 "restarted, or another scheduler has taken the address of the one before"
             )
-        return Admit(self._door.enter(hello.incarnation, hello.job) if peer is None else peer)
+        return Admit(self._door.enter(hello.incarnation, hello.job))
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
@@ -258,7 +258,7 @@ class SchedulerMachine:
         elif rank is None or self._job is None:
             self._from_stranger(peer, message, now)
         else:
-            self._job.liveness.heard(rank, now)
+            self._job.members.liveness.heard(rank, now)
             if self.phase is Phase.RUNNING:
                 self._from_member(self._job, rank, message, now)
             elif isinstance(message, (m.Leave, m.Failed)):
@@ -280,7 +280,7 @@ class SchedulerMachine:
         """Do what is due."""
         late = now - self._last_tick - 2 * self.options.heartbeat_interval_s
         if late > 0 and self._job is not None:
-            self._job.liveness.deaf_for(late, now)
+            self._job.members.liveness.deaf_for(late, now)
             if late >= 1.0:
                 _log.warning("the scheduler did not run for %.1f s: heartbeats get that much longer", late)
         self._last_tick = now
@@ -293,7 +293,7 @@ class SchedulerMachine:
             else:
                 self._adapt(self._job, now)
         if self._job is not None and self.phase in (Phase.FINISHED, Phase.FAILED):
-            for rank in self._job.liveness.silent(now):
+            for rank in self._job.members.liveness.silent(now):
                 self._leaves(rank, now)
         if now >= self._leave_at and self.phase is not Phase.OVER:
             self._over()
@@ -313,75 +313,71 @@ class SchedulerMachine:
     # --------------------------------------------------------------------------------------------- gathering
 
     def _join(self, peer: Peer, join: m.Join, now: float) -> None:
-        name = place(join.host, join.port, join.site)
         job = self._door.job_of(peer)
         if job != self.options.job:
             reason = (
-                f"the node at {name} is of job {job!r}, the scheduler of job {self.options.job!r}: give both "
-                "the same NETSTORM_JOB, or the node another DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+                f"the node at {place(join.host, join.port, join.site)} is of job {job!r}, the scheduler of "
+                f"job {self.options.job!r}: give both the same NETSTORM_JOB, or the node another "
+                "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
             )
-            self._turn_away(TurnedAway(peer, reason))
+            self._gathering.turn_away(peer, reason)
         elif self._failure is not None:
-            self._turn_away(TurnedAway(peer, f"the job has already ended: {self._failure.reason}"))
+            self._gathering.turn_away(peer, f"the job has already ended: {self._failure.reason}")
         elif self._job is None:
-            applicant = Applicant(
-                peer=peer, incarnation=self._door.incarnation_of(peer), join=join, heard_at=now
-            )
-            for turned_away in self._rendezvous.come(applicant, now):
-                self._turn_away(turned_away)
-            if self._rendezvous.has_place(peer):
-                _log.info("the node at %s is here", name)
-            elif peer in self._rendezvous:
-                _log.info("the node at %s asks for the place of one that is here, and may have died", name)
-            if self._rendezvous.complete():
+            self._gathering.come(peer, self._door.incarnation_of(peer), join, now)
+            if self._gathering.complete():
                 self._complete(now)
         elif peer in self._ranks:  # its session broke before it could read that it had joined
             self._job.welcome(self._ranks[peer], now)
         else:
-            self._turn_away(
-                TurnedAway(peer, full(self.options.job, self._job.members, name, join.asked_rank))
-            )
+            name = place(join.host, join.port, join.site)
+            members = self._job.members.all
+            self._gathering.turn_away(peer, full(self.options.job, members, name, join.asked_rank))
 
-    def _turn_away(self, turned_away: TurnedAway) -> None:
-        _log.warning("refused: %s", turned_away.reason)
-        self.counters.add("refused")
-        refusal = m.PeerGone(rank=-1, kind="refused", reason=turned_away.reason)
-        self._outbox.tell([turned_away.peer], refusal)
-        self._outbox.add(Disconnect(peer=turned_away.peer))
+    def _gather(self, now: float) -> None:
+        self._gathering.look(now)
+        if self._gathering.complete():
+            self._complete(now)
+        if self.phase is Phase.GATHERING:
+            late = self._gathering.say(now)
+            if late is not None:
+                self._fail(late, now)
 
     def _complete(self, now: float) -> None:
         if self._prepared:
             self._begin(now)
-        elif not self._asked and self.on_complete is not None:
-            self._asked = True
+        elif not self._gathering.forming and self.on_complete is not None:
+            self._gathering.forming = True
             self._outbox.add(Call(function=self.on_complete))
 
     def _begin(self, now: float) -> None:
         """Everybody is here: give ranks."""
-        self.phase = Phase.RUNNING
-        seats, policy = self._rendezvous.seats(), self._first_policy
-        self._job = Job(
-            seats,
-            policy,
-            self.options,
-            self._outbox,
-            now,
-            assumed=self._assumed,
-            planned=self._planned,
-        )
-        _log.info("all nodes are here: %s", list_some(describe(member) for member in self._job.members))
-        for rank, peer in enumerate(self._job.peers):
-            self._ranks[peer] = rank
-            self._door.keep(peer)
-            self._job.welcome(rank, now)
+        job = self._serve(self._gathering.seats(), self._first_policy, now)
+        _log.info("all nodes are here: %s", list_some(map(describe, job.members.all)))
+        for rank in range(len(job.members)):
+            job.welcome(rank, now)
 
     def _take_over(self, past: Past, now: float) -> None:
         """Go on with the job that another process has served before."""
-        self.phase = Phase.RUNNING
         policy = past.policies[past.version]
         peers = [self._door.enter(member.incarnation, self.options.job) for member in past.members]
-        self._job = Job(
-            list(zip(peers, past.members, strict=True)),
+        job = self._serve(list(zip(peers, past.members, strict=True)), policy, now, past)
+        if job.all_finished:
+            self.phase = Phase.FINISHED
+        _log.warning(
+            "job %r goes on: %d nodes, %d keys, policy version %d",
+            self.options.job,
+            len(peers),
+            len(job.rounds.keys),
+            policy.version,
+        )
+
+    def _serve(
+        self, seats: Sequence[tuple[Peer, m.Member]], policy: Policy, now: float, past: Past | None = None
+    ) -> Job:
+        self.phase = Phase.RUNNING
+        self._job = job = Job(
+            seats,
             policy,
             self.options,
             self._outbox,
@@ -390,49 +386,16 @@ class SchedulerMachine:
             planned=self._planned,
             past=past,
         )
-        for rank, peer in enumerate(peers):
+        for rank, peer in enumerate(job.members.peers):
             self._ranks[peer] = rank
             self._door.keep(peer)
-        if self._job.all_finished:
-            self.phase = Phase.FINISHED
-        _log.warning(
-            "job %r goes on: %d nodes, %d keys, policy version %d",
-            self.options.job,
-            len(peers),
-            len(self._job.keys),
-            policy.version,
-        )
-
-    def _gather(self, now: float) -> None:
-        for gone in self._rendezvous.silent(now):
-            self._forget(gone.peer, f"no heartbeat for {self.options.heartbeat_timeout_s:g} s", now)
-        for turned_away in self._rendezvous.decide(now):
-            self._turn_away(turned_away)
-        if self._rendezvous.complete():
-            self._complete(now)
-            if self.phase is not Phase.GATHERING:
-                return
-        text = self._waiting_text()
-        limit = self.options.join_timeout_s
-        if now - self._started_at >= limit:
-            reason = f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {text}"
-            self._fail(m.PeerGone(rank=-1, kind="timeout", reason=reason), now)
-        elif now >= self._say_at:
-            self._say_at = now + SAY_EVERY_S
-            _log.info("%s", text)
-            self._outbox.tell([one.peer for one in self._rendezvous], m.Waiting(text=text))
-
-    def _waiting_text(self) -> str:
-        if self._asked and self._rendezvous.complete():
-            return f"all {self.options.num_workers} nodes are here, and the first policy is being formed"
-        return self._rendezvous.waiting_text()
+        return job
 
     def _from_stranger(self, peer: Peer, message: m.Message, now: float) -> None:
         """Take a message of a process that has no rank."""
         match message:
             case m.Heartbeat():
-                if peer in self._rendezvous:
-                    self._rendezvous.heard(peer, now)
+                self._gathering.heard(peer, now)
             case m.Leave():
                 self._forget(peer, "it left", now)
             case m.Failed():
@@ -443,12 +406,9 @@ class SchedulerMachine:
                 )
 
     def _forget(self, peer: Peer, reason: str, now: float) -> None:
-        """Let a process without a rank go. Others may take its place."""
-        gone = self._rendezvous.leave(peer)
-        if gone is not None and self.phase is Phase.GATHERING:
-            _log.warning("the node at %s has gone before all were here: %s", gone, reason)
-        self._outbox.add(Disconnect(peer=peer))
-        if self.phase is Phase.FAILED and not list(self._rendezvous):
+        """Let a process without a rank go."""
+        self._gathering.leave(peer, reason, quietly=self.phase is not Phase.GATHERING)
+        if self.phase is Phase.FAILED and not self._gathering.peers():
             self._leave_at = now
 
     # ------------------------------------------------------------------------------------ running and ending
@@ -462,7 +422,7 @@ class SchedulerMachine:
         elif job.all_finished:
             self.phase = Phase.FINISHED
             _log.info("all nodes have finished")
-            self._outbox.tell(job.peers, m.AllFinished())
+            self._outbox.tell(job.members.peers, m.AllFinished())
 
     def _adapt(self, job: Job, now: float) -> None:
         """Have a policy formed, if it is time. It takes long: somebody else does it."""
@@ -484,9 +444,9 @@ class SchedulerMachine:
         if self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return
         waiting = (
-            [one.peer for one in self._rendezvous]
+            self._gathering.peers()
             if self._job is None
-            else [peer for rank, peer in enumerate(self._job.peers) if rank not in self._left]
+            else [peer for rank, peer in enumerate(self._job.members.peers) if rank not in self._left]
         )
         self.phase = Phase.FAILED
         self._failure = failure
@@ -501,14 +461,14 @@ class SchedulerMachine:
         if self._job is None or rank in self._left:
             return
         self._left.add(rank)
-        self._job.liveness.stop_watching(rank)
-        self._outbox.add(Disconnect(peer=self._job.peers[rank]))
+        self._job.members.liveness.stop_watching(rank)
+        self._outbox.add(Disconnect(peer=self._job.members.peers[rank]))
         if len(self._left) == len(self._job.members):
             self._leave_at = now
 
     def _over(self) -> None:
         self.phase = Phase.OVER
-        keys = 0 if self._job is None else len(self._job.keys)
+        keys = 0 if self._job is None else len(self._job.rounds.keys)
         nodes = self.options.num_workers
         self.outcome = outcome = Outcome.of(self.options.job, self._failure, nodes=nodes, keys=keys)
         self._outbox.note(Ended(text=outcome.text))

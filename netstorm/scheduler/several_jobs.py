@@ -174,7 +174,7 @@ class SeveralJobs:
                 f"this scheduler does not know rank {hello.sender} of job {hello.job!r}: the job has ended "
                 "here, or the scheduler was restarted, or another one has taken the address of the one before"
             )
-        return Admit(self._door.enter(hello.incarnation, hello.job) if peer is None else peer)
+        return Admit(self._door.enter(hello.incarnation, hello.job))
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float

@@ -36,7 +36,10 @@ class Door:
         return self._numbers.get(incarnation)
 
     def enter(self, incarnation: int, job: str) -> Peer:
-        """Number a process that is new here and says that it belongs to `job`."""
+        """Return the number of a process; a new one gets it now, and belongs to the `job` that it says."""
+        known = self._numbers.get(incarnation)
+        if known is not None:
+            return known
         peer = Peer(self._arrived)
         self._arrived += 1
         self._numbers[incarnation] = peer
