@@ -285,9 +285,7 @@ class Aggregation:
     def relay(self, part: Part, payload: Buffer | None, payload_crc: int) -> bool:
         """Send a part on along its auxiliary path, without looking at it; False if this is its end."""
         key = self._keys.get(part.key)
-        layout = None if key is None else key.layout
-        known = layout is not None and 0 <= part.chunk < layout.chunks
-        offset = layout.offsets[part.chunk] if layout is not None and known else 0
+        offset = 0 if key is None else key.offset_of(part.chunk)
         if not self._outgoing.pass_on(part, payload, payload_crc, offset):
             return False
         self._counters.add("relayed")

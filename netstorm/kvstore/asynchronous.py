@@ -243,9 +243,7 @@ class Asynchronous:
         if not isinstance(message, (Push, Value)):
             return 0
         key = self._keys.get(message.key)
-        layout = None if key is None else key.layout
-        known = layout is not None and 0 <= message.chunk < layout.chunks
-        return layout.offsets[message.chunk] if layout is not None and known else 0
+        return 0 if key is None else key.offset_of(message.chunk)
 
     def _complete(self, done: Done, error: Exception | None) -> None:
         self._instructions.append(Call(function=lambda: done(error)))

@@ -73,6 +73,11 @@ class Key:
         """The form of a round of which nothing else is said."""
         return next(iter(self.forms.values()))
 
+    def offset_of(self, chunk: int) -> int:
+        """Return a chunk's place among the job's bytes; 0 if that is not known, or there is no such chunk."""
+        known = self.layout is not None and 0 <= chunk < self.layout.chunks
+        return self.layout.offsets[chunk] if self.layout is not None and known else 0
+
     def take_round(self) -> int:
         """Return the number of the next round. Call it on the thread that pushes, when it pushes: taken
         later, rounds swap.

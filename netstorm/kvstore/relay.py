@@ -17,10 +17,20 @@ import msgspec
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import Delivered, Part, Phase
+from netstorm.protocol.messages import Delivered, Part, Phase, Routed
 from netstorm.pslite.machine import Order, Send
 
-__all__ = ["around", "check_path", "confirmed", "credit", "direct", "onward", "parts_again", "without_loops"]
+__all__ = [
+    "around",
+    "astray",
+    "check_path",
+    "confirmed",
+    "credit",
+    "direct",
+    "onward",
+    "parts_again",
+    "without_loops",
+]
 
 
 def check_path(message: Part | Delivered, peer: Peer, rank: int, size: int) -> None:
@@ -41,20 +51,25 @@ def check_path(message: Part | Delivered, peer: Peer, rank: int, size: int) -> N
         or path[hop] != rank
         or path[hop + 1 if back else hop - 1] != int(peer)
     ):
-        raise ProtocolViolation(
-            f"{type(message).__name__} from rank {peer} at hop {hop} of path {list(path[:16])}, which does "
-            f"not lead from there to rank {rank}"
-        )
+        raise astray(message, peer, rank)
 
 
-def onward(part: Part, payload: Buffer | None, payload_crc: int, order: Order) -> Send | None:
-    """Return what a relay sends to the next node of a part's path; None at the path's end."""
-    hop = part.hop + 1
-    if hop == len(part.path):
+def astray(message: Part | Delivered | Routed, peer: Peer, rank: int) -> ProtocolViolation:
+    """Return the error that a message from `peer` is not on its path at `rank`."""
+    return ProtocolViolation(
+        f"{type(message).__name__} from rank {peer} at hop {message.hop} of path {list(message.path[:16])}, "
+        f"which does not lead from there to rank {rank}"
+    )
+
+
+def onward(message: Part | Routed, payload: Buffer | None, payload_crc: int, order: Order) -> Send | None:
+    """Return what a relay sends to the next node of a message's path; None at the path's end."""
+    hop = message.hop + 1
+    if hop == len(message.path):
         return None
     return Send(
-        peer=Peer(part.path[hop]),
-        message=msgspec.structs.replace(part, hop=hop),
+        peer=Peer(message.path[hop]),
+        message=msgspec.structs.replace(message, hop=hop),
         payload=payload,
         order=order,
         payload_crc=None if payload is None else payload_crc,

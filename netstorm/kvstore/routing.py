@@ -13,8 +13,7 @@ from typing import get_args
 
 import msgspec
 
-from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.relay import without_loops
+from netstorm.kvstore.relay import astray, onward, without_loops
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Push, Routed, States, Value
@@ -38,10 +37,7 @@ def check_route(message: Routed, peer: Peer, rank: int, size: int) -> None:
         or path[hop] != rank
         or path[hop - 1] != int(peer)
     ):
-        raise ProtocolViolation(
-            f"{type(message).__name__} from rank {peer} at hop {hop} of path {list(path[:16])}, which does "
-            f"not lead from there to rank {rank}"
-        )
+        raise astray(message, peer, rank)
 
 
 def order_of(message: Routed, offset: int) -> Order:
@@ -53,16 +49,7 @@ def order_of(message: Routed, offset: int) -> Order:
 
 def passed_on(message: Routed, payload: Buffer | None, payload_crc: int, offset: int) -> Send | None:
     """Return what a node sends on to the next one of a message's path; None at the path's end."""
-    hop = message.hop + 1
-    if hop == len(message.path):
-        return None
-    return Send(
-        peer=Peer(message.path[hop]),
-        message=msgspec.structs.replace(message, hop=hop),
-        payload=payload,
-        order=order_of(message, offset),
-        payload_crc=None if payload is None else payload_crc,
-    )
+    return onward(message, payload, payload_crc, order_of(message, offset))
 
 
 def around_link(send: Send, rank: int, way: tuple[int, ...]) -> Send:
