@@ -16,6 +16,7 @@ from netstorm.pslite.allocator import keep_freed_memory
 from netstorm.pslite.endpoint import Endpoint
 from netstorm.pslite.io_thread import IoThread
 from netstorm.pslite.limits import Limits
+from netstorm.pslite.logged_endpoint import LoggedEndpoint
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.stack import Stack
 from netstorm.pslite.zmq_van import ZmqVan
@@ -115,7 +116,7 @@ def start_driver(
     try:
         bound = van.bind(bind_host, port)
         machine = make_machine(bound)
-        endpoint = Endpoint(
+        endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
             machine,
             job=settings.job,
             incarnation=incarnation,

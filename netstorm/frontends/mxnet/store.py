@@ -88,7 +88,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """Return whether the store can run the optimiser: it can."""
         if capability.lower() == mx.kvstore.KVStoreBase.OPTIMIZER:
             return True
-        raise mx.base.MXNetError(f"Unknown capability: {capability}")
+        raise UsageError(f"Unknown capability: {capability}")  # a ValueError, as MXNet's
 
     def statistics(self) -> dict[str, float]:
         """Return what this node has done so far: bytes, seconds on the network, counters (see `Runtime`)."""
