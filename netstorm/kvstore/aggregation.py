@@ -35,7 +35,6 @@ from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Moved, Part, Phase, RoundBegun
 from netstorm.pslite.link_state import Links
-from netstorm.pslite.machine import Instruction
 from netstorm.topology.policy import Plan
 
 __all__ = ["Aggregation"]
@@ -50,6 +49,7 @@ class Aggregation:
         asking: when the scheduler is told which rounds have begun.
         closed: number of each round of a key that is complete here, until its owner has taken note.
         dispatch: parts for neighbours that have auxiliary paths.
+        outbox: what is to be done.
         takeover: which chunks have moved to policies that take over.
     """
 
@@ -72,14 +72,14 @@ class Aggregation:
         """
         self._early: Final[dict[int, list[tuple[Peer, Part, Buffer | None, int]]]] = {}
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
-        self._outbox: Final = Outbox()
-        self._outgoing: Final = Outgoing(self.dispatch, self._outbox)
+        self.outbox: Final = Outbox()
+        self._outgoing: Final = Outgoing(self.dispatch, self.outbox)
         self._held: Final = HeldBack()
         self._moving: Final = Moving(
             takeover=self.takeover,
             rounds=self._rounds,
             outgoing=self._outgoing,
-            outbox=self._outbox,
+            outbox=self.outbox,
             counters=counters,
             contribute=self._contribute,
         )
@@ -314,7 +314,7 @@ class Aggregation:
         self._counters.add("rounds")
         if not operation.for_others:
             self.closed.append(round.round)
-        self._outbox.call(operation.done, None)
+        self.outbox.call(operation.done, None)
         self._changed.append(key)
 
     # ------------------------------------------------------------------- going over to another policy
@@ -339,14 +339,10 @@ class Aggregation:
 
     # ---------------------------------------------------------------------------------- what its driver wants
 
-    def take_instructions(self) -> list[Instruction]:
-        """Return what is to be done."""
-        return self._outbox.take()
-
     def run_dispatch(self, links: Links, now: float) -> None:
         """Let chunks that wait for what links are like go where they should."""
         if not self.dispatch.idle():
-            self._outbox.add_all(self.dispatch.run(links, now))
+            self.outbox.add_all(self.dispatch.run(links, now))
 
     def tick(self, now: float) -> None:
         """Send what is held for rounds that have begun here long ago and have had no result."""
@@ -374,7 +370,7 @@ class Aggregation:
         self.takeover.clear()
         self.dispatch.clear()
         for operation in operations:
-            self._outbox.call(operation.done, error)
+            self.outbox.call(operation.done, error)
 
     def missing_in(self, operation: Operation) -> str:
         """Say what an operation waits for, for a person."""

@@ -159,7 +159,9 @@ class Work:
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
-        return self.aggregation.take_instructions() + self.owners.take_instructions()
+        taken = self.aggregation.outbox.take()
+        taken += self.owners.take_instructions()
+        return taken
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""

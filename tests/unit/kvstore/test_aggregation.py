@@ -76,7 +76,7 @@ class Ranks:
         return result, outcome
 
     def collect(self, rank):
-        for instruction in self.nodes[rank].take_instructions():
+        for instruction in self.nodes[rank].outbox.take():
             if isinstance(instruction, Call):
                 instruction.function()
             else:
