@@ -25,9 +25,7 @@ MESSAGES = ("to the scheduler: RegisterKeys(", "Part(key=0, round=1, chunk=0", "
 def test_connections_and_membership_and_then_every_message(
     tmp_path: Path, verbose: int, said: tuple[str, ...], unsaid: tuple[str, ...]
 ) -> None:
-    ended = run_job(
-        tmp_path, 2, PLAIN_PROLOGUE + PLAIN_JOIN, PS_VERBOSE=verbose
-    )
+    ended = run_job(tmp_path, 2, PLAIN_PROLOGUE + PLAIN_JOIN, PS_VERBOSE=verbose)
     for end in ended:
         assert end.code == 0
         assert [text for text in said if text not in end.err] == [], end.err
