@@ -102,11 +102,14 @@ class MaxMin:
             if self._is_dirty[resource]:
                 self._is_dirty[resource] = False
                 self._refill(resource)
+        if not self._moved:
+            return []
         changed = []
+        level = self._level
         for flow in self._moved:
             rate = self._bound[flow]
             for resource in self._shared[flow]:
-                rate = min(rate, self._level[resource])
+                rate = min(rate, level[resource])
             if rate != self.rates[flow]:
                 self.rates[flow] = rate
                 changed.append(flow)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.topology.holding import Holding, Stretch
-from netstorm.topology.maxmin import MaxMin
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Tree
+from netstorm.topology.predict_connections import Agenda, Alone, Connection, Shares, Sharing, window_of
 from netstorm.topology.resources import Resources
 
 __all__ = ["Chunk", "Events"]
-
-_SMALLEST_WINDOW: Final = 8 * 1024 * 1024
-_WINDOW_FACTOR: Final = 4
-"""The transport's rule: max(1 MiB, 4 chunks, 4 times the bandwidth-delay product) may be un-acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,63 +27,8 @@ class Chunk:
     """Tensors have rising numbers, in the order of chunks."""
 
 
-class _Connection:
-    """One direction of a pair: chunks that wait, chunks under way, and the one that is being sent."""
-
-    __slots__ = (
-        "acknowledgements",
-        "committed",
-        "ends",
-        "event",
-        "in_flight",
-        "latency",
-        "left",
-        "number",
-        "rate",
-        "return_latency",
-        "sending",
-        "since",
-        "source",
-        "target",
-        "total",
-        "waiting",
-        "window",
-    )
-
-    def __init__(self, number: int, source: int, target: int) -> None:
-        self.number: Final = number
-        self.source: Final = source
-        self.target: Final = target
-        self.latency = 0.0
-        self.return_latency = 0.0
-        self.window = math.inf
-        """Bits that may be un-acknowledged."""
-        self.waiting: Final[list[tuple[int, int, bool]]] = []
-        """Heap of (chunk, arrival here, is a result)."""
-        self.committed: Final[deque[tuple[int, bool]]] = deque()
-        """Within the window: handed over to the operating system, whose order is that of arrival."""
-        self.in_flight = 0.0
-        self.acknowledgements: Final[deque[tuple[float, float]]] = deque()
-        """(When it comes, bits) of each chunk that is through."""
-        self.sending: tuple[int, bool] | None = None
-        self.left = 0.0
-        """Bits of it that were not through at `since`."""
-        self.since = 0.0
-        self.rate = 0.0
-        self.ends = math.inf
-        """When it is through at the present rate."""
-        self.event = math.inf
-        """When we look again: at `ends` or, after the rate has fallen, earlier."""
-        self.total = 0.0
-        """Bits sent."""
-
-
 class Events:
-    """One all-reduce of chunks, all contributions ready at time 0. What comes first is found in a heap.
-
-    Attributes:
-        now: seconds; after `run`, when all ranks have everything.
-    """
+    """One all-reduce of chunks, all contributions ready at time 0. What comes first is found in a heap."""
 
     def __init__(
         self,
@@ -113,14 +52,11 @@ class Events:
         """
         if trees[0].size != network.size:
             raise UsageError(f"trees of {trees[0].size} ranks for a network of {network.size}")
-        self.now = 0.0
-        self._network = network
         self._trees: Final = trees
         self._chunks: Final = chunks
-        self._sequence = 0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._agenda: Final = Agenda()
         self._missing = len(chunks) * network.size
-        self._needs: Final = [_children_of(trees[chunk.tree]) for chunk in chunks]
+        self._needs: Final = [list(map(len, trees[chunk.tree].reduce_children)) for chunk in chunks]
         """By chunk and rank: how many children's contributions have not come."""
         self._first_chunks, tensors = _layout(chunks)
         self._holding: Final = [Holding[int]() for _ in network.ranks if look_ahead]
@@ -129,20 +65,22 @@ class Events:
             for _ in self._holding
         ]
         """By rank and tensor."""
-        self._connections: Final = self._connect()
         resources = Resources.of(network)
-        self._sharing: Final = MaxMin(resources.capacities.tolist())
-        for ends in self._connections:
-            self._sharing.add(resources.used_by(ends))
-        self._by_number: Final = list(self._connections.values())
-        self._measure(resources)
-        tree_connections = [self._edges_of(tree) for tree in trees]
-        self._up: Final = [up for up, _ in tree_connections]
-        self._down: Final = [down for _, down in tree_connections]
+        self._shares: Final = Shares(resources.capacities.tolist())
+        self._connections: Final = self._connect(network, resources)
+        self._measure(network, resources)
+        edges = [self._edges_of(tree) for tree in trees]
+        self._up: Final = [up for up, _ in edges]
+        self._down: Final = [down for _, down in edges]
         if self._holding:
-            self._at(look_ahead_s, self._doubt)
+            self._agenda.at(look_ahead_s, self._doubt)
         for time in sorted({change.at for change in network.changes}):
-            self._at(time, self._change, network.at(time))
+            self._agenda.at(time, self._change, network.at(time))
+
+    @property
+    def now(self) -> float:
+        """Seconds; after `run`, when all ranks have everything."""
+        return self._agenda.now
 
     @property
     def bits(self) -> dict[tuple[int, int], float]:
@@ -158,13 +96,13 @@ class Events:
             for rank, need in enumerate(self._needs[number]):
                 if need == 0:
                     self._complete(number, rank)
-        self._share()
-        events = self._events
+        agenda, shares = self._agenda, self._shares
+        shares.settle()
+        sharing = bool(shares)
         while self._missing:
-            self.now, _, action, arguments = heapq.heappop(events)
-            action(*arguments)
-            if not events or events[0][0] > self.now:
-                self._share()
+            agenda.next()
+            if sharing and agenda.at_rest():
+                shares.settle()
 
     # ------------------------------------------------------------------------------------------ what nodes do
 
@@ -177,14 +115,14 @@ class Events:
         elif not self._holding or not self._holding[rank].hold(
             self._stretches[rank][chunk.tensor], number - self._first_chunks[chunk.tensor]
         ):
-            self._push(connection, number, result=False)
+            connection.push(number, result=False)
 
     def _deliver(self, number: int, rank: int) -> None:
         """A rank has the result."""
         self._missing -= 1
         chunk = self._chunks[number]
         for connection in self._down[chunk.tree][rank]:
-            self._push(connection, number, result=True)
+            connection.push(number, result=True)
         if self._holding:
             stretch, place = self._stretches[rank][chunk.tensor], number - self._first_chunks[chunk.tensor]
             self._release(rank, self._holding[rank].result(stretch, place))
@@ -195,7 +133,7 @@ class Events:
             number = self._first_chunks[tensor] + place
             up = self._up[self._chunks[number].tree][rank]
             assert up is not None  # what a root has is not held
-            self._push(up, number, result=False)
+            up.push(number, result=False)
 
     def _doubt(self) -> None:
         """What no result has come of is waited for no longer."""
@@ -212,99 +150,15 @@ class Events:
         if needs[rank] == 0:
             self._complete(number, rank)
 
-    # ------------------------------------------------------------------------------------ what connections do
-
-    def _push(self, connection: _Connection, number: int, *, result: bool) -> None:
-        if connection.waiting:
-            self._commit(connection)
-        self._sequence += 1
-        heapq.heappush(connection.waiting, (number, self._sequence, result))
-        self._commit(connection)
-        if connection.sending is None:
-            self._begin(connection)
-
-    def _commit(self, connection: _Connection) -> None:
-        """Move what fits into the window, the most urgent first: then nothing overtakes it any more."""
-        acknowledgements = connection.acknowledgements
-        while acknowledgements and acknowledgements[0][0] <= self.now:
-            connection.in_flight -= acknowledgements.popleft()[1]
-        waiting = connection.waiting
-        while waiting:
-            number, _, result = waiting[0]
-            after = connection.in_flight + self._chunks[number].bits
-            if after > connection.window and connection.in_flight > 0.5:  # bits are counted in floats
-                return
-            heapq.heappop(waiting)
-            connection.in_flight = after
-            connection.committed.append((number, result))
-
-    def _begin(self, connection: _Connection) -> bool:
-        """Send the next chunk, if there is one; a connection without any is idle."""
-        if not connection.committed:
-            if connection.waiting:
-                self._at(connection.acknowledgements[0][0], self._wake, connection)
-            return False
-        if connection.sending is None:
-            self._sharing.start(connection.number)
-            connection.rate = 0.0
-        connection.sending = connection.committed.popleft()
-        connection.left = self._chunks[connection.sending[0]].bits
-        connection.since = self.now
-        if connection.rate > 0:
-            connection.ends = connection.event = self.now + connection.left / connection.rate
-            self._at(connection.ends, self._finish, connection)
-        return True
-
-    def _wake(self, connection: _Connection) -> None:
-        """The window has opened."""
-        if connection.sending is None:
-            self._commit(connection)
-            self._begin(connection)
-
-    def _finish(self, connection: _Connection) -> None:
-        """The last bit leaves, if the rate has not fallen in the meantime."""
-        if connection.sending is None or connection.event != self.now:
-            return
-        if connection.ends > self.now:
-            connection.event = connection.ends
-            self._at(connection.ends, self._finish, connection)
-            return
-        number, result = connection.sending
-        bits = self._chunks[number].bits
-        connection.total += bits
-        arrival = self.now + connection.latency
-        connection.acknowledgements.append((arrival + connection.return_latency, bits))
-        self._at(arrival, self._arrive, number, connection.target, result)
-        self._commit(connection)
-        if not self._begin(connection):
-            connection.sending = None
-            connection.ends = connection.event = math.inf
-            self._sharing.stop(connection.number)
-
     # ---------------------------------------------------------------------------------- what the network does
 
-    def _share(self) -> None:
-        """Bring rates up to date."""
-        rates = self._sharing.rates
-        for number in self._sharing.settle():
-            connection = self._by_number[number]
-            connection.left -= connection.rate * (self.now - connection.since)
-            connection.since = self.now
-            connection.rate = rates[number]
-            connection.ends = self.now + max(0.0, connection.left) / connection.rate
-            if connection.ends < connection.event:
-                connection.event = connection.ends
-                self._at(connection.ends, self._finish, connection)
-
     def _change(self, network: Network) -> None:
-        self._network = network
         resources = Resources.of(network)
-        self._sharing.set_capacities(resources.capacities.tolist())
-        self._measure(resources)
+        self._shares.change(resources.capacities.tolist())
+        self._measure(network, resources)
 
-    def _measure(self, resources: Resources) -> None:
+    def _measure(self, network: Network, resources: Resources) -> None:
         """Look up the latency and the window of each connection."""
-        network = self._network
         largest = max((chunk.bits for chunk in self._chunks), default=0.0)
         alone = resources.pair_capacities
         for (source, target), connection in self._connections.items():
@@ -315,28 +169,40 @@ class Events:
                 if back is None
                 else network.link(network.ranks[target], network.ranks[source]).latency
             )
-            round_trip = connection.latency + connection.return_latency
-            product = float(alone[resources.place((source, target))]) * round_trip
-            connection.window = max(_SMALLEST_WINDOW, _WINDOW_FACTOR * (largest + product))
+            connection.window = window_of(
+                largest,
+                float(alone[resources.place((source, target))]),
+                connection.latency + connection.return_latency,
+            )
 
     # ------------------------------------------------------------------------------------------------- inside
 
-    def _at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
-        self._sequence += 1
-        heapq.heappush(self._events, (time, self._sequence, action, arguments))
-
-    def _connect(self) -> dict[tuple[int, int], _Connection]:
+    def _connect(self, network: Network, resources: Resources) -> dict[tuple[int, int], Connection]:
         """Return a connection for each pair that trees use, in order."""
-        ends = {
-            pair
-            for tree in self._trees
-            for rank in range(tree.size)
-            if rank != tree.root
-            for pair in ((rank, tree.reduce_parent[rank]), (tree.broadcast_parent[rank], rank))
-        }
-        return {pair: _Connection(number, *pair) for number, pair in enumerate(sorted(ends))}
+        pairs = sorted(
+            {
+                pair
+                for tree in self._trees
+                for rank in range(tree.size)
+                if rank != tree.root
+                for pair in ((rank, tree.reduce_parent[rank]), (tree.broadcast_parent[rank], rank))
+            }
+        )
+        uses = {pair: resources.used_by(pair) for pair in pairs}
+        users = Counter(resource for used in uses.values() for resource in used)
+        bits = [chunk.bits for chunk in self._chunks]
+        connections: dict[tuple[int, int], Connection] = {}
+        for pair, used in uses.items():
+            if network.changes or any(users[resource] > 1 for resource in used):
+                connections[pair] = Sharing(
+                    self._agenda, pair, bits, self._arrive, shares=self._shares, uses=used
+                )
+            else:
+                rate = float(resources.pair_capacities[resources.place(pair)])
+                connections[pair] = Alone(self._agenda, pair, bits, self._arrive, rate=rate)
+        return connections
 
-    def _edges_of(self, tree: Tree) -> tuple[list[_Connection | None], list[list[_Connection]]]:
+    def _edges_of(self, tree: Tree) -> tuple[list[Connection | None], list[list[Connection]]]:
         """Return, by rank, the connection to its reduce parent, and those to its broadcast children."""
         connections = self._connections
         up = [
@@ -348,10 +214,6 @@ class Events:
             for rank, children in enumerate(tree.broadcast_children)
         ]
         return up, down
-
-
-def _children_of(tree: Tree) -> list[int]:
-    return [len(children) for children in tree.reduce_children]
 
 
 def _layout(chunks: Sequence[Chunk]) -> tuple[list[int], list[list[int]]]:

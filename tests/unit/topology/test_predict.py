@@ -169,3 +169,15 @@ def test_senseless_questions_are_refused():
         predict(network, chain(3), [MB], chunk_bytes=MB, start=-1)
     with pytest.raises(UsageError, match="trees of 4 ranks for a network of 3"):
         predict(network, chain(4), [MB], chunk_bytes=MB)
+
+
+@settings(max_examples=25)
+@given(networks(2, 6, symmetric=None, capped=True, routing=None), st.integers(1, 60))
+def test_what_is_known_at_once_is_what_comes_of_rates_that_are_worked_out_at_every_step(network, megabytes):
+    link = network.links[0]
+    later = Change(at=1e8, source=link.source, target=link.target, rate=link.rate)
+    stepwise = replace(network, changes=(later,))
+    policy = replace(fapt(network), look_ahead=8 * MB, look_ahead_s=1.0).policy(0)
+    assert seconds(network, policy, megabytes * MB) == pytest.approx(
+        seconds(stepwise, policy, megabytes * MB), rel=1e-6
+    )
