@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from netstorm.topology.best_packing import best_packing
 from netstorm.topology.fapt import fapt
 from netstorm.topology.forest import Forest
-from netstorm.topology.look_ahead import with_look_ahead
 from netstorm.topology.metric import transfer_delays, tree_delay
 from netstorm.topology.mst import mst
 from netstorm.topology.network import Network
 from netstorm.topology.options import Options
-from netstorm.topology.packing import packing
 from netstorm.topology.policy import Policy
 from netstorm.topology.predict import predict
 from netstorm.topology.resources import Resources, fluid_time
@@ -33,8 +32,8 @@ _MOST_CHUNKS: Final = 512
 _FEWEST_CHUNKS: Final = 128
 """With fewer the time to fill the pipeline would count for more than it does."""
 
-_WORK: Final = 200_000
-"""What a prediction may cost, in transmissions that share nothing: about a second."""
+_WORK: Final = 100_000
+"""What a prediction may cost, in transmissions that share nothing: some tenths of a second."""
 
 _SURELY: Final = 1.1
 """What needs that many times as long, were it to flow like water, is not predicted: chunks in the proportion
@@ -55,11 +54,10 @@ def auto(network: Network, options: Options) -> Forest:
     Raises:
         Unreachable: names the ranks without a path.
     """
-    forests = candidates(network, options)
+    forests, seconds = _candidates(network, options)
     floors = _floors(network, forests, options)
-    seconds: dict[str, float] = {}
     for name in sorted(forests, key=lambda name: floors[name]):
-        if floors[name] <= _SURELY * min(seconds.values(), default=math.inf):
+        if name not in seconds and floors[name] <= _SURELY * min(seconds.values(), default=math.inf):
             seconds[name] = expected(network, forests[name], options)
     # Of equals the first, which is the simplest.
     best = min((name for name in forests if name in seconds), key=lambda name: seconds[name])
@@ -91,17 +89,22 @@ def candidates(network: Network, options: Options) -> Mapping[str, Forest]:
     Raises:
         Unreachable: names the ranks without a path.
     """
+    return _candidates(network, options)[0]
+
+
+def _candidates(network: Network, options: Options) -> tuple[dict[str, Forest], dict[str, float]]:
+    """Return the candidates, and what some of them have been predicted to take."""
     chunk_bytes = min(options.chunk_bytes, options.tensor_bytes)
     found = {"one fapt": fapt(network, 1, chunk_bytes=options.tree_bytes(1))}
     if network.size == 1:
-        return found
+        return found, {}
     if options.tensor_bytes <= _SMALL_CHUNKS * options.chunk_bytes:
         found["mst"] = mst(network, chunk_bytes=chunk_bytes)
         found["star"] = star(network)
     found["fapt"] = fapt(network, chunk_bytes=options.tree_bytes(network.size))
-    packed = packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
-    found["packing"] = with_look_ahead(network, packed, options.chunk_bytes) if options.known else packed
-    return found
+    packed = best_packing(network, options)
+    found["packing"] = packed.forest
+    return found, {} if packed.seconds is None else {"packing": packed.seconds}
 
 
 def expected(network: Network, forest: Forest, options: Options) -> float:
@@ -128,7 +131,7 @@ def expected_policy(network: Network, policy: Policy, options: Options) -> float
 
 
 def _affordable(network: Network) -> int:
-    """Return how many chunks a prediction can follow in about a second, at most `_MOST_CHUNKS`."""
+    """Return how many chunks a prediction can follow in some tenths of a second, at most `_MOST_CHUNKS`."""
     resources = Resources.of(network)
     shared = resources.matrix.nnz > len(resources.pairs)
     # One that shares moves the rates of up to all connections at its two ends, or under its route.

@@ -40,11 +40,9 @@ def _fapt(network: Network, options: Options) -> Forest:
 
 
 def _packing(network: Network, options: Options) -> Forest:
-    from netstorm.topology.look_ahead import with_look_ahead  # noqa: PLC0415 -- see above
-    from netstorm.topology.packing import packing  # noqa: PLC0415 -- see above
+    from netstorm.topology.best_packing import best_packing  # noqa: PLC0415 -- see above
 
-    forest = packing(network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes)
-    return with_look_ahead(network, forest, options.chunk_bytes) if options.known else forest
+    return best_packing(network, options).forest
 
 
 def _auto(network: Network, options: Options) -> Forest:

@@ -7,13 +7,16 @@
    tensor (the load of the most loaded resource) plus the mean delay of trees, 2 · Σ x · delay. So a large
    tensor gets the widest trees and a small one the fastest.
 3. Better candidates. The program's prices tell which resources are scarce; trees grown under them join, and
-   it is solved again (column generation [1]_), while that helps.
+   it is solved again (column generation [1]_), while that helps. Prices jump from one solution to the next,
+   so trees are grown under the mean of the last ones and those before (smoothing [2]_).
 
 Where links are equal in both directions, reduce and broadcast use one undirected tree, which loses nothing.
 Where they are not, the two are grown apart: shares must only agree at each root.
 
 References:
     .. [1] Barahona, Packing spanning trees, Mathematics of Operations Research 20 (1995).
+    .. [2] Wentges, Weighted Dantzig-Wolfe decomposition for linear mixed-integer programming, International
+       Transactions in Operational Research 4 (1997).
 """
 
 from __future__ import annotations
@@ -26,17 +29,21 @@ from netstorm.errors import Unreachable
 from netstorm.topology.forest import Forest
 from netstorm.topology.metric import CHUNK_BYTES
 from netstorm.topology.network import Network, Rank
-from netstorm.topology.packing_columns import Columns, Solution
+from netstorm.topology.packing_columns import Columns
 from netstorm.topology.packing_ground import Ground
 from netstorm.topology.policy import Tree
 from netstorm.topology.resources import Floats
 from netstorm.topology.spanning import Parents, arborescence, centred, grow
 
-__all__ = ["packing"]
+__all__ = ["packing", "packings"]
 
 _SHARPNESS: Final = 10.0
 """How steeply a resource's price rises as it fills; more at each sweep."""
-_WORTH: Final = 3e-3
+_DELAY_COUNTS: Final = 2.0
+"""What a second of mean delay costs: the pipeline fills and drains through the slower trees."""
+_OTHER_DELAY_COUNTS: Final = (1.5, 3.0)
+"""For those that are predicted beside it: on average as good, and each on some networks by far the best."""
+_WORTH: Final = 4e-3
 """A round that gains less than this part is the last."""
 
 
@@ -51,28 +58,44 @@ def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYT
     Raises:
         Unreachable: some rank has no path to another.
     """
+    return packings(network, tensor_bytes=tensor_bytes, chunk_bytes=chunk_bytes, several=False)[0]
+
+
+def packings(
+    network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYTES, several: bool = True
+) -> tuple[Forest, ...]:
+    """Return what `packing` does and, if `several`, others that count delay more, or less.
+
+    With few chunks these take up to a tenth more or less time, and which of them is the fastest only shows
+    when chunks wait for each other. There are no others where the two directions are packed apart, which
+    takes long as it is, nor for so many nodes that all trees get the same share.
+    """
     parts = network.separated()
     if parts is not None:
         raise Unreachable(f"there is no path from ranks {parts[0]} to ranks {parts[1]}")
     if network.size == 1:
         alone = Tree.undirected(Rank(0), (-1,))
-        return Forest(trees=(alone,), shares=(1.0,), reason="packing: one rank alone")
+        return (Forest(trees=(alone,), shares=(1.0,), reason="packing: one rank alone"),)
     ground = Ground(network, tensor_bytes, chunk_bytes)
     columns = Columns(ground)
     grown = _candidates(ground, columns)
     if not ground.rounds:
-        return _equal(grown)
-    solution = columns.solve()
+        return (_equal(grown),)
+    solution = columns.solve(_DELAY_COUNTS)
+    prices = solution.prices
     for _ in range(ground.rounds):
-        _priced(ground, columns, solution)
+        _priced(ground, columns, prices)
         columns.narrow(solution)
-        better = columns.solve()
+        better = columns.solve(_DELAY_COUNTS)
+        prices = (prices + better.prices) / 2
         gained = 1 - better.objective / solution.objective
         solution = better
         if gained < _WORTH:
             break
-    columns.keep(solution)
-    return columns.forest(columns.solve())
+    others = (
+        columns.solve(delay_counts) for delay_counts in _OTHER_DELAY_COUNTS if several and ground.symmetric
+    )
+    return tuple(columns.forest(found) for found in (solution, *others))
 
 
 _Grown: TypeAlias = tuple[int, Parents, Parents]
@@ -109,9 +132,9 @@ def _candidates(ground: Ground, columns: Columns) -> list[_Grown]:
     return grown
 
 
-def _priced(ground: Ground, columns: Columns, solution: Solution) -> None:
-    """Add the trees that the program's prices ask for."""
-    prices = ground.edge_prices(solution.prices * ground.seconds + 1e-9)
+def _priced(ground: Ground, columns: Columns, resource_prices: Floats) -> None:
+    """Add the trees that prices, by resource, ask for."""
+    prices = ground.edge_prices(resource_prices * ground.seconds + 1e-9)
     for root in range(ground.size):
         for delay_price in (0.3, 1.0) if ground.symmetric and root else (0.0, 0.3, 1.0):
             columns.add(*_grown(ground, prices, root, delay_price))

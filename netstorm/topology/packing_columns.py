@@ -23,15 +23,11 @@ from netstorm.units import format_duration
 
 __all__ = ["Columns", "Solution"]
 
-_DELAY_COUNTS: Final = 2.0
-"""What a second of mean delay costs: the pipeline fills and drains through the slower trees. From 1 to 8
-predictions differ by some per cent; 2 did best over meshes of both kinds.
-"""
-
-_COLUMNS_EACH: Final = 3
-"""Most candidates for each resource: a solution has no more than one, and some for its roots."""
+_KEPT: Final = 3
+"""Most candidates, in times of those that have a share: the program takes longer with each."""
 
 _SMALLEST_SHARE: Final = 1e-3
+"""What has less is dropped, if it also has less than a tenth of the mean share."""
 
 _MOST_CHUNKS: Final = 2000
 """With more, a chunk more or less is no matter, and shares need not be whole."""
@@ -54,6 +50,7 @@ class _Column:
     parents: tuple[int, ...]
     delay: float
     load: Floats = field(repr=False)
+    """On the ground's limits."""
 
     @property
     def name(self) -> tuple[_Way, int, bytes]:
@@ -68,6 +65,8 @@ class Solution:
     objective: float
     shares: Floats
     """By column."""
+    delay_counts: float
+    """What it was asked with."""
     prices: Floats
     """(R,) of one second more on a resource."""
     worths: Floats
@@ -104,16 +103,16 @@ class Columns:
                 delay += float(path_delays(parents, ground.delays.T).max())
             if way is not _Way.REDUCE:
                 delay += float(path_delays(parents, ground.delays).max())
-            self._columns.append(_Column(way, root, tuple(parents.tolist()), delay, load))
+            self._columns.append(_Column(way, root, tuple(parents.tolist()), delay, load[ground.limits]))
         return load
 
-    def solve(self) -> Solution:
-        """Return the best shares of the candidates."""
+    def solve(self, delay_counts: float) -> Solution:
+        """Return the best shares of the candidates; `delay_counts` is what a second of mean delay costs."""
         count = len(self._columns)
         loads = sparse.csc_array(np.array([column.load for column in self._columns]).T)
         rows = loads.shape[0]
         found = linprog(
-            [*(_DELAY_COUNTS * column.delay for column in self._columns), 1.0],
+            [*(delay_counts * column.delay for column in self._columns), 1.0],
             A_ub=sparse.hstack([loads, sparse.csc_array(-np.ones((rows, 1)))], "csc"),
             b_ub=np.zeros(rows),
             A_eq=sparse.csc_array(np.append(self._agreement(), np.zeros((self._ground.size + 1, 1)), axis=1)),
@@ -123,10 +122,13 @@ class Columns:
         )
         if found.status != 0:
             raise NetStormError(f"the linear program of the packing was not solved: {found.message}")
+        prices = np.zeros(len(self._ground.seconds))
+        prices[self._ground.limits] = -np.asarray(found.ineqlin.marginals)
         return Solution(
             objective=float(found.fun),
             shares=np.maximum(found.x[:count], 0.0),
-            prices=-np.asarray(found.ineqlin.marginals),
+            prices=prices,
+            delay_counts=delay_counts,
             worths=np.asarray(found.eqlin.marginals),
         )
 
@@ -142,39 +144,28 @@ class Columns:
         return agree
 
     def narrow(self, solution: Solution) -> None:
-        """Keep those candidates that, at the program's prices, are the cheapest: its time grows with them."""
-        most = _COLUMNS_EACH * len(self._ground.seconds)
+        """Keep what has a share, and those others that, at the program's prices, are the cheapest."""
+        used = np.flatnonzero(solution.shares)
+        most = _KEPT * len(used)
         if len(self._columns) <= most:
             return
+        prices = solution.prices[self._ground.limits]
         costs = np.array(
-            [_DELAY_COUNTS * column.delay + column.load @ solution.prices for column in self._columns]
+            [solution.delay_counts * column.delay + column.load @ prices for column in self._columns]
         )
-        order = np.argsort(costs - solution.worths @ self._agreement(), kind="stable")
+        costs -= solution.worths @ self._agreement()
+        costs[used] = -np.inf
+        order = np.argsort(costs, kind="stable")
         self._columns = [self._columns[place] for place in order[:most]]
         self._known = {column.name for column in self._columns}
 
-    def keep(self, solution: Solution) -> None:
-        """Drop the candidates with hardly any share, unless that would leave none."""
-        kept = [
-            column
-            for column, share in zip(self._columns, solution.shares, strict=True)
-            if share >= _SMALLEST_SHARE
-        ]
-        roots = {
-            way: {column.root for column in kept if column.way is way}
-            for way in (_Way.REDUCE, _Way.BROADCAST)
-        }
-        both = roots[_Way.REDUCE] & roots[_Way.BROADCAST]
-        kept = [column for column in kept if column.way is _Way.BOTH or column.root in both]
-        if kept:
-            self._columns = kept
-
     def forest(self, solution: Solution) -> Forest:
         """Return the trees: at each root those up and those down are laid side by side."""
+        least = min(_SMALLEST_SHARE, 0.1 / np.count_nonzero(solution.shares))
         given = [
             (column, float(share))
             for column, share in zip(self._columns, solution.shares, strict=True)
-            if share > 0
+            if share >= least
         ]
         taken = [(one, one, share) for one, share in given if one.way is _Way.BOTH]
         for root in range(self._ground.size):

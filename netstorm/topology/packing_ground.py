@@ -16,7 +16,7 @@ __all__ = ["Ground"]
 
 _EFFORTS: Final = (
     # up to how many nodes: prices of delay, sweeps, rounds of column generation
-    (12, (0.01, 0.03, 0.1, 0.3), 2, 20),
+    (12, (0.01, 0.03, 0.1, 0.3), 1, 20),
     (48, (0.03, 0.3), 1, 6),
     (math.inf, (0.1,), 2, 0),
 )
@@ -24,7 +24,7 @@ _EFFORTS: Final = (
 the last sweep get the same share, and no program is solved.
 """
 _EFFORTS_APART: Final = (
-    (12, (0.03, 0.3), 1, 20),
+    (12, (0.03, 0.3), 1, 4),
     (48, (0.03,), 1, 1),
     (math.inf, (0.1,), 2, 0),
 )
@@ -60,6 +60,8 @@ class Ground:
         rates = np.zeros((size, size))
         rates[self.sources, self.targets] = resources.pair_capacities[useful]
         self.symmetric: Final = bool(np.allclose(rates, rates.T, rtol=0.02))
+        self.limits: Final = self._alike() if self.symmetric else np.arange(len(self.seconds))
+        """Numbers of the resources that can be the most loaded: no other one is loaded more by each tree."""
         self.delay_prices, self.sweeps, self.rounds = next(
             (prices, sweeps, rounds)
             for most, prices, sweeps, rounds in (_EFFORTS if self.symmetric else _EFFORTS_APART)
@@ -82,6 +84,25 @@ class Ground:
         used = self.used[self.place[sources, targets]].ravel()
         loads: Floats = np.bincount(used, minlength=len(self.seconds) + 1)[:-1] * self.seconds
         return loads
+
+    def _alike(self) -> npt.NDArray[np.intp]:
+        """Return the slowest of each set of resources that the same pairs use, whichever way they are used.
+
+        Trees are the same in both directions, so these are all loaded alike: mostly the two directions of a
+        link, or of a node's access line.
+        """
+        pairs = np.minimum(self.sources, self.targets) * self.size + np.maximum(self.sources, self.targets)
+        places, columns = np.nonzero(self.used < len(self.seconds))
+        users: dict[int, list[int]] = {}
+        for resource, pair in zip(self.used[places, columns].tolist(), pairs[places].tolist(), strict=True):
+            users.setdefault(resource, []).append(pair)
+        slowest: dict[tuple[int, ...], int] = {}
+        for resource, used_by in users.items():
+            alike = tuple(sorted(used_by))
+            other = slowest.setdefault(alike, resource)
+            if self.seconds[resource] > self.seconds[other]:
+                slowest[alike] = resource
+        return np.array(sorted(slowest.values()))
 
 
 def _padded(resources: Resources, useful: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:

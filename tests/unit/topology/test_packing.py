@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +13,17 @@ from hypothesis import strategies as st
 from netstorm.errors import Unreachable
 from netstorm.testing.strategies import networks
 from netstorm.topology import Network
+from netstorm.topology.best_packing import best_packing
 from netstorm.topology.generate import generate
+from netstorm.topology.look_ahead import with_look_ahead
 from netstorm.topology.metric import transfer_delays, tree_delay
 from netstorm.topology.optimum import optimum
-from netstorm.topology.packing import packing
+from netstorm.topology.options import Options
+from netstorm.topology.packing import packing, packings
+from netstorm.topology.packing_ground import Ground
 from netstorm.topology.predict import predict
 from netstorm.topology.resources import Resources, fluid_time
+from netstorm.topology.spanning import grow
 
 MB = 1_000_000
 LARGE = 244 * MB
@@ -90,6 +96,43 @@ def test_where_links_are_equal_both_ways_one_tree_serves_both_phases():
         assert tree.reduce_parent == tree.broadcast_parent
     apart = packing(generate("asymmetric", 7, 0), tensor_bytes=LARGE).trees
     assert any(tree.reduce_parent != tree.broadcast_parent for tree in apart)
+
+
+def test_of_several_packings_the_one_is_taken_that_is_predicted_to_be_the_fastest():
+    gained = []
+    for seed in range(4):
+        network = generate("mesh", 9, seed)
+        options = Options(tensors=(LARGE,), chunk_bytes=MB)
+        found = best_packing(network, options)
+        took = [
+            predict(
+                network,
+                with_look_ahead(network, forest, MB).policy(0),
+                options.tensors,
+                chunk_bytes=MB,
+            ).seconds
+            for forest in packings(network, tensor_bytes=LARGE, chunk_bytes=MB)
+        ]
+        assert len(took) == 3
+        assert found.seconds == pytest.approx(min(took))
+        assert predict(
+            network, found.forest.policy(0), options.tensors, chunk_bytes=MB
+        ).seconds == pytest.approx(min(took))
+        gained.append(took[0] - min(took))
+    assert max(gained) > 0
+
+
+@pytest.mark.parametrize("family", ["mesh", "internet2", "cloud"])
+def test_no_resource_is_loaded_more_by_trees_both_ways_than_those_that_are_looked_at(family):
+    ground = Ground(generate(family, 7, 3), LARGE, MB)
+    assert len(ground.limits) <= len(ground.seconds) / 2
+    prices = ground.edge_prices(ground.seconds)
+    for root in range(7):
+        parents = grow(prices + prices.T, ground.delays + ground.delays.T, root, 0.1)
+        nodes = [node for node in range(7) if parents[node] >= 0]
+        above = parents[nodes]
+        load = ground.loads(np.append(nodes, above), np.append(above, nodes))
+        assert load[ground.limits].max() == pytest.approx(load.max())
 
 
 def test_shares_of_a_few_chunks_are_whole_ones():
