@@ -2,14 +2,16 @@
 
     python benchmarks/topologies.py fractions                                         # 4 minutes
     python benchmarks/topologies.py fractions --nodes 32 --seeds 10 --chunk 1000000   # 5 minutes
+    python benchmarks/topologies.py fractions --nodes 32 --tensor 24400000000 --fluid # 2 minutes
     python benchmarks/topologies.py formation                                         # 1 minute
     python benchmarks/topologies.py estimates                                         # 2 minutes
 
 fractions: the optimum's time over a scheme's, in the fluid model and as predicted, mean over seeds.
-formation: processor seconds to form a policy against the number of nodes, and the exponent that fits them.
+formation: processor seconds to form a policy against the number of nodes, and the exponent that fits them; in
+the JSON also those of the wall clock.
 estimates: policies formed on links that are 20 % off, and with half of the links never measured, evaluated on
-the true network. Networks are those of `netstorm.topology.generate`, with seeds from 0 on. Each writes
-JSON with --json FILE; Ctrl-C prints and writes what there is.
+the true network. Networks are those of `netstorm.topology.generate`, with seeds from 0 (--first-seed) on.
+Each writes JSON with --json FILE; Ctrl-C prints and writes what there is.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from netstorm.topology.predict import predict
 from netstorm.topology.resources import Resources, fluid_time
 
 MB: Final = 1_000_000
-TENSORS: Final = (244 * MB,)
+TENSOR: Final = 244 * MB
 """AlexNet in float32, in one piece."""
 SHOWN: Final = tuple(name for name in SCHEMES if name != "custom")
 UNMEASURED: Final = 25
@@ -82,7 +84,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--family", action="append", choices=FAMILIES, help="may be repeated; default: all")
     parser.add_argument("--nodes", type=int, action="append", metavar="N", help="may be repeated")
     parser.add_argument("--seeds", type=int, metavar="N", help="how many networks of each kind")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, metavar="N", help="seed of the first; default: 0"
+    )
     parser.add_argument("--chunk", type=int, action="append", metavar="BYTES", help="may be repeated")
+    parser.add_argument("--tensor", type=int, default=TENSOR, metavar="BYTES", help="default: %(default)s")
+    parser.add_argument("--fluid", action="store_true", help="fractions: do not predict")
     parser.add_argument("--scheme", action="append", choices=SHOWN, help="may be repeated; default: all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
     options = parser.parse_args()
@@ -104,7 +111,7 @@ def _arguments() -> argparse.Namespace:
 def _networks(options: argparse.Namespace) -> Iterator[tuple[Row, Network]]:
     for family in options.family:
         for nodes in options.nodes:
-            for seed in range(options.seeds):
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
                 yield {"family": family, "nodes": nodes, "seed": seed}, generate(family, nodes, seed)
 
 
@@ -113,17 +120,18 @@ def _networks(options: argparse.Namespace) -> Iterator[tuple[Row, Network]]:
 
 def fractions(options: argparse.Namespace) -> Iterator[Row]:
     """Yield each network's fractions of the optimum by scheme and chunk."""
-    nbytes = sum(TENSORS)
+    nbytes = options.tensor
     for row, network in _networks(options):
         resources, best = Resources.of(network), optimum(network, nbytes).seconds
         reached: Row = {}
         for chunk in options.chunk:
             for scheme in options.scheme:
-                policy = SCHEMES[scheme](network, Options(tensors=TENSORS, chunk_bytes=chunk)).policy(0)
-                reached[f"{scheme} {chunk}"] = {
-                    "fluid": best / fluid_time(resources, policy, nbytes),
-                    "predicted": best / predict(network, policy, TENSORS, chunk_bytes=chunk).seconds,
-                }
+                policy = SCHEMES[scheme](network, Options(tensors=(nbytes,), chunk_bytes=chunk)).policy(0)
+                found = {"fluid": best / fluid_time(resources, policy, nbytes)}
+                if not options.fluid:
+                    took = predict(network, policy, [nbytes], chunk_bytes=chunk).seconds
+                    found["predicted"] = best / took
+                reached[f"{scheme} {chunk}"] = found
         yield {**row, "optimum_s": best, "reached": reached}
 
 
@@ -145,13 +153,13 @@ def show_fractions(rows: Sequence[Row]) -> Row:
         nodes, chunk = table.split()
         families = [one for one in FAMILIES if any(name.startswith(f"{table} {one} ") for name in means)]
         print(
-            f"\n{nodes} nodes, chunks of {int(chunk) / MB:.2f} MB: fluid, predicted fraction of the optimum"
+            f"\n{nodes} nodes, chunks of {int(chunk) / MB:.2f} MB: part of the optimum, fluid and predicted"
         )
         print("".join(f"{heading:>14}" for heading in ("", *families)))
         for scheme in SHOWN:
             found = [means.get(f"{table} {family} {scheme}") for family in families]
             if any(found):
-                cells = [f"{one['fluid']:.3f} {one['predicted']:.3f}" if one else "" for one in found]
+                cells = [" ".join(f"{value:.3f}" for value in one.values()) if one else "" for one in found]
                 print(f"{scheme:>14}" + "".join(f"{cell:>14}" for cell in cells))
     return means
 
@@ -173,15 +181,17 @@ def formation(options: argparse.Namespace) -> Iterator[Row]:
     too_slow: set[str] = set()
     for row, network in sorted(_networks(options), key=lambda one: one[0]["nodes"]):
         seconds: Row = {}
+        wall: Row = {}
         for scheme in options.scheme:
             if scheme in too_slow:
                 continue
-            began = time.process_time()
-            SCHEMES[scheme](network, Options(tensors=TENSORS, chunk_bytes=options.chunk[0]))
+            began, at = time.process_time(), time.perf_counter()
+            SCHEMES[scheme](network, Options(tensors=(options.tensor,), chunk_bytes=options.chunk[0]))
             seconds[scheme] = time.process_time() - began
+            wall[scheme] = time.perf_counter() - at
             if seconds[scheme] > LIMIT_S:
                 too_slow.add(scheme)
-        yield {**row, "seconds": seconds}
+        yield {**row, "seconds": seconds, "wall": wall}
 
 
 def show_formation(rows: Sequence[Row]) -> Row:
@@ -223,9 +233,9 @@ def estimates(options: argparse.Namespace) -> Iterator[Row]:
         seconds: Row = {}
         for name, estimate in seen.items():
             for scheme in ("auto", "fapt"):
-                wanted = Options(tensors=TENSORS, chunk_bytes=options.chunk[0])
+                wanted = Options(tensors=(options.tensor,), chunk_bytes=options.chunk[0])
                 policy = SCHEMES[scheme](estimate, wanted).policy(0)
-                found = predict(network, policy, TENSORS, chunk_bytes=options.chunk[0]).seconds
+                found = predict(network, policy, wanted.tensors, chunk_bytes=options.chunk[0]).seconds
                 seconds.setdefault(name, {})[scheme] = found
         yield {**row, "seconds": seconds}
 
