@@ -136,4 +136,5 @@ def _affordable(network: Network) -> int:
     shared = resources.matrix.nnz > len(resources.pairs)
     # One that shares moves the rates of up to all connections at its two ends, or under its route.
     each = 1 + network.size / 4 if shared else 1
-    return min(_MOST_CHUNKS, int(_WORK / each / max(1, 2 * (network.size - 1))))
+    most = max(_FEWEST_CHUNKS, int(_MOST_CHUNKS / each))
+    return min(most, int(_WORK / each / max(1, 2 * (network.size - 1))))
