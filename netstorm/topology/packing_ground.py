@@ -16,7 +16,7 @@ __all__ = ["Ground"]
 
 _EFFORTS: Final = (
     # up to how many nodes: prices of delay, sweeps, rounds of column generation
-    (12, (0.01, 0.03, 0.1, 0.3), 1, 20),
+    (12, (0.01, 0.03, 0.1, 0.3), 0, 5),
     (48, (0.03, 0.3), 1, 6),
     (math.inf, (0.1,), 2, 0),
 )
