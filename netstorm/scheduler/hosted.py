@@ -19,14 +19,18 @@ from netstorm.scheduler.ending import Outcome
 from netstorm.scheduler.formation import assumed, first_policy
 from netstorm.scheduler.forming import Formation, Formed
 from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.opening import settings_of
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.preparing import Preparation, described_nodes, prepare
 from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.scheduler.snapshot import Snapshot
 from netstorm.scheduler.state_file import StateFile, boot_identity
+from netstorm.scheduler.tenant import Resumed
 from netstorm.settings import Settings
 
 __all__ = ["Hosted", "Plan", "naming_jobs", "plan", "serve_several"]
+
+_log = logging.getLogger(__name__)
 
 Post: TypeAlias = Callable[[Callable[[float], None]], None]
 """Has something called on the machine's thread, with the time."""
@@ -110,30 +114,79 @@ def _several(settings: Settings) -> Plan:
             f"NETSTORM_JOB={settings.job} (--job) at a scheduler of several jobs (--jobs, NETSTORM_JOBS="
             f"{settings.jobs}): expected none, since the nodes say which job is theirs"
         )
-    if settings.state_dir:
-        raise UsageError(
-            f"NETSTORM_STATE_DIR={settings.state_dir} (--state) at a scheduler of several jobs (--jobs, "
-            f"NETSTORM_JOBS={settings.jobs}): only the scheduler of one job can be started again"
-        )
     described = described_nodes(settings)
     if settings.source("num_workers") != "default" and described not in (0, settings.num_workers):
         assumed(settings)  # says that the two contradict each other
 
+    logs = _Logs(Path(settings.state_dir)) if settings.state_dir else None
+    resumed = [] if logs is None else logs.resumed(settings, described)
+
     def make(counters: Counters) -> SeveralJobs:
-        return SeveralJobs(
+        machine = SeveralJobs(
             settings,
             release=netstorm.__version__,
             now=clock.monotonic(),
             described=described,
             counters=counters,
+            boot=boot_identity(),
+            open_log=None if logs is None else logs.open,
         )
+        machine.resume(resumed, clock.monotonic())
+        return machine
 
     return Plan(
         f"{settings.jobs} jobs" if settings.jobs else "any number of jobs",
         f"at most {settings.most_jobs} at once, waiting for nodes; network: "
-        f"{settings.network_file or 'all links assumed equal'}",
+        f"{settings.network_file or 'all links assumed equal'}"
+        + (f"; going on with {len(resumed)} jobs" if resumed else ""),
         make,
+        (lambda: None) if logs is None else logs.close,
     )
+
+
+class _Logs:
+    """The logs of a scheduler of several jobs, a file each. It must be closed."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"NETSTORM_STATE_DIR={str(folder)!r}: {error.strerror}; it must be a folder in which files "
+                "can be written"
+            ) from None
+        self._folder = folder
+        self._files: dict[Path, StateFile] = {}
+
+    def open(self, job: str) -> StateFile:
+        """Open the log of a job that has none open; see `StateFile`."""
+        file = StateFile(self._folder, job)
+        self._files[file.path] = file
+        return file
+
+    def resumed(self, settings: Settings, described: int) -> list[Resumed]:
+        """Return the jobs that logs tell of. A log that cannot be used is left, and whoever asks for a job of
+        that name hears why.
+        """
+        jobs = []
+        for path in sorted(self._folder.glob("*.log")):
+            try:
+                file = self.open(path.stem)
+                past = file.past
+                if past is None:
+                    file.close()
+                    continue
+                began = past.began
+                own = settings_of(settings, began.job, len(past.members), began.said, described=described)
+                jobs.append(Resumed(file, past, own, assumed(own)))
+            except UsageError as error:
+                _log.error("%s", error)
+        return jobs
+
+    def close(self) -> None:
+        """Close all."""
+        for file in self._files.values():
+            file.close()
 
 
 def serve_several(machine: Hosted, post: Post, say: Callable[[str], None]) -> None:

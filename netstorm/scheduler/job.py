@@ -100,6 +100,7 @@ class Job:
                     members=members.all,
                     policy=policy,
                     owners=self._owners,
+                    said=dict(options.said),
                 )
             )
         self._say_at = now + SAY_EVERY_S

@@ -121,6 +121,11 @@ class SchedulerMachine:
         return () if self._job is None else self._job.members.all
 
     @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The numbers of the nodes' processes, by rank; none until all are here."""
+        return tuple(self._ranks)
+
+    @property
     def awareness(self) -> Awareness | None:
         """What is measured, and what follows from it; None: nothing does, or not all nodes are here."""
         return None if self._job is None else self._job.awareness

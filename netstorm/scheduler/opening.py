@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from netstorm.errors import SettingsError
-from netstorm.protocol.messages import Join
 from netstorm.settings import JOB_WIDE, Settings, declarations
 
 __all__ = ["check_room", "settings_of"]
@@ -46,19 +45,21 @@ def check_room(settings: Settings, name: str, here: Sequence[str], *, ended: int
         )
 
 
-def settings_of(settings: Settings, name: str, join: Join, *, described: int) -> Settings:
+def settings_of(
+    settings: Settings, name: str, size: int, said: Mapping[str, str], *, described: int
+) -> Settings:
     """Return the settings of a job: the scheduler's, and where it was not told, those of the first node.
 
     Args:
         settings: the scheduler's.
         name: of the job.
-        join: the first node's.
+        size: how many nodes it has, as the first one says.
+        said: what was given to that node, by variable.
         described: how many nodes NETSTORM_NETWORK has; 0: there is no such file.
 
     Raises:
         SettingsError: no job can be like that.
     """
-    size = join.num_workers
     untold = settings.source("num_workers") == "default"
     if untold and not 1 <= size <= _MOST_NODES:
         raise SettingsError(
@@ -66,9 +67,9 @@ def settings_of(settings: Settings, name: str, join: Join, *, described: int) ->
             "for larger jobs tell the scheduler DMLC_NUM_WORKER, too"
         )
     given = {
-        attribute: join.must_agree[variable]
+        attribute: said[variable]
         for attribute in JOB_WIDE
-        if (variable := declarations()[attribute].variable) in join.must_agree
+        if (variable := declarations()[attribute].variable) in said
         and settings.source(attribute) == "default"
     }
     size = size if untold else settings.num_workers

@@ -47,13 +47,17 @@ class SchedulerOptions:
     scheduler_timeout_s: float = 300.0
     boot: str = ""
     """Identity of this run of the machine; for the log."""
+    said: Mapping[str, str] = field(default_factory=dict)
+    """What the first node said of the job, by variable; for the log."""
     told_by: str = "the scheduler"
     """Who says what holds for the whole job, for a person."""
     joins: bool = False
     """Ranks that have finished contribute zeros, and hold up no barrier, until all have."""
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, release: str, boot: str = "") -> SchedulerOptions:
+    def from_settings(
+        cls, settings: Settings, *, release: str, boot: str = "", said: Mapping[str, str] | None = None
+    ) -> SchedulerOptions:
         """Take from `settings` what concerns the scheduler.
 
         All of them are compared with what a node says was given to it; which ones it says is its choice.
@@ -78,6 +82,7 @@ class SchedulerOptions:
             link_timeout_s=settings.link_timeout_s,
             scheduler_timeout_s=settings.scheduler_timeout_s,
             boot=boot,
+            said=said or {},
             told_by="the scheduler" if settings.jobs == 1 else "the job's first node or the scheduler",
             joins=settings.uneven == "join",
         )

@@ -59,6 +59,8 @@ class Began(_Base, frozen=True, tag=1):
     policy: Policy
     owners: tuple[int, ...] = ()
     """Weights by rank, of asynchronous training."""
+    said: dict[str, str] = msgspec.field(default_factory=dict)
+    """Settings by variable that the first node said, where jobs may differ: on a scheduler of several."""
 
 
 class KeyAdded(_Base, frozen=True, tag=2):

@@ -13,12 +13,12 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
 
-from netstorm.errors import NetStormError, PeerError, ProtocolViolation, SettingsError, UsageError
+from netstorm.errors import NetStormError, PeerError, ProtocolViolation, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
@@ -34,7 +34,7 @@ from netstorm.scheduler.preparing import Preparation, Prepared
 from netstorm.scheduler.shares import link_shares
 from netstorm.scheduler.snapshot import Snapshot
 from netstorm.scheduler.strangers import Door
-from netstorm.scheduler.tenant import Questions, Tenant
+from netstorm.scheduler.tenant import Log, Questions, Resumed, Tenant
 from netstorm.settings import Settings
 
 __all__ = ["SeveralJobs"]
@@ -62,6 +62,8 @@ class SeveralJobs:
         now: float,
         described: int = 0,
         counters: Counters | None = None,
+        boot: str = "",
+        open_log: Callable[[str], Log] | None = None,
     ) -> None:
         """Wait for the first job.
 
@@ -71,6 +73,9 @@ class SeveralJobs:
             now: the time.
             described: how many nodes NETSTORM_NETWORK has; 0: there is no such file.
             counters: what is counted that belongs to no job.
+            boot: identity of this run of the machine, for logs.
+            open_log: opens the log of a job, which no longer has one; None: there are no logs. It may raise
+                a `UsageError`, which whoever asks for the job is told.
         """
         self.counters: Final = counters or Counters()
         self.outcome: Outcome | None = None
@@ -82,6 +87,8 @@ class SeveralJobs:
         self._settings: Final = settings
         self._release: Final = release
         self._described: Final = described
+        self._boot: Final = boot
+        self._open_log: Final = open_log
         self._door: Final = Door()
         self._outbox: Final = Outbox()
         self._tenants: list[Tenant] = []
@@ -171,7 +178,7 @@ class SeveralJobs:
             return tenant.machine.admit(hello)
         if hello.sender >= 0:
             return Refuse(
-                f"this scheduler does not know rank {hello.sender} of job {hello.job!r}: the job has ended "
+                f"this scheduler does not know this rank {hello.sender} of job {hello.job!r}: that has ended "
                 "here, or the scheduler was restarted, or another one has taken the address of the one before"
             )
         return Admit(self._door.enter(hello.incarnation, hello.job))
@@ -234,21 +241,44 @@ class SeveralJobs:
                 ended=self._ended + len(self._tenants) - len(here),
                 stopping=self._stopping,
             )
-            return self._open(settings_of(self._settings, name, join, described=self._described), now)
-        except SettingsError as error:
+            settings = settings_of(
+                self._settings, name, join.num_workers, join.must_agree, described=self._described
+            )
+            return self._open(settings, join.must_agree, now)
+        except UsageError as error:
             _log.warning("refused: %s", error)
             self.counters.add("refused")
             self._outbox.tell([peer], m.PeerGone(rank=-1, kind="refused", reason=str(error)))
             self._outbox.add(Disconnect(peer=peer))
             return None
 
-    def _open(self, settings: Settings, now: float) -> Tenant:
-        options = SchedulerOptions.from_settings(settings, release=self._release)
-        machine = SchedulerMachine(options, None, now=now, door=self._door)
-        tenant = Tenant(machine, settings)
-        machine.on_complete = lambda: self._prepare(tenant)
-        machine.on_form = lambda question: self._form(tenant, question)
-        self._tenants.append(tenant)
+    def resume(self, jobs: Iterable[Resumed], now: float) -> None:
+        """Go on with jobs that another process has served before; call it before anything else happens."""
+        for job in jobs:
+            machine = SchedulerMachine(
+                self._options(job.settings, job.past.began.said),
+                job.past.policies[job.past.version],
+                now=now,
+                door=self._door,
+                assumed=job.planned if job.settings.awareness else None,
+                planned=job.planned,
+                write=job.log.write,
+                past=job.past,
+            )
+            tenant = self._add(machine, job.settings, job.log)
+            tenant.peers.update(machine.peers)
+            self._of.update(dict.fromkeys(machine.peers, tenant))
+            self._look(tenant, now)
+
+    def _open(self, settings: Settings, said: Mapping[str, str], now: float) -> Tenant:
+        for before in self._tenants:
+            if before.name == settings.job:
+                before.close_log()
+        log = None if self._open_log is None else self._open_log(settings.job)
+        write = None if log is None else log.write
+        options = self._options(settings, said)
+        machine = SchedulerMachine(options, None, now=now, door=self._door, write=write)
+        tenant = self._add(machine, settings, log)
         if self._described and not settings.network_file:
             _log.warning(
                 "job %r has %d nodes, NETSTORM_NETWORK describes %d: all its links are assumed equal",
@@ -256,6 +286,16 @@ class SeveralJobs:
                 settings.num_workers,
                 self._described,
             )
+        return tenant
+
+    def _options(self, settings: Settings, said: Mapping[str, str]) -> SchedulerOptions:
+        return SchedulerOptions.from_settings(settings, release=self._release, boot=self._boot, said=said)
+
+    def _add(self, machine: SchedulerMachine, settings: Settings, log: Log | None) -> Tenant:
+        tenant = Tenant(machine, settings, log)
+        machine.on_complete = lambda: self._prepare(tenant)
+        machine.on_form = lambda question: self._form(tenant, question)
+        self._tenants.append(tenant)
         return tenant
 
     def _prepare(self, tenant: Tenant) -> None:
@@ -327,6 +367,7 @@ class SeveralJobs:
     def _drop(self, tenant: Tenant, outcome: Outcome | None) -> None:
         """Forget a job; `outcome`: None if it has never begun, and nobody waits for it any more."""
         self._tenants.remove(tenant)
+        tenant.close_log()
         for peer in list(tenant.peers):
             self._part_with(tenant, peer)
         if outcome is None:

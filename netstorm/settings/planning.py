@@ -40,7 +40,7 @@ class PlanningSettings:
         words(r"[^\0]*", "the path of a folder"),
         "",
         "",
-        "folder in which the scheduler keeps a log of its job, so that it can be started again if its "
+        "folder in which the scheduler keeps a log of each job, so that it can be started again if its "
         "process ends; empty: it keeps none",
     )
     topology: TopologyName = setting(

@@ -83,4 +83,4 @@ def end_with_the_right_weights(job: Job) -> list[Ended]:
     return ended
 
 
-__all__ = ["SCRIPT", "end_with_the_right_weights", "steps", "wait_for_steps"]
+__all__ = ["SCRIPT", "end_with_the_right_weights", "right", "steps", "wait_for_steps"]

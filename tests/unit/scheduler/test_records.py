@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from netstorm.errors import UsageError
 from netstorm.protocol.messages import KeySpec, Member
 from netstorm.scheduler import records as r
-from netstorm.scheduler.hosted import plan
 from netstorm.scheduler.past import LEASE, Leases, Past
 from netstorm.scheduler.state_file import StateFile, boot_identity
-from netstorm.settings import Settings
 from tests.unit.scheduler.driving import star
 
 MEMBERS = tuple(Member(rank, "10.0.0.1", 4000 + rank, "denver", 77 + rank) for rank in range(3))
@@ -131,12 +129,6 @@ def test_a_file_is_gone_on_with_behind_its_last_whole_record(tmp_path):
     assert fourth.past is None
     assert fourth.path.read_bytes() == r.MAGIC
     fourth.close()
-
-
-def test_a_scheduler_of_several_jobs_keeps_no_log_and_says_so(tmp_path):
-    settings = Settings.from_environment({}, jobs=2, state_dir=str(tmp_path))
-    with pytest.raises(UsageError, match="only the scheduler of one job can be started again"):
-        plan(settings)
 
 
 def test_two_schedulers_cannot_write_one_log(tmp_path):
