@@ -83,7 +83,7 @@ class _Side:
         self._newest_at = self._looked_at = 0.0
         """When that was first seen, and when last looked for, on the local clock."""
         self.cap = 0.0
-        """Bit/s; 0: not seen."""
+        """Bit/s; 0: not known; infinite: the links are independent."""
         self.independent = False
 
     def link(self, peer: Peer) -> _Link:
@@ -112,6 +112,8 @@ class _Side:
         self._judged = max(self._judged, min(horizon, self._newest))
         verdict, self.cap = self._access.verdict()
         self.independent = verdict is Verdict.INDEPENDENT
+        if self.independent:
+            self.cap = math.inf
         for link in self.links.values():
             self._estimate(link, horizon + link.shift)
 

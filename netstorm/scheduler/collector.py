@@ -106,7 +106,8 @@ class _Line:
     __slots__ = ("counts", "readings")
 
     def __init__(self) -> None:
-        self.readings: Final = Readings()
+        self.readings = Readings()
+        """None, if the node has said since that there is no cap."""
         self.counts = False
 
 
@@ -154,10 +155,13 @@ class Collector:
         for one in report.outgoing[:size]:
             self._take_link((rank, one.source), one, now)
         for word, value in (("egress", report.egress), ("ingress", report.ingress)):
+            line = self._lines[word][rank]
             if value == 0.0:
                 continue
-            if _RATES.allow(value):
-                self._lines[word][rank].readings.add(value, 0.0, now)
+            if value == math.inf:
+                line.readings = Readings()
+            elif _RATES.allow(value):
+                line.readings.add(value, 0.0, now)
             else:
                 self.refused += 1
         if self.refused > before:
@@ -278,6 +282,7 @@ class Collector:
         caps, most = {}, {}
         for rank, line in enumerate(self._lines[word]):
             if not line.readings:  # as of most nodes
+                line.counts = False
                 continue
             pairs = (((rank, other), (other, rank))[end] for other in self._prior.ranks)
             here = [found for pair in pairs if (found := self._rates.get(pair)) is not None]

@@ -47,7 +47,7 @@ class Sayings:
             if 0 <= link.source < len(self._reports) and link.source != rank:
                 self._links[link.source, rank] = (now, link)
         egress, ingress = self._caps.get(rank, (0.0, 0.0))
-        self._caps[rank] = (measured.egress or egress, measured.ingress or ingress)
+        self._caps[rank] = (_cap(measured.egress, egress), _cap(measured.ingress, ingress))
 
     def reports(self, rank: int) -> tuple[Dated, ...]:
         """Return a rank's last reports, the newest last."""
@@ -93,3 +93,8 @@ class PolicyPast:
     def former(self) -> tuple[tuple[int, str, float, float], ...]:
         """Return version, reason, begin and end of the last policies that are not in force any more."""
         return tuple(self._former)
+
+
+def _cap(said: float, before: float) -> float:
+    """Return what is known of a line after a report, in bit/s; 0: nothing."""
+    return 0.0 if said == math.inf else said or before

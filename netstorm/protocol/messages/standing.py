@@ -54,7 +54,8 @@ class Measured(Datagram, frozen=True, tag=22):
 
     links: tuple[LinkMeasure, ...]
     egress: float = 0.0
-    """Bit/s of all links out of this node together while they limited one another; 0: not seen."""
+    """Bit/s of all links out of this node together while they limited one another; 0: not known; infinite:
+    they do not, each did the same in any company."""
     ingress: float = 0.0
     """The same of all links into it."""
     outgoing: tuple[LinkMeasure, ...] = ()

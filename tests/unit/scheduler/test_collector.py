@@ -103,6 +103,19 @@ def test_a_cap_counts_if_the_links_behind_it_could_clearly_carry_more():
     assert found.picture(1.0).network.nodes[1].ingress is None
 
 
+def test_a_cap_does_not_count_once_its_node_has_seen_that_the_links_are_independent():
+    found = collector()
+    for second in range(3):
+        found.take(1, report(measure(0, 60 * M)), float(second))
+        found.take(2, report(measure(0, 60 * M)), float(second))
+        found.take(0, report(egress=90 * M), float(second))
+    assert found.picture(3.0).network.nodes[0].egress == pytest.approx(90 * M)
+    found.take(0, report(), 3.0)
+    assert found.picture(3.0).network.nodes[0].egress == pytest.approx(90 * M)
+    found.take(0, report(egress=math.inf), 4.0)
+    assert found.picture(4.0).network.nodes[0].egress is None
+
+
 def test_no_cap_is_seen_where_links_add_up_to_what_comes_in():
     found = collector()
     found.take(0, report(measure(1, 30 * M), measure(2, 40 * M), measure(3, 30 * M), ingress=98 * M), 1.0)
@@ -255,7 +268,7 @@ def test_what_cannot_be_is_refused_counted_and_changes_nothing(wrong):
     assert found.picture(1.0).network == Network.uniform(4)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e-9, 1e40])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, -1.0, 1e-9, 1e40])
 def test_absurd_lines_are_refused(value):
     found = collector()
     found.take(2, report(egress=value, ingress=value), 1.0)
