@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -217,7 +218,7 @@ def _compare(
             ("egress", report.egress, node.egress),
             ("ingress", report.ingress, node.ingress),
         ):
-            if value:
+            if 0.0 < value < math.inf:
                 error = None if cap is None else value / (cap * goodput) - 1
                 caps.append({"line": f"{word} {rank}", "measured": value, "error": error})
     every = [abs(one["error"]) for one in links]
