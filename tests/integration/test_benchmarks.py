@@ -225,11 +225,13 @@ def test_netstorm_trains_what_mxnets_servers_train(tmp_path: Path) -> None:
     path = tmp_path / "equivalence.json"
     arguments = ("--examples", "gluon", "--optimizers", "sgd", "--nodes", 2, "--runs", 2, "--epochs", 1)
     found: dict[str, Any] = {}
-    for _ in range(5):
+    for _ in range(8):
         run("equivalence.py", *arguments, "--json", path)
         [found] = json.loads(path.read_text())["comparisons"]
-        if "!stored.is_none()" not in str(found["errors"]):  # of that MXNet's server dies on a busy machine
+        if "!stored.is_none()" not in str(found["errors"]):
             break
+    else:
+        pytest.skip("MXNet's server died 8 times running, as it does on a busy machine (!stored.is_none())")
     assert found["errors"] == {}
     assert found["ranks_identical"] == {"mxnet": True, "netstorm": True}
     # Two ranks add the same two numbers, in one order or the other: there is no spread to compare with.
