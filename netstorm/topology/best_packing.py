@@ -1,4 +1,4 @@
-"""The packing that is predicted to be the fastest of several: with few chunks which one is, is chance."""
+"""The packing that is predicted to be the faster of two: with few chunks which one is, is chance."""
 
 from __future__ import annotations
 

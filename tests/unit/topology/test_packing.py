@@ -98,7 +98,7 @@ def test_where_links_are_equal_both_ways_one_tree_serves_both_phases():
     assert any(tree.reduce_parent != tree.broadcast_parent for tree in apart)
 
 
-def test_of_several_packings_the_one_is_taken_that_is_predicted_to_be_the_fastest():
+def test_of_two_packings_the_one_is_taken_that_is_predicted_to_be_the_faster():
     gained = []
     for seed in range(4):
         network = generate("mesh", 9, seed)
@@ -113,7 +113,7 @@ def test_of_several_packings_the_one_is_taken_that_is_predicted_to_be_the_fastes
             ).seconds
             for forest in packings(network, tensor_bytes=LARGE, chunk_bytes=MB)
         ]
-        assert len(took) == 3
+        assert len(took) == 2
         assert found.seconds == pytest.approx(min(took))
         assert predict(
             network, found.forest.policy(0), options.tensors, chunk_bytes=MB
