@@ -107,7 +107,7 @@ class _Line:
 
     def __init__(self) -> None:
         self.readings = Readings()
-        """None, if the node has said since that there is no cap."""
+        """Empty again, once the node has said that there is no cap."""
         self.counts = False
 
 

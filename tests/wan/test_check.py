@@ -45,6 +45,9 @@ def test_all_links_at_once_have_their_rates_within_10_percent(tmp_path):
     rows = links(file, "--all", timeout=180)
     off = [row for row in rows if "rate" in row["wrong"]]
     assert len(off) <= 3, off
+    assert all(abs(row["rate_error"]) < 0.2 for row in off), off
+    mean = sum(row["rate_error"] for row in rows) / len(rows)
+    assert abs(mean) < 0.1
     assert abs(statistics.median(row["rate_error"] for row in rows)) < 0.05
 
 
