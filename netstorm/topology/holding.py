@@ -92,28 +92,27 @@ class Holding(Generic[T]):
         return True
 
     def result(self, stretch: Stretch[T], chunk: int) -> Iterator[tuple[T, int]]:
-        """Note a result; yield owners and chunks that need not wait any more. Exhaust it."""
+        """Note a result; return owners and chunks that need not wait any more. Exhaust it."""
         stretch.results[chunk] = 1
         if not stretch.begun_by_all:
             stretch.begun_by_all = True
             self._count(stretch)
         if chunk != stretch.first:
-            return
+            return iter(())
         stretch.first = stretch.results.find(0, chunk)
         if stretch.first < 0:
             self._count_no_more(stretch)
-            yield from self._released(self._reached())
-        else:
-            yield from self._released(stretch.offsets[stretch.first])
+            return self._released(self._reached())
+        return self._released(stretch.offsets[stretch.first])
 
     def doubt(self, stretch: Stretch[T]) -> Iterator[tuple[T, int]]:
-        """Let nothing wait for a tensor of which no result has come; yield as `result` does. Exhaust it."""
+        """Let nothing wait for a tensor of which no result has come; yield as `result`. Exhaust it."""
         if not stretch.begun_by_all:
             self._count_no_more(stretch)
             yield from self._released(self._reached())
 
     def forget(self, stretch: Stretch[T]) -> Iterator[tuple[T, int]]:
-        """Drop what is held of a tensor, and let nothing wait for it; yield as `result` does. Exhaust it."""
+        """Drop what is held of a tensor, and let nothing wait for it; yield as `result`. Exhaust it."""
         stretch.held.clear()
         self._count_no_more(stretch)
         yield from self._released(self._reached())

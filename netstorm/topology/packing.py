@@ -157,7 +157,6 @@ def _grown(ground: Ground, prices: Floats, root: int, delay_price: float) -> _Gr
     if not ground.symmetric:
         up = grow(prices.T, ground.delays.T, root, delay_price)
         return root, up, grow(prices, ground.delays, root, delay_price)
-    delays = ground.delays + ground.delays.T
-    parents = grow(prices + prices.T, delays, root, delay_price)
-    root, parents = centred(parents, delays)
+    parents = grow(prices, ground.both_delays, root, delay_price)
+    root, parents = centred(parents, ground.both_delays)
     return root, parents, parents

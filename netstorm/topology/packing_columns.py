@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-from scipy import sparse
 from scipy.optimize import linprog
 
 from netstorm.errors import NetStormError
@@ -53,9 +52,9 @@ class _Column:
     """On the ground's limits."""
 
     @property
-    def name(self) -> tuple[_Way, int, bytes]:
+    def name(self) -> tuple[_Way, int, tuple[int, ...]]:
         """What no other column has."""
-        return self.way, self.root, np.array(self.parents, np.intp).tobytes()
+        return self.way, self.root, self.parents
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Columns:
     def __init__(self, ground: Ground) -> None:
         self._ground: Final = ground
         self._columns: list[_Column] = []
-        self._known: set[tuple[_Way, int, bytes]] = set()
+        self._known: set[tuple[_Way, int, tuple[int, ...]]] = set()
 
     def add(self, root: int, up: Parents, down: Parents) -> Floats:
         """Take a tree up and one down with a common root as candidates; return (R,) their load together."""
@@ -95,28 +94,29 @@ class Columns:
             load = ground.loads(np.concatenate((nodes, above)), np.concatenate((above, nodes)))
         else:
             load = ground.loads(*((nodes, above) if way is _Way.REDUCE else (above, nodes)))
-        name = (way, root, parents.tobytes())
+        name = (way, root, tuple(parents.tolist()))
         if name not in self._known:
             self._known.add(name)
             delay = 0.0
             if way is not _Way.BROADCAST:
-                delay += float(path_delays(parents, ground.delays.T).max())
+                delay += max(path_delays(parents, ground.delays.T))
             if way is not _Way.REDUCE:
-                delay += float(path_delays(parents, ground.delays).max())
-            self._columns.append(_Column(way, root, tuple(parents.tolist()), delay, load[ground.limits]))
+                delay += max(path_delays(parents, ground.delays))
+            self._columns.append(_Column(*name, delay, load[ground.limits]))
         return load
 
     def solve(self, delay_counts: float) -> Solution:
         """Return the best shares of the candidates; `delay_counts` is what a second of mean delay costs."""
-        count = len(self._columns)
-        loads = sparse.csc_array(np.array([column.load for column in self._columns]).T)
-        rows = loads.shape[0]
+        count, rows = len(self._columns), len(self._ground.limits)
+        total = np.zeros(self._ground.size + 1)
+        total[-1] = 1.0
         found = linprog(
             [*(delay_counts * column.delay for column in self._columns), 1.0],
-            A_ub=sparse.hstack([loads, sparse.csc_array(-np.ones((rows, 1)))], "csc"),
+            # Dense: to put sparse ones together takes SciPy longer than to find the zeros.
+            A_ub=np.array([*(column.load for column in self._columns), np.full(rows, -1.0)]).T,
             b_ub=np.zeros(rows),
-            A_eq=sparse.csc_array(np.append(self._agreement(), np.zeros((self._ground.size + 1, 1)), axis=1)),
-            b_eq=[0.0] * self._ground.size + [1.0],
+            A_eq=np.append(self._agreement(), np.zeros((len(total), 1)), axis=1),
+            b_eq=total,
             method="highs",
             options={"presolve": False},  # it takes longer than it saves
         )
@@ -136,11 +136,12 @@ class Columns:
         """Return (N + 1, columns): what is reduced at a root is broadcast from there; and all of it is."""
         size = self._ground.size
         agree = np.zeros((size + 1, len(self._columns)))
-        for place, column in enumerate(self._columns):
-            if column.way is not _Way.BOTH:
-                agree[column.root, place] = 1.0 if column.way is _Way.REDUCE else -1.0
-            if column.way is not _Way.BROADCAST:
-                agree[size, place] = 1.0
+        ways = np.array([column.way for column in self._columns])
+        roots = np.array([column.root for column in self._columns])
+        for way, sign in ((_Way.REDUCE, 1.0), (_Way.BROADCAST, -1.0)):
+            (places,) = np.nonzero(ways == way)
+            agree[roots[places], places] = sign
+        agree[size] = ways != _Way.BROADCAST
         return agree
 
     def narrow(self, solution: Solution) -> None:
@@ -150,9 +151,8 @@ class Columns:
         if len(self._columns) <= most:
             return
         prices = solution.prices[self._ground.limits]
-        costs = np.array(
-            [solution.delay_counts * column.delay + column.load @ prices for column in self._columns]
-        )
+        costs = np.array([column.load for column in self._columns]) @ prices
+        costs += solution.delay_counts * np.array([column.delay for column in self._columns])
         costs -= solution.worths @ self._agreement()
         costs[used] = -np.inf
         order = np.argsort(costs, kind="stable")

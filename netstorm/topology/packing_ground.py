@@ -60,6 +60,8 @@ class Ground:
         rates = np.zeros((size, size))
         rates[self.sources, self.targets] = resources.pair_capacities[useful]
         self.symmetric: Final = bool(np.allclose(rates, rates.T, rtol=0.02))
+        self.both_delays: Final = self.delays + self.delays.T
+        """(N, N) of one chunk over an edge and back."""
         self.limits: Final = self._alike() if self.symmetric else np.arange(len(self.seconds))
         """Numbers of the resources that can be the most loaded: no other one is loaded more by each tree."""
         self.delay_prices, self.sweeps, self.rounds = next(
@@ -69,10 +71,13 @@ class Ground:
         )
 
     def edge_prices(self, prices: Floats) -> Floats:
-        """Return (N, N) the price of each edge, inf where there is none, from (R,) prices of resources."""
+        """Return (N, N) the price of each edge, inf where there is none, from (R,) prices of resources.
+
+        Where trees are the same in both directions, of an edge both ways.
+        """
         edges = np.full((self.size, self.size), np.inf)
         edges[self.sources, self.targets] = self.pair_sums(prices)
-        return edges
+        return edges + edges.T if self.symmetric else edges
 
     def pair_sums(self, values: Floats) -> Floats:
         """Return (P,) the sum over what each useful pair uses, from (R,) values of resources."""

@@ -70,9 +70,11 @@ def predict(
         chunks = chunks_of(policy, [total], larger)
         look_ahead = look_ahead * larger // chunk_bytes  # or it would be too little for so large chunks
         look_ahead_s *= larger / chunk_bytes
-    ahead = network.at(start)
-    ahead = replace(ahead, changes=tuple(replace(change, at=change.at - start) for change in ahead.changes))
-    events = Events(ahead, policy.trees, chunks, look_ahead=look_ahead, look_ahead_s=look_ahead_s)
+    if network.changes:
+        network = network.at(start)
+        changes = tuple(replace(change, at=change.at - start) for change in network.changes)
+        network = replace(network, changes=changes)
+    events = Events(network, policy.trees, chunks, look_ahead=look_ahead, look_ahead_s=look_ahead_s)
     events.run()
     return Prediction(seconds=events.now, bits=events.bits)
 

@@ -7,10 +7,11 @@ whose order is that of arrival. A connection that shares nothing knows at once w
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from netstorm.topology.maxmin import MaxMin
@@ -42,16 +43,15 @@ class Agenda:
     def __init__(self) -> None:
         self.now = 0.0
         self._entries: Final[list[tuple[float, int, Callable[..., None], tuple[object, ...]]]] = []
-        self._entered = 0
+        self._number: Final = itertools.count().__next__
 
     def at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
         """Enter something; of what happens at the same time, what was entered first happens first."""
-        self._entered += 1
-        heapq.heappush(self._entries, (time, self._entered, action, arguments))
+        heappush(self._entries, (time, self._number(), action, arguments))
 
     def next(self) -> None:
         """Let the next thing happen."""
-        self.now, _, action, arguments = heapq.heappop(self._entries)
+        self.now, _, action, arguments = heappop(self._entries)
         action(*arguments)
 
     def at_rest(self) -> bool:
@@ -110,10 +110,12 @@ class Connection:
 
     def push(self, number: int, *, result: bool) -> None:
         """Send a chunk when its turn comes."""
-        self._commit()
+        acknowledgements = self._acknowledgements
+        if self._waiting or (acknowledgements and acknowledgements[0][0] <= self._agenda.now):
+            self._commit()
         if self._waiting or not self._fits(number):
             self._pushed += 1
-            heapq.heappush(self._waiting, (number, self._pushed, result))
+            heappush(self._waiting, (number, self._pushed, result))
             self._wait()
         else:
             self._send(number, result=result)
@@ -125,7 +127,7 @@ class Connection:
             self._in_flight -= acknowledgements.popleft()[1]
         waiting = self._waiting
         while waiting and self._fits(waiting[0][0]):
-            number, _, result = heapq.heappop(waiting)
+            number, _, result = heappop(waiting)
             self._send(number, result=result)
         if waiting:
             self._wait()

@@ -9,7 +9,7 @@ from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.topology.holding import Holding, Stretch
-from netstorm.topology.network import Network
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Tree
 from netstorm.topology.predict_connections import Agenda, Alone, Connection, Shares, Sharing, window_of
 from netstorm.topology.resources import Resources
@@ -56,7 +56,8 @@ class Events:
         self._chunks: Final = chunks
         self._agenda: Final = Agenda()
         self._missing = len(chunks) * network.size
-        self._needs: Final = [list(map(len, trees[chunk.tree].reduce_children)) for chunk in chunks]
+        needs = [tuple(map(len, tree.reduce_children)) for tree in trees]
+        self._needs: Final = [list(needs[chunk.tree]) for chunk in chunks]
         """By chunk and rank: how many children's contributions have not come."""
         self._first_chunks, tensors = _layout(chunks)
         self._holding: Final = [Holding[int]() for _ in network.ranks if look_ahead]
@@ -70,8 +71,10 @@ class Events:
         self._connections: Final = self._connect(network, resources)
         self._measure(network, resources)
         edges = [self._edges_of(tree) for tree in trees]
-        self._up: Final = [up for up, _ in edges]
-        self._down: Final = [down for _, down in edges]
+        self._up: Final = [edges[chunk.tree][0] for chunk in chunks]
+        """By chunk and rank: the connection to its reduce parent."""
+        self._down: Final = [edges[chunk.tree][1] for chunk in chunks]
+        """By chunk and rank: those to its broadcast children."""
         if self._holding:
             self._agenda.at(look_ahead_s, self._doubt)
         for time in sorted({change.at for change in network.changes}):
@@ -108,30 +111,32 @@ class Events:
 
     def _complete(self, number: int, rank: int) -> None:
         """A rank has the sum of its subtree."""
-        chunk = self._chunks[number]
-        connection = self._up[chunk.tree][rank]
+        connection = self._up[number][rank]
         if connection is None:
             self._deliver(number, rank)
-        elif not self._holding or not self._holding[rank].hold(
-            self._stretches[rank][chunk.tensor], number - self._first_chunks[chunk.tensor]
-        ):
-            connection.push(number, result=False)
+            return
+        if self._holding:
+            tensor = self._chunks[number].tensor
+            place = number - self._first_chunks[tensor]
+            if self._holding[rank].hold(self._stretches[rank][tensor], place):
+                return
+        connection.push(number, result=False)
 
     def _deliver(self, number: int, rank: int) -> None:
         """A rank has the result."""
         self._missing -= 1
-        chunk = self._chunks[number]
-        for connection in self._down[chunk.tree][rank]:
+        for connection in self._down[number][rank]:
             connection.push(number, result=True)
         if self._holding:
-            stretch, place = self._stretches[rank][chunk.tensor], number - self._first_chunks[chunk.tensor]
-            self._release(rank, self._holding[rank].result(stretch, place))
+            tensor = self._chunks[number].tensor
+            place = number - self._first_chunks[tensor]
+            self._release(rank, self._holding[rank].result(self._stretches[rank][tensor], place))
 
     def _release(self, rank: int, released: Iterable[tuple[int, int]]) -> None:
         """Send what was held."""
         for tensor, place in released:
             number = self._first_chunks[tensor] + place
-            up = self._up[self._chunks[number].tree][rank]
+            up = self._up[number][rank]
             assert up is not None  # what a root has is not held
             up.push(number, result=False)
 
@@ -162,12 +167,10 @@ class Events:
         largest = max((chunk.bits for chunk in self._chunks), default=0.0)
         alone = resources.pair_capacities
         for (source, target), connection in self._connections.items():
-            connection.latency = network.link(network.ranks[source], network.ranks[target]).latency
+            connection.latency = network.link(Rank(source), Rank(target)).latency
             back = resources.index.get((target, source))
             connection.return_latency = (
-                connection.latency
-                if back is None
-                else network.link(network.ranks[target], network.ranks[source]).latency
+                connection.latency if back is None else network.link(Rank(target), Rank(source)).latency
             )
             connection.window = window_of(
                 largest,

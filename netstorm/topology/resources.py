@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,12 @@ class Resources:
     """(R, P) scipy.sparse.csr_array: 1 where a pair uses a resource."""
 
     @classmethod
+    @lru_cache(maxsize=4)
     def of(cls, network: Network) -> Resources:
-        """Return the resources of a network as it is at its start. O(P · hops)."""
+        """Return the resources of a network as it is at its start. O(P · hops).
+
+        Whoever plans asks for them again and again: the last ones are kept, and nobody may change them.
+        """
         pairs = network.pairs()
         number = {(link.source, link.target): index for index, link in enumerate(network.links)}
         capacities = [link.rate * (1.0 - link.loss) for link in network.links]

@@ -37,21 +37,19 @@ def grow(prices: Floats, delays: Floats, root: int, weight: float) -> Parents:
     weighted = prices + weight * delays
     if size <= _FEW:
         return _grow_few(weighted.tolist(), delays.tolist(), root, weight)
+    weighted[:, root] = np.inf
     parent = np.full(size, root)
-    away = np.zeros(size)
-    key = weighted[root].copy()
-    open_ = np.zeros(size)  # inf once a node is in the tree
-    open_[root] = np.inf
+    away = [0.0] * size
+    key = weighted[root].copy()  # inf once a node is in the tree, as is what joins it to others
     for _ in range(size - 1):
-        node = int((key + open_).argmin())
-        above = int(parent[node])
-        open_[node] = np.inf
-        away[node] = away[above] + delays[above, node]
+        node = int(key.argmin())
+        above = parent[node]
+        away[node] = away[above] + delays.item(above, node)
+        key[node] = np.inf
+        weighted[:, node] = np.inf
         costs = weighted[node] + weight * away[node]
-        closer = costs < key
-        closer &= open_ == 0.0
-        key[closer] = costs[closer]
-        parent[closer] = node
+        parent[costs < key] = node
+        np.minimum(key, costs, out=key)
     parent[root] = -1
     return parent
 
@@ -78,14 +76,14 @@ def _grow_few(weighted: list[list[float]], delays: list[list[float]], root: int,
     return np.array(parent)
 
 
-def path_delays(parents: Parents, delays: Floats) -> Floats:
+def path_delays(parents: Parents, delays: Floats) -> list[float]:
     """Return the delay of each node's path from the root; `delays` (N, N) are of edges away from the root."""
     above = parents.tolist()
     edge = _edges(parents, delays)
     away = [0.0] * len(above)
     for node in _from_root(above)[1:]:
         away[node] = away[above[node]] + edge[node]
-    return np.array(away)
+    return away
 
 
 def centred(parents: Parents, delays: Floats) -> tuple[int, Parents]:
@@ -161,51 +159,48 @@ def arborescence(prices: Floats, root: int) -> Parents:
         root: where it begins.
     """
     size = len(prices)
+    nodes = np.arange(size)
     prices = prices.copy()
     prices[:, root] = np.inf
-    np.fill_diagonal(prices, np.inf)
+    prices[nodes, nodes] = np.inf
     parent: Parents = prices.argmin(axis=0)
-    cheapest = prices[parent, np.arange(size)]
+    cheapest = prices[parent, nodes]
     parent[root] = -1
     cheapest[root] = 0.0
-    group, groups = _cycles(parent, root)
+    numbers, groups = _cycles(parent.tolist(), root)
     if groups == size:
         return parent
     # Contract each cycle: to enter it at v costs what that adds over v's edge within it.
-    order = np.argsort(group, kind="stable")
-    starts = np.searchsorted(group[order], np.arange(groups))
-    ends = np.append(starts[1:], size)
-    extra = prices - cheapest[None, :]
-    extra[:, root] = np.inf
-    extra = extra[np.ix_(order, order)]
+    order = np.argsort(numbers, kind="stable")
+    ends = np.bincount(numbers).cumsum()
+    starts = np.append(0, ends[:-1])
+    extra = (prices - cheapest)[order[:, None], order]
     between = np.minimum.reduceat(np.minimum.reduceat(extra, starts, axis=0), starts, axis=1)
-    above = arborescence(between, int(group[root]))
-    for inner in range(groups):
-        outer = int(above[inner])
-        if outer < 0:
-            continue
-        block = extra[starts[outer] : ends[outer], starts[inner] : ends[inner]]
-        row, column = divmod(int(block.argmin()), block.shape[1])
-        parent[order[starts[inner] + column]] = order[starts[outer] + row]
+    place, begin, end = order.tolist(), starts.tolist(), ends.tolist()
+    for inner, outer in enumerate(arborescence(between, numbers[root]).tolist()):
+        if outer >= 0:
+            block = extra[begin[outer] : end[outer], begin[inner] : end[inner]]
+            row, column = divmod(int(block.argmin()), end[inner] - begin[inner])
+            parent[place[begin[inner] + column]] = place[begin[outer] + row]
     return parent
 
 
-def _cycles(parent: Parents, root: int) -> tuple[Parents, int]:
+def _cycles(parent: list[int], root: int) -> tuple[list[int], int]:
     """Return a number for each node, equal within a cycle of parents, and how many numbers there are."""
     size = len(parent)
-    group = np.full(size, -1)
-    seen_from = np.full(size, -1)
+    group = [-1] * size
+    seen_from = [-1] * size
     seen_from[root] = root
     groups = 0
     for start in range(size):
         node = start
         while seen_from[node] < 0:
             seen_from[node] = start
-            node = int(parent[node])
+            node = parent[node]
         if seen_from[node] == start and node != root:  # this walk has come back to itself
             while group[node] < 0:
                 group[node] = groups
-                node = int(parent[node])
+                node = parent[node]
             groups += 1
     for node in range(size):
         if group[node] < 0:

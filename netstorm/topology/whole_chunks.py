@@ -34,17 +34,26 @@ def whole_chunks(loads: Floats, delays: Floats, shares: Floats, chunks: int) -> 
         chunks: how many the tensor has.
     """
     each = loads / chunks
+    softness = max(float((shares @ loads).max()), float(each.max())) / _SHARPNESS
+    # The soft maximum of total + each, by tree, is a product of what each and what total contribute.
+    steps = np.exp((each - each.max()) / softness)
+
+    def cheapest(total: Floats) -> int:
+        """Return the tree on which one more chunk costs least."""
+        highest = np.log(steps @ np.exp((total - total.max()) / softness))
+        return int((softness * highest + delays / chunks).argmin())
+
     counts = np.floor(shares * chunks + 1e-9).astype(np.intp)
     total = counts @ each
     for _ in range(chunks - int(counts.sum())):
-        best = int(_costs(total, each, delays, chunks).argmin())
+        best = cheapest(total)
         counts[best] += 1
         total = total + each[best]
     for _ in range(min(_PASSES, _WORK // (len(loads) * loads.size))):
         moved = False
         for tree in np.flatnonzero(counts):
             without = total - each[tree]
-            best = int(_costs(without, each, delays, chunks).argmin())
+            best = cheapest(without)
             if best != tree:
                 counts[tree] -= 1
                 counts[best] += 1
@@ -53,12 +62,3 @@ def whole_chunks(loads: Floats, delays: Floats, shares: Floats, chunks: int) -> 
         if not moved:
             break
     return np.asarray(counts, np.intp)
-
-
-def _costs(total: Floats, each: Floats, delays: Floats, chunks: int) -> Floats:
-    """Return (T,) the seconds that one more chunk on a tree leads to."""
-    after = total + each
-    most = after.max()
-    soft = np.log(np.exp(_SHARPNESS * (after / most - 1)).sum(axis=1)) / _SHARPNESS
-    costs: Floats = most * (1 + soft) + delays / chunks
-    return costs

@@ -128,7 +128,7 @@ def test_no_resource_is_loaded_more_by_trees_both_ways_than_those_that_are_looke
     assert len(ground.limits) <= len(ground.seconds) / 2
     prices = ground.edge_prices(ground.seconds)
     for root in range(7):
-        parents = grow(prices + prices.T, ground.delays + ground.delays.T, root, 0.1)
+        parents = grow(prices, ground.both_delays, root, 0.1)
         nodes = [node for node in range(7) if parents[node] >= 0]
         above = parents[nodes]
         load = ground.loads(np.append(nodes, above), np.append(above, nodes))
