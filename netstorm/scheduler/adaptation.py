@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from netstorm.protocol.chunks import ChunkSizes
 from netstorm.scheduler.collector import Collector, Picture
 from netstorm.scheduler.forming import Formation, Formed, pairs_of
 from netstorm.topology.network import Link, Network
@@ -118,6 +119,8 @@ class Assumed:
     """Rates that are known are believed, whatever is measured."""
     plan: Plan
     summed: Summed
+    chunks: ChunkSizes | None = None
+    """Sizes that slow links ask for; None: those that the settings say."""
     link_share: float = 1.0
     """Of each rate that is known: other jobs have the rest."""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
+from typing import Final
+
 from netstorm.errors import SettingsError
-from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES
+from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES, ChunkSizes
 from netstorm.scheduler.adaptation import Assumed, Plan, Summed
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.settings import Settings
@@ -14,6 +18,16 @@ from netstorm.topology.network_file import load_network
 from netstorm.topology.policy import Policy
 
 __all__ = ["assumed", "assumed_network", "first_policy"]
+
+_CHUNK_S: Final = 0.02
+"""What a chunk takes on a typical link at most. It waits for so long on each hop before it goes on; and what
+waits behind a link that has become slow is seen, and sent another way, by the chunk.
+"""
+
+_LEAST_PART: Final = 4
+"""Part of CHUNK_SIZE that chunks do not become smaller than for that: each costs processor time, and smaller
+ones measure no link (PROBE_CHUNK_SIZE).
+"""
 
 
 def assumed_network(settings: Settings) -> Network:
@@ -41,11 +55,13 @@ def assumed(settings: Settings) -> Assumed:
         UsageError: what `assumed_network` raises.
     """
     tensors = tensors_of(settings.model)
-    elements = chunk_sizes(settings).of(max(tensors) // SLOT_ELEMENT_BYTES)
     network = assumed_network(settings)
+    known = bool(settings.network_file) and not _all_alike(network)
+    chunks = _chunks_for(network, settings) if known else None
+    elements = (chunks or chunk_sizes(settings)).of(max(tensors) // SLOT_ELEMENT_BYTES)
     return Assumed(
         network=network,
-        known=bool(settings.network_file) and not _all_alike(network),
+        known=known,
         described=bool(settings.network_file),
         trusted=settings.sources.get("awareness", "default") == "default",
         plan=Plan(
@@ -61,7 +77,20 @@ def assumed(settings: Settings) -> Assumed:
             explore=settings.aux_path and settings.awareness,
         ),
         summed=Summed(tensors, elements * SLOT_ELEMENT_BYTES),
+        chunks=chunks,
     )
+
+
+def _chunks_for(network: Network, settings: Settings) -> ChunkSizes | None:
+    """Return sizes of chunks that suit slow links; None: what the settings say suits them, or is wanted."""
+    if settings.source("chunk_size") != "default":
+        return None
+    sizes = chunk_sizes(settings)
+    size, least = sizes.smallest, max(sizes.smallest // _LEAST_PART, settings.probe_chunk_size)
+    typical = statistics.median(link.rate for link in network.links)
+    while size // 2 >= least and 8 * SLOT_ELEMENT_BYTES * size > _CHUNK_S * typical:
+        size //= 2
+    return replace(sizes, smallest=size)
 
 
 def _all_alike(network: Network) -> bool:

@@ -74,6 +74,9 @@ class Job:
         self.members: Final = members
         self.finished: Final[dict[int, dict[int, int]]] = {} if past is None else dict(past.finished)
         chunks = options.local_chunks if members.on_one_machine else options.chunks
+        known = assumed or planned
+        if known is not None and known.chunks is not None:
+            chunks = known.chunks
         if past is not None:
             chunks = ChunkSizes(*past.began.chunks)
         self.rounds: Final = Rounds(members, policy, chunks, outbox, past)

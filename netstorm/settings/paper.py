@@ -48,7 +48,8 @@ class PaperSettings:
         32_768,
         "elements",
         "largest chunk, the same on all nodes; the paper's 1000000 costs 1.6 s a hop on a 20 Mbit/s link, "
-        "65536 costs 4 to 19 % on a WAN of nine nodes",
+        "65536 costs 4 to 19 % on a WAN of nine nodes. If it is not given, and NETSTORM_NETWORK says that it "
+        "takes the typical link more than 20 ms: a half or a quarter",
     )
     largest_chunk: int = setting(
         "NETSTORM_LARGEST_CHUNK",
