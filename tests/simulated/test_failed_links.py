@@ -83,7 +83,7 @@ def test_sums_are_exact_if_the_links_of_auxiliary_paths_die(job):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @given(jobs(nodes=(3, 9), policies=(1, 6)), st.booleans())
-@settings(max_examples=1000)
+@settings(max_examples=600)
 def test_sums_are_exact_whatever_links_die_many_seeds(job, detours):
     check_with_dying_links(replace(job, detours=detours))
 
