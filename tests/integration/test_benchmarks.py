@@ -228,10 +228,11 @@ def test_netstorm_trains_what_mxnets_servers_train(tmp_path: Path) -> None:
     for _ in range(8):
         run("equivalence.py", *arguments, "--json", path)
         [found] = json.loads(path.read_text())["comparisons"]
-        if "!stored.is_none()" not in str(found["errors"]):
+        # On a busy machine MXNet's own processes die: a server of !stored.is_none(), a worker of an empty answer.
+        if set(found["errors"]) != {"mxnet"} or "dmlc::Error" not in found["errors"]["mxnet"]:
             break
     else:
-        pytest.skip("MXNet's server died 8 times running, as it does on a busy machine (!stored.is_none())")
+        pytest.skip(f"MXNet's own processes died 8 times running: {found['errors']['mxnet']}")
     assert found["errors"] == {}
     assert found["ranks_identical"] == {"mxnet": True, "netstorm": True}
     # Two ranks add the same two numbers, in one order or the other: there is no spread to compare with.
