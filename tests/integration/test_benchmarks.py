@@ -228,7 +228,7 @@ def test_netstorm_trains_what_mxnets_servers_train(tmp_path: Path) -> None:
     for _ in range(8):
         run("equivalence.py", *arguments, "--json", path)
         [found] = json.loads(path.read_text())["comparisons"]
-        # On a busy machine MXNet's own processes die: a server of !stored.is_none(), a worker of an empty answer.
+        # MXNet's own processes die on a busy machine: servers of !stored.is_none(), workers of empty answers.
         if set(found["errors"]) != {"mxnet"} or "dmlc::Error" not in found["errors"]["mxnet"]:
             break
     else:
