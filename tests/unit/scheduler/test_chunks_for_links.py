@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from netstorm.scheduler.formation import assumed
 from netstorm.settings import Settings
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.network_file import load_network
 
 
 def network_file(folder: Path, *rates: str) -> str:
@@ -60,19 +56,3 @@ def test_what_somebody_asks_for_stays_and_so_does_what_nobody_knows_better(
     file = network_file(tmp_path, *rates)
     settings = Settings.from_environment({"DMLC_NUM_WORKER": "4", "NETSTORM_NETWORK": file, **given})
     assert assumed(settings).chunks is None
-
-
-def test_a_job_uses_them_and_a_round_over_slow_links_is_shorter(tmp_path: Path) -> None:
-    file = network_file(tmp_path, "13Mbit", "14Mbit", "12Mbit")
-    ones = [np.ones(500_000, np.float32)] * 4
-    seconds = []
-    for asked in (["chunk_size"], []):
-        settings: dict[str, Any] = dict.fromkeys(asked, 32_768)
-        network = load_network(file)
-        cluster = SimulatedCluster(4, network=network, network_file=file, model="2MB", **settings).join()
-        cluster.allreduce("w", ones)
-        began = cluster.now
-        for total in cluster.allreduce("w", ones):
-            assert (total == 4.0).all()
-        seconds.append(cluster.now - began)
-    assert seconds[1] < 0.9 * seconds[0]
