@@ -49,12 +49,16 @@ class Aggregation:
         asking: when the scheduler is told which rounds have begun.
         closed: number of each round of a key that is complete here, until its owner has taken note.
         dispatch: parts for neighbours that have auxiliary paths.
-        outbox: what is to be done.
         takeover: which chunks have moved to policies that take over.
     """
 
     def __init__(
-        self, rank: int, bindings: Bindings, counters: Counters, auxiliary: AuxiliaryOptions | None = None
+        self,
+        rank: int,
+        bindings: Bindings,
+        outbox: Outbox,
+        counters: Counters,
+        auxiliary: AuxiliaryOptions | None = None,
     ) -> None:
         self.asking: Final = AskingAhead()
         self.closed: Final[list[int]] = []
@@ -72,14 +76,14 @@ class Aggregation:
         """
         self._early: Final[dict[int, list[tuple[Peer, Part, Buffer | None, int]]]] = {}
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
-        self.outbox: Final = Outbox()
-        self._outgoing: Final = Outgoing(self.dispatch, self.outbox)
+        self._outbox: Final = outbox
+        self._outgoing: Final = Outgoing(self.dispatch, outbox)
         self._held: Final = HeldBack()
         self._moving: Final = Moving(
             takeover=self.takeover,
             rounds=self._rounds,
             outgoing=self._outgoing,
-            outbox=self.outbox,
+            outbox=outbox,
             counters=counters,
             contribute=self._contribute,
         )
@@ -314,7 +318,7 @@ class Aggregation:
         self._counters.add("rounds")
         if not operation.for_others:
             self.closed.append(round.round)
-        self.outbox.call(operation.done, None)
+        self._outbox.call(operation.done, None)
         self._changed.append(key)
 
     # ------------------------------------------------------------------- going over to another policy
@@ -339,10 +343,12 @@ class Aggregation:
 
     # ---------------------------------------------------------------------------------- what its driver wants
 
-    def run_dispatch(self, links: Links, now: float) -> None:
-        """Let chunks that wait for what links are like go where they should."""
-        if not self.dispatch.idle():
-            self.outbox.add_all(self.dispatch.run(links, now))
+    def run_dispatch(self, links: Links, now: float) -> bool:
+        """Let chunks that wait for what links are like go where they should; return whether there are any."""
+        if self.dispatch.idle():
+            return False
+        self._outbox.add_all(self.dispatch.run(links, now))
+        return True
 
     def tick(self, now: float) -> None:
         """Send what is held for rounds that have begun here long ago and have had no result."""
@@ -370,7 +376,7 @@ class Aggregation:
         self.takeover.clear()
         self.dispatch.clear()
         for operation in operations:
-            self.outbox.call(operation.done, error)
+            self._outbox.call(operation.done, error)
 
     def missing_in(self, operation: Operation) -> str:
         """Say what an operation waits for, for a person."""

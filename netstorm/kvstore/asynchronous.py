@@ -18,6 +18,7 @@ from netstorm.errors import NetStormError
 from netstorm.kvstore.async_operation import AsyncOperation
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Done
+from netstorm.kvstore.outbox import Outbox
 from netstorm.kvstore.owners import Owners
 from netstorm.kvstore.requests import Requests
 from netstorm.kvstore.routing import check_route, order_of, passed_on
@@ -26,7 +27,7 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, Routed, Tick, Value
-from netstorm.pslite.machine import Call, Instruction, Send
+from netstorm.pslite.machine import Send
 from netstorm.topology.owners import paths_from
 from netstorm.topology.policy import Policy
 
@@ -51,6 +52,7 @@ class Asynchronous:
         rank: int,
         policy: Policy,
         weights: tuple[int, ...],
+        outbox: Outbox,
         counters: Counters,
         blame: Callable[[NetStormError], None],
     ) -> None:
@@ -60,6 +62,7 @@ class Asynchronous:
             rank: of this node.
             policy: over whose links others are reached.
             weights: of the owners, by rank.
+            outbox: what is to be done.
             counters: of the process.
             blame: ends the job.
         """
@@ -72,16 +75,17 @@ class Asynchronous:
         self._keys: dict[int, Key] = {}
         self._waiting: list[AsyncOperation] = []
         """Their keys have not been granted."""
-        self._requests: Final = Requests(self.owners, counters, send=self._send, complete=self._complete)
+        self._requests: Final = Requests(self.owners, counters, send=self._send, complete=outbox.call)
         self._ended_clocks: list[_EndedClock] = []
         self._local: list[tuple[Routed, Buffer | None]] = []
         """Messages from this rank to itself."""
         self._failure: NetStormError | None = None
-        self._instructions: list[Instruction] = []
+        self._outbox: Final = outbox
         self._serving: Final = Serving(
             rank,
             policy.size,
             self.owners,
+            outbox,
             counters,
             answer=self._send,
             blame=blame,
@@ -93,7 +97,7 @@ class Asynchronous:
     def submit(self, operation: AsyncOperation, now: float) -> None:
         """Begin a push or a pull; its `done` is called in any case."""
         if self._failure is not None:
-            self._complete(operation.done, self._failure)
+            self._outbox.call(operation.done, self._failure)
             return
         operation.begun_at = now
         if operation.key.identity < 0:
@@ -151,17 +155,10 @@ class Asynchronous:
         check_route(message, peer, self._rank, self._size)
         further = passed_on(message, payload, payload_crc, self._offset(message))
         if further is not None:
-            self._instructions.append(further)
+            self._outbox.add(further)
             return
         self._take(message.path[0], message, payload)
         self._deliver_local()
-
-    def take_instructions(self) -> list[Instruction]:
-        """Return what is to be done."""
-        taken = self._instructions + self._serving.instructions
-        self._instructions = []
-        self._serving.instructions = []
-        return taken
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""
@@ -172,7 +169,7 @@ class Asynchronous:
         self._local.clear()
         self._serving.stop()
         for operation in operations:
-            self._complete(operation.done, error)
+            self._outbox.call(operation.done, error)
 
     # ----------------------------------------------------------------------------------------------- its own
 
@@ -222,7 +219,7 @@ class Asynchronous:
             self._local.append((message, payload))
             return
         path = self._paths[target]
-        self._instructions.append(
+        self._outbox.add(
             Send(
                 peer=Peer(path[1]),
                 message=msgspec.structs.replace(message, path=path, hop=1),
@@ -244,9 +241,6 @@ class Asynchronous:
             return 0
         key = self._keys.get(message.key)
         return 0 if key is None else key.offset_of(message.chunk)
-
-    def _complete(self, done: Done, error: Exception | None) -> None:
-        self._instructions.append(Call(function=lambda: done(error)))
 
     # --------------------------------------------------------------------------------------------- for people
 

@@ -285,7 +285,7 @@ class GeneralNode:
             return math.inf
         if self._work is not None and (self._registration.has_request() or self._work.has_news()):
             return 0.0
-        if self._zeros.due() and self.roster.unfinished():
+        if self.state is State.FINISHING and self._zeros.due() and self.roster.unfinished():
             return 0.0
         due = min(self._scheduler.due(), self._next_look, self._detours.due())
         if self._work is not None:
@@ -294,17 +294,14 @@ class GeneralNode:
             due = min(due, self.meter.due())
         return due
 
-    def dispatch(self, links: Links, now: float) -> None:
+    def dispatch(self, links: Links, now: float) -> bool:
         """Let chunks that wait for what links are like go where they should. See `Dispatcher`."""
-        if self._work is not None:
-            self._work.aggregation.run_dispatch(links, now)
+        return self._work is not None and self._work.aggregation.run_dispatch(links, now)
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
         taken = self._outbox.take()
-        if self._work is not None:
-            taken += self._work.take_instructions()
-        if not self._detours:
+        if not taken or not self._detours:
             return taken
         return self._detours.route(self.rank, taken)
 

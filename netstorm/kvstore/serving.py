@@ -16,11 +16,12 @@ from netstorm.kvstore.block import Block, WaitingPull
 from netstorm.kvstore.clocks import Clocks
 from netstorm.kvstore.gradients import Gradient, check_push
 from netstorm.kvstore.keys import Key
+from netstorm.kvstore.outbox import Outbox
 from netstorm.kvstore.owners import Owners, chunks_of
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, States, Tick, Value
-from netstorm.pslite.machine import Call, Instruction
+from netstorm.pslite.machine import Call
 
 __all__ = ["Keeper", "Serving"]
 
@@ -66,17 +67,14 @@ class _Served:
 
 
 class Serving:
-    """All blocks that this rank owns.
-
-    Attributes:
-        instructions: what is to be done.
-    """
+    """All blocks that this rank owns."""
 
     def __init__(
         self,
         rank: int,
         ranks: int,
         owners: Owners,
+        outbox: Outbox,
         counters: Counters,
         *,
         answer: Callable[[int, Applied | Value | States, Buffer | None], None],
@@ -88,6 +86,7 @@ class Serving:
         Args:
             rank: of this node, of `ranks`.
             owners: of blocks.
+            outbox: calls to keepers.
             counters: of the process.
             answer: sends a message (with an empty path) and a payload to a rank, which may be this one.
             blame: ends the job.
@@ -107,7 +106,7 @@ class Serving:
         """By namespace."""
         self._running = set(range(ranks))
         """Ranks that have not finished."""
-        self.instructions: list[Instruction] = []
+        self._outbox: Final = outbox
 
     # --------------------------------------------------------------------------------------- what is told it
 
@@ -317,4 +316,4 @@ class Serving:
         self._early.setdefault(message.key, []).append((rank, message, payload))
 
     def _call(self, function: Callable[[], None]) -> None:
-        self.instructions.append(Call(function=function))
+        self._outbox.add(Call(function=function))

@@ -21,7 +21,6 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.pslite.machine import Instruction
 from netstorm.topology.policy import Policy
 
 __all__ = ["Work"]
@@ -53,7 +52,7 @@ class Work:
             joined: the scheduler's word that all nodes are here.
             roster: who they are.
             detours: around links that have failed.
-            outbox: for the scheduler, and for other nodes what is no part of a tree.
+            outbox: what is to be done.
             counters: of the process.
             auxiliary: rules for auxiliary paths.
             blame: ends the job.
@@ -61,11 +60,14 @@ class Work:
         self._bindings: Final = Bindings(roster.rank)
         self._bindings.install(joined.policy)
         self._counters: Final = counters
-        self.aggregation: Final = Aggregation(roster.rank, self._bindings, counters, auxiliary)
+        self.aggregation: Final = Aggregation(
+            roster.rank, self._bindings, outbox, counters, auxiliary
+        )
         self.owners: Final = Asynchronous(
             roster.rank,
             joined.policy,
             joined.owners or (1,) * len(joined.members),
+            outbox,
             counters,
             blame,
         )
@@ -156,12 +158,6 @@ class Work:
         if begun:
             yield m.TopologyRequest(begun=begun)
         yield from self.aggregation.takeover.take_news()
-
-    def take_instructions(self) -> list[Instruction]:
-        """Return what is to be done."""
-        taken = self.aggregation.outbox.take()
-        taken += self.owners.take_instructions()
-        return taken
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""

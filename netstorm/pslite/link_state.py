@@ -35,7 +35,7 @@ Links: TypeAlias = Callable[[Peer], LinkState]
 class Dispatcher(Protocol):
     """A machine that decides as late as it can which link a message takes."""
 
-    def dispatch(self, links: Links, now: float) -> None:
-        """Look at links and decide; then `take_instructions` is called. That is whenever something has come,
-        acknowledgements too, and all instructions so far are carried out.
+    def dispatch(self, links: Links, now: float) -> bool:
+        """Look at links and decide; return whether `take_instructions` may have something. Called whenever
+        something has come, acknowledgements too, and all instructions so far are carried out.
         """

@@ -32,7 +32,8 @@ class Stack(Generic[M]):
     def handle(self, event: VanEvent, now: float) -> None:
         """Take an event of the van. Whatever a peer sends, nothing is raised; an error of the machine is."""
         self.endpoint.handle(event, now)
-        self._carry_out(now)  # the next event may be a Hello, to be answered under a rank given just now
+        for instruction in self.machine.take_instructions():
+            self._carry_out_one(instruction, now)  # the next event may be a Hello, for a rank given just now
 
     def call(self, function: Callable[[float], T], now: float) -> T:
         """Call something that uses the machine, with the time."""
@@ -40,7 +41,6 @@ class Stack(Generic[M]):
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        self._carry_out(now)
         self.endpoint.tick(now)
         if now >= self.machine.next_tick():
             self.machine.tick(now)
@@ -68,10 +68,11 @@ class Stack(Generic[M]):
 
     def _decided(self, now: float) -> list[Instruction]:
         instructions = self.machine.take_instructions()
-        if not instructions and self._dispatcher is not None:  # links have what has been decided so far
-            self._dispatcher.dispatch(self.endpoint.link_state, now)
-            instructions = self.machine.take_instructions()
-        return instructions
+        if instructions or self._dispatcher is None:
+            return instructions
+        if self._dispatcher.dispatch(self.endpoint.link_state, now):  # links have what was decided so far
+            return self.machine.take_instructions()
+        return []
 
     def _carry_out_one(self, instruction: Instruction, now: float) -> None:
         endpoint = self.endpoint

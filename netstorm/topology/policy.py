@@ -234,6 +234,7 @@ class Plan:
         "reduce_children",
         "reduce_parent",
         "root",
+        "version",
     )
 
     def __init__(self, policy: Policy, rank: int) -> None:
@@ -248,6 +249,7 @@ class Plan:
             )
         trees = policy.trees
         self.policy: Final = policy
+        self.version: Final = policy.version
         self.rank: Final = rank
         self.root: Final = tuple(tree.root for tree in trees)
         self.reduce_parent: Final = tuple(tree.reduce_parent[rank] for tree in trees)
@@ -269,11 +271,6 @@ class Plan:
         self._masks: Final = tuple(tree.subtree_mask for tree in trees)
         self._schedule: Final = policy.schedule
         self._period: Final = len(policy.schedule)
-
-    @property
-    def version(self) -> int:
-        """The policy's."""
-        return self.policy.version
 
     def tree_of(self, slot: int) -> int:
         """Return the index of the tree for a slot, as `Policy.tree_of` does."""

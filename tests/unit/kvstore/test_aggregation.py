@@ -10,6 +10,7 @@ from netstorm.kvstore.aggregation import Aggregation
 from netstorm.kvstore.bindings import Bindings
 from netstorm.kvstore.keys import Key
 from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.outbox import Outbox
 from netstorm.observe.counters import Counters
 from netstorm.protocol.chunks import ANY_FORM
 from netstorm.protocol.frames import checksum
@@ -44,7 +45,10 @@ class Ranks:
         for bindings in self.bindings:
             bindings.install(policy)
         self.counters = [Counters() for _ in range(self.size)]
-        self.nodes = [Aggregation(r, self.bindings[r], self.counters[r]) for r in range(self.size)]
+        self.outboxes = [Outbox() for _ in range(self.size)]
+        self.nodes = [
+            Aggregation(r, self.bindings[r], self.outboxes[r], self.counters[r]) for r in range(self.size)
+        ]
         self.in_flight = []
 
     def add_key(self, rank, elements, identity=0, dtype="float32", granted=9):
@@ -76,7 +80,7 @@ class Ranks:
         return result, outcome
 
     def collect(self, rank):
-        for instruction in self.nodes[rank].outbox.take():
+        for instruction in self.outboxes[rank].take():
             if isinstance(instruction, Call):
                 instruction.function()
             else:
