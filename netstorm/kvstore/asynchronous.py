@@ -17,7 +17,6 @@ import msgspec
 from netstorm.errors import NetStormError
 from netstorm.kvstore.async_operation import AsyncOperation
 from netstorm.kvstore.keys import Key
-from netstorm.kvstore.operation import Done
 from netstorm.kvstore.outbox import Outbox
 from netstorm.kvstore.owners import Owners
 from netstorm.kvstore.requests import Requests
@@ -52,6 +51,7 @@ class Asynchronous:
         rank: int,
         policy: Policy,
         weights: tuple[int, ...],
+        *,
         outbox: Outbox,
         counters: Counters,
         blame: Callable[[NetStormError], None],

@@ -60,16 +60,14 @@ class Work:
         self._bindings: Final = Bindings(roster.rank)
         self._bindings.install(joined.policy)
         self._counters: Final = counters
-        self.aggregation: Final = Aggregation(
-            roster.rank, self._bindings, outbox, counters, auxiliary
-        )
+        self.aggregation: Final = Aggregation(roster.rank, self._bindings, outbox, counters, auxiliary)
         self.owners: Final = Asynchronous(
             roster.rank,
             joined.policy,
             joined.owners or (1,) * len(joined.members),
-            outbox,
-            counters,
-            blame,
+            outbox=outbox,
+            counters=counters,
+            blame=blame,
         )
         self.neighbours: Final = Neighbours(roster, self.aggregation, detours, outbox)
 

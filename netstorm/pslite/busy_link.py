@@ -39,11 +39,12 @@ _MOST: Final = 2048
 class Stretch:
     """A time in which a link was busy without a pause. Times are those of the arrivals' clock."""
 
-    __slots__ = ("bits", "chunks", "crowded_s", "end", "in_line", "measures", "shared_s", "start")
+    __slots__ = ("bits", "chunks", "crowded_s", "duration", "end", "in_line", "measures", "shared_s", "start")
 
     def __init__(self, start: float, end: float, bits: float, *, in_line: bool, measures: bool) -> None:
         self.start: Final = start
         self.end = end
+        self.duration = end - start
         self.bits = bits
         self.chunks = 1
         self.in_line: Final = in_line
@@ -55,10 +56,14 @@ class Stretch:
         self.crowded_s = 0.0
         """How long those of the node at the other end were."""
 
-    @property
-    def duration(self) -> float:
-        """In seconds."""
-        return self.end - self.start
+    def extend(self, end: float, bits: float, *, crowded: bool) -> None:
+        """Add a chunk that arrived at `end`."""
+        if crowded:
+            self.crowded_s += end - self.end
+        self.end = end
+        self.duration = end - self.start
+        self.bits += bits
+        self.chunks += 1
 
 
 class Smallest:
@@ -129,11 +134,7 @@ class BusyLink:
                     mates = max(mates, _BATCH_PART * bits / self.rate)
                 short = current.in_line and earlier - current.start < _STRETCH_S
                 if short or (arrived - earlier < mates and current.chunks < _BATCH):
-                    if crowded:
-                        current.crowded_s += arrived - earlier
-                    current.end = arrived
-                    current.bits += bits
-                    current.chunks += 1
+                    current.extend(arrived, bits, crowded=crowded)
                     return
             self._begin(Stretch(earlier, arrived, bits, in_line=True, measures=True))
         elif known:

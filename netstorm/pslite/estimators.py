@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from netstorm.pslite.busy_link import Stretch
 
@@ -121,13 +121,54 @@ class PaperEstimator:
         return Estimate(mean, max(_LEAST, math.sqrt(variance / number) / mean), number)
 
 
+class _Sample(NamedTuple):
+    """What a stretch says of a link; the slower one is the smaller one."""
+
+    rate: float
+    duration: float
+    chunks: int
+    start: float
+    end: float
+    shared_s: float
+    """How long other links of the node, or of the one at the other end, were busy."""
+    crowded_s: float
+    """How long those of the one at the other end were."""
+
+
+def _sample(stretch: Stretch) -> _Sample:
+    duration = stretch.duration
+    return _Sample(
+        stretch.bits / duration,
+        duration,
+        stretch.chunks,
+        stretch.start,
+        stretch.end,
+        min(duration, max(stretch.shared_s, stretch.crowded_s)),
+        min(duration, stretch.crowded_s),
+    )
+
+
+class _Window(NamedTuple):
+    """Some samples of one link, newest first."""
+
+    samples: list[_Sample]
+    busy_s: float
+    """How long they took together."""
+    chunks: int
+
+
+_duration: Final = operator.attrgetter("duration")
+_shared_s: Final = operator.attrgetter("shared_s")
+_crowded_s: Final = operator.attrgetter("crowded_s")
+
+
 class History:
     """The stretches of one link that still count."""
 
-    __slots__ = ("_began", "_ended", "_stretches", "jumped")
+    __slots__ = ("_began", "_ended", "_samples", "jumped")
 
     def __init__(self) -> None:
-        self._stretches: Final[deque[Stretch]] = deque(maxlen=_MOST)
+        self._samples: Final[deque[_Sample]] = deque(maxlen=_MOST)
         self.jumped = False
         """The last `extend` has found that the rate is another one than before."""
         self._began = self._ended = -math.inf
@@ -135,14 +176,14 @@ class History:
 
     def extend(self, stretches: Iterable[Stretch]) -> None:
         """Add what is new, in order, and forget what is old or was before a change."""
-        kept = self._stretches
+        kept = self._samples
         self.jumped = False
         for one in stretches:
             if one.start > self._ended + _PAUSE_S:
                 self._began = one.start
             self._ended = one.end
             if one.measures and one.duration > 0:
-                kept.append(one)
+                kept.append(_sample(one))
                 self._forget_before_a_jump()
         while kept and kept[-1].end - kept[0].end > _MEMORY_S:
             kept.popleft()
@@ -156,13 +197,15 @@ class History:
             at_least: how many chunks are enough (`PROBE_CHUNK_NUM`).
             independent: the node's links don't slow one another.
         """
-        kept = self._stretches
-        shared_s = partial(_shared_s, independent=independent)
-        all_together = _newest(reversed(kept), shared_s, at_least)
-        if all_together is None:
+        kept = self._samples
+        shared_s = _crowded_s if independent else _shared_s
+        newest = _newest(reversed(kept), at_least)
+        if newest is None:
             return None
+        all_together = _estimate(newest, sum(map(shared_s, newest.samples)))
         alone = (one for one in reversed(kept) if shared_s(one) <= _ALONE * one.duration)
-        unshared = _newest(alone, _nothing, at_least, _ENOUGH_S)
+        newest = _newest(alone, at_least, _ENOUGH_S)
+        unshared = None if newest is None else _estimate(newest, 0.0)
         if unshared is None or unshared.error > _TOO_UNSURE:
             return all_together
         if unshared.rate > all_together.rate * (1 + _FASTER * unshared.error):
@@ -171,34 +214,24 @@ class History:
 
     def _forget_before_a_jump(self) -> None:
         """Keep only the last stretches, if they show another rate than those before."""
-        kept = self._stretches
+        kept = self._samples
         if len(kept) < _SUDDEN + 2:
             return
         newest_first = reversed(kept)
         last = list(itertools.islice(newest_first, _SUDDEN))
-        if sum(one.duration for one in last) < _SUDDEN_S:
+        if sum(map(_duration, last)) < _SUDDEN_S:
             return
         before = _quantile(_window(newest_first, 1), 0.5)
-        rates = [one.bits / one.duration for one in last]
         steady = last[-1].start >= self._began + _RAMP_S
-        if (steady and max(rates) < (1 - _JUMP) * before) or min(rates) > (1 + _JUMP) * before:
+        if (steady and max(last).rate < (1 - _JUMP) * before) or min(last).rate > (1 + _JUMP) * before:
             self.jumped = True
             kept.clear()
             kept.extend(reversed(last))
 
 
-def _shared_s(stretch: Stretch, *, independent: bool) -> float:
-    own = 0.0 if independent else stretch.shared_s
-    return min(stretch.duration, max(own, stretch.crowded_s))
-
-
-def _nothing(_: Stretch) -> float:
-    return 0.0
-
-
-def _window(newest_first: Iterable[Stretch], at_least: int) -> list[Stretch]:
-    """Return the newest stretches that are enough, newest first."""
-    taken: list[Stretch] = []
+def _window(newest_first: Iterable[_Sample], at_least: int) -> _Window:
+    """Return the newest samples that are enough."""
+    taken: list[_Sample] = []
     busy_s, chunks = 0.0, 0
     for one in newest_first:
         if len(taken) >= _FEW and busy_s >= _BUSY_S and chunks >= at_least:
@@ -206,44 +239,37 @@ def _window(newest_first: Iterable[Stretch], at_least: int) -> list[Stretch]:
         taken.append(one)
         busy_s += one.duration
         chunks += one.chunks
-    return taken
+    return _Window(taken, busy_s, chunks)
 
 
-def _quantile(stretches: Sequence[Stretch], part: float) -> float:
+def _newest(newest_first: Iterable[_Sample], at_least: int, at_least_s: float = 0.0) -> _Window | None:
+    """Return the newest samples; None if that are fewer chunks than enough, or shorter than enough, in s."""
+    newest = _window(newest_first, at_least)
+    enough = newest.samples and newest.chunks >= at_least and newest.busy_s >= at_least_s
+    return newest if enough else None
+
+
+def _quantile(window: _Window, part: float) -> float:
     """Return the rate that is not exceeded for this part of the time."""
-    rows = sorted((one.bits / one.duration, one.duration) for one in stretches)
-    left = part * sum(duration for _, duration in rows)
-    for rate, duration in rows:
-        left -= duration
+    rows = sorted(window.samples)
+    left = part * window.busy_s
+    for one in rows:
+        left -= one.duration
         if left <= 0:
-            return rate
-    return rows[-1][0]
+            return one.rate
+    return rows[-1].rate
 
 
-def _newest(
-    newest_first: Iterable[Stretch],
-    shared_s: Callable[[Stretch], float],
-    at_least: int,
-    at_least_s: float = 0.0,
-) -> Estimate | None:
-    """Return the rate by the newest stretches, and its error by how they scatter around it.
+def _estimate(window: _Window, shared_s: float) -> Estimate:
+    """Return the rate by some samples, and its error by how they scatter around it.
 
     Args:
-        newest_first: all that may count.
-        shared_s: for how long of a stretch others were busy, too, in s.
-        at_least: chunks that are enough.
-        at_least_s: seconds of stretches that are enough; the result is None if there is less of either.
+        window: the samples; there must be one.
+        shared_s: for how long others were busy, too, in s.
     """
-    newest = _window(newest_first, at_least)
-    duration = sum(one.duration for one in newest)
-    chunks = sum(one.chunks for one in newest)
-    if chunks < at_least or duration < at_least_s or not newest:
-        return None
-    rate, number = _quantile(newest, _PLACE), len(newest)
-    off = [abs(one.bits / one.duration / rate - 1) for one in newest]
-    deviation = _OF_NORMAL * sum(off) / number
+    rate, number = _quantile(window, _PLACE), len(window.samples)
+    deviation = _OF_NORMAL * sum([abs(one.rate / rate - 1) for one in window.samples]) / number
     error = _UNKNOWN
     if number > 1:
         error = min(max(deviation * _QUANTILE_ERROR / math.sqrt(number - 1), _LEAST), _UNKNOWN)
-    shared = sum(shared_s(one) for one in newest)
-    return Estimate(rate, error, chunks, min(shared / duration, 1.0))
+    return Estimate(rate, error, window.chunks, min(shared_s / window.busy_s, 1.0))
