@@ -1,10 +1,10 @@
 """When a policy is formed anew, and whether it is taken.
 
 Every `UPDATE_TIME` seconds, if since the last look some link has moved by more than `UPDATE_RATE`, and by
-more than the error of measuring it. Of a network of which nothing was known enough
-must be measured first. What is formed (`forming`) is taken if it should be better than the policy in force,
-on the network as it is now, by more than the errors of the estimates explain: or noise would change policies
-for ever.
+more than the error of measuring it; and as soon as it is known what the job sums, if that is not what was
+assumed. Of a network of which nothing was known enough must be measured first. What is formed (`forming`) is
+taken if it should be better than the policy in force, on the network as it is now, by more than the errors of
+the estimates explain: or noise would change policies for ever.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ _LOOKS: Final = 5
 """How often the network is looked at within an update time, so that a change need not wait for one."""
 
 _TOGETHER_S: Final = 0.3
-"""After a link is noticed to have changed, others that have changed with it are waited for."""
+"""After a link is noticed to have changed, others that have changed with it are waited for; after a key has
+come, more keys.
+"""
 
 _MOST_LINKS: Final = 1000
 """Of larger networks one look takes tens of ms, and one within an update time must do."""
@@ -149,6 +151,8 @@ class Adaptation:
         self._plan: Final = assumed.plan
         self._collector: Final = collector
         self._summed = assumed.summed
+        self._summed_anew_at = math.inf
+        """From when on what the job sums is worth a formation; inf: it is what was planned for."""
         self._known: Final = assumed.known
         self._believes: Final = assumed.known and assumed.trusted
         self._looked: Picture | None = collector.picture(now) if assumed.known else None
@@ -187,9 +191,21 @@ class Adaptation:
             return math.inf
         if self._replan:
             return -math.inf
+        if self._summed_anew_at < math.inf:
+            return min(self._look_at, self._summed_anew_at)
         changed_at = self._collector.changed_at
         soon = changed_at + _TOGETHER_S if changed_at > self._looked_at else math.inf
         return min(self._look_at, max(soon, self._asked_at + self._look_every_s))
+
+    @property
+    def summed_anew(self) -> bool:
+        """Whether the policy in force is for another size of the job."""
+        return self._summed_anew_at < math.inf
+
+    def sums(self, summed: Summed, now: float) -> None:
+        """Take note of what the job sums by now."""
+        if self._looked is not None:
+            self._summed_anew_at = math.inf if _alike(summed, self._summed) else now + _TOGETHER_S
 
     def replan(self, why: str) -> None:
         """What is assumed is another network: form at once."""
@@ -218,7 +234,7 @@ class Adaptation:
         self._asked_at = now
         self._reports = self._collector.reports
         self._looked = picture
-        self._summed = summed
+        self._summed, self._summed_anew_at = summed, math.inf
         self._number += 1
         self.reason = why
         self._asked = Formation.of(
@@ -308,7 +324,7 @@ class Adaptation:
         early = now < self._asked_at + self._plan.update_time_s
         if self._looked is None:
             return "" if early else self._enough(picture, policy, now)
-        if not early and not _alike(summed, self._summed):
+        if now >= self._summed_anew_at and not _alike(summed, self._summed):
             return (
                 f"the job sums {format_bytes(summed.bytes)}, and the policy is for "
                 f"{format_bytes(self._summed.bytes)}"

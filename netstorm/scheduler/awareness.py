@@ -89,9 +89,16 @@ class Awareness:
             self._replan = True
             self.adaptation.replan(why)
 
+    def registered(self, keys: KeyRegistry, now: float) -> None:
+        """Take note of what the job sums by now."""
+        summed = summed_of(keys)
+        if summed is not None and self._assumed.plan.topology not in _FIXED:
+            self.adaptation.sums(summed, now)
+
     def due(self) -> float:
         """Return when `look` may have something to ask."""
-        return self.adaptation.due() if self._active or self._replan else math.inf
+        asks = self._active or self._replan or self.adaptation.summed_anew
+        return self.adaptation.due() if asks else math.inf
 
     def look(self, policy: Policy, keys: KeyRegistry, now: float) -> Policy | Formation | None:
         """Return what is to be formed, if anything is, or the policy to go back to."""

@@ -167,7 +167,7 @@ class Job:
             case m.NodeStatus() | m.Measured():
                 self._heard(rank, message, now)
             case m.RegisterKeys():
-                return self.rounds.register(rank, message, now)
+                return self._register(rank, message, now)
             case m.TopologyRequest():
                 return self.rounds.begun(rank, message, now)
             case m.Moved():
@@ -282,6 +282,12 @@ class Job:
 
     # ------------------------------------------------------------------------------------- one message each
 
+    def _register(self, rank: int, message: m.RegisterKeys, now: float) -> m.PeerGone | None:
+        gone = self.rounds.register(rank, message, now)
+        if gone is None and self.awareness is not None:
+            self.awareness.registered(self.rounds.keys, now)
+        return gone
+
     def _heard(self, rank: int, message: m.NodeStatus | m.Measured, now: float) -> None:
         """Keep a rank's word on itself and on its links for people, and act on it."""
         if isinstance(message, m.Measured):
@@ -319,7 +325,7 @@ class Job:
             )
         rounds, gone = self.rounds, None
         if message.keys:
-            gone = rounds.register(rank, m.RegisterKeys(keys=message.keys), now)
+            gone = self._register(rank, m.RegisterKeys(keys=message.keys), now)
         if gone is None and message.begun:
             gone = rounds.begun(rank, m.TopologyRequest(begun=message.begun), now)
         for moved in rounds.moves():

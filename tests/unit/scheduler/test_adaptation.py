@@ -65,6 +65,10 @@ class Scheduled:
             )
             self.collector.take(target, Measured(links=measures), self.now)
 
+    def sums(self, tensors):
+        self.summed = Summed(tensors, SUMMED.chunk_bytes)
+        self.adaptation.sums(self.summed, self.now)
+
     def second(self, *, reports=True):
         self.now += 1.0
         if reports:
@@ -194,13 +198,39 @@ def test_a_link_that_has_failed_is_left_out():
 
 def test_what_the_job_really_sums_counts_once_it_is_known():
     job = Scheduled(SLOW, known=True)
-    job.summed = Summed((100_000,) * 3, 262_144)
-    job.run(6, reports=False)
+    job.sums((100_000,) * 3)
+    assert job.adaptation.due() < 1
+    job.run(1, reports=False)
     (_, question), *_ = job.asked
     assert question.tensors == (100_000,) * 3
     assert "sums" in job.adaptation.reason
     job.run(60, reports=False)
     assert len(job.asked) == 1
+
+
+def test_keys_that_come_one_after_the_other_are_waited_for():
+    job = Scheduled(SLOW, known=True)
+    for number in range(10):
+        job.now += 0.2
+        job.sums((100_000,) * (number + 1))
+        job.look()
+    assert not job.asked
+    job.run(2, reports=False)
+    assert [len(question.tensors) for _, question in job.asked] == [10]
+
+
+def test_what_was_assumed_to_be_summed_needs_no_other_policy():
+    job = Scheduled(SLOW, known=True)
+    job.sums(SUMMED.tensors)
+    job.run(60, reports=False)
+    assert not job.asked
+
+
+def test_of_a_network_that_nobody_knows_what_is_summed_says_nothing():
+    job = Scheduled(SLOW)
+    job.sums((100_000,))
+    job.run(4, reports=False)
+    assert not job.asked
 
 
 def test_frozen_roots_stay_and_their_shares_too():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from netstorm.protocol.messages import KeySpec
 from netstorm.scheduler.awareness import Awareness
 from netstorm.scheduler.formation import assumed, first_policy
+from netstorm.scheduler.forming import Formation
+from netstorm.scheduler.options import chunk_sizes
+from netstorm.scheduler.registry import KeyRegistry
 from netstorm.settings import Settings
 
 RATES = (
@@ -35,3 +40,23 @@ def test_rates_that_somebody_knows_are_believed_unless_it_is_asked_for(
     assumption = assumed(Settings.from_environment(given))
     awareness = Awareness(assumption, first_policy(assumption), 0.0, one_machine=False)
     assert (awareness.due() < 1e9) == follows
+
+
+@pytest.mark.parametrize(("topology", "forms"), [("auto", True), ("ring", False)])
+def test_what_the_job_sums_is_planned_for_where_rates_are_believed_too(
+    tmp_path: Path, topology: str, *, forms: bool
+) -> None:
+    file = tmp_path / "network.yaml"
+    file.write_text(f"nodes: {{0: {{}}, 1: {{}}, 2: {{}}}}\nrouting: underlay\n{RATES}\n")
+    given = {"DMLC_NUM_WORKER": "3", "NETSTORM_NETWORK": str(file), "NETSTORM_TOPOLOGY": topology}
+    settings = Settings.from_environment(given)
+    assumption = assumed(settings)
+    policy = first_policy(assumption)
+    awareness = Awareness(assumption, policy, 0.0, one_machine=False)
+    keys = KeyRegistry(chunk_sizes(settings))
+    keys.register(0, KeySpec(namespace=0, name="w", shape=(10_000,), dtype="float32"))
+    awareness.registered(keys, 1.0)
+    assert awareness.due() == (1.3 if forms else math.inf)
+    question = awareness.look(policy, keys, 2.0)
+    assert (question.tensors if isinstance(question, Formation) else None) == ((40_000,) if forms else None)
+    assert awareness.due() == math.inf
