@@ -222,13 +222,16 @@ class GeneralNode:
         """Take a message from a peer."""
         if self.failure is not None:
             return
-        handler = self._handlers.get(type(message))
         if peer != SCHEDULER:
-            self._at_work().receive(peer, message, payload, payload_crc, now)
-        elif handler is not None:
-            handler(message, now)
+            work = self._work or self._at_work()
+            work.receive(peer, message, payload, payload_crc, now)
         else:
-            raise ProtocolViolation(f"a general node takes no {type(message).__name__} from the scheduler")
+            handler = self._handlers.get(type(message))
+            if handler is None:
+                raise ProtocolViolation(
+                    f"a general node takes no {type(message).__name__} from the scheduler"
+                )
+            handler(message, now)
         self._note_ends(now)
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:

@@ -18,6 +18,7 @@ from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Part, Phase
 from netstorm.pslite.machine import Order, Send, TakeBack
+from netstorm.topology.policy import Plan
 
 __all__ = ["Outgoing"]
 
@@ -38,6 +39,7 @@ class Outgoing:
             plan.reduce_parent[tree],
             round,
             chunk,
+            plan=plan,
             tree=tree,
             phase=Phase.REDUCE,
             contributors=total.contributors,
@@ -69,6 +71,7 @@ class Outgoing:
                 child,
                 round,
                 chunk,
+                plan=plan,
                 tree=tree,
                 phase=Phase.BROADCAST,
                 contributors=plan.everybody,
@@ -115,6 +118,7 @@ class Outgoing:
         round: Round,
         chunk: int,
         *,
+        plan: Plan,
         tree: int,
         phase: Phase,
         contributors: int,
@@ -122,7 +126,7 @@ class Outgoing:
         crc: int | None,
         priority: int,
     ) -> None:
-        layout, plan = round.layout, round.plan_of(chunk)
+        layout = round.layout
         part = Part(
             key=round.key.identity,
             round=round.round,

@@ -72,7 +72,7 @@ class Round:
 
     def plan_of(self, chunk: int) -> Plan:
         """Return the plan that a chunk is summed by."""
-        return self.moved.get(chunk, self.plan)
+        return self.moved.get(chunk, self.plan) if self.moved else self.plan
 
     def admits(self, form: Form) -> bool:
         """Return whether parts in this form may be of this round."""

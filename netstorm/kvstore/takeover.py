@@ -71,8 +71,8 @@ class Takeover:
 
     def version_of(self, key: int, round: int, chunk: int) -> int | None:
         """Return the version that a chunk has moved to, or None."""
-        plan = self._moves.get((key, round), {}).get(chunk)
-        return None if plan is None else plan.version
+        moves = self._moves.get((key, round))
+        return moves[chunk].version if moves and chunk in moves else None
 
     def to_give(self, round: Round) -> list[int]:
         """Return the chunks that this node is the root of, has not summed, and should give away."""
