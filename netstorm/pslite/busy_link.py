@@ -56,15 +56,6 @@ class Stretch:
         self.crowded_s = 0.0
         """How long those of the node at the other end were."""
 
-    def extend(self, end: float, bits: float, *, crowded: bool) -> None:
-        """Add a chunk that arrived at `end`."""
-        if crowded:
-            self.crowded_s += end - self.end
-        self.end = end
-        self.duration = end - self.start
-        self.bits += bits
-        self.chunks += 1
-
 
 class Smallest:
     """The smallest value of the last 10 to 20 s."""
@@ -134,7 +125,12 @@ class BusyLink:
                     mates = max(mates, _BATCH_PART * bits / self.rate)
                 short = current.in_line and earlier - current.start < _STRETCH_S
                 if short or (arrived - earlier < mates and current.chunks < _BATCH):
-                    current.extend(arrived, bits, crowded=crowded)
+                    if crowded:
+                        current.crowded_s += arrived - earlier
+                    current.end = arrived
+                    current.duration = arrived - current.start
+                    current.bits += bits
+                    current.chunks += 1
                     return
             self._begin(Stretch(earlier, arrived, bits, in_line=True, measures=True))
         elif known:
