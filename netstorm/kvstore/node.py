@@ -223,8 +223,7 @@ class GeneralNode:
         if self.failure is not None:
             return
         if peer != SCHEDULER:
-            work = self._work or self._at_work()
-            work.receive(peer, message, payload, payload_crc, now)
+            self._at_work().receive(peer, message, payload, payload_crc, now)
         else:
             handler = self._handlers.get(type(message))
             if handler is None:

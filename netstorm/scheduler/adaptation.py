@@ -237,6 +237,7 @@ class Adaptation:
         self._summed, self._summed_anew_at = summed, math.inf
         self._number += 1
         self.reason = why
+        explores = self._plan.explore and not self._believes  # what is believed need not be measured
         self._asked = Formation.of(
             picture,
             number=self._number,
@@ -252,9 +253,9 @@ class Adaptation:
             auxiliary=self._plan.auxiliary,
             # What no tree uses changes, too, and nobody would see it: to have measured it once is not enough.
             unmeasured=sorted(picture.network.linked_pairs(), key=picture.measured.__contains__)
-            if self._plan.explore
+            if explores
             else (),
-            measured=tuple(picture.measured) if self._plan.explore else (),
+            measured=tuple(picture.measured) if explores else (),
             frozen_roots=self._roots,
             frozen_weights=self._weights,
             frozen_leads=self._leads,

@@ -58,5 +58,8 @@ def test_what_the_job_sums_is_planned_for_where_rates_are_believed_too(
     awareness.registered(keys, 1.0)
     assert awareness.due() == (1.3 if forms else math.inf)
     question = awareness.look(policy, keys, 2.0)
-    assert (question.tensors if isinstance(question, Formation) else None) == ((40_000,) if forms else None)
+    assert isinstance(question, Formation) == forms
+    if isinstance(question, Formation):
+        assert question.tensors == (40_000,)
+        assert not question.unmeasured  # what is believed need not be explored
     assert awareness.due() == math.inf
