@@ -2,10 +2,13 @@
 """How long `push`, `pull` and `pushpull` hold up a training script, and what a busy script does to rounds.
 
     python benchmarks/blocking.py                                    NetStorm, 3 nodes
+    python benchmarks/blocking.py --nodes 2 --alone                  a node that has the machine to itself
     python benchmarks/blocking.py --kv-store dist_sync               MXNet's own, for comparison
 
 A call should only queue its work: what it takes on the wall is given as median, 99th percentile and maximum
-over all ranks. Rounds are timed with the main thread waiting, busy in C and busy in Python, in turn.
+over all ranks. With more ranks than cores most of the tail is waiting for a core; `--alone` measures rank 0
+as on a machine of its own: the others have the lowest priority, and get what it leaves. Rounds are timed with
+the main thread waiting, busy in C and busy in Python, in turn.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 from rich.console import Console
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start_timeout_s=options.timeout,
             round_timeout_s=options.timeout,
         ) as group:
-            found = measure(group, steps=options.steps, rounds=options.rounds)
+            found = measure(group, steps=options.steps, rounds=options.rounds, alone=options.alone)
     except ChildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -67,12 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(group: Group, *, steps: int, rounds: int) -> dict[str, Any]:
-    """Return the times of calls and rounds, in seconds."""
+def measure(group: Group, *, steps: int, rounds: int, alone: bool) -> dict[str, Any]:
+    """Return the times of calls and rounds, in seconds: of all ranks, or of rank 0 alone."""
     group.ask({"do": "calls", "operation": "pushpull", "steps": 2})  # warm up
+    measured_ranks = [answer["measured"] for answer in group.ask({"do": "give_way"})] if alone else None
+
+    def ask(**command: Any) -> list[dict[str, Any]]:
+        answers = group.ask(command)
+        return answers if measured_ranks is None else list(compress(answers, measured_ranks))
+
     calls = {}
     for operation in OPERATIONS:
-        answers = group.ask({"do": "calls", "operation": operation, "steps": steps})
+        answers = ask(do="calls", operation=operation, steps=steps)
         calls[operation] = {
             "wall": percentiles([time for answer in answers for time in answer["wall_s"]]),
             "cpu": percentiles([time for answer in answers for time in answer["cpu_s"]]),
@@ -81,7 +91,7 @@ def measure(group: Group, *, steps: int, rounds: int) -> dict[str, Any]:
     laps: dict[str, list[float]] = {beside: [] for beside in BESIDE}
     for _ in range(rounds):
         for beside, measured in times.items():
-            answers = group.ask({"do": "round", "beside": beside})
+            answers = ask(do="round", beside=beside)
             first = min(answer["start"] for answer in answers)
             measured.append(max(answer["finish"] for answer in answers) - first)
             laps[beside] += [answer["laps"] / (answer["finish"] - answer["start"]) for answer in answers]
@@ -89,9 +99,9 @@ def measure(group: Group, *, steps: int, rounds: int) -> dict[str, Any]:
     for beside, measured in times.items():
         found[beside] = {"rounds_s": measured, "median_s": statistics.median(measured)}
         if beside != "nothing":
-            answers = group.ask({"do": "laps", "beside": beside, "seconds": 1.0})
-            alone = statistics.median(answer["laps_per_s"] for answer in answers)
-            found[beside]["speed_of_the_script"] = statistics.median(laps[beside]) / alone
+            answers = ask(do="laps", beside=beside, seconds=1.0)
+            undisturbed = statistics.median(answer["laps_per_s"] for answer in answers)
+            found[beside]["speed_of_the_script"] = statistics.median(laps[beside]) / undisturbed
     return {"calls": calls, "rounds_beside": found}
 
 
@@ -110,7 +120,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     """Print the tables."""
     options = found["options"]
     size = megabytes(options["size"])
-    table = Table(title=f"{options['kv_store']}: {options['nodes']} nodes, {size} in {options['keys']} keys")
+    title = f"{options['kv_store']}: {options['nodes']} nodes, {size} in {options['keys']} keys"
+    table = Table(title=title + ("; rank 0, before which the others give way" if options["alone"] else ""))
     for heading in ("call", "number", "median", "99 %", "maximum", "CPU 99 %"):
         table.add_column(heading, justify="left" if heading == "call" else "right")
     for operation, measured in found["calls"].items():
@@ -146,6 +157,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--optimizer", choices=("none", "sgd", "adam"), default="sgd", help="in the store; default sgd")
     add("--steps", type=number, default=20, metavar="N", help="steps whose calls are timed; default 20")
     add("--rounds", type=number, default=10, metavar="N", help="rounds of each kind; default 10")
+    add("--alone", action="store_true", help="measure rank 0; the others get the cores that it leaves")
     add("--json", type=writable, metavar="FILE", help="write the results")
     add(
         "--timeout",

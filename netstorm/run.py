@@ -7,6 +7,7 @@ server has nothing to do and says so, and the scheduler is ours.
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 from collections.abc import Callable
@@ -76,6 +77,9 @@ def _as_a_script(run: Callable[[], None]) -> int:
         take_over_dist_types()
     except UsageError as error:  # MXNet is missing, or of another version
         return _refuse(str(error))
+    # MXNet alone brings 100 000 objects, which stay: to look at them all in each full collection stops every
+    # thread for 70 to 100 ms. The script has made none yet.
+    gc.freeze()
     try:
         run()
     except Exception as error:  # noqa: BLE001 -- whatever it is, Python would show it and end with exit code 1

@@ -189,10 +189,6 @@ class Runtime:
         self._namespaces += 1
         return self._namespaces - 1
 
-    def expect_burst(self) -> None:
-        """A frontend's call that must be short begins, and probably more will follow at once."""
-        self._driver.thread.expect_burst()
-
     def register(
         self, namespace: int, name: str, shape: tuple[int, ...], dtype: str, *, form: int = 0
     ) -> Key:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from netstorm import clock
 from netstorm.errors import Closed
+from netstorm.pslite.interpreter_lock import calls, give_way, intervals
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.stack import Stack
 from netstorm.pslite.van import Van
@@ -32,12 +32,6 @@ M = TypeVar("M", bound=Machine)
 
 _LONGEST_SLEEP_S: Final = 1.0
 """Even with nothing to do the thread looks around once in a while, should a wake-up ever get lost."""
-
-_BURST_INTERVAL_S: Final = 0.02
-"""The switch interval during a burst of calls: longer than 160 keys take, shorter than anybody minds."""
-
-_BURST_ENDS_S: Final = 0.002
-"""Without a call for so long a burst is over."""
 
 _CALLS_AT_ONCE: Final = 256
 """Calls taken before sockets and timers get a turn again."""
@@ -85,7 +79,7 @@ class IoThread(Generic[M]):
         self._closed = False
         self._switch_interval: Final = switch_interval_s
         self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
-        _switch_intervals.add(self, switch_interval_s)
+        intervals.add(self, switch_interval_s)
         self._thread.start()
 
     # -------------------------------------------------------------------------------------- from any thread
@@ -113,10 +107,6 @@ class IoThread(Generic[M]):
         if self._asleep and os.getpid() == self._pid:
             with contextlib.suppress(OSError):  # it has just ended
                 self._van.wake()
-
-    def expect_burst(self) -> None:
-        """Somebody makes a call that must be short, and probably more at once: this thread can wait."""
-        _switch_intervals.expect_burst(clock.monotonic())
 
     def is_current(self) -> bool:
         """Return whether the caller runs on the thread."""
@@ -190,26 +180,30 @@ class IoThread(Generic[M]):
 
     def _loop(self) -> None:
         stack, van, inbox = self._stack, self._van, self._inbox
-        now = clock.monotonic()
+        now, longest = clock.monotonic(), 0.0
         while not (self._closing and not inbox and (now >= self._close_at or stack.endpoint.idle())):
             self._asleep = True  # before looking at the inbox: who appends after the look will wake us
             due = min(stack.next_tick(), self._close_at) - now
-            longest = _BURST_ENDS_S if _switch_intervals.in_burst else _LONGEST_SLEEP_S
             timeout = 0.0 if inbox else min(max(due, 0.0), longest)
             events = van.poll(timeout)
             self._asleep = False
             now = clock.monotonic()
-            if _switch_intervals.in_burst:
-                _switch_intervals.look(now)
+            longest = min(_LONGEST_SLEEP_S, intervals.look(now))
             for event in events:
+                if calls:
+                    give_way()
                 stack.handle(event, now)
             if inbox:
                 self._take_calls(now)
             stack.tick(now)
+            if calls:
+                give_way()
             stack.flush(van, now)
 
     def _take_calls(self, now: float) -> None:
         for _ in range(min(len(self._inbox), _CALLS_AT_ONCE)):
+            if calls:
+                give_way()
             function, future = self._inbox.popleft()
             if future is None:
                 self._stack.call(function, now)
@@ -232,7 +226,7 @@ class IoThread(Generic[M]):
             self._van.shut(linger_s)
         except Exception:  # noqa: BLE001 - the thread ends anyhow, and the rest must be done
             _log.exception("while closing the sockets")
-        _switch_intervals.remove(self)
+        intervals.remove(self)
 
     def _fail_calls(self) -> None:
         while True:
@@ -242,65 +236,3 @@ class IoThread(Generic[M]):
                 return
             if future is not None and future.set_running_or_notify_cancel():
                 future.set_exception(self._closed_error())
-
-
-class _SwitchIntervals:
-    """Keeps the interpreter's thread switch interval at the smallest that anybody wants, and restores it.
-
-    A busy Python thread gives the interpreter lock away only when asked to, after this long: at Python's 5 ms
-    a stream of 1 MB chunks fell from 1635 to 92 MB/s (design, section 4).
-
-    During a burst of calls on a store it is long instead. Each of them takes a tenth of a ms, and one in five
-    would be asked for the lock, and get it back only when the system has run whoever asked: ms, where there
-    are more threads than cores. The whole burst takes no longer for it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wanted: dict[object, float] = {}
-        self._before = 0.0
-        self._last_call = 0.0
-        self.in_burst = False
-
-    def expect_burst(self, now: float) -> None:
-        """Let the calling thread keep the lock, if it wants, until it has not called this for a while."""
-        self._last_call = now
-        if not self.in_burst and self._wanted:
-            self.in_burst = True
-            sys.setswitchinterval(_BURST_INTERVAL_S)
-
-    def look(self, now: float) -> None:
-        """End a burst that is over."""
-        if now - self._last_call > _BURST_ENDS_S:
-            with self._lock:
-                self.in_burst = False
-                sys.setswitchinterval(min(self._wanted.values(), default=self._before))
-
-    def add(self, who: object, interval_s: float | None) -> None:
-        """Change it while `who` lives."""
-        if interval_s is None:
-            return
-        with self._lock:
-            if not self._wanted:
-                self._before = sys.getswitchinterval()
-            self._wanted[who] = interval_s
-            sys.setswitchinterval(min(self._wanted.values()))
-
-    def remove(self, who: object) -> None:
-        """Go back to what the others want, or to what it was."""
-        with self._lock:
-            if self._wanted.pop(who, None) is not None:
-                self.in_burst = False
-                sys.setswitchinterval(min(self._wanted.values(), default=self._before))
-
-    def forked(self) -> None:
-        """In a child, which has none of the threads, and maybe somebody else's lock."""
-        self._lock = threading.Lock()
-        self.in_burst = False
-        if self._wanted:
-            self._wanted.clear()
-            sys.setswitchinterval(self._before)
-
-
-_switch_intervals: Final = _SwitchIntervals()
-os.register_at_fork(after_in_child=_switch_intervals.forked)

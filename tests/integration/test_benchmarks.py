@@ -204,14 +204,18 @@ def wait_for_children(pid: int, count: int) -> list[psutil.Process]:
     pytest.fail(f"only {len(children)} of {count} processes were started")
 
 
-@pytest.mark.parametrize("store", ["local", "dist_sync_netstorm"])
-def test_blocking_times_every_call_of_every_rank(store: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "ranks"),
+    [(("--kv-store", "local"), 1), ((), 2), (("--alone",), 1)],
+)
+def test_blocking_times_every_call_of_every_measured_rank(
+    more: tuple[str, ...], ranks: int, tmp_path: Path
+) -> None:
     path = tmp_path / "blocking.json"
     arguments = ("--nodes", 2, "--size", "1MB", "--keys", 4, "--steps", 3, "--rounds", 2)
-    result = run("blocking.py", "--kv-store", store, *arguments, "--json", path)
+    result = run("blocking.py", *more, *arguments, "--json", path)
     assert result.returncode == 0, result.stderr
     found = json.loads(path.read_text())
-    ranks = 1 if store == "local" else 2
     for operation in ("push", "pull", "pushpull"):
         wall = found["calls"][operation]["wall"]
         assert wall["count"] == 3 * 4 * ranks

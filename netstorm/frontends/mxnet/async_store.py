@@ -108,16 +108,16 @@ class AsynchronousKVStore(NetStormKVStore):
         Before this rank has an optimizer they are the initial values. Arguments and errors are those of
         `NetStormKVStore.pull`.
         """
-        self._check()
-        self._pull_all(self._pulled(key, out, ignore_sparse=ignore_sparse), priority)
+        with self._short_call():
+            self._pull_all(self._pulled(key, out, ignore_sparse=ignore_sparse), priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out` (`value` itself if None)."""
-        self._check()
-        pushed = self._found(grouped(key, value, "pushpull"), "pushpull")
-        pulled = pushed if out is None else self._found(grouped(key, out, "pushpull"), "pushpull")
-        self._push_and_update(pushed, priority)
-        self._pull_all(pulled, priority)
+        with self._short_call():
+            pushed = self._found(grouped(key, value, "pushpull"), "pushpull")
+            pulled = pushed if out is None else self._found(grouped(key, out, "pushpull"), "pushpull")
+            self._push_and_update(pushed, priority)
+            self._pull_all(pulled, priority)
 
     def clock(self) -> None:
         """End a clock of this rank: what it has pushed since the last one belongs to it (MLNET).

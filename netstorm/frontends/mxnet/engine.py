@@ -59,6 +59,7 @@ from netstorm.frontends.mxnet.engine_binding import (
     variable_of,
 )
 from netstorm.frontends.mxnet.engine_errors import as_mxnet_error
+from netstorm.pslite.interpreter_lock import calls, give_way
 
 __all__ = ["Completion", "NDArray", "drain", "fail_all", "finish", "live_count", "push_async"]
 
@@ -265,8 +266,11 @@ def _run_operation(_context: int, on_complete: int, token: int) -> None:
     operation = _held.get(token)
     if operation is None:  # the parent's, from before a fork
         callback(None)
-    else:
-        operation.run(callback, inline=getattr(_pushing, "token", None) == token)
+        return
+    inline = getattr(_pushing, "token", None) == token
+    if calls and not inline:
+        give_way()
+    operation.run(callback, inline=inline)
 
 
 def _release_operation(token: int) -> None:

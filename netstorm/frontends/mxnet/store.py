@@ -31,6 +31,7 @@ from netstorm.kvstore.lifetime import (
     runtime_of_this_process,
 )
 from netstorm.kvstore.runtime import Runtime
+from netstorm.pslite.interpreter_lock import SHORT_CALL, ShortCall
 
 __all__ = ["NetStormKVStore"]
 
@@ -140,8 +141,8 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         Raises:
             UsageError: a key or an array that does not fit. Nothing has been pushed then.
         """
-        self._check()
-        self._push_and_update(self._found(grouped(key, value, "push"), "push"), priority)
+        with self._short_call():
+            self._push_and_update(self._found(grouped(key, value, "push"), "push"), priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy stored values, as they are after all that was pushed before, to one or several arrays each.
@@ -155,20 +156,20 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         Raises:
             UsageError: a key or an array that does not fit. Nothing has been pulled then.
         """
-        self._check()
-        for entry, outs in self._pulled(key, out, ignore_sparse=ignore_sparse):
-            entry.pull(outs)
+        with self._short_call():
+            for entry, outs in self._pulled(key, out, ignore_sparse=ignore_sparse):
+                entry.pull(outs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out` (`value` itself if None); all keys of a list are on their way before
         the first update.
         """
-        self._check()
-        pushed = self._found(grouped(key, value, "pushpull"), "pushpull")
-        pulled = pushed if out is None else self._found(grouped(key, out, "pushpull"), "pushpull")
-        self._push_and_update(pushed, priority)
-        for entry, outs in pulled:
-            entry.pull(outs)
+        with self._short_call():
+            pushed = self._found(grouped(key, value, "pushpull"), "pushpull")
+            pulled = pushed if out is None else self._found(grouped(key, out, "pushpull"), "pushpull")
+            self._push_and_update(pushed, priority)
+            for entry, outs in pulled:
+                entry.pull(outs)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """`init`, then `pull` to `out`."""
@@ -278,13 +279,17 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
     # --------------------------------------------------------------------------------------------------
     # helpers
 
+    def _short_call(self) -> ShortCall:
+        """Return what to queue operations within, after `_check`."""
+        self._check()
+        return SHORT_CALL
+
     def _check(self) -> None:
         """Raise what has made the store useless, if anything has; the script's own failure rather than what
         it led to.
         """
         try:
             self._runtime.check()
-            self._runtime.expect_burst()
         except Closed:
             for entry in self._entries.values():
                 if entry.skipped is not None:
