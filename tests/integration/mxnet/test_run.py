@@ -100,6 +100,11 @@ kv._barrier()
     assert "failed: RuntimeError: disk full" in other.err
 
 
+def test_what_was_there_before_the_script_is_left_out_of_collections(tmp_path: Path) -> None:
+    (end,) = run_job(tmp_path, 1, "import gc; print(gc.get_freeze_count() > 10_000)", module=RUN)
+    assert (end.code, end.out.strip()) == (0, "True"), end.err
+
+
 def test_a_scripts_exit_code_is_its_own(tmp_path: Path) -> None:
     (end,) = run_job(
         tmp_path, 1, "import sys, mxnet as mx; mx.kv.create('dist_sync'); sys.exit(3)", module=RUN
