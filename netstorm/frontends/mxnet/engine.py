@@ -39,6 +39,7 @@ What was found out about the engine of MXNet 1.9.1 (all of it tried), and what f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -59,6 +60,7 @@ from netstorm.frontends.mxnet.engine_binding import (
     variable_of,
 )
 from netstorm.frontends.mxnet.engine_errors import as_mxnet_error
+from netstorm.frontends.mxnet.engine_workers import compute_in_background, forget_workers, normal_workers
 from netstorm.pslite.interpreter_lock import calls, give_way
 
 __all__ = ["Completion", "NDArray", "drain", "fail_all", "finish", "live_count", "push_async"]
@@ -68,6 +70,9 @@ _ERROR_SLOTS: Final = 2048
 
 _EXIT_TIMEOUT_S: Final = 10.0
 """For the engine to let go of what has failed at exit: it may have to compute what an operation waits for."""
+
+_MEETING_S: Final = 0.2
+"""For threads that run operators to be free, where there are several."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -168,6 +173,7 @@ def push_async(
     name: str,
     priority: int = 0,
     skipped: Callable[[], None] | None = None,
+    among_operators: bool = False,
 ) -> None:
     """Queue an operation that the engine starts once `reads` and `writes` are ready, and return at once.
 
@@ -185,6 +191,7 @@ def push_async(
         skipped: called instead of `start`, in a thread of the engine or before `push_async` returns, if one
             of the arrays is what a failed operation should have written; must not block. Whoever reads
             `writes` gets that failure.
+        among_operators: start it in a thread that runs MXNet's operators, behind those that are ready.
 
     Raises:
         UsageError: something in `reads` or `writes` is no NDArray, or one without memory.
@@ -199,7 +206,14 @@ def push_async(
     _pushing.token = token
     try:
         push(
-            _RUN, _RELEASE, token, reads=read.values(), writes=written.values(), priority=priority, name=name
+            _RUN,
+            _RELEASE,
+            token,
+            reads=read.values(),
+            writes=written.values(),
+            priority=priority,
+            name=name,
+            among_operators=among_operators,
         )
     except mx.base.MXNetError:  # not accepted; whatever else is raised here (Ctrl-C) comes after that
         _live.pop(token, None)
@@ -268,8 +282,10 @@ def _run_operation(_context: int, on_complete: int, token: int) -> None:
         callback(None)
         return
     inline = getattr(_pushing, "token", None) == token
-    if calls and not inline:
-        give_way()
+    if not inline:
+        compute_in_background()
+        if calls:
+            give_way()
     operation.run(callback, inline=inline)
 
 
@@ -327,12 +343,35 @@ def _finish_at_exit() -> None:
     finish(Closed("the process ended before the network operation did"), _EXIT_TIMEOUT_S)
 
 
+def _meet_normal_workers() -> None:
+    """Give each thread that runs operators one of ours, for what `_run_operation` does for a thread."""
+    count = normal_workers()
+    meeting = threading.Barrier(count)  # none takes two
+
+    def start(completion: Completion) -> None:
+        if count > 1:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait(_MEETING_S)
+        completion.succeed()
+
+    for _ in range(count):
+        push_async(start, reads=(), writes=(), name="netstorm_meet", among_operators=True)
+
+
+def _started_anew() -> None:
+    """In a parent, after a fork."""
+    forget_workers()
+    _meet_normal_workers()
+
+
 def _forget() -> None:
     """In a forked child: the operations are the parent's, and no thread is here to call back about them."""
     _live.clear()
     _held.clear()
+    forget_workers()
 
 
 _reserve_error_slots()
+_meet_normal_workers()
 atexit.register(_finish_at_exit)
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_parent=_started_anew, after_in_child=_forget)

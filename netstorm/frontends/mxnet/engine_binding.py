@@ -58,7 +58,8 @@ class _CallbackOnComplete(ctypes.Structure):
 
 
 _CPU: Final = _Context(1, 0)
-_CPU_PRIORITIZED: Final = ctypes.c_int(3)  # mxnet::FnProperty::kCPUPrioritized, mxnet/engine.h
+_NORMAL: Final = ctypes.c_int(0)  # mxnet::FnProperty, mxnet/engine.h: kNormal, which operators have
+_CPU_PRIORITIZED: Final = ctypes.c_int(3)
 _names: Final[dict[str, bytes]] = {}  # the engine keeps the pointer, and the profiler reads it much later
 
 # One error at a time goes into the engine's list of errors, which has no lock of its own. Reentrant, since a
@@ -98,6 +99,7 @@ def push(
     writes: Collection[NDArray],
     priority: int,
     name: str,
+    among_operators: bool = False,
 ) -> None:
     """Give the engine an operation.
 
@@ -114,7 +116,7 @@ def push(
             len(reads),
             _handles(writes),
             len(writes),
-            ctypes.byref(_CPU_PRIORITIZED),
+            ctypes.byref(_NORMAL if among_operators else _CPU_PRIORITIZED),
             priority,
             _names.setdefault(name, name.encode()),
             False,

@@ -196,3 +196,67 @@ say("values", sums[1].asnumpy().tolist())
     assert process.end() == 0, process.errors
     assert "raised rank 2" in process.output
     assert "values [1.0, 1.0, 1.0]" in process.output
+
+
+# -------------------------------------------------------------------------------------------------- scheduling
+
+POLICIES = """
+import collections
+from pathlib import Path
+def policies():
+    engines, others = collections.Counter(), set()
+    started = {thread.native_id for thread in threading.enumerate()}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        policy = os.sched_getscheduler(thread)
+        if thread in started:
+            others.add(policy)
+        else:
+            engines[policy] += 1
+    return dict(engines), others
+batch, other = {os.SCHED_BATCH: 4 + int(os.environ["MXNET_CPU_WORKER_NTHREADS"])}, {os.SCHED_OTHER}
+mx.nd.ones((3,)).wait_to_read()
+"""
+
+
+def test_the_engine_s_threads_compute_in_the_background_and_do_so_after_a_fork(
+    script: Callable[..., Script],
+) -> None:
+    for workers in ("1", "3"):
+        process = script(
+            POLICIES
+            + """
+say("at first", policies() == (batch, other), policies())
+mx.nd.waitall()
+engine.drain(5)
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+deadline = time.monotonic() + 20
+while policies() != (batch, other) and time.monotonic() < deadline:
+    for _ in range(4):
+        push_async(lambda completion: completion.succeed(), reads=(), writes=(), name="test")
+    time.sleep(0.02)
+say("after a fork", policies() == (batch, other), policies())
+""",
+            MXNET_CPU_WORKER_NTHREADS=workers,
+            OMP_NUM_THREADS="1",
+        )
+        assert process.end() == 0, process.errors
+        assert "at first True" in process.output, process.output
+        assert "after a fork True" in process.output, process.output
+
+
+def test_a_policy_that_somebody_has_chosen_stays(script: Callable[..., Script]) -> None:
+    process = script("""
+from netstorm.frontends.mxnet.engine_workers import compute_in_background
+def work(policy):
+    os.sched_setscheduler(0, policy, os.sched_param(0))
+    compute_in_background()
+    say(policy == os.SCHED_IDLE, "became", os.sched_getscheduler(0) == os.SCHED_BATCH)
+for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
+    thread = threading.Thread(target=work, args=(policy,))
+    thread.start()
+    thread.join()
+""")
+    assert process.end() == 0, process.errors
+    assert process.output.splitlines() == ["True became False", "False became True"]
