@@ -24,8 +24,12 @@ from netstorm import clock
 
 __all__ = ["SHORT_CALL", "ShortCall", "calls", "give_way", "intervals"]
 
-_BURST_INTERVAL_S: Final = 0.02
-"""The switch interval during a burst of calls: longer than 160 keys take, shorter than anybody minds."""
+_BURST_INTERVAL_S: Final = (0.005, 0.02)
+"""The switch interval during a burst of calls, at least and at most: what is more than the burst takes is
+lost where the script is busy in Python next, and 160 keys take half of the longest."""
+
+_OF_LAST_BURST: Final = 1.5
+"""It is so many times as long as the last burst was: the next has the same keys."""
 
 _BURST_ENDS_S: Final = 0.002
 """Without a call for so long a burst is over."""
@@ -75,7 +79,8 @@ class _SwitchIntervals:
         self._lock = threading.Lock()
         self._wanted: dict[object, float] = {}
         self._before = 0.0
-        self._last_call = 0.0
+        self._first_call = self._last_call = 0.0
+        self._burst_interval = max(_BURST_INTERVAL_S)
         self._in_burst = False
 
     def expect_burst(self, now: float) -> None:
@@ -83,7 +88,8 @@ class _SwitchIntervals:
         self._last_call = now
         if not self._in_burst and self._wanted:
             self._in_burst = True
-            sys.setswitchinterval(_BURST_INTERVAL_S)
+            self._first_call = now
+            sys.setswitchinterval(self._burst_interval)
 
     def look(self, now: float) -> float:
         """End a burst that is over; return after how long it is to be looked again, in s."""
@@ -93,6 +99,9 @@ class _SwitchIntervals:
             return _BURST_ENDS_S
         with self._lock:
             self._in_burst = False
+            shortest, longest = _BURST_INTERVAL_S
+            taken = self._last_call - self._first_call
+            self._burst_interval = min(max(_OF_LAST_BURST * taken, shortest), longest)
             sys.setswitchinterval(min(self._wanted.values(), default=self._before))
         return math.inf
 

@@ -6,7 +6,7 @@ from netstorm import clock
 from netstorm.pslite import interpreter_lock
 from netstorm.pslite.interpreter_lock import SHORT_CALL, calls, give_way, intervals
 
-WANTED_S = 0.001
+WANTED_S = 0.0001
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +41,19 @@ def test_a_burst_of_calls_has_a_long_interval_and_ends_when_no_more_follow(now):
     now.seconds += 0.002
     intervals.look(now.seconds)
     assert sys.getswitchinterval() == pytest.approx(WANTED_S)
+
+
+@pytest.mark.parametrize(("taken_s", "interval_s"), [(0.001, 0.005), (0.008, 0.012), (1.0, 0.02)])
+def test_a_burst_s_interval_is_half_as_long_again_as_the_last_burst_took(now, taken_s, interval_s):
+    for _ in range(2):
+        began = now.seconds
+        for millisecond in range(round(taken_s * 1000) + 1):
+            now.seconds = began + millisecond / 1000
+            with SHORT_CALL:
+                seen = sys.getswitchinterval()
+        now.seconds += 0.003
+        intervals.look(now.seconds)
+    assert seen == pytest.approx(interval_s)
 
 
 def test_a_burst_does_not_end_in_the_middle_of_a_call(now):
