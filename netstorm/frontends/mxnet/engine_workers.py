@@ -12,6 +12,8 @@ import os
 import threading
 from typing import Final
 
+from netstorm.frontends.mxnet.compat import mx
+
 __all__ = ["compute_in_background", "forget_workers", "normal_workers"]
 
 _known: Final[set[int]] = set()
@@ -21,10 +23,7 @@ nothing from one callback to the next."""
 
 def normal_workers() -> int:
     """Return how many threads run MXNet's operators on the host."""
-    try:
-        return max(1, int(os.environ["MXNET_CPU_WORKER_NTHREADS"]))
-    except (KeyError, ValueError):
-        return 1
+    return int(mx.util.getenv("MXNET_CPU_WORKER_NTHREADS") or 1)
 
 
 def compute_in_background() -> None:
