@@ -95,6 +95,11 @@ class Round:
             found = self.sums[chunk] = self.form.new_sum()
         return found
 
+    def is_under_way(self, chunk: int) -> bool:
+        """Return whether something of another rank has come of a chunk that this one is the root of."""
+        total = self.sums[chunk]
+        return total is not None and bool(total.contributors & ~(1 << self.plan.rank))
+
     def sent(self, chunk: int) -> None:
         """Note that a chunk's sum has gone to the parent: it is nobody's here any more."""
         self.sums[chunk] = _SENT

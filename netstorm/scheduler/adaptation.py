@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from netstorm.errors import Unreachable
 from netstorm.protocol.chunks import ChunkSizes
 from netstorm.scheduler.collector import Collector, Picture
 from netstorm.scheduler.forming import Formation, Formed, pairs_of
-from netstorm.topology.network import Link, Network
+from netstorm.topology.network import Link, Network, Rank
 from netstorm.topology.policy import Policy
 from netstorm.units import format_bytes, format_duration, format_rate
 
@@ -62,6 +64,9 @@ _MOVING_S: Final = 0.3
 """What a policy must be predicted to gain, as a factor and in s, to be worth it that chunks of rounds under
 way are sent once more. It takes some round trips.
 """
+
+_SLOW: Final = 0.7
+"""Of its rate a link or access line must have left, or what is under way over it goes another way."""
 
 _LOOKS: Final = 5
 """How often the network is looked at within an update time, so that a change need not wait for one."""
@@ -157,6 +162,8 @@ class Adaptation:
         self._believes: Final = assumed.known and assumed.trusted
         self._looked: Picture | None = collector.picture(now) if assumed.known else None
         """The network that was last planned for."""
+        self._planned = _rates(self._looked.network, pairs_of(first)) if self._looked else {}
+        """By (source, target): the highest rate that policies were formed for since one took over."""
         looks = _LOOKS if len(assumed.network.links) <= _MOST_LINKS else 1
         self._look_every_s: Final = assumed.plan.update_time_s / looks
         self._look_at = now + assumed.plan.update_time_s
@@ -291,6 +298,14 @@ class Adaptation:
             return None
         self._patience, self._doubtful = 1, False
         self.reason = f"{why}; {times}"
+        assert self._looked is not None  # it was formed for that
+        rates = _rates(self._looked.network, pairs_of(found) | self._planned.keys())
+        if found.takes_over:
+            slow = sorted(pair for pair, was in self._planned.items() if rates[pair] < _SLOW * was)
+            found = msgspec.structs.replace(found, slow=tuple(slow))
+            self._planned = rates
+        else:
+            self._planned = {pair: max(rate, self._planned.get(pair, 0.0)) for pair, rate in rates.items()}
         return self._next(found, policy)
 
     def go_back(self, before: Policy, before_s: float, after_s: float, policy: Policy) -> Policy:
@@ -362,6 +377,17 @@ def _is_worth_moving(answer: Formed) -> bool:
     """Return whether rounds that are under way should go over to the new policy, too."""
     before_s, after_s = answer.seconds_before, answer.seconds
     return _MOVING_GAIN * after_s < before_s < math.inf and before_s - after_s > _MOVING_S
+
+
+def _rates(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """Return what each (source, target) has for itself, in bit/s; 0 if it has nothing any more."""
+    found = {}
+    for source, target in pairs:
+        try:
+            found[source, target] = network.throughput(Rank(source), Rank(target))
+        except Unreachable:
+            found[source, target] = 0.0
+    return found
 
 
 def _alike(one: Summed, other: Summed) -> bool:

@@ -161,6 +161,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """
     takes_over: bool = False
     """Rounds that are under way go over to it, too: those of their chunks that no root has summed yet."""
+    slow: tuple[tuple[int, int], ...] = ()
+    """(source, target) that have become much slower. Chunks of which something has come to their root stay in
+    trees that use none of these, even if the policy takes over; empty: all go over.
+    """
 
     def __post_init__(self) -> None:
         if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:
@@ -193,6 +197,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
                 f"policy {self.version} has leads of up to {max(self.leads)} slots: expected "
                 f"{MAX_TOTAL_WEIGHT} at most"
             )
+        for pair in self.slow:
+            if not all(0 <= rank < self.size for rank in pair):
+                raise UsageError(
+                    f"policy {self.version} says that {pair[0]}→{pair[1]} is slow: expected ranks of 0 to "
+                    f"{self.size - 1}"
+                )
         if self.detours:
             _check_detours(self)
 

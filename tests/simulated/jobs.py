@@ -52,6 +52,7 @@ def random_policy(chance, size, version=0, look_aheads=(0, 0, 1, 30, 1000)):
         look_ahead=chance.choice(look_aheads),
         look_ahead_s=chance.choice((0.0, 0.02, 1.0, 30.0)),
         takes_over=chance.random() < 0.5,
+        slow=tuple(chance.sample(hops_of(trees), chance.randint(0, min(2, size - 1)))),
     )
 
 

@@ -11,6 +11,7 @@ from netstorm.protocol.frames import open_frames
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Moved, Part
 from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.simulation.starting import host_of
 from netstorm.topology.elements import Link
 from netstorm.topology.network import Change, Network, Rank, Routing
 from netstorm.topology.policy import Policy, Tree
@@ -26,7 +27,7 @@ AROUND = Tree.undirected(Rank(1), (1, -1, 1, 2))
 """Without that link."""
 
 
-def changing_job(*, slow=((0, 3), (3, 0)), before_s=0.0, **settings):
+def changing_job(*, slow=((0, 3), (3, 0)), before_s=0.0, policy=None, **settings):
     """Return a job of four nodes, shortly before the links between 0 and 3 become 50 times as slow."""
     links = [(a, b) for a in range(4) for b in range(4) if a != b]
     network = Network(
@@ -38,7 +39,7 @@ def changing_job(*, slow=((0, 3), (3, 0)), before_s=0.0, **settings):
     cluster = SimulatedCluster(
         4,
         network=replace(network, changes=changes),
-        policy=Policy(version=0, trees=(OVER_0,), weights=(1,)),
+        policy=policy or Policy(version=0, trees=(OVER_0,), weights=(1,)),
         chunk_size=CHUNK,
         **settings,
     ).join()
@@ -113,6 +114,40 @@ def test_a_root_keeps_the_few_chunks_that_are_left():
 def left(cluster):
     rounds = cluster.nodes[0].machine._work.aggregation._rounds.values()
     return sum(round.results.count(False) for round in rounds)
+
+
+OVER_2 = Tree.undirected(Rank(2), (2, 2, -1, 2))
+"""A star without that link, too."""
+
+
+@pytest.mark.parametrize(
+    ("first", "slow", "given_by"),
+    [
+        ((0, 1, 2), (), {0, 2}),
+        ((0, 1, 2), ((3, 0), (0, 3)), {0}),
+        ((0, 1, 2), ((3, 2),), {2}),
+        ((0, 2), ((1, 3),), set()),
+        ((2,), ((3, 0),), {0, 2}),  # of nobody else anything has come to rank 2
+    ],
+)
+def test_what_is_under_way_stays_in_trees_that_have_lost_nothing(first, slow, given_by):
+    cluster = changing_job(policy=Policy(version=0, trees=(OVER_0, OVER_2), weights=(1, 1)))
+    values = [np.arange(VALUES, dtype=np.float32) % 7 + node.rank for node in cluster.nodes]
+    pending = [cluster.nodes[rank].push("a", values[rank]) for rank in first]
+    cluster.run_for(0.9)
+    roots = set()
+
+    def watch(source, target, header, payload):
+        if isinstance(open_frames(header, 1 if payload is None else 2).message, Moved):
+            roots.add(source)
+
+    cluster.network.watch = watch
+    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True, slow=slow))
+    cluster.run_for(0.1)
+    assert roots - {"scheduler"} == {host_of(rank) for rank in given_by}
+    pending += [cluster.nodes[rank].push("a", values[rank]) for rank in range(4) if rank not in first]
+    cluster.run_until_ended(pending, 60)
+    check(pending)
 
 
 def test_a_rank_that_begins_late_begins_under_the_policy_that_has_taken_over():

@@ -163,6 +163,19 @@ def test_a_link_that_moves_by_more_than_the_threshold_brings_a_better_policy_wit
     assert "100Mbit/s" in policy.reason
 
 
+def test_a_policy_that_takes_over_says_what_has_become_slow_since_the_last_one_did():
+    job = Scheduled(EQUAL, known=True, error=0.01)
+    job.run(20)
+    slow = []
+    for truth in (SLOW, EQUAL, four(100, 9, 100), four(100, 9, 8)):
+        job.truth = truth
+        job.installed.clear()
+        job.run(12)
+        slow += [set(policy.slow) for _, policy in job.installed if policy.takes_over]
+        assert not any(policy.slow for _, policy in job.installed if not policy.takes_over)
+    assert slow == [{(0, 3), (3, 0)}, {(0, 2), (2, 0)}, {(0, 3), (3, 0)}]
+
+
 def test_a_move_smaller_than_the_threshold_is_not_looked_at():
     job = Scheduled(EQUAL, known=True, error=0.02, update_rate=0.3)
     job.run(20)

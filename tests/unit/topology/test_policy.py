@@ -247,6 +247,12 @@ def test_each_tree_has_one_lead_of_a_sensible_size(leads: tuple[int, ...]):
         Policy(version=1, trees=(CHAIN, CHAIN), weights=(1, 1), leads=leads)
 
 
+@pytest.mark.parametrize("pair", [(0, 5), (-1, 0), (10**9, 0)])
+def test_only_links_of_the_policys_ranks_can_be_slow(pair: tuple[int, int]):
+    with pytest.raises(UsageError, match=f"{pair[0]}→{pair[1]} is slow: expected ranks of 0 to 4"):
+        Policy(version=1, trees=(CHAIN,), weights=(1,), takes_over=True, slow=((0, 1), pair))
+
+
 def test_a_policy_without_detours_is_what_it_was_before_there_were_any():
     """A peer that knows none sends the fields up to `look_ahead_s`."""
     policy = Policy(version=1, trees=(CHAIN,), weights=(1,))
