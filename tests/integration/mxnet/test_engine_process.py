@@ -202,7 +202,6 @@ say("values", sums[1].asnumpy().tolist())
 
 POLICIES = """
 import collections
-from pathlib import Path
 def policies():
     engines, others = collections.Counter(), set()
     started = {thread.native_id for thread in threading.enumerate()}
