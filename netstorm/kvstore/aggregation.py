@@ -77,13 +77,12 @@ class Aggregation:
         self._early: Final[dict[int, list[tuple[Peer, Part, Buffer | None, int]]]] = {}
         """Parts of keys or policies that are not known here yet (the paper's case 2)."""
         self._outbox: Final = outbox
-        self._outgoing: Final = Outgoing(self.dispatch, outbox)
+        self._outgoing: Final = Outgoing(self.dispatch, self.takeover, outbox, counters)
         self._held: Final = HeldBack()
         self._moving: Final = Moving(
             takeover=self.takeover,
             rounds=self._rounds,
             outgoing=self._outgoing,
-            outbox=outbox,
             counters=counters,
             contribute=self._contribute,
         )

@@ -6,13 +6,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
 from netstorm.kvstore.held_back import Owner
-from netstorm.kvstore.outbox import Outbox
 from netstorm.kvstore.outgoing import Outgoing
 from netstorm.kvstore.rounds import Round
 from netstorm.kvstore.takeover import Tag, Takeover
 from netstorm.observe.counters import Counters
 from netstorm.protocol.messages import Moved, Phase
-from netstorm.pslite.machine import Send
 from netstorm.topology.policy import Plan
 
 __all__ = ["Moving"]
@@ -27,7 +25,6 @@ class Moving:
         takeover: Takeover,
         rounds: Mapping[Owner, Round],
         outgoing: Outgoing,
-        outbox: Outbox,
         counters: Counters,
         contribute: Callable[[Round, int], None],
     ) -> None:
@@ -37,14 +34,12 @@ class Moving:
             takeover: which chunks have moved.
             rounds: those that are open; others keep them.
             outgoing: parts that may have to be taken back.
-            outbox: takes the results that go another way.
             counters: count what is done.
             contribute: adds what the user's program has of a chunk of a round, which is not summed at all.
         """
         self._takeover: Final = takeover
         self._rounds: Final = rounds
         self._outgoing: Final = outgoing
-        self._outbox: Final = outbox
         self._counters: Final = counters
         self._contribute: Final = contribute
 
@@ -53,11 +48,7 @@ class Moving:
         if self._takeover.install(plan):
             for round in list(self._rounds.values()):
                 self.give_away(round)
-            self._outgoing.take_back(self._takeover.goes_around, self._go_around)
-
-    def _go_around(self, sends: list[Send]) -> None:
-        self._counters.add("results_around", len(sends))
-        self._outbox.add_all(self._takeover.around(sends))
+            self._outgoing.take_back(self._takeover.goes_around, self._outgoing.go_around)
 
     def told(self, said: Moved, plan: Plan) -> None:
         """Take the scheduler's word that chunks of a round that is not complete have moved to `plan`."""

@@ -1,7 +1,7 @@
 """Parts that leave this node: sums to parents, results to children, and what is passed on for others.
 
-They go to links at once, or wait for their turn where auxiliary paths lead around a link (`dispatch`). What
-has not left can be taken back.
+They go to links at once, wait for their turn where auxiliary paths lead around a link (`dispatch`), or take
+the way that a policy has for them that has taken over (`takeover`). What has not left can be taken back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from netstorm.kvstore.dispatch import Dispatch
 from netstorm.kvstore.outbox import Outbox
 from netstorm.kvstore.relay import onward
 from netstorm.kvstore.rounds import Round
-from netstorm.kvstore.takeover import Tag
+from netstorm.kvstore.takeover import Tag, Takeover
+from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Part, Phase
@@ -26,8 +27,10 @@ __all__ = ["Outgoing"]
 class Outgoing:
     """Of one node."""
 
-    def __init__(self, dispatch: Dispatch, outbox: Outbox) -> None:
+    def __init__(self, dispatch: Dispatch, takeover: Takeover, outbox: Outbox, counters: Counters) -> None:
+        self._counters: Final = counters
         self._dispatch: Final = dispatch
+        self._takeover: Final = takeover
         self._outbox: Final = outbox
 
     def send_up(self, round: Round, chunk: int) -> None:
@@ -98,6 +101,11 @@ class Outgoing:
             self._outbox.add(send)
         return True
 
+    def go_around(self, results: list[Send]) -> None:
+        """Send results the way that they take now that a policy has taken over."""
+        self._counters.add("results_around", len(results))
+        self._outbox.add_all(self._takeover.around(results))
+
     def take_back(
         self, wanted: Callable[[Hashable], bool], then: Callable[[list[Send]], None] | None = None
     ) -> None:
@@ -140,16 +148,19 @@ class Outgoing:
             codec=round.form.codec,
         )
         order: Order = (-priority, round.round, layout.offsets[chunk])
+        tag = Tag(part.key, part.round, chunk, phase, part.version, layout.slots[chunk], to)
         send = Send(
             peer=Peer(to),
             message=part,
             payload=payload,
             order=order,
             payload_crc=None if payload is None else crc,
-            tag=Tag(part.key, part.round, chunk, phase, part.version, layout.slots[chunk], to),
+            tag=tag,
         )
         detours = plan.detours
-        if detours and to in detours:
+        if self._takeover.avoids(tag):
+            self.go_around([send])
+        elif detours and to in detours:
             self._dispatch.hold(send, detours[to])
         else:
             self._outbox.add(send)

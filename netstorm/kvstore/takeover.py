@@ -9,10 +9,12 @@ new policy. So each chunk is summed once, by one tree, and all ranks get the sam
 
 Not all are moved. Links that change together are noticed one after the other, and where each policy moved
 everything nothing was ever summed: five of them in as many seconds made ranks send 2.4 times what a round
-needs. What is under way in a tree that has lost nothing (`Policy.slow`) stays in it.
+needs. What is under way stays in its tree if nothing that its sum lacks has yet to cross what has become slow
+(`Policy.slow`).
 
 What has been handed to links and has not left goes over, too: sums of chunks that have moved are taken out
-of the queues, and results take the ways of the new policy's trees to where the old ones' lead.
+of the queues, and results take the ways of the new policy's trees to where the old ones' lead. So do those
+that are formed later, where the old ones would take them over something slow.
 
 Here is which chunks have moved, and what is to; `moving` does it.
 """
@@ -26,7 +28,6 @@ from netstorm.kvstore.relay import around
 from netstorm.kvstore.rounds import Round
 from netstorm.protocol.messages import Moved, Part, Phase
 from netstorm.pslite.machine import Send
-from netstorm.topology.auxiliary import hops_of
 from netstorm.topology.policy import Plan
 
 __all__ = ["Tag", "Takeover"]
@@ -59,8 +60,10 @@ class Takeover:
         """The newest that takes over; None: none does."""
         self.news: list[Moved] = []
         """What the scheduler is to be told."""
-        self._unharmed_of: dict[int, frozenset[int]] = {}
-        """By the version of an earlier plan."""
+        self._slow: frozenset[tuple[int, int]] = frozenset()
+        """What has become slow, by that policy."""
+        self._behind_of: dict[int, tuple[tuple[int, ...], ...]] = {}
+        """By the version of an earlier plan: for each tree, which ranks are behind each slow link."""
         self._told: dict[tuple[int, int], list[Moved]] = {}
         """What it has been told, of open rounds."""
         self._moves: dict[tuple[int, int], dict[int, Plan]] = {}
@@ -70,7 +73,8 @@ class Takeover:
         if not plan.policy.takes_over or (self.plan is not None and plan.version <= self.plan.version):
             return False
         self.plan = plan
-        self._unharmed_of.clear()
+        self._slow = frozenset(plan.policy.slow)
+        self._behind_of.clear()
         return True
 
     def moves(self, key: int, round: int) -> dict[int, Plan]:
@@ -95,21 +99,23 @@ class Takeover:
                 mine += 1
                 if round.results[chunk] or now.version >= plan.version:
                     continue
-                if not (round.is_under_way(chunk) and tree in self._unharmed(now)):
+                if not (self._slow and round.is_under_way(chunk) and self._can_end(round, chunk, now, tree)):
                     left.append(chunk)
         return left if len(left) > _LEAST * mine else []
 
-    def _unharmed(self, before: Plan) -> frozenset[int]:
-        """Return the trees of an earlier plan that use nothing of what has become slow."""
-        assert self.plan is not None
-        slow = set(self.plan.policy.slow)
-        if not slow:
-            return frozenset()
-        if before.version not in self._unharmed_of:
-            self._unharmed_of[before.version] = frozenset(
-                number for number, tree in enumerate(before.policy.trees) if slow.isdisjoint(hops_of([tree]))
+    def _can_end(self, round: Round, chunk: int, before: Plan, tree: int) -> bool:
+        """Return whether nothing that a sum lacks at its root has yet to cross what has become slow."""
+        if before.version not in self._behind_of:
+            self._behind_of[before.version] = tuple(
+                tuple(
+                    one.subtree_mask[rank]
+                    for rank, parent in enumerate(one.reduce_parent)
+                    if (rank, parent) in self._slow
+                )
+                for one in before.policy.trees
             )
-        return self._unharmed_of[before.version]
+        have = round.sum_of(chunk).contributors
+        return not any(behind & ~have for behind in self._behind_of[before.version][tree])
 
     def gave(self, key: int, round: int, chunks: Iterable[int]) -> None:
         """This node is the root of some chunks, and gives them to the policy that takes over."""
@@ -146,6 +152,10 @@ class Takeover:
         if not isinstance(tag, Tag) or self.plan is None or tag.phase is not Phase.BROADCAST:
             return False
         return tag.version < self.plan.version and len(self._way(tag)) > 2
+
+    def avoids(self, tag: Tag) -> bool:
+        """Return whether a part that is about to be sent is such a result, over something slow."""
+        return (self._rank, tag.peer) in self._slow and self.goes_around(tag)
 
     def around(self, sends: Iterable[Send]) -> list[Send]:
         """Return results that were taken back as they go now, source-routed along the new trees."""

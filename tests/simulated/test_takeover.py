@@ -128,9 +128,11 @@ OVER_2 = Tree.undirected(Rank(2), (2, 2, -1, 2))
         ((0, 1, 2), ((3, 2),), {2}),
         ((0, 2), ((1, 3),), set()),
         ((2,), ((3, 0),), {0, 2}),  # of nobody else anything has come to rank 2
+        ((0, 1), ((1, 0), (0, 1)), set()),  # what rank 1 has to say is there
+        ((0, 1), ((1, 0), (2, 0)), {0}),  # and rank 2's is not
     ],
 )
-def test_what_is_under_way_stays_in_trees_that_have_lost_nothing(first, slow, given_by):
+def test_what_is_under_way_stays_if_it_lacks_nothing_from_behind_a_slow_link(first, slow, given_by):
     cluster = changing_job(policy=Policy(version=0, trees=(OVER_0, OVER_2), weights=(1, 1)))
     values = [np.arange(VALUES, dtype=np.float32) % 7 + node.rank for node in cluster.nodes]
     pending = [cluster.nodes[rank].push("a", values[rank]) for rank in first]
@@ -148,6 +150,23 @@ def test_what_is_under_way_stays_in_trees_that_have_lost_nothing(first, slow, gi
     pending += [cluster.nodes[rank].push("a", values[rank]) for rank in range(4) if rank not in first]
     cluster.run_until_ended(pending, 60)
     check(pending)
+
+
+def test_results_of_what_stays_go_around_a_slow_link():
+    cluster = changing_job(slow=((0, 3),))
+    late, *early = reversed(cluster.nodes)
+    values = [np.arange(VALUES, dtype=np.float32) % 7 + node.rank for node in cluster.nodes]
+    pending = [node.push("a", values[node.rank]) for node in early]
+    cluster.run_for(0.5)
+    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True, slow=((0, 3),)))
+    cluster.run_for(0.1)
+    begun = cluster.now
+    pending.append(late.push("a", values[late.rank]))
+    cluster.run_until_ended(pending, 60)
+    check(pending)
+    assert count(cluster, "chunks_moved") == 0
+    assert count(cluster, "results_around") == VALUES // CHUNK
+    assert cluster.now - begun < 3.0  # 400 kB at 0.2 Mbit/s would take 16
 
 
 def test_a_rank_that_begins_late_begins_under_the_policy_that_has_taken_over():
