@@ -24,6 +24,7 @@ import numpy as np
 
 from harness.arguments import amounts, factor, megabytes, number, seconds, writable
 from harness.course import Course, end_of_changes, with_times_scaled
+from netstorm.errors import NetStormError
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.collector import Collector
 from netstorm.simulation.cluster import SimulatedCluster
@@ -195,7 +196,10 @@ def main() -> None:
     parser.add_argument("--forming", type=seconds, default=0.4, metavar="S", help="what a formation takes")
     parser.add_argument("--json", type=writable, metavar="FILE")
     options = parser.parse_args()
-    network = scaled(options)
+    try:
+        network = scaled(options)
+    except NetStormError as error:
+        parser.error(str(error))
     rows = []
     for size in options.sizes:
         for seed in range(1, options.seeds + 1):
