@@ -42,13 +42,9 @@ Pair = tuple[int, int]
 
 
 def scaled(options: argparse.Namespace) -> Network:
-    """Return the network that was asked for; its changes begin to count at `WARM_S`."""
-    network = load_network(options.network)
-    by = options.rates_scale
-    links = tuple(replace(link, rate=link.rate * by) for link in network.links)
-    changes = tuple(replace(one, rate=None if one.rate is None else one.rate * by) for one in network.changes)
-    changing = replace(network, links=links, changes=() if options.static else changes)
-    return with_times_scaled(changing, options.times_scale)
+    """Return the network that was asked for."""
+    network = load_network(options.network).scaled(options.rates_scale)
+    return with_times_scaled(replace(network, changes=()) if options.static else network, options.times_scale)
 
 
 def later(network: Network) -> Network:
@@ -59,7 +55,9 @@ def later(network: Network) -> Network:
 def with_dips(network: Network, dip_s: float, until: float, seed: int) -> Network:
     """Return the network, each of whose links carries next to nothing for `dip_s`, once in 10 s."""
     chance = random.Random(seed)
-    changes: list[Change] = []
+    changes = [
+        replace(one, rate=None) for one in network.changes if one.latency is not None or one.loss is not None
+    ]
     for link in network.links:
         course = [(0.0, link.rate)] + [
             (one.at, one.rate)

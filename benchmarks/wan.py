@@ -228,25 +228,11 @@ def _cases(options: argparse.Namespace, network: Network, place: Place | None) -
 
 
 def _network(options: argparse.Namespace) -> Network:
-    network = load_network(options.network)
-    scale, loss = options.rates_scale, options.loss
-    links = tuple(
-        replace(link, rate=link.rate * scale, loss=link.loss if loss is None else loss)
-        for link in network.links
-    )
-    nodes = tuple(
-        replace(
-            node,
-            egress=None if node.egress is None else node.egress * scale,
-            ingress=None if node.ingress is None else node.ingress * scale,
-        )
-        for node in network.nodes
-    )
-    changes = tuple(
-        replace(change, rate=None if change.rate is None else change.rate * scale)
-        for change in network.changes
-    )
-    network = replace(network, links=links, nodes=nodes, changes=changes if options.dynamic else ())
+    network = load_network(options.network).scaled(options.rates_scale)
+    if options.loss is not None:
+        network = replace(network, links=tuple(replace(link, loss=options.loss) for link in network.links))
+    if not options.dynamic:
+        network = replace(network, changes=())
     network = with_times_scaled(network, options.times_scale)
     if options.dynamic and options.seconds is None:
         options.seconds = end_of_changes(network)

@@ -175,7 +175,7 @@ class Network:
         )
 
     def scaled(self, share: float) -> Network:
-        """Return the network of whoever gets this part of each rate and cap, from 0 to 1."""
+        """Return the network of whoever gets this part of each rate and cap: to 1, or more, to try things."""
 
         def part(rate: float | None) -> float | None:
             return None if rate is None else max(share * rate, RATE.least)
