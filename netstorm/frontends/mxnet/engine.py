@@ -63,7 +63,7 @@ from netstorm.frontends.mxnet.engine_errors import as_mxnet_error
 from netstorm.frontends.mxnet.engine_workers import compute_in_background, forget_workers, normal_workers
 from netstorm.pslite.interpreter_lock import calls, give_way
 
-__all__ = ["Completion", "NDArray", "drain", "fail_all", "finish", "live_count", "push_async"]
+__all__ = ["RUNS_INLINE", "Completion", "NDArray", "drain", "fail_all", "finish", "live_count", "push_async"]
 
 _ERROR_SLOTS: Final = 2048
 """More operations than the largest models leave outstanding; to fill them takes some 0.15 s."""
@@ -115,13 +115,32 @@ class Completion:
 class _Operation:
     """One pushed operation: waiting for its arrays, then started, then completed (or skipped)."""
 
-    __slots__ = ("callback", "error", "inline", "name", "released", "skipped", "start", "token")
+    __slots__ = (
+        "callback",
+        "ended",
+        "error",
+        "inline",
+        "name",
+        "released",
+        "silent",
+        "skipped",
+        "start",
+        "token",
+    )
 
     def __init__(
-        self, start: Callable[[Completion], None], skipped: Callable[[], None] | None, name: str
+        self,
+        start: Callable[[Completion], None],
+        skipped: Callable[[], None] | None,
+        ended: Callable[[], None] | None,
+        name: str,
+        *,
+        silent: bool,
     ) -> None:
         self.token: Final = next(_tokens)
         self.name: Final = name
+        self.ended: Final = ended
+        self.silent: Final = silent
         self.start: Callable[[Completion], None] | None = start
         self.skipped: Callable[[], None] | None = skipped
         self.callback: EngineCallback | None = None  # from the start on
@@ -152,7 +171,7 @@ class _Operation:
         if self.callback is None or _live.pop(self.token, None) is None:
             return
         if self.inline is None:
-            self.callback(error)
+            self.callback(None if self.silent else error)
         else:
             self.error = error
             self.inline.put(None)
@@ -173,6 +192,8 @@ def push_async(
     name: str,
     priority: int = 0,
     skipped: Callable[[], None] | None = None,
+    ended: Callable[[], None] | None = None,
+    silent: bool = False,
     among_operators: bool = False,
 ) -> None:
     """Queue an operation that the engine starts once `reads` and `writes` are ready, and return at once.
@@ -191,6 +212,9 @@ def push_async(
         skipped: called instead of `start`, in a thread of the engine or before `push_async` returns, if one
             of the arrays is what a failed operation should have written; must not block. Whoever reads
             `writes` gets that failure.
+        ended: called last, in any thread, however the operation ended: completed, failed before or after its
+            start, or skipped. It must not block.
+        silent: nobody but us reads `writes`: an error is no more than the operation's end.
         among_operators: start it in a thread that runs MXNet's operators, behind those that are ready.
 
     Raises:
@@ -199,7 +223,7 @@ def push_async(
     """
     written = {variable_of(array): array for array in writes}
     read = {variable: array for array in reads if (variable := variable_of(array)) not in written}
-    operation = _Operation(start, skipped, name)
+    operation = _Operation(start, skipped, ended, name, silent=silent)
     token = operation.token
     _live[token] = _held[token] = operation
     outer = getattr(_pushing, "token", None)
@@ -306,8 +330,12 @@ def _let_go(operation: _Operation) -> None:
             _live.pop(operation.token, None)
             if operation.skipped is not None and operation.error is None:
                 operation.skipped()
+        if operation.ended is not None:
+            operation.ended()
     except BaseException:  # noqa: BLE001 -- the engine's thread has nobody to raise it to
-        _log.exception("%s: the callback for a skipped operation raised", operation.name)
+        _log.exception(
+            "%s: the callback for an operation that was skipped or has ended raised", operation.name
+        )
     finally:
         _held.pop(operation.token, None)
         if not _held:
@@ -319,8 +347,9 @@ _RUN: Final = RunFunction(_run_operation)
 _RELEASE: Final = ReleaseFunction(_release_operation)
 
 
-def _reserve_error_slots() -> None:
-    """Make the engine's list of errors so long that it is not moved later, while somebody reads it.
+def _reserve_error_slots() -> bool:
+    """Make the engine's list of errors so long that it is not moved later, while somebody reads it; return
+    whether there is none, since operations run inside the push.
 
     Each error goes in with an operation, comes out by being raised, and leaves a slot that the next `waitall`
     empties; the memory stays. NaiveEngine has no such list.
@@ -335,8 +364,9 @@ def _reserve_error_slots() -> None:
         except NetStormError as raised:
             if raised.__cause__ is not None:  # raised by the push itself
                 _log.warning("MXNET_ENGINE_TYPE=NaiveEngine: nothing overlaps with the network")
-                return
+                return True
     mx.nd.waitall()
+    return False
 
 
 def _finish_at_exit() -> None:
@@ -371,7 +401,9 @@ def _forget() -> None:
     forget_workers()
 
 
-_reserve_error_slots()
+RUNS_INLINE: Final = _reserve_error_slots()
+"""The engine is NaiveEngine."""
+
 _meet_normal_workers()
 atexit.register(_finish_at_exit)
 os.register_at_fork(after_in_parent=_started_anew, after_in_child=_forget)

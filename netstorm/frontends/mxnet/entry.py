@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from netstorm.errors import NetStormError
+from netstorm.frontends.mxnet.background import background
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.engine import RUNS_INLINE, Completion, NDArray, push_async
 from netstorm.frontends.mxnet.gradient_compression import GradientCompression, Residual
+from netstorm.frontends.mxnet.later_update import Aliases, LaterUpdate
 from netstorm.frontends.mxnet.private import PrivateArray
 from netstorm.frontends.mxnet.quick import queue_copy
 from netstorm.frontends.mxnet.row_entry import RowPushes
@@ -25,7 +28,19 @@ __all__ = ["Entry"]
 class Entry:
     """A key's value, and the array that its sums arrive in. All methods queue, and return at once."""
 
-    __slots__ = ("_merged", "_residual", "_rows", "_runtime", "_stored", "key", "skipped", "user_key")
+    __slots__ = (
+        "_aliases",
+        "_may_wait",
+        "_merged",
+        "_residual",
+        "_rows",
+        "_runtime",
+        "_stored",
+        "_total",
+        "key",
+        "skipped",
+        "user_key",
+    )
 
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         self.key: Final = key
@@ -35,8 +50,15 @@ class Entry:
         raises that failure."""
         self._runtime: Final = runtime
         self._stored: Final = PrivateArray(key.spec.shape, key.dtype)
+        shape = key.spec.shape
+        self._may_wait: Final = not RUNS_INLINE and self._stored.is_on_host and bool(shape) and all(shape)
+        """Its updates may be queued by another thread, which is not in MXNet's NumPy mode for odd shapes."""
         self._merged: PrivateArray | None = None
         """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
+        self._total: NDArray | None = None
+        """What `update` is to update with; None if another thread does."""
+        self._aliases: Aliases | None = None
+        """Made for the first update that another thread makes."""
         self._residual: Residual | None = None
         """Made at the first push under gradient compression."""
         self._rows: RowPushes | None = None
@@ -46,7 +68,7 @@ class Entry:
         """Give all ranks the value of the one that has one; the others contribute zeros."""
         if value is not None:
             self._stored.copy_from(value)
-        self._allreduce(self._stored, priority=0, rule="", contributes=value is not None)
+        self._allreduce(self._stored, contributes=value is not None)
 
     def push(
         self,
@@ -69,34 +91,47 @@ class Entry:
             if self._rows is None:
                 self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
             self._rows.push(values, priority=priority, rule=rule, said=said)
+            self._total = self._rows.take()
             return
         if any(sparse):
             values = [summed_rows(values, self.key)]
         if rule is None:
             # The sum replaces the stored value: it travels there, and is not copied again.
-            summed = self._stored
-        else:
-            if self._merged is None:
-                self._merged = PrivateArray(self.key.spec.shape, self.key.dtype)
-            summed = self._merged
-        summed.sum_of(values)
-        self._allreduce(summed, priority=priority, rule=said, contributes=True, compression=compression)
+            self._stored.sum_of(values)
+            self._allreduce(self._stored, priority=priority, rule=said, compression=compression)
+            return
+        if self._merged is None:
+            self._merged = PrivateArray(self.key.spec.shape, self.key.dtype)
+        merged = self._merged
+        merged.sum_of(values)
+        captured = rule.capture(self.user_key) if self._may_wait else None
+        if captured is None:
+            self._allreduce(merged, priority=priority, rule=said, compression=compression)
+            self._total = merged.array
+            return
+        if self._aliases is None:
+            self._aliases = Aliases(merged, self._stored)
+        update = LaterUpdate(self._runtime, rule, captured, self._aliases, self.key.name)
+        try:
+            self._allreduce(merged, priority=priority, rule=said, compression=compression, update=update)
+            background.call(update.queue)
+        except BaseException as error:  # Ctrl-C: the round must not wait for its update for ever
+            update.give_up(NetStormError(f"a push of {self.key.name} was cut short: {error!r}"))
+            raise
 
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push."""
-        merged = None if self._rows is None else self._rows.take()
-        if merged is None:
-            assert self._merged is not None
-            merged = self._merged.array
         key = self.key
         round, runtime = key.last_taken, self._runtime
-        rule.update(
-            self.user_key,
-            merged,
-            self._stored.array,
-            round=f"round {round} of {key.name} in store {key.spec.namespace}",
-            rank=runtime.rank,
-        )
+        total, self._total = self._total, None
+        if total is not None:
+            rule.update(
+                self.user_key,
+                total,
+                self._stored.array,
+                round=f"round {round} of {key.name} in store {key.spec.namespace}",
+                rank=runtime.rank,
+            )
         every = runtime.settings.compare_rounds
         if every and round % every == 0:
             self._compare_replicas(key)
@@ -114,12 +149,15 @@ class Entry:
         self,
         array: PrivateArray,
         *,
-        priority: int,
-        rule: str,
-        contributes: bool,
+        priority: int = 0,
+        rule: str = "",
+        contributes: bool = True,
         compression: GradientCompression | None = None,
+        update: LaterUpdate | None = None,
     ) -> None:
-        """Queue the network's part: `array` becomes the sum of the `array`s of all ranks that contribute."""
+        """Queue the network's part: `array` becomes the sum of the `array`s of all ranks that contribute, and
+        the value is updated with it, if there is a later `update`.
+        """
         key, runtime = self.key, self._runtime
         round = key.take_round()
         residual = None if compression is None else self._residual_of(key)
@@ -129,6 +167,8 @@ class Entry:
             source: Any = memory if contributes else None
             if residual is not None and compression is not None:
                 source = residual.quantise(memory, compression.threshold)
+            if update is not None:
+                update.begin(completion)
 
             runtime.submit(
                 Operation(
@@ -136,7 +176,7 @@ class Entry:
                     round=round,
                     source=source,
                     destination=memory,
-                    done=completion.end,
+                    done=completion.end if update is None else update.sum_arrived,
                     priority=priority,
                     rule=rule,
                     form=None if compression is None else compression.form,
@@ -149,13 +189,19 @@ class Entry:
                 f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
             )
 
+        writes = [array.array]
+        if residual is not None:
+            writes.append(residual.array)
+        if update is not None:
+            writes.append(self._stored.array)
         push_async(
             start,
             reads=(),
-            writes=(array.array,) if residual is None else (array.array, residual.array),
+            writes=writes,
             name="netstorm_allreduce",
             priority=priority,
             skipped=skipped,
+            ended=None if update is None else update.release,
         )
 
     def _residual_of(self, key: Key) -> Residual:

@@ -36,6 +36,9 @@ _library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- keeps Pyth
 _to_dlpack: Final = _library["MXNDArrayToDLPack"]
 _to_dlpack.restype = ctypes.c_int
 _to_dlpack.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
+_from_dlpack: Final = _library["MXNDArrayFromDLPackEx"]
+_from_dlpack.restype = ctypes.c_int
+_from_dlpack.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.POINTER(mx.base.NDArrayHandle)]
 _free_dlpack: Final = _library["MXNDArrayCallDLPackDeleter"]
 _free_dlpack.restype = ctypes.c_int
 _free_dlpack.argtypes = [ctypes.c_void_p]
@@ -76,6 +79,20 @@ class PrivateArray:
         Never waits. The array's memory lives at least as long as the view.
         """
         return memory_of(self.array)
+
+    @property
+    def is_on_host(self) -> bool:
+        """It is in ordinary memory, not in what a GPU's driver has pinned."""
+        return bool(_host().device_type == "cpu")
+
+    def alias(self) -> NDArray:
+        """Return an array of the same memory under a variable of its own: what waits for one of the two does
+        not wait for the other. The memory lives as long as either; never waits.
+        """
+        tensor, handle = ctypes.c_void_p(), mx.base.NDArrayHandle()
+        _check(_to_dlpack(self.array.handle, ctypes.byref(tensor)))
+        _check(_from_dlpack(tensor, False, ctypes.byref(handle)))  # takes the tensor
+        return mx.nd.NDArray(handle)
 
     def copy_from(self, source: NDArray) -> None:
         """Queue a copy of `source`, on any device and in any layout, to this array; returns at once."""

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.background import background
+from netstorm.frontends.mxnet.captured import Capture, Captured, can_be_captured
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
 from netstorm.frontends.mxnet.quick import keeping_lock
@@ -46,15 +48,18 @@ class _Updater(mx.optimizer.Updater):  # type: ignore[name-defined]
 
     def __call__(self, key: int | str, total: NDArray, stored: NDArray) -> None:
         """Update `stored`, with `total`; both are private arrays."""
-        optimizer = self.optimizer
-        optimizer._set_current_context(_HOST.device_id)  # noqa: SLF001 -- its updater's
+        self.optimizer._set_current_context(_HOST.device_id)  # noqa: SLF001 -- its updater's
+        self.update_by(self.optimizer, key, total, stored)
+
+    def update_by(self, optimizer: Any, key: int | str, total: NDArray, stored: NDArray) -> None:
+        """Update by the optimiser, or by a twin of it."""
         if key not in self.states:
             self.states[key] = optimizer.create_state_multi_precision(key, stored)
             self.states_synced[key] = True
         elif not self.states_synced[key]:
             self.states[key] = self.sync_state_context(self.states[key], stored.context)
             self.states_synced[key] = True
-        with keeping_lock() if type(optimizer) in _ONLY_QUEUE else contextlib.nullcontext():
+        with keeping_lock() if type(self.optimizer) in _ONLY_QUEUE else contextlib.nullcontext():
             if self.aggregate_updates:
                 optimizer.update_multi_precision((key,), (stored,), (total,), [self.states[key]])
             else:
@@ -72,6 +77,7 @@ class UpdateRule:
         """There is an optimiser, whose states can be saved."""
         self._draws: Final = draws
         self._text = text
+        self._capture: Capture | None = None
 
     @classmethod
     def of_optimizer(cls, optimizer: Any) -> UpdateRule:
@@ -101,12 +107,13 @@ class UpdateRule:
 
     def update(self, key: int | str, total: NDArray, stored: NDArray, *, round: str, rank: int) -> None:
         """Queue the update of `stored` with `total`, on the calling thread and at once: called later, it
-        would read later learning rates.
+        would read later learning rates. It waits until those that were captured before have been queued.
 
         Args:
             round: names this round of this key, the same on all ranks.
             rank: of this node.
         """
+        background.pass_through()
         if not self._draws:
             self.updater(key, total, stored)
             return
@@ -116,6 +123,25 @@ class UpdateRule:
             self.updater(key, total, stored)
         finally:
             mx.random.seed(_seed(f"{round} of rank {rank}"), ctx=_HOST)
+
+    def capture(self, key: int | str) -> Captured | None:
+        """Return an update of a key that may be queued later, by another thread, with what it is to read of
+        the optimiser now; None if it must be queued at once.
+
+        A key's first is: it makes the state, and what does not fit an optimiser shows there, in the push.
+        """
+        if not self.has_states or key not in self.updater.states:
+            return None
+        optimizer = self.updater.optimizer
+        if self._capture is None or self._capture.optimizer is not optimizer:
+            if not can_be_captured(optimizer):
+                return None
+            self._capture = Capture(optimizer)
+        return self._capture.update(key)
+
+    def apply(self, captured: Captured, total: NDArray, stored: NDArray) -> None:
+        """Queue an update that has been captured; on one thread, in order."""
+        self.updater.update_by(captured.prepared(), captured.key, total, stored)
 
     @property
     def fixed(self) -> str:
@@ -131,12 +157,14 @@ class UpdateRule:
 
     def save(self, path: str, *, dump_optimizer: bool) -> None:
         """Write the states, and if asked for the optimiser, to a file in MXNet's format."""
+        background.pass_through()
         write_atomically(path, self.updater.get_states(dump_optimizer))
 
     def load(self, path: str) -> None:
         """Take up saved states, and the optimiser that was saved with them, if one was. From now on the
         fingerprint tells them, too: a rank that has loaded others, or none, is an error and not a drift.
         """
+        background.pass_through()
         take_up(self.updater, path)
         self._text = f"{_fingerprint(self.updater.optimizer)} from states {digest_of(self.updater.states)}"
 

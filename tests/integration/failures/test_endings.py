@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.failures.scripts import (
     PLAIN_WAIT_FOR_THE_END,
     QUICK,
@@ -146,23 +148,55 @@ def test_an_exit_that_goes_around_sys_exit_is_an_early_end(tmp_path: Path) -> No
     assert_tidy(other)
 
 
-def test_an_operation_of_the_scripts_own_that_fails_is_what_its_user_sees(tmp_path: Path) -> None:
-    fails_in_the_engine = """
+@pytest.mark.parametrize("updates_before", [0, 2])  # those after the first are queued by another thread
+def test_an_operation_of_the_scripts_own_that_fails_is_what_its_user_sees(
+    tmp_path: Path, updates_before: int
+) -> None:
+    begin = f"""
 a, b = (mx.nd.ones((2, 2), dtype="float16") for _ in range(2))
-product = mx.nd.dot(a, b)  # the CPU has none for this type, which shows when it is computed
+kv.set_optimizer(mx.optimizer.SGD())
 kv.init("p", a)
+for _ in range({updates_before}):
+    kv.push("p", b)
+"""
+    fails_in_the_engine = """
+product = mx.nd.dot(b, b)  # the CPU has none for this type, which shows when it is computed
 kv.pushpull("p", product, out=a)
 while True:
     time.sleep(0.1)
     kv.pull("k", out=out)
 """
-    guilty, other = ends(
-        tmp_path, fails_in_the_engine, "kv.init('p', mx.nd.ones((2, 2), dtype='float16')); step()"
-    )
+    guilty, other = ends(tmp_path, begin + fails_in_the_engine, begin + "step()")
     assert guilty.code == 1
     assert "MXNetError" in guilty.err.splitlines()[-1] or "FP16" in guilty.err
     assert other.code == 1
     assert "has nothing to send: an operation that it depends on has failed" in other.err
+
+
+def test_an_update_that_fails_is_an_error_where_its_value_is_read_and_in_each_call_after(
+    tmp_path: Path,
+) -> None:
+    decays = """
+optimizer = mx.optimizer.contrib.GroupAdaGrad(learning_rate=0.5)
+kv.set_optimizer(optimizer)
+kv.init("p", mx.nd.ones((2, 2)))
+a = mx.nd.ones((2, 2))
+kv.pushpull("p", a, out=a)
+optimizer.wd = 0.1  # of which it has none, as it says in its update: the second, which another thread queues
+kv.pushpull("p", a, out=a)
+try:
+    a.asnumpy()
+except errors.NetStormError as error:
+    say("read:", "Weight decay is not supported" in str(error))
+while True:
+    time.sleep(0.1)
+    kv.pull("k", out=out)
+"""
+    ended = ends(tmp_path, decays, decays)
+    for end in ended:
+        assert end.code == 1
+        assert end.out == "read: True\n"
+        assert "Weight decay is not supported" in end.err.splitlines()[-1]
 
 
 def test_who_ends_first_goes_on_forwarding_and_all_end_well(tmp_path: Path) -> None:
