@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.compat import mx
@@ -11,7 +11,7 @@ from netstorm.frontends.mxnet.engine import NDArray
 from netstorm.frontends.mxnet.quick import kind_of
 from netstorm.kvstore.keys import Key
 
-__all__ = ["Group", "check_dense", "check_fits", "grouped", "paired_with_row_ids"]
+__all__ = ["Fitting", "Group", "check_dense", "check_fits", "grouped", "paired_with_row_ids"]
 
 Group = tuple[int | str, list[NDArray]]
 """A key and its arrays, one a device."""
@@ -118,6 +118,34 @@ def check_fits(arrays: Sequence[NDArray], key: Key, what: str) -> None:
                 f"{what} of key {key.name!r}: the array is {kind.shape} {kind.dtype}, the key "
                 f"was initialised as {key.spec.shape} {key.spec.dtype}"
             )
+
+
+class Fitting:
+    """What has been found to fit: a script pushes and pulls the same arrays in each step.
+
+    An array's handle is a Python object of its own, and what it stands for keeps its shape and type. To keep
+    the handle keeps nothing of the array.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: Final[dict[Key, tuple[object, object]]] = {}
+        """The handles of the last two: a key is pushed from one array and pulled to another."""
+
+    def check(self, arrays: Sequence[NDArray], key: Key, what: str) -> None:
+        """Do what `check_fits` does, if need be."""
+        if len(arrays) != 1:
+            check_fits(arrays, key, what)
+            return
+        handle = arrays[0].handle
+        last = self._last.get(key, _NONE)
+        if handle is not last[0] and handle is not last[1]:
+            check_fits(arrays, key, what)
+            self._last[key] = handle, last[0]
+
+
+_NONE: Final = (None, None)
 
 
 def _key(key: Any, what: str) -> int | str:

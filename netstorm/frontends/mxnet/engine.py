@@ -54,16 +54,27 @@ from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import (
     EngineCallback,
     NDArray,
+    Operands,
     ReleaseFunction,
     RunFunction,
     push,
-    variable_of,
 )
 from netstorm.frontends.mxnet.engine_errors import as_mxnet_error
 from netstorm.frontends.mxnet.engine_workers import compute_in_background, forget_workers, normal_workers
 from netstorm.pslite.interpreter_lock import calls, give_way
 
-__all__ = ["RUNS_INLINE", "Completion", "NDArray", "drain", "fail_all", "finish", "live_count", "push_async"]
+__all__ = [
+    "RUNS_INLINE",
+    "Completion",
+    "NDArray",
+    "Operands",
+    "drain",
+    "fail_all",
+    "finish",
+    "live_count",
+    "push_async",
+    "push_on",
+]
 
 _ERROR_SLOTS: Final = 2048
 """More operations than the largest models leave outstanding; to fill them takes some 0.15 s."""
@@ -192,37 +203,63 @@ def push_async(
     name: str,
     priority: int = 0,
     skipped: Callable[[], None] | None = None,
+    among_operators: bool = False,
+) -> None:
+    """Queue an operation that the engine starts once `reads` and `writes` are ready; see `push_on`.
+
+    Args:
+        start: see `push_on`.
+        reads: arrays whose values the operation uses; several operations may do so at a time.
+        writes: arrays that it changes. An array may be in both, and several may be views of one.
+        name: see `push_on`, and so for the others.
+
+    Raises:
+        UsageError: something in `reads` or `writes` is no NDArray, or one without memory.
+        NetStormError: see `push_on`.
+    """
+    push_on(
+        Operands(reads, writes),
+        start,
+        name=name,
+        priority=priority,
+        skipped=skipped,
+        among_operators=among_operators,
+    )
+
+
+def push_on(
+    operands: Operands,
+    start: Callable[[Completion], None],
+    *,
+    name: str,
+    priority: int = 0,
+    skipped: Callable[[], None] | None = None,
     ended: Callable[[], None] | None = None,
     silent: bool = False,
     among_operators: bool = False,
 ) -> None:
-    """Queue an operation that the engine starts once `reads` and `writes` are ready, and return at once.
+    """Queue an operation that the engine starts once its arrays are ready, and return at once.
 
     Costs tens of microseconds. Under NaiveEngine it blocks until the operation has completed.
 
     Args:
+        operands: the arrays; may be used again and again.
         start: called in a thread of the engine (under NaiveEngine in this one). It must not block, nor wait
-            for an
-            array: it hands the `Completion` on. An exception that it raises fails the operation. From here to
-                the completion the arrays' memory is the operation's (`private.PrivateArray.memory`).
-        reads: arrays whose values the operation uses; several operations may do so at a time.
-        writes: arrays that it changes. An array may be in both, and several may be views of one.
+            for an array: it hands the `Completion` on. An exception that it raises fails the operation. From
+            here to the completion the arrays' memory is the operation's (`private.PrivateArray.memory`).
         name: what MXNet's profiler and our log call it. Kept for ever: use a bounded number of names.
         priority: larger first, among operations that are ready and wait for a thread.
-        skipped: called instead of `start`, in a thread of the engine or before `push_async` returns, if one
-            of the arrays is what a failed operation should have written; must not block. Whoever reads
-            `writes` gets that failure.
+        skipped: called instead of `start`, in a thread of the engine or before this returns, if one of the
+            arrays is what a failed operation should have written; must not block. Whoever reads what this
+            one should have written gets that failure.
         ended: called last, in any thread, however the operation ended: completed, failed before or after its
             start, or skipped. It must not block.
-        silent: nobody but us reads `writes`: an error is no more than the operation's end.
+        silent: nobody but us reads what it writes: an error is no more than the operation's end.
         among_operators: start it in a thread that runs MXNet's operators, behind those that are ready.
 
     Raises:
-        UsageError: something in `reads` or `writes` is no NDArray, or one without memory.
         NetStormError: only under NaiveEngine, what `Completion.fail` was given, as `as_mxnet_error` puts it.
     """
-    written = {variable_of(array): array for array in writes}
-    read = {variable: array for array in reads if (variable := variable_of(array)) not in written}
     operation = _Operation(start, skipped, ended, name, silent=silent)
     token = operation.token
     _live[token] = _held[token] = operation
@@ -233,8 +270,7 @@ def push_async(
             _RUN,
             _RELEASE,
             token,
-            reads=read.values(),
-            writes=written.values(),
+            operands,
             priority=priority,
             name=name,
             among_operators=among_operators,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_errors import native_error
 
-__all__ = ["EngineCallback", "NDArray", "ReleaseFunction", "RunFunction", "push", "variable_of"]
+__all__ = ["EngineCallback", "NDArray", "Operands", "ReleaseFunction", "RunFunction", "push", "variable_of"]
 
 NDArray: TypeAlias = Any
 """An `mxnet.nd.NDArray` (MXNet has no types)."""
@@ -60,6 +60,9 @@ class _CallbackOnComplete(ctypes.Structure):
 _CPU: Final = _Context(1, 0)
 _NORMAL: Final = ctypes.c_int(0)  # mxnet::FnProperty, mxnet/engine.h: kNormal, which operators have
 _CPU_PRIORITIZED: Final = ctypes.c_int(3)
+_CPU_AT: Final = ctypes.addressof(_CPU)
+_NORMAL_AT: Final = ctypes.byref(_NORMAL)
+_CPU_PRIORITIZED_AT: Final = ctypes.byref(_CPU_PRIORITIZED)
 _names: Final[dict[str, bytes]] = {}  # the engine keeps the pointer, and the profiler reads it much later
 
 # One error at a time goes into the engine's list of errors, which has no lock of its own. Reentrant, since a
@@ -90,13 +93,36 @@ class EngineCallback(NamedTuple):
                 on_complete(self.engine, self.operation, address)
 
 
+class Operands:
+    """The arrays that an operation reads and writes, as the engine takes them.
+
+    To make it costs several us: an operation on the same arrays, time and again, keeps it.
+    """
+
+    __slots__ = ("_arrays", "reads", "reads_count", "writes", "writes_count")
+
+    def __init__(self, reads: Iterable[NDArray], writes: Iterable[NDArray]) -> None:
+        """Each variable becomes part of it once, writing wins: one that occurs twice waits for itself for
+        ever.
+
+        Raises:
+            UsageError: something is no NDArray, or one without memory.
+        """
+        written = {variable_of(array): array for array in writes}
+        read = {variable: array for array in reads if (variable := variable_of(array)) not in written}
+        self._arrays: Final = (*read.values(), *written.values())  # must live as long as their handles
+        self.reads: Final = _handles(read.values())
+        self.reads_count: Final = len(read)
+        self.writes: Final = _handles(written.values())
+        self.writes_count: Final = len(written)
+
+
 def push(
     run: Any,
     release: Any,
     token: int,
+    operands: Operands,
     *,
-    reads: Collection[NDArray],
-    writes: Collection[NDArray],
     priority: int,
     name: str,
     among_operators: bool = False,
@@ -104,19 +130,19 @@ def push(
     """Give the engine an operation.
 
     It will call `run` (a `RunFunction`) with `token` at most once, and `release` (a `ReleaseFunction`) once
-    after. The arrays must have different variables: one that occurs twice waits for itself for ever.
+    after.
     """
     mx.base.check_call(
         _push(
             run,
             token,
             release,
-            ctypes.addressof(_CPU),
-            _handles(reads),
-            len(reads),
-            _handles(writes),
-            len(writes),
-            ctypes.byref(_NORMAL if among_operators else _CPU_PRIORITIZED),
+            _CPU_AT,
+            operands.reads,
+            operands.reads_count,
+            operands.writes,
+            operands.writes_count,
+            _NORMAL_AT if among_operators else _CPU_PRIORITIZED_AT,
             priority,
             _names.setdefault(name, name.encode()),
             False,

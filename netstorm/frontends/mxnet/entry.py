@@ -10,11 +10,11 @@ import numpy as np
 from netstorm.errors import NetStormError
 from netstorm.frontends.mxnet.background import background
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import RUNS_INLINE, Completion, NDArray, push_async
+from netstorm.frontends.mxnet.engine import RUNS_INLINE, Completion, NDArray, Operands, push_async, push_on
 from netstorm.frontends.mxnet.gradient_compression import GradientCompression, Residual
-from netstorm.frontends.mxnet.later_update import Aliases, LaterUpdate
+from netstorm.frontends.mxnet.later_update import LaterUpdate, UpdatedArrays
 from netstorm.frontends.mxnet.private import PrivateArray
-from netstorm.frontends.mxnet.quick import queue_copy
+from netstorm.frontends.mxnet.quick import is_dense, queue_copy
 from netstorm.frontends.mxnet.row_entry import RowPushes
 from netstorm.frontends.mxnet.row_rounds import summed_rows
 from netstorm.frontends.mxnet.update_rule import UpdateRule
@@ -29,7 +29,7 @@ class Entry:
     """A key's value, and the array that its sums arrive in. All methods queue, and return at once."""
 
     __slots__ = (
-        "_aliases",
+        "_arrays",
         "_may_wait",
         "_merged",
         "_residual",
@@ -57,7 +57,7 @@ class Entry:
         """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
         self._total: NDArray | None = None
         """What `update` is to update with; None if another thread does."""
-        self._aliases: Aliases | None = None
+        self._arrays: UpdatedArrays | None = None
         """Made for the first update that another thread makes."""
         self._residual: Residual | None = None
         """Made at the first push under gradient compression."""
@@ -86,14 +86,14 @@ class Entry:
             said: its fingerprint.
             compression: how their sum over the devices travels; None: as it is.
         """
-        sparse = [value.stype == "row_sparse" for value in values]
-        if all(sparse):
+        dense = [is_dense(value) for value in values]
+        if not any(dense):
             if self._rows is None:
                 self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
             self._rows.push(values, priority=priority, rule=rule, said=said)
             self._total = self._rows.take()
             return
-        if any(sparse):
+        if not all(dense):
             values = [summed_rows(values, self.key)]
         if rule is None:
             # The sum replaces the stored value: it travels there, and is not copied again.
@@ -109,9 +109,9 @@ class Entry:
             self._allreduce(merged, priority=priority, rule=said, compression=compression)
             self._total = merged.array
             return
-        if self._aliases is None:
-            self._aliases = Aliases(merged, self._stored)
-        update = LaterUpdate(self._runtime, rule, captured, self._aliases, self.key.name)
+        if self._arrays is None:
+            self._arrays = UpdatedArrays(merged, self._stored)
+        update = LaterUpdate(self._runtime, rule, captured, self._arrays, self.key.name)
         try:
             self._allreduce(merged, priority=priority, rule=said, compression=compression, update=update)
             background.call(update.queue)
@@ -139,11 +139,11 @@ class Entry:
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the value, as it is after all that was pushed before."""
         for out in outs:
-            if out.stype == "row_sparse":
+            if is_dense(out):
+                self._stored.copy_to(out)
+            else:
                 with mx.autograd.pause():
                     queue_copy(mx.nd.cast_storage(self._stored.array, "row_sparse"), out)
-            else:
-                self._stored.copy_to(out)
 
     def _allreduce(
         self,
@@ -189,20 +189,26 @@ class Entry:
                 f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
             )
 
-        writes = [array.array]
-        if residual is not None:
-            writes.append(residual.array)
-        if update is not None:
-            writes.append(self._stored.array)
-        push_async(
+        push_on(
+            self._operands(array, residual, update),
             start,
-            reads=(),
-            writes=writes,
             name="netstorm_allreduce",
             priority=priority,
             skipped=skipped,
             ended=None if update is None else update.release,
         )
+
+    def _operands(
+        self, array: PrivateArray, residual: Residual | None, update: LaterUpdate | None
+    ) -> Operands:
+        if update is not None and residual is None:
+            return update.operands
+        writes = [array.array]
+        if residual is not None:
+            writes.append(residual.array)
+        if update is not None:
+            writes.append(self._stored.array)
+        return Operands((), writes)
 
     def _residual_of(self, key: Key) -> Residual:
         if self._residual is None:

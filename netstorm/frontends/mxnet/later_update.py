@@ -19,36 +19,34 @@ from typing import Final
 
 from netstorm.errors import NetStormError
 from netstorm.frontends.mxnet.captured import Captured
-from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.engine import Completion, Operands, push_on
 from netstorm.frontends.mxnet.private import PrivateArray
 from netstorm.frontends.mxnet.update_rule import UpdateRule
 from netstorm.kvstore.runtime import Runtime
 
-__all__ = ["Aliases", "LaterUpdate"]
+__all__ = ["LaterUpdate", "UpdatedArrays"]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Aliases:
-    """What the other thread knows a key's two arrays by. Keep it as long as the key lives."""
+class UpdatedArrays:
+    """A key's two arrays, and what the other thread knows them by. Keep it as long as the key lives."""
 
-    __slots__ = ("stored", "total")
+    __slots__ = ("aliases", "operands", "stored", "total")
 
     def __init__(self, total: PrivateArray, stored: PrivateArray) -> None:
+        self.operands: Final = Operands((), (total.array, stored.array))
+        """Of the round."""
         self.total: Final = total.alias()
         self.stored: Final = stored.alias()
-
-    @property
-    def both(self) -> tuple[NDArray, NDArray]:
-        """The arrays."""
-        return self.total, self.stored
+        self.aliases: Final = Operands((), (self.total, self.stored))
 
 
 class LaterUpdate:
     """The update of one round of one key. Its methods are called by the threads that they name."""
 
     __slots__ = (
-        "_aliases",
+        "_arrays",
         "_arrived",
         "_captured",
         "_error",
@@ -60,7 +58,7 @@ class LaterUpdate:
     )
 
     def __init__(
-        self, runtime: Runtime, rule: UpdateRule, captured: Captured, aliases: Aliases, name: str
+        self, runtime: Runtime, rule: UpdateRule, captured: Captured, arrays: UpdatedArrays, name: str
     ) -> None:
         """Prepare it.
 
@@ -68,18 +66,23 @@ class LaterUpdate:
             runtime: told if it fails.
             rule: whose updater keeps the key's state.
             captured: the update, by `rule`.
-            aliases: the key's.
+            arrays: the key's.
             name: of the round, for errors.
         """
         self._runtime: Final = runtime
         self._rule: Final = rule
         self._captured: Final = captured
-        self._aliases: Final = aliases
+        self._arrays: Final = arrays
         self._name: Final = name
         self._round: Completion | None = None
         self._sum: Completion | None = None
         self._arrived = False
         self._error: BaseException | None = None
+
+    @property
+    def operands(self) -> Operands:
+        """What the round writes."""
+        return self._arrays.operands
 
     def begin(self, completion: Completion) -> None:
         """The round has been started (a thread of the engine)."""
@@ -108,16 +111,14 @@ class LaterUpdate:
 
     def queue(self) -> None:
         """Queue the update's operations (the other thread)."""
-        arrays = self._aliases.both
-        push_async(self._wait_for_sum, reads=(), writes=arrays, name="netstorm_sum", silent=True)
+        arrays = self._arrays
+        push_on(arrays.aliases, self._wait_for_sum, name="netstorm_sum", silent=True)
         try:
-            self._rule.apply(self._captured, *arrays)
+            self._rule.apply(self._captured, arrays.total, arrays.stored)
         except Exception as error:  # noqa: BLE001 -- an optimiser may fail in any way
             _log.exception("%s: the update failed", self._name)
             self.give_up(NetStormError(f"the update of {self._name} failed: {type(error).__name__}: {error}"))
-        push_async(
-            self._end, reads=(), writes=arrays, name="netstorm_updated", skipped=self._failed, silent=True
-        )
+        push_on(arrays.aliases, self._end, name="netstorm_updated", skipped=self._failed, silent=True)
 
     def _wait_for_sum(self, completion: Completion) -> None:
         self._sum = completion

@@ -26,7 +26,7 @@ import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.copying import queue_dense_copy
+from netstorm.frontends.mxnet.copying import Outlet, queue_dense_copy
 from netstorm.frontends.mxnet.engine_binding import NDArray
 
 __all__ = ["PrivateArray", "memory_of"]
@@ -51,7 +51,7 @@ class PrivateArray:
     and to look again would cost each push and pull 5 us.
     """
 
-    __slots__ = ("array", "dtype", "shape")
+    __slots__ = ("_outlet", "array", "dtype", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         """Allocate it; the contents are arbitrary.
@@ -67,6 +67,7 @@ class PrivateArray:
         self.dtype: Final[np.dtype[Any]] = _known(dtype)
         with _any_shape(self.shape):
             self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=_host(), dtype=self.dtype)
+        self._outlet: Outlet | None = None
 
     @classmethod
     def like(cls, array: NDArray) -> PrivateArray:
@@ -100,7 +101,10 @@ class PrivateArray:
 
     def copy_to(self, out: NDArray) -> None:
         """Queue a copy of this array to `out`, on any device and in any layout; returns at once."""
-        self._copy(self.array, out)
+        if self._outlet is None:
+            with _any_shape(self.shape):
+                self._outlet = Outlet(self.array)
+        self._outlet.queue_copy(out)
 
     def sum_of(self, sources: Sequence[NDArray]) -> None:
         """Queue the sum of `sources`, one a device, from left to right; returns at once.

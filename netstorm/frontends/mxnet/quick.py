@@ -19,7 +19,7 @@ import numpy as np
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
 
-__all__ = ["Kind", "keeping_lock", "kind_of", "queue_copy"]
+__all__ = ["Kind", "is_dense", "keeping_lock", "kind_of", "queue_copy"]
 
 _check: Final = mx.base.check_call
 _library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- the only handle there is
@@ -57,8 +57,7 @@ def kind_of(array: NDArray) -> Kind:
     """Return an array's shape and type, and whether it is dense."""
     handle = array.handle
     number = ctypes.c_int()
-    _check(_storage(handle, ctypes.byref(number)))
-    dense = number.value == _DENSE
+    dense = is_dense(array)
     _check(_dtype(handle, ctypes.byref(number)))
     dtype = _TYPES[number.value]
     if _SHAPE_64:
@@ -68,6 +67,13 @@ def kind_of(array: NDArray) -> Kind:
     sides = ctypes.POINTER(ctypes.c_int)()
     _check(_shape(handle, ctypes.byref(number), ctypes.byref(sides)))
     return Kind(dense, tuple(sides[: number.value]), dtype)
+
+
+def is_dense(array: NDArray) -> bool:
+    """Return whether an array is neither row-sparse nor of compressed rows."""
+    number = ctypes.c_int()
+    _check(_storage(array.handle, ctypes.byref(number)))
+    return number.value == _DENSE
 
 
 def queue_copy(source: NDArray, target: NDArray) -> None:

@@ -15,7 +15,14 @@ import ctypes
 from typing import Any, ClassVar, Final
 
 from netstorm.errors import Closed, UsageError
-from netstorm.frontends.mxnet.arguments import Group, check_dense, check_fits, grouped, paired_with_row_ids
+from netstorm.frontends.mxnet.arguments import (
+    Fitting,
+    Group,
+    check_dense,
+    check_fits,
+    grouped,
+    paired_with_row_ids,
+)
 from netstorm.frontends.mxnet.commands import dead_nodes, obey
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.entry import Entry
@@ -62,6 +69,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         self._runtime: Final[Runtime] = runtime_of_this_process()
         self._namespace: Final = self._runtime.open_namespace()
         self._entries: Final[dict[int | str, Entry | RowEntry]] = {}
+        self._fitting: Final = Fitting()
         self._rule: UpdateRule | None = None
         self._compression: GradientCompression | None = None
         profile_here(self.rank)
@@ -337,7 +345,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                     f"{what} of key {user_key!r}, which has not been initialised; init it first "
                     f"(keys: {known})"
                 )
-            check_fits(arrays, entry.key, what)
+            self._fitting.check(arrays, entry.key, what)
             found.append((entry, arrays))
         return found
 

@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.copying import queue_dense_copy
+from netstorm.frontends.mxnet.copying import Outlet, queue_dense_copy
 
 
 def test_a_copied_array_is_free_again() -> None:
@@ -45,3 +45,18 @@ def test_threads_that_copy_at_the_same_time_each_copy_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_an_outlet_copies_what_the_array_holds_by_then_and_keeps_its_memory() -> None:
+    source = mx.nd.zeros((5, 3))
+    outlet = Outlet(source)
+    targets = [mx.nd.zeros((5, 3), ctx=mx.cpu(device)) for device in range(4)]
+    for number, target in enumerate(targets):
+        source[:] = number
+        outlet.queue_copy(target)
+        source += 100
+    del source
+    gc.collect()
+    outlet.queue_copy(targets[0])
+    assert [target.asnumpy().min() for target in targets] == [103, 1, 2, 3]
+    assert [target.asnumpy().max() for target in targets] == [103, 1, 2, 3]
