@@ -60,57 +60,58 @@ class Captured(NamedTuple):
     weight_decays: list[float]
     updates: int
     """Of this key, with this one."""
-    changed: dict[str, Any] | None
-    """The twin's other hyper-parameters from here on, if they are not those of the update before."""
+    others: dict[str, Any]
+    """The other hyper-parameters; one object as long as none changes."""
 
     def prepared(self) -> Any:
-        """Return the twin, with all this. Only for the thread that queues the operations, in order."""
-        if self.changed is not None:
-            vars(self.twin).update(self.changed)
-        self.twin.use(self.key, self.learning_rates, self.weight_decays, self.updates)
+        """Return the twin, with all this. One thread at a time, which uses it before the next."""
+        self.twin.use(self)
         return self.twin
 
 
 class Capture:
     """Captures the updates of one optimiser, on the script's thread."""
 
-    __slots__ = ("_look", "_names", "_seen", "_twin", "optimizer")
+    __slots__ = ("_look", "_names", "_others", "_seen", "_twin", "optimizer")
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer: Final = optimizer
         self._twin: Final = _twin_of(optimizer)
         self._names: Final = sorted(vars(optimizer).keys() - _ASKED_FOR)
         self._look: Final = operator.attrgetter(*self._names)
-        self._seen: tuple[Any, ...] = self._look(optimizer)
+        self._seen: tuple[Any, ...] = ()
+        self._others: dict[str, Any] = {}
 
     def update(self, key: int | str) -> Captured:
         """Count an update of a key, and return what it is to use."""
         optimizer = self.optimizer
         optimizer._set_current_context(0)  # noqa: SLF001 -- its updater's, all four
         optimizer._update_count(key)  # noqa: SLF001
-        seen, changed = self._look(optimizer), None
+        seen = self._look(optimizer)
         if seen != self._seen:
-            self._seen = seen
-            changed = dict(zip(self._names, seen, strict=True))
+            self._seen, self._others = seen, dict(zip(self._names, seen, strict=True))
         return Captured(
             self._twin,
             key,
             optimizer._get_lrs((key,)),  # noqa: SLF001
             optimizer._get_wds((key,)),  # noqa: SLF001
             optimizer._index_update_count[key],  # noqa: SLF001
-            changed,
+            self._others,
         )
 
 
 class _Twin:
     """What a twin has instead of an optimiser's own."""
 
-    def use(
-        self, key: int | str, learning_rates: list[float], weight_decays: list[float], updates: int
-    ) -> None:
+    _others: dict[str, Any] | None = None
+
+    def use(self, captured: Captured) -> None:
         """Take what the next update is to use."""
-        self._learning_rates, self._weight_decays = learning_rates, weight_decays
-        self._index_update_count = {key: updates}
+        if captured.others is not self._others:
+            self._others = captured.others
+            vars(self).update(captured.others)
+        self._learning_rates, self._weight_decays = captured.learning_rates, captured.weight_decays
+        self._index_update_count = {captured.key: captured.updates}
 
     def _update_count(self, _index: Any) -> None:
         """It has been counted."""

@@ -128,7 +128,6 @@ class _Operation:
 
     __slots__ = (
         "callback",
-        "ended",
         "error",
         "inline",
         "name",
@@ -143,14 +142,12 @@ class _Operation:
         self,
         start: Callable[[Completion], None],
         skipped: Callable[[], None] | None,
-        ended: Callable[[], None] | None,
         name: str,
         *,
         silent: bool,
     ) -> None:
         self.token: Final = next(_tokens)
         self.name: Final = name
-        self.ended: Final = ended
         self.silent: Final = silent
         self.start: Callable[[Completion], None] | None = start
         self.skipped: Callable[[], None] | None = skipped
@@ -234,7 +231,6 @@ def push_on(
     name: str,
     priority: int = 0,
     skipped: Callable[[], None] | None = None,
-    ended: Callable[[], None] | None = None,
     silent: bool = False,
     among_operators: bool = False,
 ) -> None:
@@ -252,15 +248,13 @@ def push_on(
         skipped: called instead of `start`, in a thread of the engine or before this returns, if one of the
             arrays is what a failed operation should have written; must not block. Whoever reads what this
             one should have written gets that failure.
-        ended: called last, in any thread, however the operation ended: completed, failed before or after its
-            start, or skipped. It must not block.
         silent: nobody but us reads what it writes: an error is no more than the operation's end.
         among_operators: start it in a thread that runs MXNet's operators, behind those that are ready.
 
     Raises:
         NetStormError: only under NaiveEngine, what `Completion.fail` was given, as `as_mxnet_error` puts it.
     """
-    operation = _Operation(start, skipped, ended, name, silent=silent)
+    operation = _Operation(start, skipped, name, silent=silent)
     token = operation.token
     _live[token] = _held[token] = operation
     outer = getattr(_pushing, "token", None)
@@ -366,12 +360,8 @@ def _let_go(operation: _Operation) -> None:
             _live.pop(operation.token, None)
             if operation.skipped is not None and operation.error is None:
                 operation.skipped()
-        if operation.ended is not None:
-            operation.ended()
     except BaseException:  # noqa: BLE001 -- the engine's thread has nobody to raise it to
-        _log.exception(
-            "%s: the callback for an operation that was skipped or has ended raised", operation.name
-        )
+        _log.exception("%s: the callback for a skipped operation raised", operation.name)
     finally:
         _held.pop(operation.token, None)
         if not _held:

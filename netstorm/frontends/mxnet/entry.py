@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from netstorm.errors import NetStormError
-from netstorm.frontends.mxnet.background import background
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import RUNS_INLINE, Completion, NDArray, Operands, push_async, push_on
 from netstorm.frontends.mxnet.gradient_compression import GradientCompression, Residual
@@ -30,6 +28,7 @@ class Entry:
 
     __slots__ = (
         "_arrays",
+        "_is_held",
         "_may_wait",
         "_merged",
         "_residual",
@@ -57,6 +56,8 @@ class Entry:
         """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
         self._total: NDArray | None = None
         """What `update` is to update with; None if another thread does."""
+        self._is_held = False
+        """Rounds hold the value until another thread has queued their updates."""
         self._arrays: UpdatedArrays | None = None
         """Made for the first update that another thread makes."""
         self._residual: Residual | None = None
@@ -112,12 +113,8 @@ class Entry:
         if self._arrays is None:
             self._arrays = UpdatedArrays(merged, self._stored)
         update = LaterUpdate(self._runtime, rule, captured, self._arrays, self.key.name)
-        try:
-            self._allreduce(merged, priority=priority, rule=said, compression=compression, update=update)
-            background.call(update.queue)
-        except BaseException as error:  # Ctrl-C: the round must not wait for its update for ever
-            update.give_up(NetStormError(f"a push of {self.key.name} was cut short: {error!r}"))
-            raise
+        self._is_held = True
+        self._allreduce(merged, priority=priority, rule=said, compression=compression, update=update)
 
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push."""
@@ -125,6 +122,7 @@ class Entry:
         round, runtime = key.last_taken, self._runtime
         total, self._total = self._total, None
         if total is not None:
+            self.settle()
             rule.update(
                 self.user_key,
                 total,
@@ -135,6 +133,12 @@ class Entry:
         every = runtime.settings.compare_rounds
         if every and round % every == 0:
             self._compare_replicas(key)
+
+    def settle(self) -> None:
+        """Wait until the updates that other threads queue have been made: the optimiser's state is known."""
+        if self._is_held:
+            self._stored.array.wait_to_read()
+            self._is_held = False
 
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the value, as it is after all that was pushed before."""
@@ -195,7 +199,6 @@ class Entry:
             name="netstorm_allreduce",
             priority=priority,
             skipped=skipped,
-            ended=None if update is None else update.release,
         )
 
     def _operands(

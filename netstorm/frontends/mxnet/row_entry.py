@@ -93,6 +93,9 @@ class RowEntry:
         if every and round % every == 0:
             self._rounds.compare(self._stored)
 
+    def settle(self) -> None:
+        """Updates of rows are queued by the script's thread: the optimiser's state is known."""
+
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the whole value, as it is after all that was pushed before, to dense or row-sparse arrays."""
         dense = None

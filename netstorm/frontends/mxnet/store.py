@@ -256,6 +256,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
             raise UsageError(
                 "save_optimizer_states: call set_optimizer first; there are no states without an optimizer"
             )
+        self._settle()
         self._rule.save(fname, dump_optimizer=dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -267,6 +268,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         """
         if self._rule is None or not self._rule.has_states:
             raise UsageError("load_optimizer_states: call set_optimizer first, then load its states")
+        self._settle()
         self._rule.load(fname)
 
     def _barrier(self) -> None:
@@ -318,6 +320,11 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         if rule is not None:
             for entry, _ in pushed:
                 entry.update(rule)
+
+    def _settle(self) -> None:
+        """Wait until the optimiser has made all updates that were pushed."""
+        for entry in self._entries.values():
+            entry.settle()
 
     def _pull_rows(self, entry: Any, out: Any, row_ids: Any, priority: int) -> None:
         entry.pull_rows(out, row_ids)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.background import background
 from netstorm.frontends.mxnet.captured import Capture, Captured, can_be_captured
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine_binding import NDArray
@@ -107,13 +106,12 @@ class UpdateRule:
 
     def update(self, key: int | str, total: NDArray, stored: NDArray, *, round: str, rank: int) -> None:
         """Queue the update of `stored` with `total`, on the calling thread and at once: called later, it
-        would read later learning rates. It waits until those that were captured before have been queued.
+        would read later learning rates.
 
         Args:
             round: names this round of this key, the same on all ranks.
             rank: of this node.
         """
-        background.pass_through()
         if not self._draws:
             self.updater(key, total, stored)
             return
@@ -140,7 +138,7 @@ class UpdateRule:
         return self._capture.update(key)
 
     def apply(self, captured: Captured, total: NDArray, stored: NDArray) -> None:
-        """Queue an update that has been captured; on one thread, in order."""
+        """Queue an update that has been captured. One thread at a time; a key's in order."""
         self.updater.update_by(captured.prepared(), captured.key, total, stored)
 
     @property
@@ -157,14 +155,12 @@ class UpdateRule:
 
     def save(self, path: str, *, dump_optimizer: bool) -> None:
         """Write the states, and if asked for the optimiser, to a file in MXNet's format."""
-        background.pass_through()
         write_atomically(path, self.updater.get_states(dump_optimizer))
 
     def load(self, path: str) -> None:
         """Take up saved states, and the optimiser that was saved with them, if one was. From now on the
         fingerprint tells them, too: a rank that has loaded others, or none, is an error and not a drift.
         """
-        background.pass_through()
         take_up(self.updater, path)
         self._text = f"{_fingerprint(self.updater.optimizer)} from states {digest_of(self.updater.states)}"
 

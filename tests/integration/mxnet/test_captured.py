@@ -39,7 +39,8 @@ def updated(make: Callable[[], Any], change: Change, dtype: str = "float32", *, 
         make: makes the optimiser.
         change: given the optimiser and the number of the update.
         dtype: of the weights.
-        late: the second half of each update comes after all steps, in another thread; else all is at once.
+        late: the second half of each update comes after all steps, in another thread, one key after the
+            other; else all is at once.
     """
     optimizer = make()
     rule = UpdateRule.of_optimizer(optimizer)
@@ -59,6 +60,9 @@ def updated(make: Callable[[], Any], change: Change, dtype: str = "float32", *, 
     assert len(second_halves) == (len(SHAPES) * (STEPS - 1) if late else 0)
 
     def apply() -> None:
+        second_halves.sort(
+            key=lambda half: str(half[0].key), reverse=True
+        )  # sums of different keys come in any order
         for captured, pushed, weight in second_halves:
             rule.apply(captured, pushed, weight)
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from netstorm.frontends.mxnet.background import background
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.update_rule import UpdateRule
 from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
 
 EVERYBODY = sum(range(1, NODES + 1))
@@ -25,19 +26,18 @@ EVERYBODY = sum(range(1, NODES + 1))
 
 @contextmanager
 def held_up() -> Iterator[None]:
-    """Let the other thread do nothing."""
-    go_on, holds = threading.Event(), threading.Event()
+    """Let the other thread wait with updates."""
+    go_on, apply = threading.Event(), UpdateRule.apply
 
-    def hold() -> None:
-        holds.set()
+    def wait_and_apply(rule: UpdateRule, *arguments: Any) -> None:
         go_on.wait(60)
+        apply(rule, *arguments)
 
-    background.call(hold)
-    assert holds.wait(20)
-    try:
-        yield
-    finally:
-        go_on.set()
+    with patch.object(UpdateRule, "apply", wait_and_apply):
+        try:
+            yield
+        finally:
+            go_on.set()
 
 
 def begun(kv: Any, key: str, optimizer: Any, *shape: int) -> Any:
