@@ -49,9 +49,8 @@ class Entry:
         raises that failure."""
         self._runtime: Final = runtime
         self._stored: Final = PrivateArray(key.spec.shape, key.dtype)
-        shape = key.spec.shape
-        self._may_wait: Final = not RUNS_INLINE and self._stored.is_on_host and bool(shape) and all(shape)
-        """Its updates may be queued by another thread, which is not in MXNet's NumPy mode for odd shapes."""
+        self._may_wait: Final = not RUNS_INLINE and self._stored.may_have_alias
+        """Its updates may be queued by another thread."""
         self._merged: PrivateArray | None = None
         """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
         self._total: NDArray | None = None

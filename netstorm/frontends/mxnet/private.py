@@ -51,7 +51,7 @@ class PrivateArray:
     and to look again would cost each push and pull 5 us.
     """
 
-    __slots__ = ("_outlet", "array", "dtype", "shape")
+    __slots__ = ("_is_plain", "_outlet", "array", "dtype", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         """Allocate it; the contents are arbitrary.
@@ -67,6 +67,7 @@ class PrivateArray:
         self.dtype: Final[np.dtype[Any]] = _known(dtype)
         with _any_shape(self.shape):
             self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=_host(), dtype=self.dtype)
+        self._is_plain: Final = bool(self.shape) and all(self.shape)
         self._outlet: Outlet | None = None
 
     @classmethod
@@ -82,9 +83,11 @@ class PrivateArray:
         return memory_of(self.array)
 
     @property
-    def is_on_host(self) -> bool:
-        """It is in ordinary memory, not in what a GPU's driver has pinned."""
-        return bool(_host().device_type == "cpu")
+    def may_have_alias(self) -> bool:
+        """It is neither empty nor a scalar, which MXNet takes for unknown shapes, and in ordinary memory, not
+        in what a GPU's driver has pinned.
+        """
+        return self._is_plain and bool(_host().device_type == "cpu")
 
     def alias(self) -> NDArray:
         """Return an array of the same memory under a variable of its own: what waits for one of the two does
@@ -101,9 +104,12 @@ class PrivateArray:
 
     def copy_to(self, out: NDArray) -> None:
         """Queue a copy of this array to `out`, on any device and in any layout; returns at once."""
-        if self._outlet is None:
+        if not self._is_plain:
             with _any_shape(self.shape):
-                self._outlet = Outlet(self.array)
+                queue_dense_copy(self.array, out)
+            return
+        if self._outlet is None:
+            self._outlet = Outlet(self.array)
         self._outlet.queue_copy(out)
 
     def sum_of(self, sources: Sequence[NDArray]) -> None:
@@ -127,7 +133,7 @@ class PrivateArray:
                     mx.nd.elemwise_add(self.array, addend.array, out=self.array)
 
     def _copy(self, source: NDArray, target: NDArray) -> None:
-        if self.shape and all(self.shape):
+        if self._is_plain:
             queue_dense_copy(source, target)
             return
         with _any_shape(self.shape):

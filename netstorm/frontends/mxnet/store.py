@@ -225,6 +225,18 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
         self._rule = UpdateRule.of_optimizer(optimizer)
         self._updater = self._rule.updater
 
+    @property
+    def _updater(self) -> Any:
+        """What MXNet's stores keep under this name, and its Trainer reads: with all updates that were pushed,
+        so it waits for these.
+        """
+        self._settle()
+        return self._given_updater
+
+    @_updater.setter
+    def _updater(self, updater: Any) -> None:
+        self._given_updater = updater
+
     def _set_updater(self, updater: Any) -> None:
         """Update stored values with `updater(key, sum, stored)`, called on the pushing thread."""
         self._check()
@@ -322,7 +334,7 @@ class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
                 entry.update(rule)
 
     def _settle(self) -> None:
-        """Wait until the optimiser has made all updates that were pushed."""
+        """Wait until all updates that were pushed are made, or at least queued on the engine."""
         for entry in self._entries.values():
             entry.settle()
 

@@ -88,12 +88,14 @@ def test_states_are_saved_with_all_updates_that_were_pushed(kv: Any) -> None:
     begun(kv, "w", mx.optimizer.SGD(learning_rate=1.0, momentum=1.0, wd=0.0), 2)
     for _ in range(3):
         kv.push("w", mx.nd.ones((2,)) * (kv.rank + 1))
+    assert kv._updater.states["w"].asnumpy().tolist() == [-3 * EVERYBODY] * 2
+    kv.push("w", mx.nd.zeros((2,)))
     kv.save_optimizer_states(path)
     kv.load_optimizer_states(path)
     assert kv._updater.states["w"].asnumpy().tolist() == [-3 * EVERYBODY] * 2
     out = mx.nd.zeros((2,))
     kv.pushpull("w", mx.nd.zeros((2,)), out=out)
-    assert out.asnumpy().tolist() == [-(1 + 2 + 3 + 3) * EVERYBODY] * 2
+    assert out.asnumpy().tolist() == [-(1 + 2 + 3 + 3 + 3) * EVERYBODY] * 2
 
 
 @on_nodes
