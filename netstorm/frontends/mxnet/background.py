@@ -1,7 +1,7 @@
 """A thread of ours that queues operations on MXNet's engine, so that the script's does not have to.
 
-It takes what comes within a millisecond together: each time that it wants Python's lock the I/O thread has to
-stop in the middle of what it does, and with a turn for every sum a round of 32 keys took a tenth longer.
+It takes what has come meanwhile together: each time that it wants Python's lock the I/O thread has to stop in
+the middle of what it does, and with a turn for every sum a round of 32 keys took a tenth longer.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from netstorm import clock
 from netstorm.frontends.mxnet.engine_workers import compute_in_background
 from netstorm.kvstore.lifetime import after_close
 from netstorm.pslite.interpreter_lock import calls, give_way
 
 __all__ = ["Batches"]
-
-_TOGETHER_S: Final = 0.001
 
 _JOIN_S: Final = 10.0
 """For the thread to end, when this process does."""
@@ -70,7 +67,6 @@ class Batches(Generic[Item]):
         goes_on = True
         while goes_on:
             taken = [self._things.get()]
-            clock.sleep(_TOGETHER_S)
             if calls:
                 give_way()
             while not self._things.empty():  # nobody else takes any
