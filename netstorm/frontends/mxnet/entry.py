@@ -24,7 +24,9 @@ __all__ = ["Entry"]
 
 
 class Entry:
-    """A key's value, and the array that its sums arrive in. All methods queue, and return at once."""
+    """A key's value, and the array that its sums arrive in. All methods but `settle` queue, and return at
+    once; only the first row-sparse push to a dense key, and the first under another update rule, settle first.
+    """
 
     __slots__ = (
         "_arrays",
@@ -104,7 +106,8 @@ class Entry:
             self._merged = PrivateArray(self.key.spec.shape, self.key.dtype)
         merged = self._merged
         merged.sum_of(values)
-        captured = rule.capture(self.user_key) if self._may_wait else None
+        # Updates with rows are queued at once, so those with dense sums are, too, where both are pushed.
+        captured = rule.capture(self.user_key) if self._may_wait and self._rows is None else None
         if captured is None:
             self._allreduce(merged, priority=priority, rule=said, compression=compression)
             self._total = merged.array

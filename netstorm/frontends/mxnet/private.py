@@ -105,8 +105,7 @@ class PrivateArray:
     def copy_to(self, out: NDArray) -> None:
         """Queue a copy of this array to `out`, on any device and in any layout; returns at once."""
         if not self._is_plain:
-            with _any_shape(self.shape):
-                queue_dense_copy(self.array, out)
+            self._copy(self.array, out)
             return
         if self._outlet is None:
             self._outlet = Outlet(self.array)
