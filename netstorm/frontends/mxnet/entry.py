@@ -25,7 +25,7 @@ __all__ = ["Entry"]
 
 class Entry:
     """A key's value, and the array that its sums arrive in. All methods but `settle` queue, and return at
-    once; only the first row-sparse push to a dense key, and the first under another update rule, settle first.
+    once; only the first row-sparse push to a dense key, and the first under another update rule, settle.
     """
 
     __slots__ = (
