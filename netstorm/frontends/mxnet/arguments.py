@@ -155,6 +155,8 @@ def _key(key: Any, what: str) -> int | str:
 
 
 def _arrays(value: Any, key: Any, what: str) -> list[NDArray]:
+    if isinstance(value, _NDArray):
+        return [value]
     arrays = list(value) if isinstance(value, (list, tuple)) else [value]
     if not arrays:
         raise UsageError(f"{what} of key {key!r} with an empty list of arrays")

@@ -33,6 +33,8 @@ class Entry:
         "_is_held",
         "_may_wait",
         "_merged",
+        "_pulled",
+        "_pushed",
         "_residual",
         "_rows",
         "_runtime",
@@ -53,6 +55,9 @@ class Entry:
         self._stored: Final = PrivateArray(key.spec.shape, key.dtype)
         self._may_wait: Final = not RUNS_INLINE and self._stored.may_have_alias
         """Its updates may be queued by another thread."""
+        self._pushed: object = None
+        self._pulled: object = None
+        """Handles of the last single array that was pushed, and of the last one pulled to; both dense."""
         self._merged: PrivateArray | None = None
         """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
         self._total: NDArray | None = None
@@ -88,15 +93,18 @@ class Entry:
             said: its fingerprint.
             compression: how their sum over the devices travels; None: as it is.
         """
-        dense = [is_dense(value) for value in values]
-        if not any(dense):
-            if self._rows is None:
-                self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
-            self._rows.push(values, priority=priority, rule=rule, said=said)
-            self._total = self._rows.take()
-            return
-        if not all(dense):
-            values = [summed_rows(values, self.key)]
+        if len(values) != 1 or values[0].handle is not self._pushed:
+            dense = [is_dense(value) for value in values]
+            if not any(dense):
+                if self._rows is None:
+                    self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
+                self._rows.push(values, priority=priority, rule=rule, said=said)
+                self._total = self._rows.take()
+                return
+            if not all(dense):
+                values = [summed_rows(values, self.key)]
+            elif len(values) == 1:
+                self._pushed = values[0].handle
         if rule is None:
             # The sum replaces the stored value: it travels there, and is not copied again.
             self._stored.sum_of(values)
@@ -145,7 +153,8 @@ class Entry:
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the value, as it is after all that was pushed before."""
         for out in outs:
-            if is_dense(out):
+            if out.handle is self._pulled or is_dense(out):
+                self._pulled = out.handle
                 self._stored.copy_to(out)
             else:
                 with mx.autograd.pause():

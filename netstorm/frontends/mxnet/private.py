@@ -26,7 +26,7 @@ import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.copying import Outlet, queue_dense_copy
+from netstorm.frontends.mxnet.copying import Inlet, Outlet, queue_dense_copy
 from netstorm.frontends.mxnet.engine_binding import NDArray
 
 __all__ = ["PrivateArray", "memory_of"]
@@ -51,7 +51,7 @@ class PrivateArray:
     and to look again would cost each push and pull 5 us.
     """
 
-    __slots__ = ("_is_plain", "_outlet", "array", "dtype", "shape")
+    __slots__ = ("_inlet", "_is_plain", "_outlet", "array", "dtype", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         """Allocate it; the contents are arbitrary.
@@ -68,6 +68,7 @@ class PrivateArray:
         with _any_shape(self.shape):
             self.array: Final[NDArray] = mx.nd.empty(self.shape, ctx=_host(), dtype=self.dtype)
         self._is_plain: Final = bool(self.shape) and all(self.shape)
+        self._inlet: Final = Inlet()
         self._outlet: Outlet | None = None
 
     @classmethod
@@ -112,13 +113,17 @@ class PrivateArray:
         self._outlet.queue_copy(out)
 
     def sum_of(self, sources: Sequence[NDArray]) -> None:
-        """Queue the sum of `sources`, one a device, from left to right; returns at once.
+        """Queue the sum of `sources`, one a device, from left to right; returns at once. A single source that
+        was the last time's, too, keeps its memory until there is another.
 
         Raises:
             UsageError: there are none, or several of type bool.
         """
         if not sources:
             raise UsageError("a sum needs at least one array")
+        if len(sources) == 1 and self._is_plain:
+            self._inlet.queue_copy(sources[0], self.array)
+            return
         self._copy(sources[0], self.array)
         if len(sources) > 1:
             if self.dtype == np.bool_:

@@ -7,9 +7,10 @@ import threading
 import weakref
 
 import numpy as np
+import pytest
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.copying import Outlet, queue_dense_copy
+from netstorm.frontends.mxnet.copying import Inlet, Outlet, queue_dense_copy
 
 
 def test_a_copied_array_is_free_again() -> None:
@@ -60,3 +61,51 @@ def test_an_outlet_copies_what_the_array_holds_by_then_and_keeps_its_memory() ->
     outlet.queue_copy(targets[0])
     assert [target.asnumpy().min() for target in targets] == [103, 1, 2, 3]
     assert [target.asnumpy().max() for target in targets] == [103, 1, 2, 3]
+
+
+def test_an_inlet_copies_what_the_array_holds_by_then_whichever_array_it_is() -> None:
+    inlet, sources = Inlet(), [mx.nd.zeros((5, 3)), mx.nd.zeros((5, 3), ctx=mx.cpu(1))]
+    copied = []
+    for number, which in enumerate([0, 0, 0, 1, 1, 0, 1, 1, 1]):
+        target = mx.nd.zeros((5, 3))
+        sources[which][:] = number
+        inlet.queue_copy(sources[which], target)
+        sources[which] += 100
+        copied.append(target)
+    assert [target.asnumpy().min() for target in copied] == list(range(9))
+    assert [target.asnumpy().max() for target in copied] == list(range(9))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_an_inlet_lets_an_array_go_when_another_is_copied(copies: int) -> None:
+    values = np.ones((1000,), np.float32)
+    freed = weakref.ref(values)
+    inlet, target = Inlet(), mx.nd.zeros((1000,))
+    source, other = mx.nd.from_numpy(values, zero_copy=True), mx.nd.zeros((1000,))
+    del values
+    for _ in range(copies):
+        inlet.queue_copy(source, target)
+    del source
+    inlet.queue_copy(other, target)
+    mx.nd.waitall()
+    gc.collect()
+    assert freed() is None
+    assert (target.asnumpy() == 0).all()
+
+
+def test_an_inlet_keeps_nothing_that_an_array_was_computed_from() -> None:
+    values = np.ones((1000,), np.float32)
+    freed = weakref.ref(values)
+    inlet, target = Inlet(), mx.nd.zeros((1000,))
+    source = mx.nd.from_numpy(values, zero_copy=True)
+    del values
+    source.attach_grad()
+    with mx.autograd.record():
+        computed = source * source
+    for _ in range(3):
+        inlet.queue_copy(computed, target)
+    del source, computed
+    mx.nd.waitall()
+    gc.collect()
+    assert freed() is None
+    assert (target.asnumpy() == 1).all()

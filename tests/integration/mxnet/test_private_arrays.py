@@ -171,6 +171,12 @@ assert (seen[0] == values.ravel()).all()
 private.sum_of([weight, weight, weight])  # blocked still
 mx.nd.waitall()
 assert (np.frombuffer(private.memory(), np.float32) == 6 * values.ravel()).all()
+for _ in range(3):  # the last two by a way that is kept
+    np.frombuffer(private.memory(), np.float32)[:] = 0
+    convolution(image).wait_to_read()
+    private.sum_of([weight])
+    mx.nd.waitall()
+    assert (np.frombuffer(private.memory(), np.float32) == 2 * values.ravel()).all()
 say("right")
 from netstorm.frontends.mxnet.private import memory_of
 convolution(image).wait_to_read()
