@@ -2,8 +2,8 @@
 
     netstorm launch -n 2 --wan examples/networks/pair.yaml -- python benchmarks/busy.py 16MB 10
 
-Run it as what each node runs. In turn rank 0's main thread waits, is busy in C without the interpreter lock, and
-is busy in Python; the others' wait. Each rank prints the medians of its rounds as JSON.
+Run it as what each node runs. In turn rank 0's main thread waits, is busy in C without the interpreter lock,
+and is busy in Python; the others' wait. Each rank prints the medians of its rounds as JSON.
 """
 
 from __future__ import annotations
