@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 
 from blocking_worker import Script
 from harness.arguments import amount, number
@@ -26,7 +27,9 @@ def main() -> None:
     measured_here = script.store.rank == 0
     rounds: dict[str, list[float]] = {"nothing": [], "native": [], "python": []}
     script.round("nothing")  # warm up
-    for _ in range(options.rounds):
+    for turn in range(options.rounds):
+        if measured_here:
+            print(f"turn {turn + 1} of {options.rounds}", file=sys.stderr, flush=True)
         for beside, taken in rounds.items():
             script.store._barrier()  # noqa: SLF001 -- MXNet's name
             answer = script.round(beside if measured_here else "nothing")

@@ -51,10 +51,9 @@ _MAY_BE_ELSEWHERE: Final = bool(mx.runtime.Features().is_enabled("CUDA"))
 def queue_dense_copy(source: NDArray, target: NDArray) -> None:
     """Queue a copy between any devices and layouts; both arrays are dense, of one shape and of one type."""
     if _MAY_BE_ELSEWHERE and source.context.device_type == "gpu":
+        # The store would copy it to a buffer of the key's, which is of one shape.
         with mx.autograd.pause():
-            queue_copy(
-                source, target
-            )  # the store would copy it to a buffer of the key's, which is of one shape
+            queue_copy(source, target)
         return
     thread = _thread
     handle = thread.handle
@@ -74,9 +73,8 @@ class Outlet:
         """Takes some 20 us."""
         self._store: Final[Any] = mx.kv.create("local")
         self._handle: Final = self._store.handle
-        self._store.init(
-            0, _thread.nothing
-        )  # of another shape, for which a store without updaters does not care
+        # Of another shape, for which a store without updaters does not care.
+        self._store.init(0, _thread.nothing)
         _check(_push(self._handle, 1, _KEY, _One(source.handle), 0))
 
     def queue_copy(self, target: NDArray) -> None:

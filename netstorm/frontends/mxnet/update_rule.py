@@ -76,8 +76,6 @@ class UpdateRule:
         """There is an optimiser, whose states can be saved."""
         self._draws: Final = draws
         self._text = text
-        self._live: tuple[str, Any, Any, str] | None = None
-        """What `now` has returned, behind what it was made of."""
         self._capture: Capture | None = None
 
     @classmethod
@@ -153,12 +151,7 @@ class UpdateRule:
         if not self.has_states:
             return self._text
         optimizer = self.updater.optimizer
-        rate, scale = optimizer.lr, optimizer.rescale_grad
-        last = self._live
-        if last is None or last[0] is not self._text or last[1] is not rate or last[2] is not scale:
-            text = f"{self._text} lr={rate!r} rescale_grad={scale!r}"
-            self._live = last = self._text, rate, scale, text
-        return last[3]
+        return f"{self._text} lr={optimizer.lr!r} rescale_grad={optimizer.rescale_grad!r}"
 
     def save(self, path: str, *, dump_optimizer: bool) -> None:
         """Write the states, and if asked for the optimiser, to a file in MXNet's format."""
