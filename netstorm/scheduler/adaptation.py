@@ -401,27 +401,28 @@ def _moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> tu
     moved by more than `rate` and more than the errors.
     """
     old = {(link.source, link.target): place for place, link in enumerate(before.network.links)}
-    new = {(link.source, link.target) for link in after.network.links}
-    gone = sorted(set(old) - new)
+    new = {(link.source, link.target): place for place, link in enumerate(after.network.links)}
+    gone = sorted(old.keys() - new.keys())
     if gone:
         return math.inf, f"there is no link {gone[0][0]}→{gone[0][1]} any more"
     most, text = 0.0, ""
-    for link, error in zip(after.network.links, after.errors, strict=True):
+    for link in after.network.links:
         pair = (link.source, link.target)
         if pair not in old:
             return math.inf, f"there is a link {link} again"
         was = before.network.links[old[pair]]
-        doubt = math.hypot(
-            *(
-                one
-                if pair in picture.measured
-                else 0.0  # what was only assumed has no error: it is none's word
-                for picture, one in ((before, before.errors[old[pair]]), (after, error))
-            )
-        )
+        # What was only assumed has no error: it is nobody's word.
+        doubts = [
+            picture.errors[place] if pair in picture.measured else 0.0
+            for picture, place in ((before, old[pair]), (after, new[pair]))
+        ]
         delays = [8 * chunk_bytes / one.rate + one.latency for one in (was, link)]
-        change = max(abs(math.log(link.rate / was.rate)), abs(math.log(delays[1] / delays[0])))
-        if change > max(math.log1p(rate), _MOVED * doubt, most):
+        change = abs(math.log(delays[1] / delays[0]))
+        if change <= _MOVED * math.hypot(*doubts):
+            change = 0.0
+        if abs(link.rate - was.rate) > _MOVED * math.hypot(doubts[0] * was.rate, doubts[1] * link.rate):
+            change = max(change, abs(math.log(link.rate / was.rate)))
+        if change > max(math.log1p(rate), most):
             most, text = change, f"link {link} from {_told(was)} to {_told(link)}"
     for word in ("egress", "ingress"):
         for was_node, node in zip(before.network.nodes, after.network.nodes, strict=True):

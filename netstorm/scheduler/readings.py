@@ -2,8 +2,9 @@
 
 The readings since the last change are averaged. Two readings in a row that are off by more than noise
 explains, both to the same side, are a change: what was before them counts no more. One alone may be an
-outlier, and waits for the next. How large the noise is, the readings themselves tell, if they scatter more
-than whoever made them thought.
+outlier, and waits for the next. An error is a fraction of its own reading: 5 with an error of a half is far
+from 24 with one of a tenth, though by a fraction of 24 it would not be. How large the noise is, the readings
+themselves tell, if they scatter more than whoever made them thought.
 """
 
 from __future__ import annotations
@@ -68,9 +69,8 @@ class Readings:
         late = self.age(now) > _LATE_S
         if self._values:
             self._steps.append(math.log(value / (self._suspect or self._values[-1])))
-            limit = _CHANGE * math.hypot(max(error, self._scatter()), self._own_error())
-            off = value / self.value - 1.0
-            if abs(off) > limit:
+            doubt = math.hypot(value * max(error, self._scatter()), self.value * self._own_error())
+            if abs(value - self.value) > _CHANGE * doubt:
                 agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
                 if not (agreed or late or jumped):
                     self._suspect = value

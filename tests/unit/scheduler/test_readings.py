@@ -53,6 +53,22 @@ def test_a_reading_that_may_be_an_outlier_makes_what_was_before_no_newer():
     assert readings.value == pytest.approx(20.0)
 
 
+@pytest.mark.parametrize("error", [0.2, 0.5])
+def test_a_fall_is_a_change_however_unsure_the_low_readings_are_by_themselves(error):
+    readings = fed([24e6] * 10, 0.02)
+    readings.add(4.1e6, error, 10.0)
+    readings.add(4.9e6, error, 11.0)
+    assert readings.value == pytest.approx(4.5e6, rel=0.05)
+    assert readings.changed_at == 11.0
+
+
+def test_a_rise_that_is_as_unsure_as_it_is_high_is_none():
+    readings = fed([5e6] * 10, 0.02)
+    readings.add(11e6, 0.5, 10.0)
+    readings.add(11e6, 0.5, 11.0)
+    assert readings.value == pytest.approx(5e6, rel=0.05)
+
+
 def test_two_that_agree_are_a_change_and_the_past_is_forgotten():
     readings = fed([*noisy(100.0, 0.05, 10), 20.0, 21.0])
     assert readings.value == pytest.approx(20.5, rel=0.03)
