@@ -127,6 +127,8 @@ class Runtime:
         if by_trees:
             self._tells_time = self._tell_time(settings.bind_host or host)
         self._driver.endpoint.observer = self.node.meter
+        if self.node.meter is not None:
+            self.node.meter.progress = self._driver.progress
         self.node.standing.look = self._outside
         self._shown: WebServer | None = None
         self._signals: Final = SignalWatch(self._driver.thread, self.interrupted)

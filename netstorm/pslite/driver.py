@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
@@ -18,6 +18,7 @@ from netstorm.pslite.io_thread import IoThread
 from netstorm.pslite.limits import Limits
 from netstorm.pslite.logged_endpoint import LoggedEndpoint
 from netstorm.pslite.machine import Machine
+from netstorm.pslite.progress import Progress
 from netstorm.pslite.stack import Stack
 from netstorm.pslite.zmq_van import ZmqVan
 from netstorm.settings import Settings
@@ -39,6 +40,15 @@ class Driver(Generic[M]):
     thread: IoThread[M]
     port: int
     """Where others can connect."""
+    van: ZmqVan
+    """The thread's own."""
+
+    def progress(self) -> Iterator[tuple[Peer, Progress]]:
+        """Say how far the connections that were opened here have come. On the I/O thread only."""
+        for peer, connection in self.endpoint.connections().items():
+            found = self.van.progress(connection)
+            if found is not None:
+                yield peer, found
 
     def ask(self, method: Ask) -> Future[None]:
         """Call a method of the machine on the I/O thread; the future ends when the machine says so.
@@ -133,4 +143,4 @@ def start_driver(
     except BaseException:
         van.shut(0.0)
         raise
-    return Driver(machine, endpoint, thread, bound)
+    return Driver(machine, endpoint, thread, bound, van)

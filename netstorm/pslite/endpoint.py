@@ -484,6 +484,14 @@ class Endpoint:
         self._released.append(connection)
         self._retired.add(connection)
 
+    def connections(self) -> dict[Peer, Connection]:
+        """Return the connections that were opened here and are in use, by peer."""
+        return {
+            peer: session.connection
+            for peer, session in self._opened.items()
+            if session.state is State.UP and session.connection is not None
+        }
+
     def name_of(self, peer: Peer) -> str:
         """Return a peer as messages for a person name it. The scheduler numbers its peers as they come."""
         if peer == SCHEDULER:

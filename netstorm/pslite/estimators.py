@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from netstorm.pslite.busy_link import Stretch
+from netstorm.pslite.progress import Delivered
 
 __all__ = ["Estimate", "History", "PaperEstimator"]
 
@@ -45,6 +46,14 @@ _SUDDEN: Final = 4
 _SUDDEN_S: Final = 0.1
 """If the last so many stretches, which took so long, are all off by that from what was before, and to the
 same side, the link has changed, and what was before counts no more."""
+
+_SUDDEN_DELIVERED: Final = 2
+"""How many of them will do if the sender's kernel says what was delivered."""
+
+_LOW: Final = 0.8
+_LOW_FOR: Final = 6
+"""What the sender's kernel says to be slower than that part of what is known, while TCP did not press the
+link, is TCP's own doing: unless it has said so as often in a row."""
 
 _PAUSE_S: Final = 0.3
 _RAMP_S: Final = 0.6
@@ -88,6 +97,8 @@ class Estimate:
     """How many chunks it rests on."""
     shared: float = 0.0
     """Part of the time it rests on in which other links of the node were busy."""
+    delivered: bool = False
+    """The sender's kernel says so, of late."""
 
 
 class PaperEstimator:
@@ -133,6 +144,8 @@ class _Sample(NamedTuple):
     """How long other links of the node, or of the one at the other end, were busy."""
     crowded_s: float
     """How long those of the one at the other end were."""
+    delivered: bool = False
+    """The sender's kernel says so; else the chunks that arrived."""
 
 
 def _sample(stretch: Stretch) -> _Sample:
@@ -165,7 +178,7 @@ _crowded_s: Final = operator.attrgetter("crowded_s")
 class History:
     """The stretches of one link that still count."""
 
-    __slots__ = ("_began", "_ended", "_samples", "jumped")
+    __slots__ = ("_began", "_delivered_at", "_ended", "_low", "_samples", "jumped")
 
     def __init__(self) -> None:
         self._samples: Final[deque[_Sample]] = deque(maxlen=_MOST)
@@ -173,20 +186,46 @@ class History:
         """The last `extend` has found that the rate is another one than before."""
         self._began = self._ended = -math.inf
         """When the link began to be busy without a longer pause, and was so last."""
+        self._delivered_at = -math.inf
+        """Until when the sender's kernel has said something."""
+        self._low = 0
+        """How often in a row it has said that the link is slow, without TCP pressing it."""
 
     def extend(self, stretches: Iterable[Stretch]) -> None:
         """Add what is new, in order, and forget what is old or was before a change."""
-        kept = self._samples
         self.jumped = False
         for one in stretches:
             if one.start > self._ended + _PAUSE_S:
                 self._began = one.start
             self._ended = one.end
-            if one.measures and one.duration > 0:
-                kept.append(_sample(one))
+            # What the kernel says is better, as long as it says something now and then.
+            if one.measures and one.duration > 0 and one.end > self._delivered_at + _MEMORY_S:
+                self._samples.append(_sample(one))
                 self._forget_before_a_jump()
-        while kept and kept[-1].end - kept[0].end > _MEMORY_S:
-            kept.popleft()
+        self._forget_what_is_old()
+
+    def deliver(self, found: Delivered, shift: float, shared_s: float) -> None:
+        """Add what the sender's kernel says.
+
+        Args:
+            found: what was delivered.
+            shift: what is added to its times to have those of the other stretches.
+            shared_s: how long other links of the node were busy meanwhile.
+        """
+        self.jumped = False
+        start, end = found.start + shift, found.end + shift
+        duration, kept = end - start, self._samples
+        one = _Sample(found.bits / duration, duration, 1, start, end, shared_s, 0.0, delivered=True)
+        self._delivered_at = end
+        if kept and not found.pressed and one.rate < _LOW * _quantile(_window(reversed(kept), 1), _PLACE):
+            self._low += 1
+            if self._low < _LOW_FOR:
+                return
+        else:
+            self._low = 0
+        kept.append(one)
+        self._forget_before_a_jump()
+        self._forget_what_is_old()
 
     def estimate(self, at_least: int, *, independent: bool) -> Estimate | None:
         """Return the rate; None if there are not enough chunks.
@@ -212,17 +251,24 @@ class History:
             return unshared
         return replace(all_together, shared=0.0)  # as fast whether others are busy or not
 
+    def _forget_what_is_old(self) -> None:
+        kept = self._samples
+        while kept and kept[-1].end - kept[0].end > _MEMORY_S:
+            kept.popleft()
+
     def _forget_before_a_jump(self) -> None:
         """Keep only the last stretches, if they show another rate than those before."""
         kept = self._samples
-        if len(kept) < _SUDDEN + 2:
+        exact = kept[-1].delivered
+        number = _SUDDEN_DELIVERED if exact else _SUDDEN
+        if len(kept) < number + 2:
             return
         newest_first = reversed(kept)
-        last = list(itertools.islice(newest_first, _SUDDEN))
+        last = list(itertools.islice(newest_first, number))
         if sum(map(_duration, last)) < _SUDDEN_S:
             return
         before = _quantile(_window(newest_first, 1), 0.5)
-        steady = last[-1].start >= self._began + _RAMP_S
+        steady = exact or last[-1].start >= self._began + _RAMP_S
         if (steady and max(last).rate < (1 - _JUMP) * before) or min(last).rate > (1 + _JUMP) * before:
             self.jumped = True
             kept.clear()
@@ -243,9 +289,12 @@ def _window(newest_first: Iterable[_Sample], at_least: int) -> _Window:
 
 
 def _newest(newest_first: Iterable[_Sample], at_least: int, at_least_s: float = 0.0) -> _Window | None:
-    """Return the newest samples; None if that are fewer chunks than enough, or shorter than enough, in s."""
+    """Return the newest samples; None if that are fewer chunks than enough, or shorter than enough, in s. What
+    the kernel says is exact: two looks are enough.
+    """
     newest = _window(newest_first, at_least)
-    enough = newest.samples and newest.chunks >= at_least and newest.busy_s >= at_least_s
+    exact = sum(one.delivered for one in newest.samples) >= _SUDDEN_DELIVERED
+    enough = newest.samples and (exact or newest.chunks >= at_least) and newest.busy_s >= at_least_s
     return newest if enough else None
 
 
@@ -272,4 +321,5 @@ def _estimate(window: _Window, shared_s: float) -> Estimate:
     error = _UNKNOWN
     if number > 1:
         error = min(max(deviation * _QUANTILE_ERROR / math.sqrt(number - 1), _LEAST), _UNKNOWN)
-    return Estimate(rate, error, window.chunks, min(shared_s / window.busy_s, 1.0))
+    shared, delivered = min(shared_s / window.busy_s, 1.0), window.samples[0].delivered
+    return Estimate(rate, error, window.chunks, shared, delivered)

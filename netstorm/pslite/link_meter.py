@@ -9,7 +9,7 @@ and one at the other end are both needed: both are lower bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -18,6 +18,7 @@ from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.pslite.access import Access, Verdict, slices
 from netstorm.pslite.busy_link import BusyLink, Smallest
 from netstorm.pslite.estimators import Estimate, History, PaperEstimator
+from netstorm.pslite.progress import Progress, Watch
 
 __all__ = ["LinkMeter", "MeterOptions"]
 
@@ -55,10 +56,11 @@ class MeterOptions:
 class _Link:
     """One link at one of its ends."""
 
-    __slots__ = ("busy", "estimate", "history", "jumped", "longest_s", "news", "shift")
+    __slots__ = ("busy", "estimate", "history", "jumped", "longest_s", "news", "shift", "watch")
 
     def __init__(self) -> None:
         self.busy: Final = BusyLink()
+        self.watch: Final = Watch()
         self.history: Final = History()
         self.estimate: Estimate | None = None
         self.news = False
@@ -117,6 +119,24 @@ class _Side:
         for link in self.links.values():
             self._estimate(link, horizon + link.shift)
 
+    def deliver(self, found: Iterable[tuple[Peer, Progress]], now: float) -> None:
+        """Take how far the connections of the links have come; `now` on the local clock."""
+        delivered = {}
+        for peer, progress in found:
+            link = self.link(peer)
+            done = link.watch.look(progress, now)
+            if done is not None:
+                delivered[peer] = done
+        for peer, done in delivered.items():
+            others = (one.watch.busy for other, one in self.links.items() if other != peer)
+            link, took = self.links[peer], done.end - done.start
+            link.history.deliver(done, link.shift, max(others, default=0.0) * took)
+            self._estimated(link)
+
+    def waits(self) -> bool:
+        """Return whether some connection has something to send."""
+        return any(link.watch.waits for link in self.links.values())
+
     def jumped(self) -> bool:
         """Return whether some link has changed, and nobody was told yet."""
         return any(link.jumped for link in self.links.values())
@@ -147,6 +167,9 @@ class _Side:
         if not done:
             return
         link.history.extend(done)
+        self._estimated(link)
+
+    def _estimated(self, link: _Link) -> None:
         estimate = link.history.estimate(self._at_least, independent=self.independent)
         if estimate is None:
             return
@@ -201,6 +224,8 @@ class LinkMeter:
         self._judged_at = self._reported_at = now
         self._rest = False
         """Some traffic has not been judged yet."""
+        self.progress: Callable[[], Iterable[tuple[Peer, Progress]]] = tuple
+        """Says how far connections have come by which chunks leave; by default nobody can tell."""
 
     # ------------------------------------------------------------------------------------ TrafficObserver
 
@@ -255,7 +280,7 @@ class LinkMeter:
 
     def due(self) -> float:
         """Return when `report` has something to say; it may be past."""
-        if not (self._bytes or self._rest):
+        if not (self._bytes or self._rest or self._out.waits()):
             return math.inf
         return min(self._judged_at + _JUDGE_S, self._reported_at + self._options.interval_s)
 
@@ -265,6 +290,8 @@ class LinkMeter:
         for peer, link in self._out.links.items():
             if peer in self._trips:
                 link.shift = self._trips[peer].there_s(link.busy.rate)
+        if self._options.estimator == "busy":
+            self._out.deliver(((peer, one) for peer, one in self.progress() if peer in self._trips), now)
         for side in (self._out, self._in):
             side.judge(now)
         links = len(self._in.links) + len(self._out.links)
@@ -326,4 +353,5 @@ class LinkMeter:
             shared=estimate.shared,
             signal=math.inf if back is None else back.busy.transit_s,
             jumped=jumped,
+            delivered=estimate.delivered,
         )

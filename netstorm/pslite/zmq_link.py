@@ -36,6 +36,7 @@ class ZmqLink:
     Attributes:
         pending: frames handed over while the host's name is looked up; None once it is connecting.
         address: what the name stands for.
+        descriptor: the number of its TCP socket, which is libzmq's; -1: it has none yet.
         up: messages can flow.
         deadline: when it counts as failed unless it is up by then.
     """
@@ -46,6 +47,7 @@ class ZmqLink:
         "address",
         "connection",
         "deadline",
+        "descriptor",
         "host",
         "monitor",
         "pending",
@@ -83,6 +85,7 @@ class ZmqLink:
             raise
         self.pending: list[tuple[bytes, bytes | None]] | None = []
         self.address = ""
+        self.descriptor = -1
         self.up = False
         self._started = clock.monotonic()
         self.deadline: Final = self._started + limit_s + _SLACK_S
@@ -99,11 +102,11 @@ class ZmqLink:
         """Take what the monitor says; if that is the end, return why, for a person."""
         while True:
             try:
-                event, _ = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+                event, value = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 return None
             if event == zmq.EVENT_CONNECTED:
-                self._connected = True
+                self._connected, self.descriptor = True, int(value)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.up = True
             elif event != zmq.EVENT_CLOSED or not self._connected:  # connecting has handed over to talking

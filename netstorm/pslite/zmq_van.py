@@ -32,6 +32,8 @@ from netstorm.observe.drops import Drops
 from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
 from netstorm.pslite import zmq_options
 from netstorm.pslite.after_fork import abandon_after_fork, close_inherited
+from netstorm.pslite.progress import Progress
+from netstorm.pslite.tcp_info import progress_of
 from netstorm.pslite.van import Broken, Connection, VanEvent
 from netstorm.pslite.zmq_link import ZmqLink, bracketed
 from netstorm.pslite.zmq_reader import ZmqReader, identity_of
@@ -209,6 +211,11 @@ class ZmqVan:
         self._reader.read(self._events, _MESSAGES_AT_ONCE)
         events, self._events = self._events, []
         return events
+
+    def progress(self, connection: Connection) -> Progress | None:
+        """Return how far a connection that was opened here has come; None: nobody can tell."""
+        link = self._links.get(connection)
+        return None if link is None or not link.up else progress_of(link.descriptor)
 
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""

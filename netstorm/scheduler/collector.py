@@ -268,6 +268,8 @@ class Collector:
             end = state.target if pair[0] == one.source else state.source
             readings = end.free if one.shared <= _SHARED else end.held
             readings.add(one.rate, one.error, now, jumped=one.jumped)
+            if one.delivered and end is state.source:
+                state.delivered_at = now
             if readings.changed_at == now:
                 self.changed_at = now
         if one.latency >= 0.0:

@@ -21,6 +21,9 @@ _LATENCIES: Final = 20
 _FREE_FOR_S: Final = 30.0
 """How long what a link did alone is believed over what it does in company, if that does not change."""
 
+_LATER_S: Final = 10.0
+"""How much newer the word of a link's target must be to count more than that of its source's kernel."""
+
 _SILENT_S: Final = 60.0
 """After so long without a word from a link's target, its source's counts."""
 
@@ -69,11 +72,13 @@ class Rate:
 class LinkReports:
     """All that was reported of one link."""
 
-    __slots__ = ("_latencies", "latency", "signal", "source", "target")
+    __slots__ = ("_latencies", "delivered_at", "latency", "signal", "source", "target")
 
     def __init__(self) -> None:
         self.source: Final = End()
         self.target: Final = End()
+        self.delivered_at = -math.inf
+        """When its source's kernel last said what it had delivered."""
         self.signal = math.inf
         """Seconds that something small took at least, by two clocks."""
         self.latency = -1.0
@@ -88,15 +93,19 @@ class LinkReports:
         self.latency = max(self._latencies) if known is None else known
 
     def rate(self, now: float) -> Rate | None:
-        """Return what is known of its rate: by its target, which sees chunks arrive; by its source, which
-        only hears of it, if the target says nothing any more.
+        """Return what is known of its rate: by its source's kernel, which sees what TCP delivers; else by its
+        target, which sees chunks arrive; by its source, which only hears of that, if the target says nothing
+        any more.
         """
         ends = [self.source.best(now), self.target.best(now)]
         source, target = ends
         if source is None and target is None:
             return None
-        says = target if source is None or (target and target.age(now) <= _SILENT_S) else source
+        says = source or target
         assert says is not None
+        if source and target and target.age(now) <= _SILENT_S:
+            exact = self.delivered_at >= now - target.age(now) - _LATER_S
+            says = source if exact else target
         return Rate(
             says,
             held=(ends[0] is self.source.held, ends[1] is self.target.held),

@@ -47,6 +47,8 @@ class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc
     """
     jumped: bool = False
     """Several transfers in a row, the last ones, agree that the rate is another one than before."""
+    delivered: bool = False
+    """The sender's kernel says what it has delivered, which is more exact than what its receiver can say."""
 
 
 class Measured(Datagram, frozen=True, tag=22):
