@@ -50,6 +50,9 @@ same side, the link has changed, and what was before counts no more."""
 _SUDDEN_DELIVERED: Final = 2
 """How many of them will do if the sender's kernel says what was delivered."""
 
+_DELIVERED_FOR_S: Final = 2.0
+"""How long what the kernel has said counts more than chunks that have arrived since."""
+
 _LOW: Final = 0.8
 _LOW_FOR: Final = 6
 """What the sender's kernel says to be slower than that part of what is known, while TCP did not press the
@@ -198,14 +201,13 @@ class History:
             if one.start > self._ended + _PAUSE_S:
                 self._began = one.start
             self._ended = one.end
-            # What the kernel says is better, as long as it says something now and then.
-            if one.measures and one.duration > 0 and one.end > self._delivered_at + _MEMORY_S:
+            if one.measures and one.duration > 0 and one.end > self._delivered_at + _DELIVERED_FOR_S:
                 self._samples.append(_sample(one))
                 self._forget_before_a_jump()
         self._forget_what_is_old()
 
-    def deliver(self, found: Delivered, shift: float, shared_s: float) -> None:
-        """Add what the sender's kernel says.
+    def deliver(self, found: Delivered, shift: float, shared_s: float) -> bool:
+        """Add what the sender's kernel says; return whether it says something.
 
         Args:
             found: what was delivered.
@@ -216,16 +218,17 @@ class History:
         start, end = found.start + shift, found.end + shift
         duration, kept = end - start, self._samples
         one = _Sample(found.bits / duration, duration, 1, start, end, shared_s, 0.0, delivered=True)
-        self._delivered_at = end
         if kept and not found.pressed and one.rate < _LOW * _quantile(_window(reversed(kept), 1), _PLACE):
             self._low += 1
             if self._low < _LOW_FOR:
-                return
+                return False
         else:
             self._low = 0
+        self._delivered_at = end
         kept.append(one)
         self._forget_before_a_jump()
         self._forget_what_is_old()
+        return True
 
     def estimate(self, at_least: int, *, independent: bool) -> Estimate | None:
         """Return the rate; None if there are not enough chunks.
@@ -289,8 +292,9 @@ def _window(newest_first: Iterable[_Sample], at_least: int) -> _Window:
 
 
 def _newest(newest_first: Iterable[_Sample], at_least: int, at_least_s: float = 0.0) -> _Window | None:
-    """Return the newest samples; None if that are fewer chunks than enough, or shorter than enough, in s. What
-    the kernel says is exact: two looks are enough.
+    """Return the newest samples; None if that are fewer chunks than enough, or shorter than enough, in s.
+
+    What the kernel says is exact: two looks are enough.
     """
     newest = _window(newest_first, at_least)
     exact = sum(one.delivered for one in newest.samples) >= _SUDDEN_DELIVERED

@@ -130,8 +130,8 @@ class _Side:
         for peer, done in delivered.items():
             others = (one.watch.busy for other, one in self.links.items() if other != peer)
             link, took = self.links[peer], done.end - done.start
-            link.history.deliver(done, link.shift, max(others, default=0.0) * took)
-            self._estimated(link)
+            if link.history.deliver(done, link.shift, max(others, default=0.0) * took):
+                self._estimated(link)
 
     def waits(self) -> bool:
         """Return whether some connection has something to send."""

@@ -57,7 +57,8 @@ links that have changed together are noticed one after the other.
 """
 
 _LEAST_PATIENCE: Final = 2
-"""Looks between two formations for such moves, if those before have come to nothing."""
+"""Looks between two formations for such moves, if those before have come to nothing, and no link has changed
+since."""
 
 _MOVING_GAIN: Final = 1.5
 _MOVING_S: Final = 0.3
@@ -348,7 +349,8 @@ class Adaptation:
         if self._collector.reports == self._reports:
             return ""
         change, moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
-        at_once = now >= self._asked_at + min(self._patience, _LEAST_PATIENCE) * self._look_every_s
+        patience = 1 if self._collector.changed_at > self._asked_at else min(self._patience, _LEAST_PATIENCE)
+        at_once = now >= self._asked_at + patience * self._look_every_s
         if change > math.log1p(_LARGE * self._plan.update_rate) and (at_once or not early):
             return moved
         if early or now < self._asked_at + self._patience * self._plan.update_time_s:

@@ -15,9 +15,12 @@ from netstorm.pslite.zmq_van import ZmqVan
 
 @pytest.fixture
 def pair():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as one, listener.accept()[0] as other:
-            yield one, other
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as one,
+        listener.accept()[0] as other,
+    ):
+        yield one, other
 
 
 def test_delivered_and_waiting_are_counted(pair):
