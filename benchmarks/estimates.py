@@ -70,7 +70,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, metavar="N", help="default 10")
     parser.add_argument("--megabytes", type=float, default=8, metavar="MB", help="of a round; default 8")
     parser.add_argument("--topology", default="fapt", metavar="NAME", help="trees; default fapt")
-    parser.add_argument("--estimators", default="busy", metavar="NAMES", help="busy, paper; default busy")
+    parser.add_argument("--estimators", default="tcp", metavar="NAMES", help="tcp, busy, paper; default tcp")
     parser.add_argument("--clock-error", type=float, default=0.0, metavar="S", help="of every second node")
     parser.add_argument("--drift", type=float, default=0.0, metavar="X", help="of every second node, in s/s")
     parser.add_argument(

@@ -44,7 +44,7 @@ _REPORT_BYTES: Final = 80
 class MeterOptions:
     """What counts as a measurement."""
 
-    estimator: Literal["busy", "paper"] = "busy"
+    estimator: Literal["tcp", "busy", "paper"] = "tcp"
     chunk_bytes: int = 65_536
     """Smaller chunks measure nothing."""
     chunks: int = 4
@@ -290,7 +290,7 @@ class LinkMeter:
         for peer, link in self._out.links.items():
             if peer in self._trips:
                 link.shift = self._trips[peer].there_s(link.busy.rate)
-        if self._options.estimator == "busy":
+        if self._options.estimator == "tcp":
             self._out.deliver(((peer, one) for peer, one in self.progress() if peer in self._trips), now)
         for side in (self._out, self._in):
             side.judge(now)

@@ -104,11 +104,12 @@ class PaperSettings:
     probe_chunk_num: int = setting(
         "PROBE_CHUNK_NUM", whole(1), 4, "chunks", "how many chunks make one measurement of a link"
     )
-    estimator: Literal["busy", "paper"] = setting(
+    estimator: Literal["tcp", "busy", "paper"] = setting(
         "NETSTORM_ESTIMATOR",
-        one_of("busy", "paper"),
-        "busy",
+        one_of("tcp", "busy", "paper"),
+        "tcp",
         "",
-        "how a link's rate is estimated: busy, bits of busy periods over their durations, which hardly needs "
-        "clocks; paper, the mean of size / (arrival - sent_at), which needs them synchronised",
+        "how a link's rate is estimated: tcp, by what the kernel has delivered while there was something to "
+        "send, and as busy else; busy, bits of busy periods over their durations, which hardly needs clocks; "
+        "paper, the mean of size / (arrival - sent_at), which needs them synchronised",
     )
