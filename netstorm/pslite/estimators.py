@@ -194,17 +194,21 @@ class History:
         self._low = 0
         """How often in a row it has said that the link is slow, without TCP pressing it."""
 
-    def extend(self, stretches: Iterable[Stretch]) -> None:
-        """Add what is new, in order, and forget what is old or was before a change."""
-        self.jumped = False
+    def extend(self, stretches: Iterable[Stretch]) -> bool:
+        """Add what is new, in order, and forget what is old or was before a change; return whether some of it
+        measures.
+        """
+        self.jumped = measures = False
         for one in stretches:
             if one.start > self._ended + _PAUSE_S:
                 self._began = one.start
             self._ended = one.end
             if one.measures and one.duration > 0 and one.end > self._delivered_at + _DELIVERED_FOR_S:
+                measures = True
                 self._samples.append(_sample(one))
                 self._forget_before_a_jump()
         self._forget_what_is_old()
+        return measures
 
     def deliver(self, found: Delivered, shift: float, shared_s: float) -> bool:
         """Add what the sender's kernel says; return whether it says something.

@@ -164,10 +164,8 @@ class _Side:
 
     def _estimate(self, link: _Link, horizon: float) -> None:
         done = link.busy.take_until(horizon)
-        if not done:
-            return
-        link.history.extend(done)
-        self._estimated(link)
+        if done and link.history.extend(done):
+            self._estimated(link)
 
     def _estimated(self, link: _Link) -> None:
         estimate = link.history.estimate(self._at_least, independent=self.independent)

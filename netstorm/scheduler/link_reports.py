@@ -22,8 +22,7 @@ _FREE_FOR_S: Final = 30.0
 """How long what a link did alone is believed over what it does in company, if that does not change."""
 
 _LATER_S: Final = 2.0
-"""How much newer the word of a link's target must be to count more than that of its source, if that one's
-kernel tells it what was delivered now and then."""
+"""How much newer the word of a link's target must be to count more than that of its source's kernel."""
 
 _SILENT_S: Final = 60.0
 """After so long without a word from a link's target, its source's counts."""
@@ -105,7 +104,7 @@ class LinkReports:
         says = source or target
         assert says is not None
         if source and target and target.age(now) <= _SILENT_S:
-            exact = now - self.delivered_at <= _SILENT_S and source.age(now) <= target.age(now) + _LATER_S
+            exact = self.delivered_at >= now - target.age(now) - _LATER_S
             says = source if exact else target
         return Rate(
             says,
