@@ -73,8 +73,10 @@ _LOOKS: Final = 5
 """How often the network is looked at within an update time, so that a change need not wait for one."""
 
 _TOGETHER_S: Final = 0.3
-"""After a link is noticed to have changed, others that have changed with it are waited for; after a key has
-come, more keys.
+_SETTLED_S: Final = 1.0
+"""After a link is noticed to have changed, others that have changed with it are waited for, until none has
+for the former, but no longer than the latter: each policy moves chunks that are under way. After a key has
+come, more keys are waited for.
 """
 
 _MOST_LINKS: Final = 1000
@@ -201,9 +203,12 @@ class Adaptation:
             return -math.inf
         if self._summed_anew_at < math.inf:
             return min(self._look_at, self._summed_anew_at)
-        changed_at = self._collector.changed_at
-        soon = changed_at + _TOGETHER_S if changed_at > self._looked_at else math.inf
-        return min(self._look_at, max(soon, self._asked_at + self._look_every_s))
+        changes = self._collector.changes
+        if not changes or changes[-1] <= self._looked_at:
+            return self._look_at
+        first = next(at for at in changes if at > self._looked_at)
+        settled = min(changes[-1] + _TOGETHER_S, first + _SETTLED_S)
+        return max(settled, self._asked_at + self._look_every_s)
 
     @property
     def summed_anew(self) -> bool:
@@ -349,7 +354,8 @@ class Adaptation:
         if self._collector.reports == self._reports:
             return ""
         change, moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
-        patience = 1 if self._collector.changed_at > self._asked_at else min(self._patience, _LEAST_PATIENCE)
+        changed = bool(self._collector.changes) and self._collector.changes[-1] > self._asked_at
+        patience = 1 if changed else min(self._patience, _LEAST_PATIENCE)
         at_once = now >= self._asked_at + patience * self._look_every_s
         if change > math.log1p(_LARGE * self._plan.update_rate) and (at_once or not early):
             return moved

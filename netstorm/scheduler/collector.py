@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -64,6 +65,9 @@ _MOST_SIGNAL_S: Final = 86_400.0
 
 _PRIOR_ERROR: Final = 0.3
 """Of links that nobody has measured."""
+
+_CHANGES: Final = 256
+"""More need not be told apart: they come between two looks."""
 
 _RENEW_S: Final = 30.0
 """How often links are worked out anew of which nothing was reported: whose word counts changes with time."""
@@ -117,7 +121,7 @@ class Collector:
     Attributes:
         refused: values that cannot be.
         reports: reports so far.
-        changed_at: when some link was last noticed to have changed.
+        changes: when links were noticed to have changed, the last ones, in order.
     """
 
     def __init__(self, prior: Network, *, known: bool) -> None:
@@ -129,7 +133,7 @@ class Collector:
         """
         self.refused = 0
         self.reports = 0
-        self.changed_at = -math.inf
+        self.changes: Final[deque[float]] = deque(maxlen=_CHANGES)
         self._prior = prior
         self._known: Final = known
         self._pairs: Final = frozenset(prior.pairs())
@@ -271,7 +275,7 @@ class Collector:
             if one.delivered and end is state.source:
                 state.delivered_at = now
             if readings.changed_at == now:
-                self.changed_at = now
+                self.changes.append(now)
         if one.latency >= 0.0:
             state.took(one.latency)
         if one.signal < math.inf:

@@ -26,6 +26,9 @@ reports are smoothed, too."""
 _CHANGE: Final = 3.0
 """Standard deviations that noise exceeds once in 370 readings, and in two running once in 270 000."""
 
+_SEEN_CHANGE: Final = 1.0
+"""The same where whoever made the reading has seen the change: it rests on little then, and is not exact."""
+
 _LEAST_ERROR: Final = 0.02
 """No reading of a network is better than that, whatever its maker says."""
 
@@ -70,7 +73,7 @@ class Readings:
         if self._values:
             self._steps.append(math.log(value / (self._suspect or self._values[-1])))
             doubt = math.hypot(value * max(error, self._scatter()), self.value * self._own_error())
-            if abs(value - self.value) > _CHANGE * doubt:
+            if abs(value - self.value) > (_SEEN_CHANGE if jumped else _CHANGE) * doubt:
                 agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
                 if not (agreed or late or jumped):
                     self._suspect = value
