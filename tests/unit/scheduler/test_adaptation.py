@@ -323,3 +323,32 @@ def test_an_estimate_that_crosses_the_threshold_need_not_wait_for_the_next_updat
     job.truth = SLOW
     job.run(4)  # two reports that agree, a second, the formation
     assert len(job.installed) == 1
+
+
+def looks_after(changes):
+    """Return when the network is looked at whose links are noticed to have changed at these times, 10 s and
+    more after the last look.
+    """
+    job = Scheduled(EQUAL, known=True, error=0.02)
+    job.run(10)
+    before = job.adaptation.due()
+    job.collector.changes.extend(before - 0.5 + at for at in changes)
+    return job.adaptation.due() - before + 0.5
+
+
+def test_links_that_change_one_after_the_other_are_waited_for_but_not_for_ever():
+    assert looks_after([0.0]) == pytest.approx(0.3)
+    assert looks_after([0.0, 0.2, 0.45]) == pytest.approx(0.75)
+    assert looks_after([0.25 * number for number in range(4)]) == pytest.approx(1.0)
+
+
+def test_a_change_need_not_wait_because_the_formation_before_it_came_to_nothing():
+    job = Scheduled(EQUAL, known=True, error=0.02, update_time_s=20.0)
+    job.run(61)
+    job.truth = four(100, 100, 160)  # worth a look, and no policy
+    while not job.asked:
+        job.second()
+    assert not job.installed
+    job.truth = SLOW
+    job.run(6)  # a fifth of the update time, the next second, the formation
+    assert len(job.installed) == 1

@@ -368,6 +368,17 @@ def test_the_receiver_of_a_link_is_believed_before_its_sender():
     assert found.refused == 0
 
 
+def test_the_kernel_of_a_sender_is_believed_before_the_receiver_while_it_says_something():
+    found = collector()
+    exact = msgspec.structs.replace(measure(0, 6 * M), delivered=True)
+    found.take(0, report(measure(1, 30 * M)), 1.0)
+    found.take(1, Measured(links=(), outgoing=(exact,)), 1.5)
+    found.take(0, report(measure(1, 30 * M)), 2.0)
+    assert rates(found, 2.0)[1, 0] == 6 * M
+    found.take(0, report(measure(1, 30 * M)), 4.0)  # of which the kernel has not heard for 2.5 s
+    assert rates(found, 4.0)[1, 0] == pytest.approx(30 * M)
+
+
 def test_what_small_messages_took_there_and_back_is_twice_the_latency_whatever_the_clocks():
     found = collector(3)
     found.take(1, report(msgspec.structs.replace(measure(0, M, latency=0.002), signal=5.03)), 0.0)

@@ -103,3 +103,10 @@ def test_after_a_long_time_one_reading_is_enough_for_a_change():
     assert readings.value == 20.0
     assert readings.changed_at == 60.0
     assert fed([100.0] * 6).changed_at < 0
+
+
+def test_who_has_seen_the_change_is_believed_though_the_reading_rests_on_little():
+    readings = fed([27e6] * 6)
+    readings.add(11e6, 0.5, 6.0, jumped=True)
+    assert readings.value == 11e6
+    assert readings.changed_at == 6.0
