@@ -29,7 +29,7 @@ import numpy as np
 
 from netstorm.errors import NetStormError
 from netstorm.protocol.frames import Buffer, open_frames
-from netstorm.protocol.messages import Measured
+from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.settings import child_environment
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process import LocalClock
@@ -192,27 +192,40 @@ def _scaled(network: Network, factor: float) -> Network:
 # -------------------------------------------------------------------------------------------------- the same
 
 
+def _believed(
+    reports: Mapping[Rank, Measured] | Mapping[int, Measured],
+) -> dict[tuple[int, int], LinkMeasure]:
+    """Return what counts for the scheduler, by (source, target): the word of the source's kernel, or the
+    target's.
+    """
+    found = {(one.source, int(rank)): one for rank, report in reports.items() for one in report.links}
+    for rank, report in reports.items():
+        found |= {(int(rank), one.source): one for one in report.outgoing if one.delivered}
+    return found
+
+
 def _compare(
     network: Network, reports: Mapping[Rank, Measured] | Mapping[int, Measured], goodput: float
 ) -> dict[str, Any]:
     links: list[dict[str, Any]] = []
     caps: list[dict[str, Any]] = []
+    for (source, target), one in _believed(reports).items():
+        truth = network.link(Rank(source), Rank(target))
+        links.append(
+            {
+                "link": f"{source}→{target}",
+                "rate": truth.rate * goodput,
+                "measured": one.rate,
+                "error": one.rate / (truth.rate * goodput) - 1,
+                "standard_error": one.error,
+                "shared": one.shared,
+                "latency": truth.latency,
+                "measured_latency": one.latency,
+                "chunks": one.chunks,
+                "delivered": one.delivered,
+            }
+        )
     for rank, report in reports.items():
-        for one in report.links:
-            truth = network.link(Rank(one.source), Rank(rank))
-            links.append(
-                {
-                    "link": f"{one.source}→{rank}",
-                    "rate": truth.rate * goodput,
-                    "measured": one.rate,
-                    "error": one.rate / (truth.rate * goodput) - 1,
-                    "standard_error": one.error,
-                    "shared": one.shared,
-                    "latency": truth.latency,
-                    "measured_latency": one.latency,
-                    "chunks": one.chunks,
-                }
-            )
         node = network.nodes[rank]
         for word, value, cap in (
             ("egress", report.egress, node.egress),

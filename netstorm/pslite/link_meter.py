@@ -342,14 +342,11 @@ class LinkMeter:
 
     def _measure(self, peer: Peer, estimate: Estimate, *, jumped: bool = False) -> LinkMeasure:
         trip, out, back = self._trips.get(peer), self._out.links.get(peer), self._in.links.get(peer)
-        latency_s = -1.0 if trip is None or out is None else trip.latency_s(out.busy.rate)
-        if out is not None and out.watch.shortest_s > 0.0:
-            latency_s = out.watch.shortest_s / 2  # what chunks take rests on a rate that may be another now
         return LinkMeasure(
             source=int(peer),
             rate=estimate.rate,
             error=estimate.error,
-            latency=latency_s,
+            latency=-1.0 if trip is None or out is None else trip.latency_s(out.busy.rate),
             chunks=estimate.chunks,
             shared=estimate.shared,
             signal=math.inf if back is None else back.busy.transit_s,

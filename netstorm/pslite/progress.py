@@ -88,11 +88,6 @@ class Watch:
         """Part of the time between the last two looks in which something was under way."""
 
     @property
-    def shortest_s(self) -> float:
-        """The shortest round trip of late; 0: not known."""
-        return 0.0 if self._before is None else self._before.shortest_s
-
-    @property
     def waits(self) -> bool:
         """Whether there was something to send when it was last looked at."""
         return self._before is not None and self._before.waiting > 0

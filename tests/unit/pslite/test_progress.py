@@ -152,19 +152,6 @@ def test_a_meter_reports_a_fall_after_two_looks_and_says_who_saw_it():
     assert last.rate == pytest.approx(5e6, rel=0.05)
 
 
-def test_the_latency_is_half_the_shortest_round_trip_of_the_kernel():
-    peer, meter = Peer(1), LinkMeter(MeterOptions(), now=0.0)
-    said = [IDLE]
-    meter.progress = lambda: [(peer, said[-1])]
-    for look in range(1, 8):
-        now = LOOK_S * look
-        said.append(after(said[-1], 24e6))
-        meter.acknowledged(peer, 262_144, now - 0.3, now, int((now - 0.03) * 1e9), resent=False)
-        meter.report(now)
-    [out] = meter.known().outgoing
-    assert out.latency == pytest.approx(0.03)
-
-
 def test_what_has_been_said_is_not_said_again():
     peer, meter = Peer(1), LinkMeter(MeterOptions(), now=0.0)
     said = [IDLE]
