@@ -23,22 +23,28 @@ def pair():
         yield one, other
 
 
+def told(descriptor):
+    found = progress_of(descriptor)
+    assert found is not None
+    return found
+
+
 def test_delivered_and_waiting_are_counted(pair):
     one, other = pair
     one.setblocking(False)
-    before = progress_of(one.fileno())
+    before = told(one.fileno())
     sent = 0
     try:
         while True:
             sent += one.send(bytes(65_536))
     except BlockingIOError:
         pass
-    full = progress_of(one.fileno())
+    full = told(one.fileno())
     assert full.waiting > 0
     taken = 0
     while taken < sent:
         taken += len(other.recv(1 << 20))
-    after = progress_of(one.fileno())
+    after = told(one.fileno())
     assert after.waiting == 0
     assert (after.delivered - before.delivered) * after.segment >= 0.9 * sent
     assert after.busy_s >= full.busy_s >= before.busy_s
@@ -69,6 +75,7 @@ def test_a_van_tells_of_connections_that_it_has_opened():
             opener.poll(0.01)
         opener.poll(0.1)
         found = opener.progress(Connection(1))
+        assert found is not None
         assert found.delivered * found.segment >= 500_000
         opener.close(Connection(1))
         assert opener.progress(Connection(1)) is None

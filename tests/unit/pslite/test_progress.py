@@ -43,6 +43,7 @@ def looked(rate, seconds=LOOK_S, *, busy=1.0, waiting=100_000, **others):
 
 def test_what_was_delivered_while_something_waited_is_the_rate():
     found = looked(20e6)
+    assert found is not None
     assert (found.start, found.end) == (10.0, 10.25)
     assert found.bits / LOOK_S == pytest.approx(20e6, rel=0.01)
     assert not found.pressed
@@ -73,6 +74,7 @@ def test_too_few_segments_wait_for_the_next_look():
     second = after(first, 0.3e6)
     assert watch.look(second, LOOK_S) is None
     found = watch.look(after(second, 0.3e6, seconds=0.5), 3 * LOOK_S)
+    assert found is not None
     assert found.start == 0.0
     assert found.bits / 0.75 == pytest.approx(0.3e6, rel=0.05)
 
