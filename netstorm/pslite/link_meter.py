@@ -121,10 +121,12 @@ class _Side:
 
     def deliver(self, found: Iterable[tuple[Peer, Progress]], now: float) -> None:
         """Take how far the connections of the links have come; `now` on the local clock."""
-        delivered = {}
-        for peer, progress in found:
-            link = self.link(peer)
-            done = link.watch.look(progress, now)
+        told, delivered = dict(found), {}
+        for peer, link in self.links.items():
+            if peer not in told:
+                link.watch.forget()
+                continue
+            done = link.watch.look(told[peer], now)
             if done is not None:
                 delivered[peer] = done
         for peer, done in delivered.items():

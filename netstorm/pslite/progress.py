@@ -92,6 +92,10 @@ class Watch:
         """Whether there was something to send when it was last looked at."""
         return self._before is not None and self._before.waiting > 0
 
+    def forget(self) -> None:
+        """The connection is gone, or nobody can tell any more."""
+        self._before, self.busy = None, 0.0
+
     def look(self, progress: Progress, now: float) -> Delivered | None:
         """Take what the kernel says now, in s of the local clock; return what was carried since the
         last look, if that is the link's doing.

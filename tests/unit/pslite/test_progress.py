@@ -174,3 +174,17 @@ def test_only_the_default_estimator_asks_the_kernel():
     meter.progress = lambda: pytest.fail("asked")
     meter.acknowledged(peer, 262_144, 0.1, 0.2, 150_000_000, resent=False)
     meter.report(0.5)
+
+
+def test_a_connection_that_is_gone_is_looked_at_no_more():
+    peer, meter = Peer(1), LinkMeter(MeterOptions(), now=0.0)
+    told = [(peer, IDLE._replace(waiting=100_000))]
+    meter.progress = lambda: told
+    meter.acknowledged(peer, 262_144, 0.1, 0.2, 150_000_000, resent=False)
+    for look in range(1, 5):
+        meter.report(LOOK_S * look)
+    assert meter.due() < 5.0  # something waits to be sent
+    told.clear()
+    for look in range(5, 15):
+        meter.report(LOOK_S * look)
+    assert meter.due() == float("inf")
