@@ -60,9 +60,9 @@ def test_with_join_a_key_that_a_finished_rank_never_had_is_an_error_at_once_on_e
 ) -> None:
     late = """
 time.sleep(1)
-kv.init("late", ones()); kv.push("late", ones())
 began = time.monotonic()
-try:
+try:  # whichever comes after the answer raises
+    kv.init("late", ones()); kv.push("late", ones())
     kv.pull("late", out=out); out.wait_to_read()
 finally:
     say(time.monotonic() - began)
