@@ -27,9 +27,6 @@ _LATER_S: Final = 2.0
 _SILENT_S: Final = 60.0
 """After so long without a word from a link's target, its source's counts."""
 
-_MEASURED_S: Final = 1.5
-"""What has been reported within that is being measured: reports come each second."""
-
 _ALIKE: Final = 1.25
 """Directions whose rates differ by no more belong to one line: what changes one changes the other."""
 
@@ -121,11 +118,11 @@ class LinkReports:
 
 def as_the_way_back(there: Rate | None, back: Rate | None, now: float) -> Rate | None:
     """Return the rate of the way back if it has changed since the way there was measured last, and both were
-    alike before; not if the way there is being measured, and will soon say so itself.
+    alike before.
     """
     if there is None or back is None or back.readings.was == 0.0:
         return None
-    unseen = there.readings.age(now) > max(now - back.readings.changed_at, _MEASURED_S)
+    unseen = there.readings.age(now) > now - back.readings.changed_at
     alike = 1 / _ALIKE <= there.value / back.readings.was <= _ALIKE
     return back if unseen and alike else None
 
