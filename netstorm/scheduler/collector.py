@@ -7,7 +7,8 @@ between that and a network to plan for:
   of what planning gains. A node's egress or ingress counts as a cap if its links could clearly carry more
   together, by what each has shown.
 * *Censored links.* What a link carried while it shared a cap that was binding is no more than a lower bound.
-  A link's target is believed: it sees chunks arrive, and these say whether their source had others under way.
+  A link's target is believed, unless its source's kernel says what was delivered (`link_reports`): it sees
+  chunks arrive, and these say whether their source had others under way.
   Planned with is what the caps at its two ends allow, and twice that bound at most. Under fair sharing those
   that share the cap get about the same, so a link that gets clearly less than its siblings is slow by itself,
   and is not censored.

@@ -61,7 +61,8 @@ class Measured(Datagram, frozen=True, tag=22):
     ingress: float = 0.0
     """The same of all links into it."""
     outgoing: tuple[LinkMeasure, ...] = ()
-    """The links out of this node, by the acknowledgements. Less exact than what their receivers say, who also
+    """The links out of this node, by what its kernel has delivered (`LinkMeasure.delivered`), or else by the
+    acknowledgements. Those are less exact than what their receivers say, who also
     know of what is shared at either end (`shared` is of this end alone here); for their latency, and for
     links whose receivers say nothing.
     """
