@@ -1,9 +1,10 @@
 """What a node's own traffic says of its links: collected here, and reported to the scheduler. Pure.
 
 A node measures the links into it by what arrives, and the links out of it by what its kernel has delivered
-(`progress`), or where that says nothing by what is acknowledged: the acknowledgement's own time stamp is that of the arrival, so that its way back does not matter. Only it can
-tell in which of these times its other links were busy, too, so for links out of it a measurement at its end
-and one at the other end are both needed: both are lower bounds.
+(`progress`), or where that says nothing by what is acknowledged: the acknowledgement's own time stamp is that
+of the arrival, so that its way back does not matter. Only it can tell in which of these times its other links
+were busy, too, so for links out of it a measurement at its end and one at the other end are both needed: both
+are lower bounds.
 """
 
 from __future__ import annotations
