@@ -10,7 +10,8 @@ new policy. So each chunk is summed once, by one tree, and all ranks get the sam
 Not all are moved. Links that change together are noticed one after the other, and where each policy moved
 everything nothing was ever summed: five of them in as many seconds made ranks send 2.4 times what a round
 needs. What is under way stays in its tree if nothing that its sum lacks has yet to cross what has become slow
-(`Policy.slow`).
+(`Policy.slow`). And where a policy gains less than to send sums once more costs, all that is under way stays
+(`Policy.keeps_begun`): only what has not begun goes over.
 
 What has been handed to links and has not left goes over, too: sums of chunks that have moved are taken out
 of the queues, and results take the ways of the new policy's trees to where the old ones' lead. So do those
@@ -62,6 +63,8 @@ class Takeover:
         """What the scheduler is to be told."""
         self._slow: frozenset[tuple[int, int]] = frozenset()
         """What has become slow, by that policy."""
+        self._keeps_begun = False
+        """It wants no chunk of which something has come to its root."""
         self._behind_of: dict[int, tuple[tuple[int, ...], ...]] = {}
         """By the version of an earlier plan: for each tree, which ranks are behind each slow link."""
         self._told: dict[tuple[int, int], list[Moved]] = {}
@@ -74,6 +77,7 @@ class Takeover:
             return False
         self.plan = plan
         self._slow = frozenset(plan.policy.slow)
+        self._keeps_begun = plan.policy.keeps_begun
         self._behind_of.clear()
         return True
 
@@ -99,9 +103,13 @@ class Takeover:
                 mine += 1
                 if round.results[chunk] or now.version >= plan.version:
                     continue
-                if not (self._slow and round.is_under_way(chunk) and self._can_end(round, chunk, now, tree)):
+                if not (round.is_under_way(chunk) and self._stays(round, chunk, now, tree)):
                     left.append(chunk)
         return left if len(left) > _LEAST * mine else []
+
+    def _stays(self, round: Round, chunk: int, before: Plan, tree: int) -> bool:
+        """Return whether a chunk of which something has come to this node, its root, stays in its tree."""
+        return self._keeps_begun or (bool(self._slow) and self._can_end(round, chunk, before, tree))
 
     def _can_end(self, round: Round, chunk: int, before: Plan, tree: int) -> bool:
         """Return whether nothing that a sum lacks at its root has yet to cross what has become slow."""
@@ -150,6 +158,8 @@ class Takeover:
     def goes_around(self, tag: Hashable) -> bool:
         """Return whether a part that waits for a link is a result that should take another way now."""
         if not isinstance(tag, Tag) or self.plan is None or tag.phase is not Phase.BROADCAST:
+            return False
+        if self._keeps_begun and (self._rank, tag.peer) not in self._slow:
             return False
         return tag.version < self.plan.version and len(self._way(tag)) > 2
 

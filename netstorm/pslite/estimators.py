@@ -48,7 +48,8 @@ _SUDDEN_S: Final = 0.1
 same side, the link has changed, and what was before counts no more."""
 
 _SUDDEN_DELIVERED: Final = 2
-"""How many of them will do if the sender's kernel says what was delivered."""
+"""How many of them will do if the sender's kernel says what was delivered; one will, if TCP pressed the link
+and it is slower, or if BBR has found it to be faster."""
 
 _DELIVERED_FOR_S: Final = 2.0
 """How long what the kernel has said counts more than chunks that have arrived since."""
@@ -83,6 +84,9 @@ _QUANTILE_ERROR: Final = 1.27
 
 _UNKNOWN: Final = 0.5
 """Standard error, as a fraction, of what was measured once."""
+
+_ONE_LOOK: Final = 0.1
+"""The same if the sender's kernel says so."""
 
 _LEAST: Final = 0.01
 """Standard error that even the most even samples have: headers of TCP, the size of a batch."""
@@ -222,7 +226,14 @@ class History:
         start, end = found.start + shift, found.end + shift
         duration, kept = end - start, self._samples
         one = _Sample(found.bits / duration, duration, 1, start, end, shared_s, 0.0, delivered=True)
-        if kept and not found.pressed and one.rate < _LOW * _quantile(_window(reversed(kept), 1), _PLACE):
+        known = _quantile(_window(reversed(kept), 1), _PLACE) if kept else 0.0
+        if found.at_least > (1 + _JUMP) * known > 0.0:
+            return self._jump(one._replace(rate=found.at_least))
+        if found.bits == 0.0:
+            return False
+        if found.pressed and one.rate < (1 - _JUMP) * known:
+            return self._jump(one)
+        if not found.pressed and one.rate < _LOW * known:
             self._low += 1
             if self._low < _LOW_FOR:
                 return False
@@ -257,6 +268,14 @@ class History:
         if unshared.rate > all_together.rate * (1 + _FASTER * unshared.error):
             return unshared
         return replace(all_together, shared=0.0)  # as fast whether others are busy or not
+
+    def _jump(self, one: _Sample) -> bool:
+        """Keep only this sample: the sender's kernel says so that the link has changed."""
+        self.jumped = True
+        self._samples.clear()
+        self._samples.append(one)
+        self._low, self._delivered_at = 0, one.end
+        return True
 
     def _forget_what_is_old(self) -> None:
         kept = self._samples
@@ -298,10 +317,10 @@ def _window(newest_first: Iterable[_Sample], at_least: int) -> _Window:
 def _newest(newest_first: Iterable[_Sample], at_least: int, at_least_s: float = 0.0) -> _Window | None:
     """Return the newest samples; None if that are fewer chunks than enough, or shorter than enough, in s.
 
-    What the kernel says is exact: two looks are enough.
+    What the kernel says is exact: one look is enough.
     """
     newest = _window(newest_first, at_least)
-    exact = sum(one.delivered for one in newest.samples) >= _SUDDEN_DELIVERED
+    exact = any(one.delivered for one in newest.samples)
     enough = newest.samples and (exact or newest.chunks >= at_least) and newest.busy_s >= at_least_s
     return newest if enough else None
 
@@ -326,8 +345,9 @@ def _estimate(window: _Window, shared_s: float) -> Estimate:
     """
     rate, number = _quantile(window, _PLACE), len(window.samples)
     deviation = _OF_NORMAL * sum([abs(one.rate / rate - 1) for one in window.samples]) / number
-    error = _UNKNOWN
+    delivered = window.samples[0].delivered
+    error = _ONE_LOOK if delivered else _UNKNOWN
     if number > 1:
         error = min(max(deviation * _QUANTILE_ERROR / math.sqrt(number - 1), _LEAST), _UNKNOWN)
-    shared, delivered = min(shared_s / window.busy_s, 1.0), window.samples[0].delivered
+    shared = min(shared_s / window.busy_s, 1.0)
     return Estimate(rate, error, window.chunks, shared, delivered)

@@ -12,6 +12,11 @@ become many times as long. So what was slow without either says nothing, at firs
 network nearly all looks at links that had fallen showed losses of more than a tenth, and those that were slow
 for no such reason one lost packet at most, and round trips of up to 3.1 times the shortest.
 
+A link that becomes faster is another matter: TCP finds out slowly (BBR sends a quarter more every eight round
+trips, if it has enough to send), and what it delivers is what it has been given. But BBR knows what it has
+delivered within a round trip, however little there was to send: if that is more than it ever was of late, the
+link carries as much.
+
 References:
     .. [1] Cardwell et al., BBR: congestion-based congestion control, ACM Queue 14 (2016).
 """
@@ -34,6 +39,12 @@ _LEAST_SEGMENTS: Final = 16
 
 _PROBING: Final = 4
 """Segments under way at most while BBR looks for the shortest round trip."""
+
+_GROWN: Final = 1.02
+"""BBR's bandwidth has grown if it is so many times what it was at the last look."""
+
+_NOISE: Final = 1.03
+"""And is so many times the rate: it is the largest of many readings."""
 
 _QUEUED: Final = 4.0
 _LOST: Final = 0.02
@@ -62,6 +73,8 @@ class Progress(NamedTuple):
     round_trip_s: float
     shortest_s: float
     """The shortest round trip of late."""
+    bandwidth: float = 0.0
+    """Bit/s that BBR has seen the link deliver, the most of its last ten round trips; 0: it is not BBR."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +85,11 @@ class Delivered:
     """Seconds on the local clock."""
     end: float
     bits: float
+    """0: TCP itself was the limit."""
     pressed: bool
     """TCP sent more than the link carries: it cannot have done more."""
+    at_least: float = 0.0
+    """Bit/s that it was found to carry for the first time of late; 0: nothing new."""
 
 
 class Watch:
@@ -110,14 +126,16 @@ class Watch:
         if waits and segments < _LEAST_SEGMENTS:
             return None  # the next look is about all of this
         self._before, self._at = progress, now
+        grown = progress.bandwidth > _GROWN * was.bandwidth > 0.0
+        at_least = progress.bandwidth / _NOISE if grown else 0.0
         if (
             not waits
             or progress.starved_s - was.starved_s > _STARVED * took
             or min(was.window, progress.window) <= _PROBING
         ):
-            return None
+            return Delivered(then, now, 0.0, False, at_least) if grown else None
         lost = progress.sent_again - was.sent_again
         pressed = lost > _LOST * segments or any(
             one.round_trip_s > _QUEUED * one.shortest_s for one in (was, progress)
         )
-        return Delivered(then, now, segments * progress.segment * 8.0, pressed)
+        return Delivered(then, now, segments * progress.segment * 8.0, pressed, at_least)

@@ -61,10 +61,12 @@ _LEAST_PATIENCE: Final = 2
 since."""
 
 _MOVING_GAIN: Final = 1.5
-_MOVING_S: Final = 0.3
-"""What a policy must be predicted to gain, as a factor and in s, to be worth it that chunks of rounds under
-way are sent once more. It takes some round trips.
+"""What a policy must be predicted to gain, as a factor, to be worth it that chunks of rounds under way are
+sent once more. Else only those go over that nothing was sent of yet.
 """
+
+_MOVING_S: Final = 0.3
+"""What it must gain in s to take over at all. It takes some round trips."""
 
 _SLOW: Final = 0.7
 """Of its rate a link or access line must have left, or what is under way over it goes another way."""
@@ -166,7 +168,9 @@ class Adaptation:
         self._looked: Picture | None = collector.picture(now) if assumed.known else None
         """The network that was last planned for."""
         self._planned = _rates(self._looked.network, pairs_of(first)) if self._looked else {}
-        """By (source, target): the highest rate that policies were formed for since one took over."""
+        """By (source, target): the highest rate that policies were formed for since one took over what was
+        under way, too.
+        """
         looks = _LOOKS if len(assumed.network.links) <= _MOST_LINKS else 1
         self._look_every_s: Final = assumed.plan.update_time_s / looks
         self._look_at = now + assumed.plan.update_time_s
@@ -290,7 +294,9 @@ class Adaptation:
         if answer.only_detours:
             self.reason = f"{why}; the same trees, other auxiliary paths"
             return self._next(found, policy)
-        found = msgspec.structs.replace(found, takes_over=_is_worth_moving(answer))
+        moves = _is_worth_moving(answer)
+        begun = moves and answer.seconds_before > _MOVING_GAIN * answer.seconds
+        found = msgspec.structs.replace(found, takes_over=moves, keeps_begun=moves and not begun)
         times = (
             f"{format_duration(answer.seconds)} instead of {format_duration(answer.seconds_before)} predicted"
             if answer.seconds_before < math.inf
@@ -306,9 +312,10 @@ class Adaptation:
         self.reason = f"{why}; {times}"
         assert self._looked is not None  # it was formed for that
         rates = _rates(self._looked.network, pairs_of(found) | self._planned.keys())
-        if found.takes_over:
+        if moves:
             slow = sorted(pair for pair, was in self._planned.items() if rates[pair] < _SLOW * was)
             found = msgspec.structs.replace(found, slow=tuple(slow))
+        if begun:
             self._planned = rates
         else:
             self._planned = {pair: max(rate, self._planned.get(pair, 0.0)) for pair, rate in rates.items()}
@@ -383,8 +390,7 @@ def _is_better(answer: Formed, error: float) -> bool:
 
 def _is_worth_moving(answer: Formed) -> bool:
     """Return whether rounds that are under way should go over to the new policy, too."""
-    before_s, after_s = answer.seconds_before, answer.seconds
-    return _MOVING_GAIN * after_s < before_s < math.inf and before_s - after_s > _MOVING_S
+    return answer.seconds + _MOVING_S < answer.seconds_before < math.inf
 
 
 def _rates(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:

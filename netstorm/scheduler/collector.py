@@ -15,9 +15,9 @@ between that and a network to plan for:
 * *Links never seen.* With a network file, what that says. Without one, the 25th percentile of the rates
   that were measured, and the 75th of the latencies: to try them must not look like a bargain.
 * *Links not seen since others have changed.* If half of the links that are measured now have changed since a
-  link was, it probably has, too: half of what it is above that percentile is not believed any more. What was
-  fast and is used no more looks fast for ever otherwise, and is tried again and again.
-
+  link was, it probably has, too: half of what it is above or below that percentile is not believed any more.
+  What was fast and is used no more looks fast for ever otherwise, and is tried again and again; and what was
+  slow is never tried.
 * *Links whose way back has changed.* A direction that was like the other one is expected to have changed with
   it, until it is measured itself: data goes up a tree first, and down seconds later.
 
@@ -272,8 +272,8 @@ class Collector:
         if one.rate:
             end = state.target if pair[0] == one.source else state.source
             readings = end.free if one.shared <= _SHARED else end.held
-            readings.add(one.rate, one.error, now, jumped=one.jumped)
-            if one.delivered and end is state.source:
+            taken = readings.add(one.rate, one.error, now, jumped=one.jumped)
+            if taken and one.delivered and end is state.source:
                 state.delivered_at = now
             if readings.changed_at == now:
                 self.changes.append(now)
@@ -320,7 +320,7 @@ class Collector:
             rate, least, readings = view.uncapped(pair, found), 0.0, found.readings
             part = view.outdated(now - readings.age(now))
             if part and view.seldom is not None:
-                rate, least = rate + part * min(view.seldom - rate, 0.0), part * _PRIOR_ERROR
+                rate, least = rate + part * (view.seldom - rate), part * _PRIOR_ERROR
         back = as_the_way_back(found, self._rates.get(pair[::-1]), now)
         if back is not None and not any(rank in side.caps for rank in pair for side in view.sides):
             rate, least, readings = back.value, _ALIKE_ERROR, back.readings

@@ -64,9 +64,10 @@ class Readings:
     def __bool__(self) -> bool:
         return bool(self._values)
 
-    def add(self, value: float, error: float, now: float, *, jumped: bool = False) -> None:
-        """Take a reading above 0; an error of 0 or less is not known. `jumped`: whoever made it has seen the
-        quantity change.
+    def add(self, value: float, error: float, now: float, *, jumped: bool = False) -> bool:
+        """Take a reading above 0; return False if it may be an outlier, and waits for the next.
+
+        An error of 0 or less is not known. `jumped`: whoever made it has seen the quantity change.
         """
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
         late = self.age(now) > _LATE_S
@@ -77,7 +78,7 @@ class Readings:
                 agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
                 if not (agreed or late or jumped):
                     self._suspect = value
-                    return
+                    return False
                 self.changed_at, self.was = now, self.value
                 self._values.clear()
                 self._errors.clear()
@@ -89,6 +90,7 @@ class Readings:
         self._values.append(value)
         self._errors.append(error)
         self._average()
+        return True
 
     def error(self, now: float) -> float:
         """Return the standard error of `value`, as a fraction of it."""

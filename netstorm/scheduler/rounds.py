@@ -84,7 +84,8 @@ class Rounds:
         self._policies[policy.version] = policy
         starts = self._consistency.install(policy.version)
         self._outbox.note(Installed(policy=policy, starts=tuple(starts.items())))
-        self._policies = needed(self._policies, self._consistency.versions_in_use())
+        moved = {said.version for said in self.moves()}
+        self._policies = needed(self._policies, self._consistency.versions_in_use() | moved)
         self._members.tell_all(m.NewPolicy(policy=policy))
         return starts
 

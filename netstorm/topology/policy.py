@@ -165,6 +165,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """(source, target) that have become much slower. Chunks of which something has come to their root stay in
     trees that use none of these, even if the policy takes over; empty: all go over.
     """
+    keeps_begun: bool = False
+    """If it takes over: chunks of which something has come to their root stay in their trees, whatever these
+    use.
+    """
 
     def __post_init__(self) -> None:
         if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:

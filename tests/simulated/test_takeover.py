@@ -134,6 +134,12 @@ OVER_2 = Tree.undirected(Rank(2), (2, 2, -1, 2))
 )
 def test_what_is_under_way_stays_if_it_lacks_nothing_from_behind_a_slow_link(first, slow, given_by):
     cluster = changing_job(policy=Policy(version=0, trees=(OVER_0, OVER_2), weights=(1, 1)))
+    policy = Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True, slow=slow)
+    assert given(cluster, policy, first) == {host_of(rank) for rank in given_by}
+
+
+def given(cluster, policy, first):
+    """Return which roots give chunks to a policy that comes when only the first ranks have begun a round."""
     values = [np.arange(VALUES, dtype=np.float32) % 7 + node.rank for node in cluster.nodes]
     pending = [cluster.nodes[rank].push("a", values[rank]) for rank in first]
     cluster.run_for(0.9)
@@ -144,12 +150,20 @@ def test_what_is_under_way_stays_if_it_lacks_nothing_from_behind_a_slow_link(fir
             roots.add(source)
 
     cluster.network.watch = watch
-    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True, slow=slow))
+    cluster.install_policy(policy)
     cluster.run_for(0.1)
-    assert roots - {"scheduler"} == {host_of(rank) for rank in given_by}
     pending += [cluster.nodes[rank].push("a", values[rank]) for rank in range(4) if rank not in first]
     cluster.run_until_ended(pending, 60)
     check(pending)
+    return roots - {host_of(SCHEDULER)}
+
+
+@pytest.mark.parametrize(("first", "given_by"), [((0, 1, 2), set()), ((2,), {2}), ((0, 3), {0})])
+@pytest.mark.parametrize("slow", [(), ((3, 2), (3, 0), (1, 0))])
+def test_only_what_has_not_begun_moves_if_the_policy_says_so(first, given_by, slow):
+    cluster = changing_job(policy=Policy(version=0, trees=(OVER_0, OVER_2), weights=(1, 1)))
+    policy = Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True, slow=slow, keeps_begun=True)
+    assert given(cluster, policy, first) == {host_of(rank) for rank in given_by}
 
 
 def test_results_of_what_stays_go_around_a_slow_link():

@@ -53,6 +53,20 @@ def test_delivered_and_waiting_are_counted(pair):
     assert other.recv(100)
 
 
+@pytest.mark.parametrize("control", [b"reno", b"bbr", b"dctcp", b"vegas"])
+def test_only_bbr_says_what_bandwidth_it_has_seen(pair, control):
+    one, other = pair
+    try:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control)
+    except OSError:
+        pytest.skip(f"this kernel has no {control.decode()}, or does not allow it")
+    one.sendall(bytes(100_000))
+    taken = 0
+    while taken < 100_000:
+        taken += len(other.recv(100_000))
+    assert (told(one.fileno()).bandwidth > 0.0) == (control == b"bbr")
+
+
 def test_what_is_no_connection_says_nothing():
     reading, writing = os.pipe()
     try:

@@ -63,6 +63,21 @@ def test_what_tcp_itself_was_the_limit_of_says_nothing(why):
     assert looked(20e6, **why) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "at_least"), [(8e6, 20.6e6, 20e6), (8e6, 8.1e6, 0.0), (20e6, 8e6, 0.0), (0.0, 8e6, 0.0)]
+)
+@pytest.mark.parametrize("waiting", [0, 100_000])
+def test_more_than_bbr_has_seen_before_is_what_the_link_carries_at_least(before, now, at_least, waiting):
+    watch, first = Watch(), IDLE._replace(waiting=waiting, bandwidth=before)
+    watch.look(first, 0.0)
+    found = watch.look(after(first, 6e6, waiting=waiting, bandwidth=now), LOOK_S)
+    if at_least:
+        assert found.at_least == pytest.approx(at_least)
+    else:
+        assert found is None or found.at_least == 0.0
+    assert (found is not None and found.bits > 0.0) == bool(waiting)
+
+
 @pytest.mark.parametrize("why", [{"round_trip_s": 0.25}, {"sent_again": 20}], ids=str)
 def test_a_queue_or_losses_say_that_the_link_is_full(why):
     assert looked(20e6, **why).pressed
@@ -99,13 +114,24 @@ def rate_of(found):
     return found.estimate(1, independent=True).rate
 
 
-def test_two_looks_that_agree_are_a_change_if_tcp_presses():
-    one = history(*[24e6] * 8, 5e6, pressed=True)
-    assert not one.jumped
-    assert rate_of(one) == 24e6
-    two = history(*[24e6] * 8, 5e6, 5.1e6, pressed=True)
-    assert two.jumped
-    assert rate_of(two) == pytest.approx(5e6, rel=0.03)
+def test_one_look_is_a_fall_if_tcp_presses():
+    found = history(*[24e6] * 8, 5e6, pressed=True)
+    assert found.jumped
+    assert rate_of(found) == 5e6
+    assert found.estimate(1, independent=True).error == 0.1
+    assert not history(*[24e6] * 8, 20e6, pressed=True).jumped
+
+
+@pytest.mark.parametrize(("at_least", "believed"), [(0.0, 8e6), (9e6, 8e6), (11e6, 11e6), (30e6, 30e6)])
+def test_what_a_link_was_found_to_carry_is_a_rise_if_it_is_clearly_more(at_least, believed):
+    found = history(*[8e6] * 8)
+    said = found.deliver(Delivered(2.0, 2.25, 0.0, False, at_least), 0.0, 0.0)
+    assert said == found.jumped == (believed != 8e6)
+    assert rate_of(found) == believed
+
+
+def test_a_rise_of_a_link_that_nothing_is_known_of_says_nothing():
+    assert not History().deliver(Delivered(2.0, 2.25, 0.0, False, 9e6), 0.0, 0.0)
 
 
 def test_what_is_slow_while_nothing_presses_is_not_believed_at_first():
@@ -132,7 +158,7 @@ def test_chunks_count_no_more_while_the_kernel_says_something():
     assert not found.estimate(1, independent=True).delivered
 
 
-def test_a_meter_reports_a_fall_after_two_looks_and_says_who_saw_it():
+def test_a_meter_reports_a_fall_at_once_and_says_who_saw_it():
     peer, now, said = Peer(1), 0.0, IDLE
     meter = LinkMeter(MeterOptions(), now=0.0)
     meter.progress = lambda: [(peer, said)]
@@ -148,7 +174,7 @@ def test_a_meter_reports_a_fall_after_two_looks_and_says_who_saw_it():
         report = meter.report(now)
         reports += [(look, one) for one in (report.outgoing if report else ())]
     jumped = [look for look, one in reports if one.jumped and look >= 30]
-    assert jumped[0] == 31
+    assert jumped[0] == 30
     last = reports[-1][1]
     assert last.delivered
     assert last.rate == pytest.approx(5e6, rel=0.05)

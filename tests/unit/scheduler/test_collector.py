@@ -379,6 +379,18 @@ def test_the_kernel_of_a_sender_is_believed_before_the_receiver_while_it_says_so
     assert rates(found, 4.0)[1, 0] == pytest.approx(30 * M)
 
 
+def test_what_may_be_an_outlier_is_no_word_of_the_kernel():
+    found = collector()
+    mine, exact = (msgspec.structs.replace(measure(0, rate), delivered=True) for rate in (10 * M, 40 * M))
+    for second in range(4):
+        found.take(1, Measured(links=(), outgoing=(mine,)), float(second))
+        found.take(0, report(measure(1, 25 * M)), float(second) + 2.5)
+    found.take(1, Measured(links=(), outgoing=(exact,)), 7.0)
+    assert rates(found, 7.0)[1, 0] == pytest.approx(25 * M)
+    found.take(1, Measured(links=(), outgoing=(exact,)), 8.0)
+    assert rates(found, 8.0)[1, 0] == pytest.approx(40 * M)
+
+
 def test_what_small_messages_took_there_and_back_is_twice_the_latency_whatever_the_clocks():
     found = collector(3)
     found.take(1, report(msgspec.structs.replace(measure(0, M, latency=0.002), signal=5.03)), 0.0)
@@ -419,6 +431,20 @@ def test_a_fast_link_not_seen_since_the_others_have_changed_is_not_believed_to_b
     assert rates(found, 32.0)[0, 3] == pytest.approx(10 * M)
     found.take(3, report(measure(0, 90 * M)), 33.0)
     assert rates(found, 33.0)[0, 3] == pytest.approx(100 * M, rel=0.15)
+
+
+def test_a_slow_link_not_seen_since_the_others_have_changed_may_be_as_fast_as_they_are():
+    found = collector(4)
+    for second in range(4):
+        found.take(3, report(measure(0, 5 * M), measure(1, 40 * M), measure(2, 30 * M)), float(second))
+    assert rates(found, 4.0)[0, 3] == pytest.approx(5 * M)
+    for second in range(20, 24):
+        found.take(3, report(measure(1, 20 * M), measure(2, 30 * M)), float(second))
+    assert rates(found, 24.0)[0, 3] == pytest.approx(5 * M)  # the 25th percentile, as before
+    for second in range(24, 28):
+        found.take(2, report(measure(0, 50 * M), measure(1, 60 * M), measure(3, 70 * M)), float(second))
+    changed, measured = 1, 5
+    assert rates(found, 28.0)[0, 3] == pytest.approx((5 + (20 - 5) * changed / measured) * M)
 
 
 def told(found, second, *, there=None, back=None):
