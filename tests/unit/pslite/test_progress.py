@@ -71,11 +71,8 @@ def test_more_than_bbr_has_seen_before_is_what_the_link_carries_at_least(before,
     watch, first = Watch(), IDLE._replace(waiting=waiting, bandwidth=before)
     watch.look(first, 0.0)
     found = watch.look(after(first, 6e6, waiting=waiting, bandwidth=now), LOOK_S)
-    if at_least:
-        assert found.at_least == pytest.approx(at_least)
-    else:
-        assert found is None or found.at_least == 0.0
-    assert (found is not None and found.bits > 0.0) == bool(waiting)
+    assert (found.at_least if found else 0.0) == pytest.approx(at_least)
+    assert (found.bits > 0.0 if found else False) == bool(waiting)
 
 
 @pytest.mark.parametrize("why", [{"round_trip_s": 0.25}, {"sent_again": 20}], ids=str)
