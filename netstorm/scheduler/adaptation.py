@@ -62,7 +62,7 @@ since."""
 
 _MOVING_GAIN: Final = 1.5
 """What a policy must be predicted to gain, as a factor, to be worth it that chunks of rounds under way are
-sent once more. Else only those go over that nothing was sent of yet.
+sent once more. Else only those go over of which nothing has come to their root.
 """
 
 _MOVING_S: Final = 0.3
@@ -294,9 +294,9 @@ class Adaptation:
         if answer.only_detours:
             self.reason = f"{why}; the same trees, other auxiliary paths"
             return self._next(found, policy)
-        moves = _is_worth_moving(answer)
-        begun = moves and answer.seconds_before > _MOVING_GAIN * answer.seconds
-        found = msgspec.structs.replace(found, takes_over=moves, keeps_begun=moves and not begun)
+        takes_over = _is_worth_moving(answer)
+        keeps_begun = takes_over and answer.seconds_before <= _MOVING_GAIN * answer.seconds
+        found = msgspec.structs.replace(found, takes_over=takes_over, keeps_begun=keeps_begun)
         times = (
             f"{format_duration(answer.seconds)} instead of {format_duration(answer.seconds_before)} predicted"
             if answer.seconds_before < math.inf
@@ -312,10 +312,10 @@ class Adaptation:
         self.reason = f"{why}; {times}"
         assert self._looked is not None  # it was formed for that
         rates = _rates(self._looked.network, pairs_of(found) | self._planned.keys())
-        if moves:
+        if takes_over:
             slow = sorted(pair for pair, was in self._planned.items() if rates[pair] < _SLOW * was)
             found = msgspec.structs.replace(found, slow=tuple(slow))
-        if begun:
+        if takes_over and not keeps_begun:
             self._planned = rates
         else:
             self._planned = {pair: max(rate, self._planned.get(pair, 0.0)) for pair, rate in rates.items()}

@@ -84,6 +84,7 @@ class Rounds:
         self._policies[policy.version] = policy
         starts = self._consistency.install(policy.version)
         self._outbox.note(Installed(policy=policy, starts=tuple(starts.items())))
+        self._forget_moves()
         moved = {said.version for said in self.moves()}
         self._policies = needed(self._policies, self._consistency.versions_in_use() | moved)
         self._members.tell_all(m.NewPolicy(policy=policy))
@@ -147,6 +148,9 @@ class Rounds:
         kept = self._moves.setdefault((message.key, message.round), [])
         if message not in kept:
             kept.append(message)
-        for key, round in [place for place in self._moves if self._consistency.is_over(*place)]:
-            del self._moves[key, round]
+        self._forget_moves()
         self._members.tell_all(message)
+
+    def _forget_moves(self) -> None:
+        for place in [place for place in self._moves if self._consistency.is_over(*place)]:
+            del self._moves[place]

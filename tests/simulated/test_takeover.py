@@ -244,3 +244,25 @@ def test_later_policies_take_over_what_has_moved_already():
     cluster.run_until_ended(pending, 60)
     check(pending)
     assert versions == {0, 1, 2, 3, 4}
+
+
+def test_a_policy_that_chunks_have_moved_to_is_kept_while_their_round_is_open():
+    cluster = changing_job()
+
+    def kept():
+        return {policy.version for policy in cluster.scheduler.machine._job.rounds.policies()}
+
+    pending = push(cluster)
+    cluster.run_for(0.5)
+    cluster.install_policy(Policy(version=1, trees=(AROUND,), weights=(1,), takes_over=True))
+    cluster.run_for(0.1)
+    assert count(cluster, "chunks_moved") > 0
+    for version in range(2, 20):
+        cluster.install_policy(Policy(version=version, trees=(AROUND,), weights=(1,)))
+    assert 1 in kept()
+    cluster.run_until_ended(pending, 60)
+    check(pending)
+    for version in range(20, 24):
+        cluster.run_until_ended(push(cluster), 60)
+        cluster.install_policy(Policy(version=version, trees=(AROUND,), weights=(1,)))
+    assert 1 not in kept()

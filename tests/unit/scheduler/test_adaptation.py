@@ -178,6 +178,19 @@ def test_a_policy_that_takes_over_says_what_has_become_slow_since_the_last_one_d
     assert slow == [{(0, 3), (3, 0)}, {(0, 2), (2, 0)}, {(0, 3), (3, 0)}]
 
 
+def test_a_policy_that_gains_less_than_to_send_once_more_costs_keeps_what_has_begun():
+    took = {}
+    for rate in (9, 60):
+        job = Scheduled(EQUAL, known=True, error=0.01)
+        job.summed = Summed((80_000_000,), SUMMED.chunk_bytes)
+        job.run(20)
+        job.installed.clear()
+        job.truth = four(100, rate, 100)
+        job.run(12)
+        took[rate] = [(policy.takes_over, policy.keeps_begun) for _, policy in job.installed][-1]
+    assert took == {9: (True, False), 60: (True, True)}
+
+
 def test_a_move_smaller_than_the_threshold_is_not_looked_at():
     job = Scheduled(EQUAL, known=True, error=0.02, update_rate=0.3)
     job.run(20)
