@@ -152,7 +152,7 @@ def _train(
 
 
 def _on_wan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    network = _scaled(load_network(options.wan), options.rates_scale)
+    network = replace(load_network(options.wan).scaled(options.rates_scale), changes=())
     for estimator in options.estimators.split(","):
         with tempfile.TemporaryDirectory(prefix="netstorm-estimates-") as name:
             folder = Path(name)
@@ -173,20 +173,6 @@ def _on_wan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for rank in network.ranks
             }
         yield {"network": str(options.wan), "estimator": estimator} | _compare(network, reports, _GOODPUT)
-
-
-def _scaled(network: Network, factor: float) -> Network:
-    def cap(value: float | None) -> float | None:
-        return None if value is None else value * factor
-
-    return replace(
-        network,
-        nodes=tuple(
-            replace(node, egress=cap(node.egress), ingress=cap(node.ingress)) for node in network.nodes
-        ),
-        links=tuple(replace(link, rate=link.rate * factor) for link in network.links),
-        changes=(),
-    )
 
 
 # -------------------------------------------------------------------------------------------------- the same

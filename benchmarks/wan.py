@@ -31,7 +31,7 @@ import psutil
 from rich.console import Console
 
 from harness.compare import Comparison
-from harness.course import Course, end_of_changes, with_times_scaled
+from harness.course import Course, end_of_changes, with_course_repeated, with_times_scaled
 from harness.emulated import Place, emulated, on_loopback
 from harness.machine import describe_machine
 from harness.policy_log import policy_changes
@@ -233,7 +233,7 @@ def _network(options: argparse.Namespace) -> Network:
         network = replace(network, links=tuple(replace(link, loss=options.loss) for link in network.links))
     if not options.dynamic:
         network = replace(network, changes=())
-    network = with_times_scaled(network, options.times_scale)
+    network = with_course_repeated(with_times_scaled(network, options.times_scale), options.repeat)
     if options.dynamic and options.seconds is None:
         options.seconds = end_of_changes(network)
         if not options.seconds:
@@ -267,7 +267,7 @@ def _describe(options: argparse.Namespace, network: Network) -> dict[str, Any]:
         "optimum_s": {str(size): optimum(still, size).seconds for size in sizes},
     }
     if options.dynamic:
-        known["times_scale"] = options.times_scale
+        known |= {"times_scale": options.times_scale, "repeat": options.repeat}
         courses = {str(size): Course.of(network, size) for size in sizes}
         known["course"] = {
             size: {"begins_s": course.begins, "optima_s": course.optima} for size, course in courses.items()

@@ -6,10 +6,11 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from netstorm.topology.elements import Change
 from netstorm.topology.network import Network
 from netstorm.topology.optimum import optimum
 
-__all__ = ["Course", "end_of_changes", "networks_by_time", "with_times_scaled"]
+__all__ = ["Course", "end_of_changes", "networks_by_time", "with_course_repeated", "with_times_scaled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +72,24 @@ def with_times_scaled(network: Network, scale: float) -> Network:
     """Return the same network, whose changes come at other times."""
     changes = tuple(replace(change, at=change.at * scale) for change in network.changes)
     return replace(network, changes=changes)
+
+
+def with_course_repeated(network: Network, times: int) -> Network:
+    """Return the network whose course comes so many times, each from the first rates on."""
+    period = end_of_changes(network)
+    changing = {(change.source, change.target) for change in network.changes}
+    again = (
+        Change(
+            at=begin + turn * period,
+            source=link.source,
+            target=link.target,
+            rate=link.rate,
+            latency=link.latency,
+            loss=link.loss,
+        )
+        for turn in range(1, times)
+        for begin, still in networks_by_time(network)
+        for link in still.links
+        if (link.source, link.target) in changing
+    )
+    return replace(network, changes=(*network.changes, *again))

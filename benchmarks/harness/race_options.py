@@ -68,6 +68,13 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="times all times of changes, such as 1/9; default 1",
     )
     add(
+        "--repeat",
+        type=number,
+        default=1,
+        metavar="N",
+        help="have the course of changes N times, for systems with long rounds; default 1",
+    )
+    add(
         "--knowledge",
         choices=KNOWLEDGE,
         default=KNOWLEDGE[0],

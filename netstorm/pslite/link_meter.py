@@ -18,6 +18,7 @@ from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.pslite.access import Access, Verdict, slices
 from netstorm.pslite.busy_link import BusyLink, Smallest
+from netstorm.pslite.ceiling import Ceiling
 from netstorm.pslite.estimators import Estimate, History, PaperEstimator
 from netstorm.pslite.progress import Progress, Watch
 
@@ -82,6 +83,7 @@ class _Side:
         self._at_least: Final = at_least
         self.links: Final[dict[Peer, _Link]] = {}
         self._access: Final = Access()
+        self._ceiling: Final = Ceiling()
         self._judged = self._newest = -math.inf
         self._newest_at = self._looked_at = 0.0
         """When that was first seen, and when last looked for, on the local clock."""
@@ -113,16 +115,16 @@ class _Side:
                 for stretch in part.busy.values():
                     stretch.shared_s += part.end - part.start
         self._judged = max(self._judged, min(horizon, self._newest))
-        verdict, self.cap = self._access.verdict()
-        self.independent = verdict is Verdict.INDEPENDENT
-        if self.independent:
-            self.cap = math.inf
+        verdict, cap = self._access.verdict()
+        self.independent = verdict is Verdict.INDEPENDENT and not self._ceiling.cap
+        self.cap = math.inf if self.independent else self._ceiling.cap or cap
         for link in self.links.values():
             self._estimate(link, horizon + link.shift)
 
     def deliver(self, found: Iterable[tuple[Peer, Progress]], now: float) -> None:
         """Take how far the connections of the links have come; `now` on the local clock."""
         told, delivered = dict(found), {}
+        self._ceiling.look(told, now)
         for peer, link in self.links.items():
             if peer not in told:
                 link.watch.forget()

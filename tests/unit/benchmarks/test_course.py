@@ -58,6 +58,17 @@ def test_the_last_phase_is_given_as_much_time_as_the_one_before_it(bench):
     assert bench.course.end_of_changes(scaled) == pytest.approx(60)
 
 
+def test_a_repeated_course_begins_each_time_with_the_first_rates(bench):
+    once = pair(8e6, (20, 4e6), (40, 16e6))
+    twice = bench.course.with_course_repeated(once, 2)
+    phases = bench.course.networks_by_time(twice)
+    assert [begin for begin, _ in phases] == [0, 20, 40, 60, 80, 100]
+    assert [still.links[0].rate for _, still in phases] == [8e6, 4e6, 16e6] * 2
+    assert bench.course.end_of_changes(twice) == 120
+    assert bench.course.with_course_repeated(once, 1) == once
+    assert not bench.course.with_course_repeated(pair(8e6), 3).changes
+
+
 def test_the_optimum_is_that_of_each_moment(bench):
     # Two nodes send 1 MB each way at 8 and then at 4 Mbit/s: 1 s a round, later 2 s.
     course = bench.course.Course.of(pair(8e6, (10, 4e6)), 1_000_000)

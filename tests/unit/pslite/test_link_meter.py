@@ -6,6 +6,7 @@ import pytest
 
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.link_meter import LinkMeter, MeterOptions
+from netstorm.pslite.progress import Progress
 
 CHUNK = 262_144
 A, B = Peer(1), Peer(2)
@@ -18,6 +19,7 @@ class Wire:
     def __init__(self, **options):
         self.meter = LinkMeter(MeterOptions(**options), now=0.0)
         self.reports = []
+        self.now = 0.0
 
     def stream(self, peers, *, seconds, rates, latency=0.03, begin=1.0, crowded=False):
         """Let chunks arrive from some peers, and be acknowledged by them, at these rates in bit/s."""
@@ -37,6 +39,7 @@ class Wire:
         return self
 
     def tick(self, now):
+        self.now = now
         if now >= self.meter.due():
             report = self.meter.report(now)
             if report is not None:
@@ -122,6 +125,41 @@ def test_links_that_are_as_fast_alone_are_measured_even_if_others_are_busy():
     known = by_peer(wire.meter.known().links)
     assert known[A].shared == 0.0
     assert known[A].rate == pytest.approx(50e6, rel=0.01)
+
+
+def test_what_the_kernel_has_delivered_together_is_the_nodes_cap():
+    wire = Wire()
+
+    def delivered(peer):
+        """Two connections that trade: each is the faster one for two seconds of four, 60 to 40 Mbit/s."""
+        whole, rest = divmod(wire.now - 1.0, 4.0)
+        fast = 2.0 * whole + (min(rest, 2.0) if peer == A else max(rest - 2.0, 0.0))
+        return int((20e6 * fast + 40e6 * (wire.now - 1.0)) / 8 / 1448)
+
+    def progress():
+        return [
+            (
+                peer,
+                Progress(
+                    delivered=delivered(peer),
+                    segment=1448,
+                    sent_again=0,
+                    waiting=100_000,
+                    window=100,
+                    busy_s=wire.now,
+                    starved_s=0.0,
+                    round_trip_s=0.06,
+                    shortest_s=0.06,
+                ),
+            )
+            for peer in (A, B)
+        ]
+
+    wire.meter.progress = progress
+    wire.stream([A, B], seconds=30, rates={A: 50e6, B: 50e6})
+    assert wire.meter.known().egress == pytest.approx(100e6, rel=0.02)
+    assert wire.meter.known().ingress == 0.0
+    assert wire.reports[-1].egress == pytest.approx(100e6, rel=0.02)
 
 
 def test_the_papers_estimator_reports_what_arrives_alone():
