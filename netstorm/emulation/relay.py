@@ -25,14 +25,6 @@ __all__ = ["Cap", "Direction", "Relay"]
 
 _GRAIN_S: Final = 0.0004
 """Packets due this soon after each other are written together: it costs half of it in precision."""
-_REST_S: Final = 0.0004
-"""What comes within this of what came before is read together: most of what a packet costs is to wake up
-for it."""
-_SELDOM_S: Final = 0.001
-"""But where turns are no closer than this the relay does not rest: an answer to what it has just written
-would be late."""
-_AT_ONCE: Final = 16
-"""Packets read of each device, at most, before what is due is written."""
 _NEVER: Final = 1e18
 
 
@@ -108,27 +100,20 @@ class Relay:
         # Into one buffer, and a copy of what came: cheaper than 64 KiB of new memory each time.
         buffer = bytearray(LARGEST)
         into, view, read = [buffer], memoryview(buffer), os.readv
-        control, timer, poll = self._control.fileno(), self._timer.fileno(), self._poll.poll
-        turn = now()
+        control, timer = self._control.fileno(), self._timer.fileno()
         while True:
-            ready, left, before, turn = poll(), _AT_ONCE, turn, now()
-            while ready:
-                for descriptor, _ in ready:
-                    direction = by_descriptor.get(descriptor)
-                    if direction is not None:
-                        time = now()
-                        take = direction.shaper.offer if direction.egress is None else direction.take
-                        take(bytes(view[: read(descriptor, into)]), time)
-                    elif descriptor == timer:
-                        self._timer.take()
-                        self._armed_for = 0.0
-                    elif descriptor == control and not self._obey():
-                        return
-                left -= 1
-                ready = poll(0) if left else []
+            for descriptor, _ in self._poll.poll():
+                direction = by_descriptor.get(descriptor)
+                if direction is not None:
+                    time = now()
+                    take = direction.shaper.offer if direction.egress is None else direction.take
+                    take(bytes(view[: read(descriptor, into)]), time)
+                elif descriptor == timer:
+                    self._timer.take()
+                    self._armed_for = 0.0
+                elif descriptor == control and not self._obey():
+                    return
             self._deliver(now())
-            if turn - before < _SELDOM_S:
-                clock.sleep(_REST_S)
 
     def _deliver(self, time: float) -> None:
         """Write what is due, and set the timer for what is due next."""
