@@ -50,6 +50,13 @@ class Driver(Generic[M]):
             if found is not None:
                 yield peer, found
 
+    def start_anew(self, peer: Peer) -> bool:
+        """Have BBR find out anew what the link to a peer carries; return whether it does. On the I/O thread
+        only.
+        """
+        connection = self.endpoint.connections().get(peer)
+        return connection is not None and self.van.start_anew(connection)
+
     def ask(self, method: Ask) -> Future[None]:
         """Call a method of the machine on the I/O thread; the future ends when the machine says so.
 

@@ -59,6 +59,10 @@ _LOW_FOR: Final = 6
 """What the sender's kernel says to be slower than that part of what is known, while TCP did not press the
 link, is TCP's own doing: unless it has said so as often in a row."""
 
+_SHUT: Final = 0.125
+"""After a time-out TCP's window lets a handful of packets through: where that is so small a part of what the
+link carries, TCP itself was the limit."""
+
 _PAUSE_S: Final = 0.3
 _RAMP_S: Final = 0.6
 """After a pause TCP takes some round trips to find out what the link carries: that it is slow until then is
@@ -229,7 +233,7 @@ class History:
         known = _quantile(_window(reversed(kept), 1), _PLACE) if kept else 0.0
         if found.at_least > (1 + _JUMP) * known > 0.0:
             return self._jump(one._replace(rate=found.at_least))
-        if found.bits == 0.0:
+        if found.bits == 0.0 or found.allowed < _SHUT * known:
             return False
         if found.pressed and one.rate < (1 - _JUMP) * known:
             return self._jump(one)

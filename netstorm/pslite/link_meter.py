@@ -20,6 +20,7 @@ from netstorm.pslite.access import Access, Verdict, slices
 from netstorm.pslite.busy_link import BusyLink, Smallest
 from netstorm.pslite.ceiling import Ceiling
 from netstorm.pslite.estimators import Estimate, History, PaperEstimator
+from netstorm.pslite.fresh_start import FreshStart
 from netstorm.pslite.progress import Progress, Watch
 
 __all__ = ["LinkMeter", "MeterOptions"]
@@ -58,11 +59,22 @@ class MeterOptions:
 class _Link:
     """One link at one of its ends."""
 
-    __slots__ = ("busy", "estimate", "history", "jumped", "longest_s", "news", "shift", "watch")
+    __slots__ = (
+        "busy",
+        "estimate",
+        "fresh_start",
+        "history",
+        "jumped",
+        "longest_s",
+        "news",
+        "shift",
+        "watch",
+    )
 
     def __init__(self) -> None:
         self.busy: Final = BusyLink()
         self.watch: Final = Watch()
+        self.fresh_start: Final = FreshStart()
         self.history: Final = History()
         self.estimate: Estimate | None = None
         self.news = False
@@ -73,6 +85,11 @@ class _Link:
         """Of late, its longest stretch."""
         self.shift = 0.0
         """What is subtracted from its times, so that those of several links can be compared."""
+
+    @property
+    def known(self) -> float:
+        """What its sender's kernel says that it carries, in bit/s; 0: nothing."""
+        return self.estimate.rate if self.estimate is not None and self.estimate.delivered else 0.0
 
 
 class _Side:
@@ -121,8 +138,12 @@ class _Side:
         for link in self.links.values():
             self._estimate(link, horizon + link.shift)
 
-    def deliver(self, found: Iterable[tuple[Peer, Progress]], now: float) -> None:
-        """Take how far the connections of the links have come; `now` on the local clock."""
+    def deliver(self, found: Iterable[tuple[Peer, Progress]], now: float) -> list[Peer]:
+        """Take how far the connections of the links have come; `now` on the local clock.
+
+        Returns:
+            Whose connections should find out anew what their links carry.
+        """
         told, delivered = dict(found), {}
         self._ceiling.look(told, now)
         for peer, link in self.links.items():
@@ -137,6 +158,11 @@ class _Side:
             link, took = self.links[peer], done.end - done.start
             if link.history.deliver(done, link.shift, max(others, default=0.0) * took):
                 self._estimated(link)
+        return [
+            peer
+            for peer, link in self.links.items()
+            if peer in told and link.fresh_start.due(told[peer], link.known, now)
+        ]
 
     def waits(self) -> bool:
         """Return whether some connection has something to send."""
@@ -229,6 +255,8 @@ class LinkMeter:
         """Some traffic has not been judged yet."""
         self.progress: Callable[[], Iterable[tuple[Peer, Progress]]] = tuple
         """Says how far connections have come by which chunks leave; by default nobody can tell."""
+        self.start_anew: Callable[[Peer], object] = lambda _: None
+        """Has such a connection find out anew what its link carries."""
 
     # ------------------------------------------------------------------------------------ TrafficObserver
 
@@ -294,7 +322,9 @@ class LinkMeter:
             if peer in self._trips:
                 link.shift = self._trips[peer].there_s(link.busy.rate)
         if self._options.estimator == "tcp":
-            self._out.deliver(((peer, one) for peer, one in self.progress() if peer in self._trips), now)
+            known = ((peer, one) for peer, one in self.progress() if peer in self._trips)
+            for peer in self._out.deliver(known, now):
+                self.start_anew(peer)
         for side in (self._out, self._in):
             side.judge(now)
         links = len(self._in.links) + len(self._out.links)

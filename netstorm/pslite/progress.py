@@ -23,6 +23,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -90,6 +91,8 @@ class Delivered:
     """TCP sent more than the link carries: it cannot have done more."""
     at_least: float = 0.0
     """Bit/s that it was found to carry for the first time of late; 0: nothing new."""
+    allowed: float = math.inf
+    """Bit/s that TCP's window would have let through, had there been no queue."""
 
 
 class Watch:
@@ -126,16 +129,18 @@ class Watch:
         if waits and segments < _LEAST_SEGMENTS:
             return None  # the next look is about all of this
         self._before, self._at = progress, now
-        grown = progress.bandwidth > _GROWN * was.bandwidth > 0.0
+        lossy = progress.sent_again - was.sent_again > _LOST * segments
+        grown = not lossy and progress.bandwidth > _GROWN * was.bandwidth > 0.0
         at_least = progress.bandwidth / _NOISE if grown else 0.0
         if (
             not waits
             or progress.starved_s - was.starved_s > _STARVED * took
             or min(was.window, progress.window) <= _PROBING
         ):
-            return Delivered(then, now, 0.0, False, at_least) if grown else None
-        lost = progress.sent_again - was.sent_again
-        pressed = lost > _LOST * segments or any(
-            one.round_trip_s > _QUEUED * one.shortest_s for one in (was, progress)
+            return Delivered(then, now, 0.0, pressed=False, at_least=at_least) if grown else None
+        pressed = lossy or any(one.round_trip_s > _QUEUED * one.shortest_s for one in (was, progress))
+        window = min(was.window, progress.window) * progress.segment * 8.0
+        allowed = window / progress.shortest_s if progress.shortest_s else math.inf
+        return Delivered(
+            then, now, segments * progress.segment * 8.0, pressed=pressed, allowed=allowed, at_least=at_least
         )
-        return Delivered(then, now, segments * progress.segment * 8.0, pressed, at_least)

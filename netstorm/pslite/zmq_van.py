@@ -33,7 +33,7 @@ from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
 from netstorm.pslite import zmq_options
 from netstorm.pslite.after_fork import abandon_after_fork, close_inherited
 from netstorm.pslite.progress import Progress
-from netstorm.pslite.tcp_info import progress_of
+from netstorm.pslite.tcp_info import progress_of, start_anew
 from netstorm.pslite.van import Broken, Connection, VanEvent
 from netstorm.pslite.zmq_link import ZmqLink, bracketed
 from netstorm.pslite.zmq_reader import ZmqReader, identity_of
@@ -216,6 +216,11 @@ class ZmqVan:
         """Return how far a connection that was opened here has come; None: nobody can tell."""
         link = self._links.get(connection)
         return None if link is None or not link.up else progress_of(link.descriptor)
+
+    def start_anew(self, connection: Connection) -> bool:
+        """Have BBR find out anew what a connection carries that was opened here; return whether it does."""
+        link = self._links.get(connection)
+        return link is not None and link.up and start_anew(link.descriptor)
 
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""

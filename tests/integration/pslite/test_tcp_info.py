@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from netstorm.observe.counters import Counters
-from netstorm.pslite.tcp_info import progress_of
+from netstorm.pslite.tcp_info import progress_of, start_anew
 from netstorm.pslite.van import Connection
 from netstorm.pslite.zmq_van import ZmqVan
 
@@ -53,29 +53,72 @@ def test_delivered_and_waiting_are_counted(pair):
     assert other.recv(100)
 
 
-@pytest.mark.parametrize("control", [b"reno", b"bbr", b"dctcp", b"vegas"])
-def test_only_bbr_says_what_bandwidth_it_has_seen(pair, control):
+@pytest.mark.parametrize("name", [b"reno", b"bbr", b"dctcp", b"vegas"])
+def test_only_bbr_says_what_bandwidth_it_has_seen(pair, name):
     one, other = pair
-    try:
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control)
-    except OSError:
-        pytest.skip(f"this kernel has no {control.decode()}, or does not allow it")
+    control(one, name)
     one.sendall(bytes(100_000))
     taken = 0
     while taken < 100_000:
         taken += len(other.recv(100_000))
-    assert (told(one.fileno()).bandwidth > 0.0) == (control == b"bbr")
+    assert (told(one.fileno()).bandwidth > 0.0) == (name == b"bbr")
+
+
+def test_bbr_forgets_what_it_has_seen_and_nothing_under_way_is_lost(pair):
+    one, other = pair
+    control(one, b"bbr")
+    sent, taken = os.urandom(400_000), b""
+    one.sendall(sent[:100_000])
+    while len(taken) < 100_000:
+        taken += other.recv(100_000)
+    assert told(one.fileno()).bandwidth > 0.0
+    one.sendall(sent[100_000:200_000])
+    assert start_anew(one.fileno())
+    assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"bbr"
+    one.sendall(sent[200_000:])
+    while len(taken) < 400_000:
+        taken += other.recv(100_000)
+    assert taken == sent
+    assert told(one.fileno()).bandwidth > 0.0
+
+
+def test_bbr_that_starts_anew_has_seen_nothing_yet(pair):
+    one, other = pair
+    control(one, b"bbr")
+    one.sendall(bytes(100_000))
+    taken = 0
+    while taken < 100_000:
+        taken += len(other.recv(100_000))
+    assert start_anew(one.fileno())
+    assert told(one.fileno()).bandwidth == 0.0
+
+
+def test_another_congestion_control_stays_what_it_is(pair):
+    one, _ = pair
+    control(one, b"reno")
+    assert not start_anew(one.fileno())
+    assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+
+
+def control(connection, name):
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+    except OSError:
+        pytest.skip(f"this kernel has no {name.decode()}, or does not allow it")
 
 
 def test_what_is_no_connection_says_nothing():
     reading, writing = os.pipe()
     try:
         assert progress_of(reading) is None
+        assert not start_anew(reading)
     finally:
         os.close(reading)
         os.close(writing)
     assert progress_of(reading) is None
     assert progress_of(-1) is None
+    assert not start_anew(reading)
+    assert not start_anew(-1)
 
 
 def test_a_van_tells_of_connections_that_it_has_opened():
@@ -83,6 +126,7 @@ def test_a_van_tells_of_connections_that_it_has_opened():
     try:
         port = listener.bind("127.0.0.1", 0)
         assert opener.progress(Connection(1)) is None
+        assert not opener.start_anew(Connection(1))
         opener.open(Connection(1), "127.0.0.1", port)
         assert opener.transmit(Connection(1), b"header", bytes(500_000))
         while not listener.poll(1.0):
@@ -91,8 +135,10 @@ def test_a_van_tells_of_connections_that_it_has_opened():
         found = opener.progress(Connection(1))
         assert found is not None
         assert found.delivered * found.segment >= 500_000
+        assert opener.start_anew(Connection(1)) == (found.bandwidth > 0.0)
         opener.close(Connection(1))
         assert opener.progress(Connection(1)) is None
+        assert not opener.start_anew(Connection(1))
     finally:
         listener.shut(0.0)
         opener.shut(0.0)

@@ -162,6 +162,37 @@ def test_what_the_kernel_has_delivered_together_is_the_nodes_cap():
     assert wire.reports[-1].egress == pytest.approx(100e6, rel=0.02)
 
 
+def test_bbr_starts_anew_where_it_has_less_than_half_of_what_the_link_is_known_to_carry():
+    wire, told = Wire(), []
+
+    def progress():
+        """Of two connections that carry 50 Mbit/s each; BBR takes the second link for slower from 6 s on."""
+        return [
+            (
+                peer,
+                Progress(
+                    delivered=int(50e6 * wire.now / 8 / 1448),
+                    segment=1448,
+                    sent_again=0,
+                    waiting=100_000,
+                    window=400,
+                    busy_s=wire.now,
+                    starved_s=0.0,
+                    round_trip_s=0.06,
+                    shortest_s=0.06,
+                    bandwidth=2e6 if peer == B and wire.now > 6.0 else 50e6,
+                ),
+            )
+            for peer in (A, B)
+        ]
+
+    wire.meter.progress = progress
+    wire.meter.start_anew = lambda peer: told.append((peer, wire.now))
+    wire.stream([A, B], seconds=6, rates={A: 50e6, B: 50e6})
+    assert [peer for peer, _ in told] == [B]
+    assert 6.0 < told[0][1] < 6.5
+
+
 def test_the_papers_estimator_reports_what_arrives_alone():
     wire = Wire(estimator="paper").stream([A], seconds=5, rates={A: 100e6}).rest(7.0)
     report = wire.reports[-1]

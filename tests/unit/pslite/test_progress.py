@@ -75,6 +75,14 @@ def test_more_than_bbr_has_seen_before_is_what_the_link_carries_at_least(before,
     assert (found.bits > 0.0 if found else False) == bool(waiting)
 
 
+def test_what_bbr_has_seen_while_packets_were_lost_may_be_what_came_late_all_at_once():
+    watch, first = Watch(), IDLE._replace(waiting=100_000, bandwidth=8e6)
+    watch.look(first, 0.0)
+    found = watch.look(after(first, 20e6, bandwidth=30e6, sent_again=100), LOOK_S)
+    assert found is not None
+    assert (found.at_least, found.pressed) == (0.0, True)
+
+
 @pytest.mark.parametrize("why", [{"round_trip_s": 0.25}, {"sent_again": 20}], ids=str)
 def test_a_queue_or_losses_say_that_the_link_is_full(why):
     assert looked(20e6, **why).pressed
@@ -117,6 +125,15 @@ def test_one_look_is_a_fall_if_tcp_presses():
     assert rate_of(found) == 5e6
     assert found.estimate(1, independent=True).error == 0.1
     assert not history(*[24e6] * 8, 20e6, pressed=True).jumped
+
+
+def test_a_look_at_a_handful_of_packets_after_a_time_out_is_no_fall():
+    found, shut = history(*[24e6] * 8), looked(1e6, window=8, sent_again=12)
+    assert shut is not None
+    assert shut.pressed
+    assert shut.allowed == pytest.approx(8 * SEGMENT * 8 / 0.06)
+    assert not found.deliver(shut, 0.0, 0.0)
+    assert rate_of(found) == 24e6
 
 
 @pytest.mark.parametrize(("at_least", "believed"), [(0.0, 8e6), (9e6, 8e6), (11e6, 11e6), (30e6, 30e6)])
