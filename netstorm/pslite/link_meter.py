@@ -161,7 +161,7 @@ class _Side:
         return [
             peer
             for peer, link in self.links.items()
-            if peer in told and link.fresh_start.due(told[peer], link.known, now)
+            if peer in told and link.fresh_start.due(told[peer].bandwidth, link.known, now)
         ]
 
     def waits(self) -> bool:
