@@ -80,9 +80,10 @@ def start_anew(descriptor: int) -> bool:
 
     The descriptor may be somebody else's, as for `progress_of`: another connection would start anew, too.
     """
+    option = socket.IPPROTO_TCP, socket.TCP_CONGESTION
     try:
-        with _somebody_elses(descriptor) as connection:
-            option = socket.IPPROTO_TCP, socket.TCP_CONGESTION
+        with _somebody_elses(descriptor) as connection, socket.socket() as other:
+            other.setsockopt(*option, _BBR)  # fails where the way back would
             if connection.getsockopt(*option, _NAME_BYTES).rstrip(b"\0") != _BBR:
                 return False
             connection.setsockopt(*option, _OTHER)
