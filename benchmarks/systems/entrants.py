@@ -111,9 +111,10 @@ def check_name(name: str) -> None:
     if system not in NAMES:
         raise UsageError(f"no system {system!r}; there are {', '.join(NAMES)}")
     for setting in settings:
-        if not system.startswith("netstorm-") or not setting.partition("=")[2]:
+        if not system.startswith("netstorm-") or not setting.partition("=")[1]:
             raise UsageError(
-                f"{name!r}: settings are for NetStorm, such as netstorm-packing@CHUNK_SIZE=32768"
+                f"{name!r}: settings are for NetStorm, such as netstorm-packing@CHUNK_SIZE=32768; "
+                "one without a value is not set (netstorm-auto@NETSTORM_NETWORK= is told nothing)"
             )
 
 

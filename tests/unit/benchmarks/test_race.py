@@ -93,6 +93,13 @@ def test_settings_behind_a_name_are_that_systems_alone(race, tmp_path):
     assert "CHUNK_SIZE" not in plain.systems[0].variables
 
 
+def test_a_setting_without_a_value_is_not_set(race, tmp_path):
+    names = ["netstorm-auto", "netstorm-auto@NETSTORM_NETWORK="]
+    told, untold = race.entrants.enter(names, entry(race, tmp_path, line([1e6])))
+    assert told.systems[0].variables["NETSTORM_NETWORK"].endswith(".yaml")
+    assert untold.systems[0].variables["NETSTORM_NETWORK"] == ""
+
+
 @pytest.mark.parametrize(
     "name", ["nonsuch", "netstorm-custom", "gloo@CHUNK_SIZE=1", "netstorm-fapt@CHUNK_SIZE"]
 )
