@@ -110,7 +110,7 @@ def study(family: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
             "num_roots": options.roots,
             "aux_path": name == "with",
         }
-        found = learn(network, values, **settings)
+        found = learn(network, values, knows_links=options.knowledge == "links", **settings)
         found["told_s"] = told(network, values, **settings)
         found["ratio"] = found["round_s"] / found["told_s"]
         row[name] = found
@@ -148,6 +148,12 @@ def main() -> None:
         type=lambda text: text.split(","),
         default=["with", "without"],
         help="with auxiliary paths, without, or both",
+    )
+    parser.add_argument(
+        "--knowledge",
+        choices=("links", "nothing"),
+        default="links",
+        help="what the scheduler is told: which pairs of nodes are joined, or not even that; default links",
     )
     parser.add_argument("--topology", default="auto")
     parser.add_argument("--roots", type=int, default=0, help="of fapt; 0: all nodes")

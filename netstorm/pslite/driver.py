@@ -20,6 +20,7 @@ from netstorm.pslite.logged_endpoint import LoggedEndpoint
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.progress import Progress
 from netstorm.pslite.stack import Stack
+from netstorm.pslite.van import progress_by_peer
 from netstorm.pslite.zmq_van import ZmqVan
 from netstorm.settings import Settings
 
@@ -45,10 +46,7 @@ class Driver(Generic[M]):
 
     def progress(self) -> Iterator[tuple[Peer, Progress]]:
         """Say how far the connections that were opened here have come. On the I/O thread only."""
-        for peer, connection in self.endpoint.connections().items():
-            found = self.van.progress(connection)
-            if found is not None:
-                yield peer, found
+        return progress_by_peer(self.van, self.endpoint.connections())
 
     def start_anew(self, peer: Peer) -> bool:
         """Have BBR find out anew what the link to a peer carries; return whether it does. On the I/O thread

@@ -24,6 +24,9 @@ class LinkModel(Protocol):
     def forget(self, flow: int) -> None:
         """Drop what a flow has under way: its connection is gone. The calls to `arrived` may be left out."""
 
+    def round_trip(self, source: str, target: str) -> float:
+        """Return the seconds that something small takes there and back while nothing is in its way."""
+
 
 class FixedDelay:
     """Everything takes the same time, give or take; no capacities."""
@@ -44,3 +47,7 @@ class FixedDelay:
 
     def forget(self, flow: int) -> None:
         """See `LinkModel`; what is under way arrives, and is ignored."""
+
+    def round_trip(self, source: str, target: str) -> float:
+        """See `LinkModel`."""
+        return 2 * self.delay_s

@@ -10,12 +10,26 @@ from typing import Final
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.memory_network import MemoryNetwork, Pipe
+from netstorm.pslite.progress import Progress
 from netstorm.pslite.van import Connection, Received, VanEvent
 
 __all__ = ["MemoryVan"]
 
 _POLL_AT_MOST: Final = 256
 """Events that one `poll` returns: the owner has timers to look after, too."""
+
+_SILENT: Final = Progress(
+    delivered=0,
+    segment=0,
+    sent_again=0,
+    waiting=0,
+    window=0,
+    busy_s=0.0,
+    starved_s=0.0,
+    round_trip_s=0.0,
+    shortest_s=0.0,
+)
+"""What says nothing of what a connection carries."""
 
 
 class MemoryVan:
@@ -74,6 +88,14 @@ class MemoryVan:
             timeline.run_until(lambda: bool(self._events) or self._woken, timeline.now + timeout_s)
         self._woken = False
         return [self._events.popleft() for _ in range(min(len(self._events), _POLL_AT_MOST))]
+
+    def progress(self, connection: Connection) -> Progress | None:
+        """Return what a kernel would say of a connection that was opened here: only its round trip."""
+        pipe = self._opened.get(connection)
+        if pipe is None or not pipe.established:
+            return None
+        trip = self._network.link_model.round_trip(self.host, pipe.host)
+        return _SILENT._replace(round_trip_s=trip, shortest_s=trip)
 
     def wake(self) -> None:
         """Make the `poll` that waits, or the next one, return."""

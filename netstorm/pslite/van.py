@@ -7,12 +7,15 @@ breaks; it never reorders within a connection and never duplicates.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias
 
 from netstorm.protocol.frames import Buffer
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.progress import Progress
 
-__all__ = ["Broken", "Connection", "Received", "Van", "VanEvent"]
+__all__ = ["Broken", "Connection", "Received", "Van", "VanEvent", "progress_by_peer"]
 
 Connection = NewType("Connection", int)
 """Positive: opened here, numbered by the endpoint. Negative: opened by another process, numbered by the
@@ -60,8 +63,19 @@ class Van(Protocol):
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """Wait for something to happen, at most `timeout_s`; return everything that has (bounded)."""
 
+    def progress(self, connection: Connection) -> Progress | None:
+        """Return how far a connection that was opened here has come; None: nobody can tell."""
+
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""
 
     def shut(self, linger_s: float) -> None:
         """Close everything, giving frames handed over up to `linger_s` to leave. Twice does no harm."""
+
+
+def progress_by_peer(van: Van, connections: Mapping[Peer, Connection]) -> Iterator[tuple[Peer, Progress]]:
+    """Say how far these connections have come, as far as somebody can tell."""
+    for peer, connection in connections.items():
+        found = van.progress(connection)
+        if found is not None:
+            yield peer, found

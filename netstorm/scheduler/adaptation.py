@@ -129,6 +129,8 @@ class Assumed:
     """Somebody has said which links there are."""
     trusted: bool = False
     """Rates that are known are believed, whatever is measured."""
+    find_routes: bool = False
+    """Of links that nobody has described some may be routes over others."""
     plan: Plan
     summed: Summed
     chunks: ChunkSizes | None = None
@@ -166,7 +168,9 @@ class Adaptation:
         self._known: Final = assumed.known
         self._believes: Final = assumed.known and assumed.trusted
         self._looked: Picture | None = collector.picture(now) if assumed.known else None
-        """The network that was last planned for."""
+        """The network that was last planned for; None: not enough of it was measured."""
+        self._routed: frozenset[tuple[int, int]] = frozenset()
+        """Its pairs that are no links."""
         self._planned = _rates(self._looked.network, pairs_of(first)) if self._looked else {}
         """By (source, target): the highest rate that policies were formed for since one took over what was
         under way, too.
@@ -184,6 +188,8 @@ class Adaptation:
         self._replan = ""
         """Why one is to be formed at once; empty: it need not."""
         self._asked: Formation | None = None
+        self._planned_for: Picture | None = None
+        """The network that it is for."""
         self._number = 0
         self._roots = tuple(tree.root for tree in first.trees) if assumed.plan.freeze_roots else ()
         self._weights = first.weights if assumed.plan.freeze_roots else ()
@@ -207,7 +213,9 @@ class Adaptation:
             return -math.inf
         if self._summed_anew_at < math.inf:
             return min(self._look_at, self._summed_anew_at)
-        changes = self._collector.changes
+        changes, routes_at = self._collector.changes, self._collector.routes_at
+        if routes_at > self._looked_at:
+            return min(self._look_at, routes_at + _TOGETHER_S)
         if not changes or changes[-1] <= self._looked_at:
             return self._look_at
         first = next(at for at in changes if at > self._looked_at)
@@ -250,7 +258,10 @@ class Adaptation:
         self._replan = ""
         self._asked_at = now
         self._reports = self._collector.reports
-        self._looked = picture
+        if self._looked is not None or self._enough(picture, policy, now):
+            self._looked = picture
+        self._planned_for = picture
+        self._routed = picture.routed
         self._summed, self._summed_anew_at = summed, math.inf
         self._number += 1
         self.reason = why
@@ -310,8 +321,8 @@ class Adaptation:
             return None
         self._patience, self._doubtful = 1, False
         self.reason = f"{why}; {times}"
-        assert self._looked is not None  # it was formed for that
-        rates = _rates(self._looked.network, pairs_of(found) | self._planned.keys())
+        assert self._planned_for is not None
+        rates = _rates(self._planned_for.network, pairs_of(found) | self._planned.keys())
         if takes_over:
             slow = sorted(pair for pair, was in self._planned.items() if rates[pair] < _SLOW * was)
             found = msgspec.structs.replace(found, slow=tuple(slow))
@@ -351,8 +362,11 @@ class Adaptation:
     def _why(self, picture: Picture, policy: Policy, summed: Summed, now: float) -> str:
         """Return what speaks for a look, for a person; empty: nothing."""
         early = now < self._asked_at + self._plan.update_time_s
+        if picture.routed != self._routed and now >= self._asked_at + self._look_every_s:
+            every = len(picture.routed) + len(picture.network.links)
+            return f"{len(picture.routed)} of {every} pairs of nodes talk by way of others, say latencies"
         if self._looked is None:
-            return "" if early else self._enough(picture, policy, now)
+            return "" if early and not self._routed else self._enough(picture, policy, now)
         if now >= self._summed_anew_at and not _alike(summed, self._summed):
             return (
                 f"the job sums {format_bytes(summed.bytes)}, and the policy is for "

@@ -39,7 +39,9 @@ class Awareness:
         collected for people, and no policy follows from them. Nor does any where rates are known and trusted.
         """
         self._assumed = assumed
-        self.collector: Final = Collector(assumed.planned, known=assumed.known)
+        self.collector: Final = Collector(
+            assumed.planned, known=assumed.known, find_routes=assumed.find_routes and not assumed.described
+        )
         self.adaptation: Final = Adaptation(assumed, self.collector, first, now)
         self._replan = False
         """What is assumed has changed since a policy was last formed."""

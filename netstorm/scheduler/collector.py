@@ -1,6 +1,6 @@
 """What is known of the network now: all nodes' reports in, an ordinary `Network` out.
 
-Nodes measure their links, in and out, and their own access lines (`Measured`). Five things stand
+Nodes measure their links, in and out, and their own access lines (`Measured`). Six things stand
 between that and a network to plan for:
 
 * *Access lines.* Links that share one are no independent links, and to plan as if they were throws away most
@@ -18,6 +18,8 @@ between that and a network to plan for:
   link was, it probably has, too: half of what it is above or below that percentile is not believed any more.
   What was fast and is used no more looks fast for ever otherwise, and is tried again and again; and what was
   slow is never tried.
+* *Pairs whose ways lead past other nodes* share lines with others, and are no links (`routes`). Planned is
+  without them, for a network in which they are routes over the links that are left.
 * *Links whose way back has changed.* A direction that was like the other one is expected to have changed with
   it, until it is measured itself: data goes up a tree first, and down seconds later.
 
@@ -37,9 +39,10 @@ from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.link_reports import LinkReports, as_the_way_back, percentile
 from netstorm.scheduler.planned_links import PlannedLinks
 from netstorm.scheduler.readings import Readings
+from netstorm.scheduler.routes import Routes
 from netstorm.scheduler.view import ABLE_MORE, SLOW_SIBLING, Rates, Side, View, changes_of, steady
 from netstorm.topology.elements import LATENCY, Bounds, Rank
-from netstorm.topology.network import Network
+from netstorm.topology.network import Network, Routing
 
 __all__ = ["Collector", "Picture", "Seen"]
 
@@ -103,6 +106,8 @@ class Picture:
     """The largest of those of access caps."""
     measured: frozenset[tuple[int, int]]
     """Links that somebody has measured."""
+    routed: frozenset[tuple[int, int]] = frozenset()
+    """(source, target) that are no links of the network: their ways lead past other nodes."""
 
 
 class _Line:
@@ -125,12 +130,13 @@ class Collector:
         changes: when links were noticed to have changed, the last ones, in order.
     """
 
-    def __init__(self, prior: Network, *, known: bool) -> None:
+    def __init__(self, prior: Network, *, known: bool, find_routes: bool = False) -> None:
         """Begin with what is assumed.
 
         Args:
             prior: its links are the ones that may be used.
             known: its rates and latencies come from somebody who should know, and hold until measured.
+            find_routes: some of the links may be no links, but routes over others.
         """
         self.refused = 0
         self.reports = 0
@@ -141,6 +147,8 @@ class Collector:
         self._states: dict[tuple[int, int], LinkReports] = {}
         self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in ("egress", "ingress")}
         self._avoided: frozenset[tuple[int, int]] = frozenset()
+        self._routes: Final = Routes(prior.size) if find_routes else None
+        self._routed: frozenset[tuple[int, int]] = frozenset()
         self._rates: Rates = {}
         self._stale: set[tuple[int, int]] = set()
         """Links that something was reported of since the last picture."""
@@ -191,7 +199,12 @@ class Collector:
                 self._rates[pair] = found
         if len(self._measured) != len(self._rates):
             self._measured = frozenset(self._rates)
-        return self._measured
+        return self._measured - self._routed if self._routed else self._measured
+
+    @property
+    def routes_at(self) -> float:
+        """When something was last heard that may tell which pairs are routes; -inf: never, or nobody asks."""
+        return -math.inf if self._routes is None else self._routes.news_at
 
     def assumed(self) -> Picture:
         """Return the network as it is without what was measured."""
@@ -217,9 +230,10 @@ class Collector:
             found = None if state is None else state.rate(now)
             if found is not None:
                 self._rates[pair] = found
+        self._find_routes(now)
         sides = self._side("egress", 0, now), self._side("ingress", 1, now)
         seldom, far = self._unseen() if stale or self._view is None else (self._view.seldom, self._view.far)
-        changes = changes_of(self._rates, now)
+        changes = changes_of(self._links(), now)
         view = View(sides, seldom, far, changes)
         if self._view is None or (view.seldom, view.far) != (self._view.seldom, self._view.far):
             stale = set(self._pairs)
@@ -233,10 +247,16 @@ class Collector:
         self._planned.renew((pair, *self._link(pair, view, now)) for pair in stale if pair in self._planned)
         caps = [line.readings.error(now) for lines in self._lines.values() for line in lines if line.counts]
         return Picture(
-            network=self._planned.network(self._prior, self._avoided, *(side.caps for side in sides)),
+            network=self._planned.network(
+                self._prior,
+                self._avoided | self._routed,
+                *(side.caps for side in sides),
+                routing=Routing.UNDERLAY if self._routed else self._prior.routing,
+            ),
             errors=self._planned.errors(now),
             cap_error=max(caps, default=0.0),
             measured=self.measured,
+            routed=self._routed,
         )
 
     def seen(self, now: float) -> list[Seen]:
@@ -279,10 +299,45 @@ class Collector:
                 self.changes.append(now)
         if one.latency >= 0.0:
             state.took(one.latency)
+        if one.trip:
+            state.trip = one.trip
         if one.signal < math.inf:
             way = (one.source, pair[0] if one.source == pair[1] else pair[1])
             self._states.setdefault(way, LinkReports()).signal = one.signal
             self._stale.add(way)
+        if self._routes is not None:
+            latency = self._shortest(pair)
+            for way in (pair, pair[::-1]) if latency > 0.0 else ():
+                self._routes.take(way, latency, now)
+
+    def _shortest(self, pair: tuple[int, int]) -> float:
+        """Return the seconds one way that something took at least; 0: not known."""
+        states = [self._states.get(way) for way in (pair, pair[::-1])]
+        trips = [state.trip for state in states if state is not None and state.trip]
+        return min(trips) / 2 if trips else max(0.0, self._signals(pair))
+
+    def _find_routes(self, now: float) -> None:
+        """Find out which pairs are no links. What links carried in their company is not what they carry, so
+        that is forgotten.
+        """
+        if self._routes is None:
+            return
+        anew = self._routes.look(((pair, found.value) for pair, found in self._rates.items()), now)
+        if anew:
+            for pair in self._rates.keys() - self._routes.found:
+                self._states[pair].forget()
+                del self._rates[pair]
+            for line in (line for lines in self._lines.values() for line in lines):
+                line.readings = Readings()
+        if self._routes.found != self._routed:
+            self._routed = self._routes.found
+            self._view = None  # all links are worked out anew
+
+    def _links(self) -> Rates:
+        """Return what is known of the pairs that are links."""
+        if not self._routed:
+            return self._rates
+        return {pair: found for pair, found in self._rates.items() if pair not in self._routed}
 
     def _side(self, word: str, end: int, now: float) -> Side:
         """Return the caps that count; `end`: which end of a link is at that line."""
@@ -292,7 +347,11 @@ class Collector:
                 line.counts = False
                 continue
             pairs = (((rank, other), (other, rank))[end] for other in self._prior.ranks)
-            here = [found for pair in pairs if (found := self._rates.get(pair)) is not None]
+            here = [
+                found
+                for pair in pairs
+                if pair not in self._routed and (found := self._rates.get(pair)) is not None
+            ]
             most[rank] = max((found.value for found in here), default=0.0)
             able = sum(
                 (ABLE_MORE if found.held[end] and found.value >= SLOW_SIBLING * most[rank] else 1.0)
@@ -331,22 +390,37 @@ class Collector:
 
         What has moved by little stays: or every report would change all of these links.
         """
-        values = [found.value for found in self._rates.values()]
-        latencies = [state.latency for state in self._states.values() if state.latency >= 0.0]
+        values = [found.value for found in self._links().values()]
+        latencies = [
+            state.latency
+            for pair, state in self._states.items()
+            if state.latency >= 0.0 and pair not in self._routed
+        ]
         now, before = (percentile(values, 0.25), percentile(latencies, 0.75)), self._view
         if before is None:
             return now
         return steady(now[0], before.seldom), steady(now[1], before.far)
 
     def _latency(self, pair: tuple[int, int], far: float | None) -> float:
-        states = [self._states.get(way) for way in (pair, pair[::-1])]
-        signals = sum(math.inf if state is None else state.signal for state in states)
-        if signals < math.inf:
-            return max(0.0, signals / 2)
+        signals = self._signals(pair)
+        if signals >= 0.0:
+            return signals
+        states = [state for way in (pair, pair[::-1]) if (state := self._states.get(way)) is not None]
         for state in states:  # there and back are alike
-            if state is not None and state.latency >= 0.0:
+            if state.trip:
+                return state.trip / 2
+        for state in states:
+            if state.latency >= 0.0:
                 return state.latency
         return self._prior.link(*map(Rank, pair)).latency if self._known or far is None else far
+
+    def _signals(self, pair: tuple[int, int]) -> float:
+        """Return the seconds one way that anything small took at least, by what both ends say; -1: one says
+        nothing.
+        """
+        states = (self._states.get(way) for way in (pair, pair[::-1]))
+        both = sum(math.inf if state is None else state.signal for state in states)
+        return max(0.0, both / 2) if both < math.inf else -1.0
 
 
 def _possible(one: LinkMeasure) -> bool:
@@ -358,4 +432,5 @@ def _possible(one: LinkMeasure) -> bool:
         and one.chunks >= 0
         and 0.0 <= one.shared <= 1.0
         and (one.signal == math.inf or abs(one.signal) <= _MOST_SIGNAL_S)
+        and (one.trip == 0.0 or LATENCY.allow(one.trip))
     )

@@ -64,6 +64,7 @@ def assumed(settings: Settings) -> Assumed:
         known=known,
         described=bool(settings.network_file),
         trusted=settings.sources.get("awareness", "default") == "default",
+        find_routes=settings.find_routes,
         plan=Plan(
             topology=settings.topology,
             update_time_s=settings.update_time_s,

@@ -72,19 +72,25 @@ class Rate:
 class LinkReports:
     """All that was reported of one link."""
 
-    __slots__ = ("_latencies", "delivered_at", "latency", "signal", "source", "target")
+    __slots__ = ("_latencies", "delivered_at", "latency", "signal", "source", "target", "trip")
 
     def __init__(self) -> None:
-        self.source: Final = End()
-        self.target: Final = End()
+        self.source = End()
+        self.target = End()
         self.delivered_at = -math.inf
         """When its source's kernel last said what it had delivered."""
         self.signal = math.inf
         """Seconds that something small took at least, by two clocks."""
+        self.trip = 0.0
+        """Seconds there and back, the shortest, by its source's kernel; 0: it does not say."""
         self.latency = -1.0
         """Seconds; -1: not known. Of the last reports a small one: what was more waited in queues, and what
         was least may rest on a rate that was no longer true."""
         self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
+
+    def forget(self) -> None:
+        """Know nothing of its rate any more."""
+        self.source, self.target = End(), End()
 
     def took(self, latency: float) -> None:
         """Take a reading of its latency."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from netstorm.scheduler.readings import Readings, aged
-from netstorm.topology.network import Network
+from netstorm.topology.network import Network, Routing
 
 __all__ = ["PlannedLinks", "Renewed"]
 
@@ -56,9 +56,16 @@ class PlannedLinks:
         avoided: frozenset[tuple[int, int]],
         egress: Mapping[int, float],
         ingress: Mapping[int, float],
+        *,
+        routing: Routing,
     ) -> Network:
         """Return the network with these access caps, by rank, but without some links."""
-        if self._network is None or (egress, ingress) != self._lines or avoided != self._avoided:
+        if (
+            self._network is None
+            or (egress, ingress) != self._lines
+            or avoided != self._avoided
+            or routing is not self._network.routing
+        ):
             self._lines, self._avoided = (dict(egress), dict(ingress)), avoided
             nodes = tuple(
                 replace(
@@ -69,7 +76,7 @@ class PlannedLinks:
                 for node in prior.nodes
             )
             links = tuple(one for one in self._links if (one.source, one.target) not in avoided)
-            self._network = replace(prior, nodes=nodes, links=links, changes=())
+            self._network = replace(prior, nodes=nodes, links=links, changes=(), routing=routing)
         return self._network
 
     def errors(self, now: float) -> tuple[float, ...]:

@@ -43,6 +43,14 @@ class PlanningSettings:
         "folder in which the scheduler keeps a log of each job, so that it can be started again if its "
         "process ends; empty: it keeps none",
     )
+    find_routes: bool = setting(
+        "NETSTORM_FIND_ROUTES",
+        switch(),
+        True,
+        "",
+        "without NETSTORM_NETWORK: plan without pairs of nodes whose latencies say that their ways lead past "
+        "other nodes, and share lines with these",
+    )
     topology: TopologyName = setting(
         "NETSTORM_TOPOLOGY",
         one_of(*get_args(TopologyName)),

@@ -81,6 +81,7 @@ class SimulatedCluster:
         forming_s: float = 0.5,
         keep_log: bool = False,
         keep_time: bool = False,
+        knows_links: bool = True,
         **settings: object,
     ) -> None:
         """Set up a cluster; nothing happens before time passes.
@@ -99,6 +100,8 @@ class SimulatedCluster:
             wrong as `clocks` says for good. settings: of all processes, by attribute of `Settings`. Unless
             they say `awareness=True`, the scheduler knows the network as it is at its start, and the first
             policy stays. With it, it knows which nodes have links, or what `network_file` says, and measures.
+            knows_links: if not, it takes all nodes for joined by links of their own, as a scheduler that is
+            told nothing does (with `awareness=True`; all pairs of nodes must be able to talk).
         """
         if network is not None and network.size != nodes:
             raise UsageError(f"a network of {network.size} nodes for a cluster of {nodes}")
@@ -127,7 +130,7 @@ class SimulatedCluster:
         self._forming_s: Final = forming_s
         self.log: Final = bytearray(MAGIC) if keep_log else None
         """What the scheduler has written down; None: it writes nothing."""
-        self._assumed: Final = _assumed(self.settings, network, delay_s)
+        self._assumed: Final = _assumed(self.settings, network if knows_links else None, delay_s)
         self.policy: Final = policy or first_policy(self._assumed, version=0)
         self._digest = hashlib.blake2b(digest_size=16)
         self._last: deque[tuple[float, str, str, bytes]] = deque(maxlen=_LAST_MESSAGES)
@@ -353,7 +356,7 @@ def _assumed(settings: Settings, network: Network | None, delay_s: float) -> Ass
         return replace(found, network=network, known=True, described=True)
     links = tuple(Link(source=link.source, target=link.target, rate=_ANY_RATE) for link in network.links)
     nodes = tuple(Node(rank=node.rank, site=node.site) for node in network.nodes)
-    return replace(found, network=replace(network, nodes=nodes, links=links, changes=()))
+    return replace(found, network=replace(network, nodes=nodes, links=links, changes=()), described=True)
 
 
 def _raise_first(pending: Iterable[Pending]) -> None:

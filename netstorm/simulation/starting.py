@@ -22,6 +22,7 @@ from netstorm.pslite.machine import Machine
 from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.pslite.memory_van import MemoryVan
 from netstorm.pslite.stack import Stack
+from netstorm.pslite.van import progress_by_peer
 from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.forming import Formation, form
 from netstorm.scheduler.machine import SchedulerMachine
@@ -187,6 +188,8 @@ class Starter:
         )
         process.timekeeper = keeper
         process.stack.endpoint.observer = machine.meter
+        if machine.meter is not None:
+            machine.meter.progress = lambda: progress_by_peer(van, process.stack.endpoint.connections())
 
         def look(now: float) -> Outside:
             links = process.stack.endpoint.links()

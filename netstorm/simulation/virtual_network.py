@@ -119,6 +119,14 @@ class VirtualNetwork:
             found.is_open = False
             self._shared.close(found.flow)
 
+    def round_trip(self, source: str, target: str) -> float:
+        """See `LinkModel`."""
+        one, other = self._ranks.get(source), self._ranks.get(target)
+        if one is None or other is None or one == other:
+            return 2 * self._outside_latency_s if one != other else 0.0
+        back = (other, one) if self._leads(other, one) else (one, other)
+        return self._latency(one, other) + self._latency(*back)
+
     def bits(self, source: Rank, target: Rank) -> float:
         """Return how much a link has carried so far."""
         return self._shared.bits[self._number[source, target]]

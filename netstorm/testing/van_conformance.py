@@ -19,6 +19,7 @@ import pytest
 
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.limits import Limits
+from netstorm.pslite.progress import Progress
 from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent
 from netstorm.testing.recorder import Party, part
 
@@ -329,6 +330,10 @@ class FaultyVan:
     def close(self, connection: Connection) -> None:
         """See `Van`."""
         self._van.close(connection)
+
+    def progress(self, connection: Connection) -> Progress | None:
+        """See `Van`."""
+        return self._van.progress(connection)
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """See `Van`."""

@@ -51,6 +51,19 @@ def test_from_no_knowledge_at_all_round_15_is_nearly_as_fast_as_with_the_true_ra
         assert found[1] > 1.1 * found[-1]
 
 
+@pytest.mark.parametrize("seed", [2, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 3, 4))])
+def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
+    backbone = generate("internet2", 9, seed)
+    told = rounds(SimulatedCluster(9, network=backbone, seed=3, topology="auto", model="2MB"), 3)
+    cluster = aware(backbone, knows_links=False, update_time_s=5.0)
+    found = rounds(cluster, 15)
+    network = cluster.scheduler.machine.awareness.collector.picture(cluster.now).network
+    lines = {(link.source, link.target) for link in backbone.links}
+    assert len({(link.source, link.target) for link in network.links} - lines) <= 4
+    assert found[-1] <= 1.15 * told[-1]
+    assert found[0] > 1.5 * found[-1]
+
+
 def test_when_rates_change_a_better_policy_comes_and_rounds_get_faster():
     fast = Network.uniform(4, rate=50e6, latency=0.01)
     slow = [

@@ -49,6 +49,8 @@ class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc
     """Several transfers in a row, the last ones, agree that the rate is another one than before."""
     delivered: bool = False
     """The sender's kernel says what it has delivered, which is more exact than what its receiver can say."""
+    trip: float = 0.0
+    """Seconds there and back at least, of late, by the kernel of the link's source; 0: not known."""
 
 
 class Measured(Datagram, frozen=True, tag=22):

@@ -162,6 +162,41 @@ def test_what_the_kernel_has_delivered_together_is_the_nodes_cap():
     assert wire.reports[-1].egress == pytest.approx(100e6, rel=0.02)
 
 
+def test_the_kernels_round_trips_are_told_at_once_also_of_links_that_nothing_has_measured():
+    wire, shortest = Wire(), {A: 0.06, B: 0.02, SCHEDULER: 0.01}
+
+    def progress():
+        silent = Progress(
+            delivered=0,
+            segment=1448,
+            sent_again=0,
+            waiting=0,
+            window=10,
+            busy_s=0.0,
+            starved_s=0.0,
+            round_trip_s=0.5,
+            shortest_s=0.0,
+        )
+        return [(peer, silent._replace(shortest_s=trip)) for peer, trip in shortest.items()]
+
+    wire.meter.progress = progress
+    wire.meter.acknowledged(A, CHUNK, 0.0, 0.2, SECOND // 10, resent=False)
+    wire.tick(0.3)
+    [first] = wire.reports
+    assert {one.source: (one.rate, one.trip) for one in first.outgoing} == {1: (0.0, 0.06), 2: (0.0, 0.02)}
+    wire.stream([A], seconds=5, rates={A: 100e6}, begin=1.0)
+    told = [one for report in wire.reports[1:] for one in report.outgoing]
+    assert {one.source for one in told} == {1}  # of the other there is no news
+    assert all(one.trip == 0.06 and one.rate > 0.0 for one in told)
+    shortest[B] = 0.015
+    wire.stream([A], seconds=2, rates={A: 100e6}, begin=7.0)
+    assert [one.trip for report in wire.reports for one in report.outgoing if one.source == 2] == [
+        0.02,
+        0.015,
+    ]
+    assert by_peer(wire.meter.known().outgoing)[2].trip == 0.015
+
+
 def test_bbr_starts_anew_where_it_has_less_than_half_of_what_the_link_is_known_to_carry():
     wire, told = Wire(), []
 

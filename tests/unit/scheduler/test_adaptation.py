@@ -16,7 +16,7 @@ from netstorm.scheduler.adaptation import Adaptation, Assumed, Plan, Summed
 from netstorm.scheduler.collector import Collector
 from netstorm.scheduler.formation import first_policy
 from netstorm.scheduler.forming import form, pairs_of
-from netstorm.topology.generate import mesh
+from netstorm.topology.generate import internet2, mesh
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Detour
 
@@ -26,7 +26,9 @@ SUMMED = Summed((8_000_000, 4_000_000), 262_144)
 class Scheduled:
     """An adaptation that is told what a network is like, with noise, every second of virtual time."""
 
-    def __init__(self, network, *, known=False, error=0.05, seed=0, formation_s=0.5, **plan):
+    def __init__(
+        self, network, *, known=False, find_routes=False, error=0.05, seed=0, formation_s=0.5, **plan
+    ):
         self.truth = network
         self.error = error
         self.chance = random.Random(seed)
@@ -39,7 +41,7 @@ class Scheduled:
         )
         self.summed = None
         self.policy = first_policy(assumed)
-        self.collector = Collector(assumed.network, known=known)
+        self.collector = Collector(assumed.network, known=known, find_routes=find_routes)
         self.adaptation = Adaptation(assumed, self.collector, self.policy, 0.0)
         self.formation_s = formation_s
         self.answer: Any = None
@@ -125,6 +127,44 @@ def test_the_assumption_that_all_links_are_equal_goes_as_soon_as_enough_is_measu
     assert "12 of 12 links are measured" in job.installed[0][1].reason
     assert "instead of" in job.installed[0][1].reason
     assert job.policy.version == 2
+
+
+def told_round_trips(job):
+    for source in job.truth.ranks:
+        trips = tuple(
+            LinkMeasure(
+                source=target, rate=0.0, error=0.0, trip=2 * job.truth.link(source, Rank(target)).latency
+            )
+            for target in job.truth.ranks
+            if target != source
+        )
+        job.collector.take(source, Measured(links=(), outgoing=trips), job.now)
+
+
+def test_when_latencies_say_which_pairs_have_no_line_trees_leave_these_at_once():
+    backbone = replace(internet2(9, 2).at(0.0), changes=())
+    job = Scheduled(backbone, find_routes=True, topology="auto")
+    job.now = 0.2
+    told_round_trips(job)
+    assert job.adaptation.due() == pytest.approx(0.5)
+    job.now = 0.5
+    job.look()
+    assert job.asked == []  # the first policy is not older than that
+    job.second(reports=False)
+    job.second(reports=False)
+    [(asked, question)] = job.asked
+    assert asked == 1.5
+    assert question.routing == "underlay"
+    [(_, policy)] = job.installed
+    assert "pairs of nodes talk by way of others" in policy.reason
+    assert policy.takes_over
+    lines = {(int(link.source), int(link.target)) for link in backbone.links}
+    assert len(pairs_of(policy) - lines) <= 4
+    job.run(10)
+    assert "links are measured" in job.installed[1][1].reason
+    assert job.installed[1][0] <= 5.0  # not an update time later
+    job.run(30)
+    assert len(job.installed) <= 3
 
 
 def test_few_measured_links_will_do_after_a_while():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.collector import Collector
 from netstorm.scheduler.planned_links import PlannedLinks
-from netstorm.topology.network import Link, Network, Node, Rank
+from netstorm.topology.network import Link, Network, Node, Rank, Routing
 
 M = 1e6
 
@@ -534,3 +535,106 @@ def test_a_look_works_out_only_what_something_was_said_of(monkeypatch):
     found.take(3, report(measure(4, 11 * M), measure(5, 10 * M)), 3.0)
     found.picture(3.0)
     assert counts == [0, 4]  # of 870: two links, and the ways back
+
+
+def backbone():
+    """Six nodes in a chain whose pairs may all talk; links of 10 ms."""
+    return {(one, other): 0.01 * abs(one - other) for one, other in itertools.permutations(range(6), 2)}
+
+
+def told_trips(found, latencies, now=1.0):
+    for source in range(6):
+        trips = [
+            LinkMeasure(source=target, rate=0.0, error=0.0, trip=2 * latencies[source, target])
+            for target in range(6)
+            if target != source
+        ]
+        found.take(source, Measured(links=(), outgoing=tuple(trips)), now)
+
+
+def test_pairs_whose_ways_lead_past_other_nodes_are_planned_as_routes():
+    found = collector(6, find_routes=True)
+    assert found.routes_at == -math.inf
+    told_trips(found, backbone())
+    assert found.routes_at == 1.0
+    picture = found.picture(1.0)
+    links = {(link.source, link.target) for link in picture.network.links}
+    assert links == {(one, other) for one, other in backbone() if abs(one - other) == 1}
+    assert picture.routed == backbone().keys() - links
+    assert picture.network.routing is Routing.UNDERLAY
+    assert picture.network.link(Rank(0), Rank(3)).latency == pytest.approx(0.03)
+    assert len(picture.errors) == len(links)
+    assert picture.measured == frozenset()
+    assert {(one.source, one.target) for one in found.seen(1.0)} == links
+
+
+def test_nobody_looks_for_routes_where_links_are_described():
+    found = collector(6)
+    told_trips(found, backbone())
+    assert found.routes_at == -math.inf
+    assert found.picture(1.0).network.routing is Routing.OVERLAY
+    assert len(found.picture(1.0).network.links) == 30
+
+
+def test_what_links_carried_while_others_shared_their_lines_is_forgotten():
+    found = collector(6, find_routes=True)
+    for target in range(6):
+        others = (source for source in range(6) if source != target)
+        found.take(target, report(*(measure(source, 3 * M) for source in others), ingress=9 * M), 1.0)
+    assert len(found.picture(1.0).measured) == 30
+    told_trips(found, backbone(), 2.0)
+    assert found.picture(2.0).measured == frozenset()
+    found.take(1, report(measure(0, 30 * M)), 3.0)
+    picture = found.picture(3.0)
+    assert picture.measured == {(0, 1)}
+    assert picture.network.link(Rank(0), Rank(1)).rate == 30 * M
+    assert picture.network.link(Rank(2), Rank(3)).rate == 30 * M  # and not that of pairs in company
+    assert all(node.ingress is None for node in picture.network.nodes)
+
+
+def test_routes_that_are_none_any_more_are_links_again():
+    found = collector(6, find_routes=True)
+    told_trips(found, backbone())
+    assert len(found.picture(1.0).network.links) == 10
+    chance = random.Random(3)
+    told_trips(found, {pair: chance.uniform(0.01, 0.09) for pair in backbone()}, 2.0)
+    picture = found.picture(2.0)
+    assert len(picture.network.links) == 30
+    assert picture.network.routing is Routing.OVERLAY
+    assert picture.routed == frozenset()
+
+
+def test_links_that_have_failed_are_left_out_beside_routes():
+    found = collector(6, find_routes=True)
+    told_trips(found, backbone())
+    found.avoid([(2, 3)])
+    picture = found.picture(1.0)
+    assert len(picture.network.links) == len(picture.errors) == 9
+    assert (2, 3) not in {(link.source, link.target) for link in picture.network.links}
+
+
+def test_round_trips_that_cannot_be_are_refused():
+    found = collector(6, find_routes=True)
+    for trip in (math.nan, -1.0, math.inf, 1e9):
+        one = LinkMeasure(source=1, rate=0.0, error=0.0, trip=trip)
+        found.take(0, Measured(links=(), outgoing=(one,)), 1.0)
+    assert found.refused == 4
+    assert found.routes_at == -math.inf
+
+
+def test_without_a_kernel_that_says_so_small_messages_tell_latencies():
+    found = collector(6, find_routes=True)
+    skew = dict(enumerate((0.0, 3.0, -2.0, 11.0, 0.4, 7.0)))
+    for target in range(6):
+        signals = [
+            LinkMeasure(
+                source=source,
+                rate=0.0,
+                error=0.0,
+                signal=backbone()[source, target] + skew[target] - skew[source],
+            )
+            for source in range(6)
+            if source != target
+        ]
+        found.take(target, report(*signals), 1.0)
+    assert len(found.picture(1.0).network.links) == 10
