@@ -29,6 +29,7 @@ _CELL: Final = 7
 """Columns of a matrix's column."""
 _LABEL: Final = 12
 _UNKNOWN: Final = "·"
+_ROUTED: Final = "~"
 _OLD_S: Final = 30.0
 """Of a measurement: shown dim from then on."""
 _SILENT_S: Final = 3.0
@@ -173,6 +174,9 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
     size = len(status.nodes)
     measured = [link for link in status.links if link.measured and link.rate]
     count = f"{len(measured)} of {len(status.links)} measured"
+    routed = set(status.routed_pairs)
+    if routed:
+        count += f"; {_ROUTED}: {len(routed)} pairs whose ways lead past other nodes"
     used = _used(status.policy.trees)
     if _LABEL + (size + 2) * _CELL > width:
         yield Text(f"links: {count}; the slowest, Mbit/s", "dim")
@@ -191,7 +195,12 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
         table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
     by_ends = {(link.source, link.target): link for link in measured}
     for source, node in enumerate(status.nodes):
-        cells = [_link(by_ends.get((source, target)), (source, target) in used) for target in range(size)]
+        cells = [
+            Text(_ROUTED, "dim")
+            if (source, target) in routed
+            else _link(by_ends.get((source, target)), (source, target) in used)
+            for target in range(size)
+        ]
         caps = (_or(node.egress, _mbit), _or(node.ingress, _mbit))
         table.add_row(Text(f"{source} {node.site}".rstrip()[:_LABEL], "dim"), *cells, *caps)
     yield table

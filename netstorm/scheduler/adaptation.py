@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from netstorm.errors import Unreachable
 from netstorm.protocol.chunks import ChunkSizes
 from netstorm.scheduler.collector import Collector, Picture
 from netstorm.scheduler.forming import Formation, Formed, pairs_of
-from netstorm.topology.network import Link, Network, Rank
+from netstorm.scheduler.movement import moved, rates_of
+from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
-from netstorm.units import format_bytes, format_duration, format_rate
+from netstorm.units import format_bytes, format_duration
 
 __all__ = ["Adaptation", "Assumed", "Plan", "Summed"]
 
@@ -36,9 +35,6 @@ _LONG_ENOUGH: Final = 3
 
 _SURE: Final = 1.0
 """Standard errors by which a policy must be better."""
-
-_MOVED: Final = 3.0
-"""Standard errors by which a link has moved: there are dozens of them."""
 
 _LEAST_GAIN: Final = 0.1
 """What is not better by that is not worth a change: on real links a policy that was predicted to be 8 %
@@ -171,7 +167,7 @@ class Adaptation:
         """The network that was last planned for; None: not enough of it was measured."""
         self._routed: frozenset[tuple[int, int]] = frozenset()
         """Its pairs that are no links."""
-        self._planned = _rates(self._looked.network, pairs_of(first)) if self._looked else {}
+        self._planned = rates_of(self._looked.network, pairs_of(first)) if self._looked else {}
         """By (source, target): the highest rate that policies were formed for since one took over what was
         under way, too.
         """
@@ -322,7 +318,7 @@ class Adaptation:
         self._patience, self._doubtful = 1, False
         self.reason = f"{why}; {times}"
         assert self._planned_for is not None
-        rates = _rates(self._planned_for.network, pairs_of(found) | self._planned.keys())
+        rates = rates_of(self._planned_for.network, pairs_of(found) | self._planned.keys())
         if takes_over:
             slow = sorted(pair for pair, was in self._planned.items() if rates[pair] < _SLOW * was)
             found = msgspec.structs.replace(found, slow=tuple(slow))
@@ -374,15 +370,15 @@ class Adaptation:
             )
         if self._collector.reports == self._reports:
             return ""
-        change, moved = _moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
+        change, what = moved(self._looked, picture, self._plan.update_rate, summed.chunk_bytes)
         changed = bool(self._collector.changes) and self._collector.changes[-1] > self._asked_at
         patience = 1 if changed else min(self._patience, _LEAST_PATIENCE)
         at_once = now >= self._asked_at + patience * self._look_every_s
         if change > math.log1p(_LARGE * self._plan.update_rate) and (at_once or not early):
-            return moved
+            return what
         if early or now < self._asked_at + self._patience * self._plan.update_time_s:
             return ""
-        return moved or ("the estimates are better now" if self._doubtful else "")
+        return what or ("the estimates are better now" if self._doubtful else "")
 
     def _enough(self, picture: Picture, policy: Policy, now: float) -> str:
         """Return that the network is known well enough to plan for it, if it is."""
@@ -407,62 +403,7 @@ def _is_worth_moving(answer: Formed) -> bool:
     return answer.seconds + _MOVING_S < answer.seconds_before < math.inf
 
 
-def _rates(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """Return what each (source, target) has for itself, in bit/s; 0 if it has nothing any more."""
-    found = {}
-    for source, target in pairs:
-        try:
-            found[source, target] = network.throughput(Rank(source), Rank(target))
-        except Unreachable:
-            found[source, target] = 0.0
-    return found
-
-
 def _alike(one: Summed, other: Summed) -> bool:
     """Return whether what is best for one should do for the other."""
     large, small = max(one.bytes, other.bytes), min(one.bytes, other.bytes)
     return large <= (1 + _OTHER_SIZE) * small and one.chunk_bytes == other.chunk_bytes
-
-
-def _moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> tuple[float, str]:
-    """Return by how much the link that has moved most has, as a logarithm, and what to say of it, if any has
-    moved by more than `rate` and more than the errors.
-    """
-    old = {(link.source, link.target): place for place, link in enumerate(before.network.links)}
-    new = {(link.source, link.target): place for place, link in enumerate(after.network.links)}
-    gone = sorted(old.keys() - new.keys())
-    if gone:
-        return math.inf, f"there is no link {gone[0][0]}→{gone[0][1]} any more"
-    most, text = 0.0, ""
-    for link in after.network.links:
-        pair = (link.source, link.target)
-        if pair not in old:
-            return math.inf, f"there is a link {link} again"
-        was = before.network.links[old[pair]]
-        # What was only assumed has no error: it is nobody's word.
-        doubts = [
-            picture.errors[place] if pair in picture.measured else 0.0
-            for picture, place in ((before, old[pair]), (after, new[pair]))
-        ]
-        delays = [8 * chunk_bytes / one.rate + one.latency for one in (was, link)]
-        change = abs(math.log(delays[1] / delays[0]))
-        if change <= _MOVED * math.hypot(*doubts):
-            change = 0.0
-        if abs(link.rate - was.rate) > _MOVED * math.hypot(doubts[0] * was.rate, doubts[1] * link.rate):
-            change = max(change, abs(math.log(link.rate / was.rate)))
-        if change > max(math.log1p(rate), most):
-            most, text = change, f"link {link} from {_told(was)} to {_told(link)}"
-    for word in ("egress", "ingress"):
-        for was_node, node in zip(before.network.nodes, after.network.nodes, strict=True):
-            caps = [getattr(was_node, word), getattr(node, word)]
-            if caps == [None, None]:
-                continue
-            change = abs(math.log(caps[1] / caps[0])) if all(caps) else math.inf
-            if change > max(math.log1p(rate), _MOVED * after.cap_error, most):
-                shown = ["no limit" if cap is None else format_rate(cap) for cap in caps]
-                most, text = change, f"{word} of rank {node.rank} from {shown[0]} to {shown[1]}"
-    return most, text
-
-
-def _told(link: Link) -> str:
-    return f"{format_rate(link.rate)} and {format_duration(link.latency)}"

@@ -202,6 +202,11 @@ class Collector:
         return self._measured - self._routed if self._routed else self._measured
 
     @property
+    def routed(self) -> frozenset[tuple[int, int]]:
+        """(source, target) that are no links, as far as was found out for the last picture."""
+        return self._routed
+
+    @property
     def routes_at(self) -> float:
         """When something was last heard that may tell which pairs are routes; -inf: never, or nobody asks."""
         return -math.inf if self._routes is None else self._routes.news_at

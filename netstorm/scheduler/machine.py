@@ -237,6 +237,7 @@ class SchedulerMachine:
             counters=self.counters.snapshot(),
             failed_links=self.failed_links,
             link_share=self._link_share,
+            routed=frozenset() if job is None or job.awareness is None else job.awareness.collector.routed,
         )
 
     # --------------------------------------------------------------------------------- what drives it wants

@@ -66,3 +66,5 @@ class Snapshot:
     """Those that the job does without at present."""
     link_share: float = 1.0
     """Of each link's rate that the job plans with."""
+    routed: frozenset[tuple[int, int]] = frozenset()
+    """(source, target) whose ways are found to lead past other nodes."""

@@ -196,6 +196,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of each link's rate that the job plans with: its scheduler's other jobs have the rest."""
     jobs: tuple[JobLine, ...] = ()
     """All that are here, in order of arrival, if the scheduler serves several."""
+    routed_pairs: tuple[tuple[int, int], ...] = ()
+    """(source, target) that are no links: their ways are found to lead past other nodes."""
 
 
 def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
@@ -244,6 +246,7 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
             for one in snapshot.failed_links
         ),
         link_share=snapshot.link_share,
+        routed_pairs=tuple(sorted(snapshot.routed)),
     )
 
 

@@ -60,6 +60,7 @@ def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
     network = cluster.scheduler.machine.awareness.collector.picture(cluster.now).network
     lines = {(link.source, link.target) for link in backbone.links}
     assert len({(link.source, link.target) for link in network.links} - lines) <= 4
+    assert len(cluster.scheduler.machine.snapshot(cluster.now).routed) >= 40
     assert found[-1] <= 1.15 * told[-1]
     assert found[0] > 1.5 * found[-1]
 

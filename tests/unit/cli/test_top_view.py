@@ -1,5 +1,7 @@
 """What `netstorm top` shows of a status."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from rich.console import Console
@@ -12,9 +14,10 @@ from netstorm.topology.policy import Detour, Policy, Tree
 from tests.unit.scheduler.driving import Driven, running, star
 
 
-def shown(driven, width=120):
-    """Return the lines that a terminal of this width would show."""
-    status = describe(driven.machine.snapshot(driven.now), time=0.0, scheduler="h:1", http="h:2")
+def shown(driven, width=120, **changed):
+    """Return the lines that a terminal of this width would show; `changed`: fields of the snapshot."""
+    snapshot = replace(driven.machine.snapshot(driven.now), **changed)
+    status = describe(snapshot, time=0.0, scheduler="h:1", http="h:2")
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as capture:
         console.print(view(status, width))
@@ -73,6 +76,15 @@ def test_the_matrix_has_a_measured_link_in_the_row_of_its_source():
     lines = shown(driven)
     assert line_with(lines, "0 site0").split() == ["0", "site0", "·", "·", "50", "·", "·"]
     assert line_with(lines, "2 site2").split()[-1] == "90"
+
+
+def test_pairs_whose_ways_lead_past_other_nodes_are_marked():
+    driven = running(3)
+    driven.say(2, m.Measured(links=(m.LinkMeasure(source=1, rate=5e7, error=0.1),)))
+    lines = shown(driven, routed=frozenset({(0, 2), (2, 0)}))
+    assert line_with(lines, "0 site0").split() == ["0", "site0", "·", "·", "~", "·", "·"]
+    assert "; ~: 2 pairs whose ways lead past other nodes;" in line_with(lines, "links, Mbit/s")
+    assert "~" not in "".join(shown(driven))
 
 
 def test_where_a_matrix_does_not_fit_the_slowest_links_are_listed():
