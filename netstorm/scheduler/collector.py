@@ -62,6 +62,9 @@ differ, or noise would make caps come and go."""
 _CAP_FOR_S: Final = 300.0
 """How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
 
+_LINES_S: Final = 60.0
+"""What a node says of its access lines rests on so much of the past (`pslite.ceiling`)."""
+
 _ALIKE_ERROR: Final = 0.15
 
 _MOST_SIGNAL_S: Final = 86_400.0
@@ -149,6 +152,8 @@ class Collector:
         self._avoided: frozenset[tuple[int, int]] = frozenset()
         self._routes: Final = Routes(prior.size) if find_routes else None
         self._routed: frozenset[tuple[int, int]] = frozenset()
+        self._lines_from = -math.inf
+        """From when on what nodes say of their access lines is about links alone."""
         self._rates: Rates = {}
         self._stale: set[tuple[int, int]] = set()
         """Links that something was reported of since the last picture."""
@@ -169,7 +174,7 @@ class Collector:
             self._take_link((rank, one.source), one, now)
         for word, value in (("egress", report.egress), ("ingress", report.ingress)):
             line = self._lines[word][rank]
-            if value == 0.0:
+            if value == 0.0 or now < self._lines_from:
                 continue
             if value == math.inf:
                 line.readings = Readings()
@@ -316,10 +321,17 @@ class Collector:
                 self._routes.take(way, latency, now)
 
     def _shortest(self, pair: tuple[int, int]) -> float:
-        """Return the seconds one way that something took at least; 0: not known."""
+        """Return the seconds one way that something took at least; 0: not known.
+
+        By the kernel, or else by what is small, and by what both ends say: one of them does not know how far
+        its clock is off. Clocks that are put right in between still make that wrong.
+        """
         states = [self._states.get(way) for way in (pair, pair[::-1])]
         trips = [state.trip for state in states if state is not None and state.trip]
-        return min(trips) / 2 if trips else max(0.0, self._signals(pair))
+        if trips:
+            return min(trips) / 2
+        signals = sum(math.inf if state is None else state.signal for state in states)
+        return max(0.0, signals / 2) if signals < math.inf else 0.0
 
     def _find_routes(self, now: float) -> None:
         """Find out which pairs are no links. What links carried in their company is not what they carry, so
@@ -334,6 +346,7 @@ class Collector:
                 del self._rates[pair]
             for line in (line for lines in self._lines.values() for line in lines):
                 line.readings = Readings()
+            self._lines_from = now + _LINES_S
         if self._routes.found != self._routed:
             self._routed = self._routes.found
             self._view = None  # all links are worked out anew
@@ -407,25 +420,14 @@ class Collector:
         return steady(now[0], before.seldom), steady(now[1], before.far)
 
     def _latency(self, pair: tuple[int, int], far: float | None) -> float:
-        signals = self._signals(pair)
-        if signals >= 0.0:
-            return signals
-        states = [state for way in (pair, pair[::-1]) if (state := self._states.get(way)) is not None]
-        for state in states:  # there and back are alike
-            if state.trip:
-                return state.trip / 2
-        for state in states:
-            if state.latency >= 0.0:
+        shortest = self._shortest(pair)
+        if shortest > 0.0:
+            return shortest
+        for way in (pair, pair[::-1]):  # there and back are alike
+            state = self._states.get(way)
+            if state is not None and state.latency >= 0.0:
                 return state.latency
         return self._prior.link(*map(Rank, pair)).latency if self._known or far is None else far
-
-    def _signals(self, pair: tuple[int, int]) -> float:
-        """Return the seconds one way that anything small took at least, by what both ends say; -1: one says
-        nothing.
-        """
-        states = (self._states.get(way) for way in (pair, pair[::-1]))
-        both = sum(math.inf if state is None else state.signal for state in states)
-        return max(0.0, both / 2) if both < math.inf else -1.0
 
 
 def _possible(one: LinkMeasure) -> bool:
