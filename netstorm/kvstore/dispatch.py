@@ -262,35 +262,42 @@ class Dispatch:
     def _explore(
         self, hop: _Hop, primary: Exit, firsts: list[tuple[Detour, Exit]], now: float
     ) -> Iterator[Send]:
-        """Give one chunk in a while to a link that is to be measured, if the chunk will not be late or the
-        link was never measured.
+        """Give one chunk in a while to a link that is to be measured: the first one that will not be late
+        there, in order, since others wait for a chunk whose turn it was; or the next one, if the link has not
+        been looked at, or not for long.
         """
         if self._owed < 1.0 or self._exploring is not None or not hop.items or not hop.items[0][4]:
             return
         unseen = [(self._turn(detour), place) for place, (detour, _) in enumerate(firsts) if detour.explore]
         if unseen and min(unseen)[0] <= self._least_looked_at():
             detour, first = firsts[min(unseen)[1]]
-            if detour.again and self._would_be_late(hop, primary, (detour, first), now):
-                if now < self._late_at + _LATE_EVERY_S:
-                    return
-                self._late_at = now
+            index = self._first_in_time(hop, primary, (detour, first), now)
+            if index is None:
+                if detour.again or self._turn(detour) > 0:
+                    if now < self._late_at + _LATE_EVERY_S:
+                        return
+                    self._late_at = now
+                index = 0
             self._looks[detour.path] = self._looks.get(detour.path, 0) + 1
             self._owed = min(self._owed - 1.0, 1.0)
-            part = hop.items[0][3].message
+            part = hop.items[index][3].message
             assert isinstance(part, Part)
             self._exploring = ticket_of(part)
             self._counters.add("explored")
-            yield self._detoured(hop, 0, (detour, first), now)
+            yield self._detoured(hop, index, (detour, first), now)
 
-    def _would_be_late(self, hop: _Hop, primary: Exit, way: tuple[Detour, Exit], now: float) -> bool:
-        """Return whether the next chunk would come later by a detour than the last one that waits without."""
+    def _first_in_time(self, hop: _Hop, primary: Exit, way: tuple[Detour, Exit], now: float) -> int | None:
+        """Return the place of the first chunk that waits and would come no later by a detour; None: none."""
         if not primary.rate:
-            return False
-        (detour, first), size = way, hop.items[0][2]
-        state, last_s = self._state(detour), primary.seconds(hop.bytes)
-        return (
-            wait_s(first, size, detour, state, primary_s=last_s) + state.later_s(detour, size, now) > last_s
-        )
+            return 0
+        (detour, first), state, ahead = way, self._state(way[0]), 0
+        for index, (_, _, size, _, may_detour) in enumerate(hop.items):
+            ahead += size
+            primary_s = primary.seconds(ahead)
+            waits_s = wait_s(first, size, detour, state, primary_s=primary_s)
+            if may_detour and is_clearly_earlier(waits_s + state.later_s(detour, size, now), primary_s):
+                return index
+        return None
 
     def _least_looked_at(self) -> int:
         """Return how often the path that is next has had its turn, of all that a chunk could explore now."""

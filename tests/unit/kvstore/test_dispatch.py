@@ -223,3 +223,43 @@ def test_links_that_are_to_be_measured_take_turns():
             world.arrived(chunk, unseen[to - 3])
     # Six in a row, which make an estimate; until all have had that, five times the share.
     assert taken == [3] * 6 + [4] * 6 + [5] * 6 + [3] * 3
+
+
+def looking(links, **fields):
+    return Detour(path=(0, 5, 9), links=links, explore=True, **fields)
+
+
+def test_a_look_takes_the_first_chunk_whose_turn_is_clearly_later():
+    slower = looking(((80e6, 0.0), (80e6, 0.25)))
+    world = World(explore_share=0.5)
+    world.hold(*range(14), detours=(slower,))
+    # Chunk k arrives after (k + 1) 0.1 s on the link, and after 0.27 s on the path.
+    assert world.run()[0] == (5, 3)
+
+
+def test_six_chunks_may_be_late_to_see_a_link_and_no_others_for_a_while():
+    slow = looking((SLOW, SLOW))
+    world, late = World(explore_share=1.0), []
+    for chunk in range(400):
+        world.now += 0.1
+        world.hold(chunk, detours=(slow,))
+        for to, which in world.run():
+            if to == 5:
+                late.append(round(world.now, 1))
+                world.arrived(which, slow)
+    assert late[:6] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert len(late) == 8  # and one each half minute
+    assert late[7] - late[6] == pytest.approx(30.0, abs=0.2)
+
+
+def test_a_link_that_was_measured_once_is_not_worth_a_late_chunk():
+    known = looking((SLOW, SLOW), again=True)
+    world, late = World(explore_share=1.0), 0
+    for chunk in range(100):
+        world.now += 0.1
+        world.hold(chunk, detours=(known,))
+        for to, which in world.run():
+            if to == 5:
+                late += 1
+                world.arrived(which, known)
+    assert late == 1
