@@ -16,7 +16,16 @@ from netstorm.topology.metric import CHUNK_BYTES
 from netstorm.topology.network import Network
 from netstorm.topology.policy import DETOURS, Tree
 
-__all__ = ["Path", "auxiliary_paths", "delivery", "detours", "disjoint_paths", "hops_of", "link_delays"]
+__all__ = [
+    "Path",
+    "auxiliary_paths",
+    "delivery",
+    "detours",
+    "disjoint_paths",
+    "fastest_from",
+    "hops_of",
+    "link_delays",
+]
 
 Path: TypeAlias = tuple[Rank, ...]
 """The ranks on a path, both ends included; each has a link to the next."""
@@ -110,6 +119,24 @@ def disjoint_paths(
             graph.data[place[paths[-1][:-1], paths[-1][1:]]] = np.inf
         found[source, target] = tuple(paths)
     return found
+
+
+def fastest_from(delays: Floats, source: int, *, without: int) -> dict[int, tuple[float, Path]]:
+    """Return by target the seconds of the fastest path to it, and the path, of all that avoid one rank.
+
+    Args:
+        delays: (N, N) seconds over each link; inf: none.
+        source: where paths begin; it is none of the targets.
+        without: the rank that no path leads over.
+    """
+    left = delays.copy()
+    left[without, :] = left[:, without] = np.inf
+    away, before = csgraph.dijkstra(_graph(left), indices=source, return_predecessors=True)
+    return {
+        int(target): (float(away[target]), _path(before, source, int(target)))
+        for target in np.flatnonzero(np.isfinite(away))
+        if target != source
+    }
 
 
 def delivery(network: Network, path: Path, *, chunk_bytes: int = CHUNK_BYTES) -> float:

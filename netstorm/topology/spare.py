@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from netstorm.topology.auxiliary import Path, disjoint_paths, hops_of
+from netstorm.topology.auxiliary import Path, disjoint_paths, fastest_from, hops_of
 from netstorm.topology.elements import Rank
 from netstorm.topology.network import Network
 from netstorm.topology.policy import DETOURS, EXPLORERS, Detour, Policy
@@ -168,10 +168,11 @@ def _explorers(
     unmeasured: Collection[tuple[int, int]],
     measured: Container[tuple[int, int]],
 ) -> Iterator[Detour]:
-    """Yield for each link that should be measured, and that no hop uses, one detour of three ranks over it.
+    """Yield for each link that should be measured, and that no hop uses, one detour over it.
 
-    The link is its first or its second half. The hop is one whose source has the fewest detours of that kind
-    for each of its hops, so that all nodes look around at the same time; of these, the fastest.
+    The link is its first or its last; it has three ranks if there is one that has. The hop is one whose
+    source has the fewest detours of that kind for each of its hops, so that all nodes look around at the same
+    time; of these, the fastest.
     """
     rates = links.rates(links.resources.capacities)
     idle = links.delays(rates)
@@ -184,21 +185,39 @@ def _explorers(
             continue
         if not np.isfinite(idle[a, b]):
             continue
-        choices = [
-            (
-                looks.get(path[0], 0) / leads[path[0]],
-                float(idle[path[0], path[1]] + idle[path[1], path[2]]),
-                path,
-            )
-            for path in (
-                *((a, b, target) for source, target in hops if source == a and target != b),
-                *((source, a, b) for source, target in hops if target == b and source != a),
-            )
-            if count.get((path[0], path[2]), 0) < EXPLORERS
-        ]
-        choices = [choice for choice in choices if np.isfinite(choice[1])]
-        if choices:
-            path = tuple(map(Rank, min(choices)[2]))
-            looks[path[0]] = looks.get(path[0], 0) + 1
-            count[path[0], path[2]] = count.get((path[0], path[2]), 0) + 1
-            yield links.detour(path, rates, explore=True, again=(a, b) in measured)
+        for ways in (_over_one(idle, hops, a, b), _over_several(idle, hops, a, b)):
+            choices = [
+                (looks.get(path[0], 0) / leads[path[0]], seconds, path)
+                for seconds, path in ways
+                if np.isfinite(seconds) and count.get((path[0], path[-1]), 0) < EXPLORERS
+            ]
+            if choices:
+                path = min(choices)[2]
+                looks[path[0]] = looks.get(path[0], 0) + 1
+                count[path[0], path[-1]] = count.get((path[0], path[-1]), 0) + 1
+                yield links.detour(path, rates, explore=True, again=(a, b) in measured)
+                break
+
+
+def _over_one(idle: Floats, hops: list[tuple[Rank, Rank]], a: int, b: int) -> Iterator[tuple[float, Path]]:
+    """Yield ways around hops with one rank between that begin or end with a link, and their seconds."""
+    for source, target in hops:
+        if source == a and target != b:
+            yield float(idle[a, b] + idle[b, target]), (Rank(a), Rank(b), target)
+        if target == b and source != a:
+            yield float(idle[source, a] + idle[a, b]), (source, Rank(a), Rank(b))
+
+
+def _over_several(
+    idle: Floats, hops: list[tuple[Rank, Rank]], a: int, b: int
+) -> Iterator[tuple[float, Path]]:
+    """Yield the fastest way around each hop that begins or ends with a link, and its seconds."""
+    on = fastest_from(idle, b, without=a)
+    back = fastest_from(idle.T, a, without=b)
+    for source, target in hops:
+        if source == a and target in on:
+            seconds, path = on[target]
+            yield float(idle[a, b]) + seconds, (Rank(a), *path)
+        if target == b and source in back:
+            seconds, path = back[source]
+            yield seconds + float(idle[a, b]), (*reversed(path), Rank(b))

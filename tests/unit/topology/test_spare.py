@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.testing.strategies import networks
-from netstorm.topology import Network, Rank, Routing, form_policy
+from netstorm.topology import Link, Network, Node, Rank, Routing, form_policy
 from netstorm.topology.auxiliary import hops_of
 from netstorm.topology.generate import generate
 from netstorm.topology.policy import DETOURS
@@ -86,3 +86,27 @@ def test_every_link_that_was_not_measured_gets_a_detour_over_it_unless_trees_use
 
 def test_two_nodes_have_no_way_around():
     assert not form_policy(Network.uniform(2), "star", auxiliary=True).detours
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_sparse_networks_links_are_looked_at_by_longer_ways(seed):
+    network = replace(generate("internet2", 9, seed), routing=Routing.OVERLAY)
+    unmeasured = tuple(network.linked_pairs())
+    policy = form_policy(network, "fapt", num_roots=1, auxiliary=True, known=False, unmeasured=unmeasured)
+    seen = set(hops_of(policy.trees))
+    for detour in policy.detours:
+        assert network.route(Rank(detour.path[0]), Rank(detour.path[-1]))
+        seen |= set(pairwise(map(Rank, detour.path)))
+    assert seen == set(unmeasured)
+
+
+def test_where_a_link_is_the_only_way_nobody_looks_at_it_by_another():
+    line = Network(
+        nodes=tuple(Node(rank=Rank(rank)) for rank in range(4)),
+        links=tuple(
+            Link(source=Rank(one), target=Rank(other), rate=1e7, latency=0.01)
+            for one, other in ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2))
+        ),
+    )
+    policy = form_policy(line, "fapt", num_roots=1, auxiliary=True, unmeasured=line.linked_pairs())
+    assert not policy.detours
