@@ -12,6 +12,9 @@ a whole, with chance measured by decoys: how many pairs would take as long as tw
 a little more, or less, than it is. Routes cause many more than chance does; where there are not, no pair is
 left out.
 
+There and back ways may lead past different nodes, and only their sum is known. So if there are routes, pairs
+that take as long as three others in a row, or longer, are taken for such.
+
 What a pair has carried may disprove it: no way carries more than a part of it. That says something once only
 links have been used for a while: before, they shared their lines with such pairs.
 """
@@ -157,7 +160,30 @@ def routed_pairs(
     least = max(_LEAST_PAIRS, _LEAST_SHARE * len(known), _OVER_CHANCE * chance)
     if found.sum() < (least / _STAYS if before else least):
         return frozenset()
+    found |= _longer_than_others(np.where(found, np.inf, took), allowed)
     return frozenset((int(source), int(target)) for source, target in np.argwhere(found))
+
+
+def _longer_than_others(lines: _Matrix, allowed: _Matrix) -> npt.NDArray[np.bool_]:
+    """Return which (N, N) of the pairs that are left take no less than three or four others of them in a row.
+
+    Where the ways there and back lead past different nodes a round trip is no sum of two others. It is no
+    shorter than twice the shorter way.
+    """
+    several, longer = _in_a_row(_in_a_row(lines, lines), lines), np.zeros(lines.shape, bool)
+    for _ in range(2):
+        with np.errstate(invalid="ignore"):
+            longer |= np.isfinite(lines) & (several <= lines + allowed)
+        several = _in_a_row(several, lines)
+    return longer
+
+
+def _in_a_row(one: _Matrix, other: _Matrix) -> _Matrix:
+    """Return (N, N) the least seconds of a way of `one` and then one of `other`."""
+    least = np.full(one.shape, np.inf)
+    for middle in range(len(one)):
+        np.minimum(least, one[:, middle, None] + other[None, middle, :], out=least)
+    return least
 
 
 def _matrix(values: Mapping[tuple[int, int], float], size: int, other: float) -> _Matrix:
