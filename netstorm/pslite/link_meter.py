@@ -24,6 +24,7 @@ from netstorm.pslite.ceiling import Ceiling
 from netstorm.pslite.estimators import Estimate, History, PaperEstimator
 from netstorm.pslite.fresh_start import FreshStart
 from netstorm.pslite.progress import Progress, Watch
+from netstorm.pslite.round_trips import RoundTrips
 
 __all__ = ["LinkMeter", "MeterOptions"]
 
@@ -39,9 +40,6 @@ _PAUSE_S: Final = 1.0
 
 _JUDGE_S: Final = 0.25
 """How often traffic is judged: a link that has changed is reported at once."""
-
-_OTHER_TRIP: Final = 0.02
-"""A shortest round trip that has changed by no more is the same."""
 
 _LINK_BYTES: Final = 48
 _REPORT_BYTES: Final = 80
@@ -253,10 +251,7 @@ class LinkMeter:
         self._trips: Final[dict[Peer, _RoundTrip]] = {}
         self._paper: Final[dict[Peer, PaperEstimator]] = {}
         self._paper_new: Final[set[Peer]] = set()
-        self._round_trips: Final[dict[Peer, float]] = {}
-        """The shortest, in s, by the kernel."""
-        self._new_trips: Final[set[Peer]] = set()
-        """Those that have not been reported."""
+        self._round_trips: Final = RoundTrips()
         self._bytes = 0
         """Measured and not reported yet."""
         self._judged_at = self._reported_at = now
@@ -333,13 +328,13 @@ class LinkMeter:
         if self._options.estimator == "tcp":
             known = [(peer, one) for peer, one in self.progress() if peer >= 0]
             for peer, one in known:
-                self._took(peer, one.shortest_s)
+                self._round_trips.take(peer, one.shortest_s)
             for peer in self._out.deliver((told for told in known if told[0] in self._trips), now):
                 self.start_anew(peer)
         for side in (self._out, self._in):
             side.judge(now)
         links = len(self._in.links) + len(self._out.links)
-        if not (self._out.jumped() or self._in.jumped() or self._new_trips):
+        if not (self._out.jumped() or self._in.jumped() or self._round_trips.news):
             if now < self._reported_at + self._options.interval_s:
                 return None
             if self._bytes * _SHARE < _REPORT_BYTES + links * _LINK_BYTES and not self._rest:
@@ -352,8 +347,7 @@ class LinkMeter:
             into = self._paper_measures(self._paper_new)
             self._paper_new.clear()
             return Measured(links=into) if into else None
-        out = self._measures(self._out, self._out.take_news(), self._new_trips)
-        self._new_trips.clear()
+        out = self._measures_out(self._out.take_news(), self._round_trips.tell(now))
         into = self._measures(self._in, self._in.take_news())
         for link in (*self._out.links.values(), *self._in.links.values()):
             link.jumped = False
@@ -370,37 +364,27 @@ class LinkMeter:
             links=self._measures(self._in, self._in.links),
             egress=self._out.cap,
             ingress=self._in.cap,
-            outgoing=self._measures(self._out, self._out.links, self._round_trips),
+            outgoing=self._measures_out(self._out.links, self._round_trips.peers()),
         )
 
-    def _took(self, peer: Peer, trip_s: float) -> None:
-        """Take note of the shortest round trip that the kernel has seen."""
-        before = self._round_trips.get(peer, 0.0)
-        if trip_s > 0.0 and abs(trip_s - before) > _OTHER_TRIP * before:
-            self._round_trips[peer] = trip_s
-            self._new_trips.add(peer)
-
-    def _measures(
-        self, side: _Side, peers: Iterable[Peer], trips: Iterable[Peer] = ()
-    ) -> tuple[LinkMeasure, ...]:
-        """Return what is known of links, and of the round trips of others."""
-        measured = {
-            peer: self._measure(peer, estimate, jumped=side.links[peer].jumped)
+    def _measures(self, side: _Side, peers: Iterable[Peer]) -> tuple[LinkMeasure, ...]:
+        return tuple(
+            self._measure(peer, estimate, jumped=side.links[peer].jumped)
             for peer in peers
             if (estimate := side.links[peer].estimate) is not None
-        }
-        if side is self._in:
-            return tuple(measured.values())
-        alone = (
-            LinkMeasure(source=int(peer), rate=0.0, error=0.0, trip=self._round_trips[peer])
-            for peer in trips
-            if peer not in measured
         )
-        mine = (
-            msgspec.structs.replace(one, trip=self._round_trips.get(peer, 0.0))
-            for peer, one in measured.items()
+
+    def _measures_out(self, peers: Iterable[Peer], trips: Iterable[Peer]) -> tuple[LinkMeasure, ...]:
+        """Return what is known of links out of this node, and the round trips of others."""
+        measured = self._measures(self._out, peers)
+        alone = {int(peer) for peer in trips} - {one.source for one in measured}
+        return (
+            *(msgspec.structs.replace(one, trip=self._round_trips.of(Peer(one.source))) for one in measured),
+            *(
+                LinkMeasure(source=peer, rate=0.0, error=0.0, trip=self._round_trips.of(Peer(peer)))
+                for peer in sorted(alone)
+            ),
         )
-        return (*mine, *alone)
 
     def _paper_measures(self, peers: Iterable[Peer]) -> tuple[LinkMeasure, ...]:
         return tuple(
