@@ -13,7 +13,7 @@ a little more, or less, than it is. Routes cause many more than chance does; whe
 left out.
 
 There and back ways may lead past different nodes, and only their sum is known. So if there are routes, pairs
-that take as long as three others in a row, or longer, are taken for such.
+that take longer than three others in a row are taken for such.
 
 What a pair has carried may disprove it: no way carries more than a part of it. That says something once only
 links have been used for a while: before, they shared their lines with such pairs.
@@ -46,8 +46,9 @@ _DECOYS: Final = (-8.0, -5.0, 5.0, 8.0)
 _LEAST_PAIRS: Final = 6
 _LEAST_SHARE: Final = 0.3
 _OVER_CHANCE: Final = 2.0
-"""So many pairs, such a share of all, and so many times what chance brings, must lead past other nodes. Of 80
-meshes of nine nodes, drawn at random, one had more; of 40 networks of 14 lines all had, .61 and more."""
+"""So many pairs, such a share of those that are far enough apart, and so many times what chance brings, must
+lead past other nodes. Of 80 meshes of nine nodes, drawn at random, one had more; of 40 networks of 14 lines
+all had, .61 and more."""
 
 _KNOWN: Final = 0.75
 """Share of the pairs whose latencies must be known."""
@@ -157,25 +158,23 @@ def routed_pairs(
             for place, times in enumerate(_DECOYS):
                 decoys[place] |= hops & (abs(longer - times * allowed) <= allowed)
     chance = float(decoys.sum()) / len(_DECOYS)
-    least = max(_LEAST_PAIRS, _LEAST_SHARE * len(known), _OVER_CHANCE * chance)
+    far = int((took >= 2 * _HOP * allowed)[np.isfinite(took)].sum())
+    least = max(_LEAST_PAIRS, _LEAST_SHARE * far, _OVER_CHANCE * chance)
     if found.sum() < (least / _STAYS if before else least):
         return frozenset()
-    found |= _longer_than_others(np.where(found, np.inf, took), allowed)
+    found |= _longer_than_others(np.where(found, np.inf, took))
     return frozenset((int(source), int(target)) for source, target in np.argwhere(found))
 
 
-def _longer_than_others(lines: _Matrix, allowed: _Matrix) -> npt.NDArray[np.bool_]:
-    """Return which (N, N) of the pairs that are left take no less than three or four others of them in a row.
+def _longer_than_others(lines: _Matrix) -> npt.NDArray[np.bool_]:
+    """Return which (N, N) of the pairs that are left take longer than three or four others of them in a row.
 
-    Where the ways there and back lead past different nodes a round trip is no sum of two others. It is no
-    shorter than twice the shorter way.
+    Where the ways there and back lead past different nodes a round trip is no sum of two others. It is longer
+    than twice the shorter way. Each of the others is shorter, so these keep all nodes joined.
     """
-    several, longer = _in_a_row(_in_a_row(lines, lines), lines), np.zeros(lines.shape, bool)
-    for _ in range(2):
-        with np.errstate(invalid="ignore"):
-            longer |= np.isfinite(lines) & (several <= lines + allowed)
-        several = _in_a_row(several, lines)
-    return longer
+    far = np.where(lines >= _HOP * _LEAST_S, lines, np.inf)
+    three = _in_a_row(_in_a_row(far, far), far)
+    return np.isfinite(lines) & (np.minimum(three, _in_a_row(three, far)) < lines)
 
 
 def _in_a_row(one: _Matrix, other: _Matrix) -> _Matrix:

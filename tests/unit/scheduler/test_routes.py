@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import permutations
+from itertools import combinations, permutations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from netstorm.scheduler.routes import Routes, routed_pairs
 from netstorm.topology.generate import generate
@@ -58,6 +60,18 @@ def test_where_all_pairs_have_lines_of_their_own_none_is_left_out(family):
     assert len(wrong) <= 1  # of meshes drawn at random one in 80 looks like a backbone
 
 
+@given(st.integers(3, 9), st.data())
+def test_whatever_latencies_are_the_pairs_that_are_left_join_all_nodes(nodes, data):
+    """Latencies of few kinds, so that many are sums of others, and some next to nothing."""
+    kinds = st.sampled_from([0.0002, 0.003, 0.005, 0.01, 0.0101, 0.02, 0.03, 0.04, 0.06, 0.3])
+    took = {}
+    for one, other in combinations(range(nodes), 2):
+        took[one, other] = took[other, one] = data.draw(kinds)
+    assert joined(took.keys() - routed_pairs(took, nodes), nodes)
+    held = frozenset(pair for pair in took if sum(pair) % 2)
+    assert joined(took.keys() - routed_pairs(took, nodes, held), nodes)
+
+
 @pytest.mark.parametrize(("nodes", "least"), [(6, 10), (16, 160), (32, 850)])
 def test_other_sizes(nodes, least):
     backbone = latencies(generate("internet2", nodes, 1))
@@ -85,7 +99,7 @@ def test_of_a_chain_its_lines_are_left():
 
 def test_a_line_that_takes_as_long_as_three_others_is_none_only_where_there_are_routes():
     took = latencies(chain(6), noise=0.0, least=0.0)
-    took[0, 3] = took[3, 0] = 0.034  # by way of 1 and 2 it would be .03
+    took[0, 3] = took[3, 0] = 0.034  # by way of 1 and 2 it is .03
     assert (0, 3) in routed_pairs(took, 6)
     took[0, 3] = took[3, 0] = 0.02
     assert (0, 3) not in routed_pairs(took, 6)
@@ -204,3 +218,11 @@ def test_it_is_not_looked_at_all_the_time():
     told.look(13.0, p0_8=90e6)
     assert (0, 8) in told.routes.found
     assert not Routes(4).look([], math.inf)
+
+
+def test_sites_of_several_nodes_in_a_row():
+    # Three sites of three nodes: from the first to the third by way of the second.
+    apart = {0: 0.0002, 1: 0.02, 2: 0.04}
+    took = {(one, other): apart[abs(one // 3 - other // 3)] for one, other in permutations(range(9), 2)}
+    found = routed_pairs(took, 9)
+    assert found == {pair for pair in took if {pair[0] // 3, pair[1] // 3} == {0, 2}}
