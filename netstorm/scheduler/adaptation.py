@@ -17,9 +17,10 @@ from typing import Final
 import msgspec
 
 from netstorm.protocol.chunks import ChunkSizes
-from netstorm.scheduler.collector import Collector, Picture
+from netstorm.scheduler.collector import Collector
 from netstorm.scheduler.forming import Formation, Formed, pairs_of
 from netstorm.scheduler.movement import moved, rates_of
+from netstorm.scheduler.picture import Picture
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
 from netstorm.units import format_bytes, format_duration

@@ -32,11 +32,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.link_reports import LinkReports, as_the_way_back, percentile
+from netstorm.scheduler.picture import Picture, Seen
 from netstorm.scheduler.planned_links import PlannedLinks
 from netstorm.scheduler.readings import Readings
 from netstorm.scheduler.routes import Routes
@@ -44,7 +45,7 @@ from netstorm.scheduler.view import ABLE_MORE, SLOW_SIBLING, Rates, Side, View, 
 from netstorm.topology.elements import LATENCY, Bounds, Rank
 from netstorm.topology.network import Network, Routing
 
-__all__ = ["Collector", "Picture", "Seen"]
+__all__ = ["Collector"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,39 +79,6 @@ _CHANGES: Final = 256
 
 _RENEW_S: Final = 30.0
 """How often links are worked out anew of which nothing was reported: whose word counts changes with time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What is known of one link, for a person."""
-
-    source: int
-    target: int
-    rate: float
-    """Bit/s that is planned with."""
-    error: float
-    """Standard error, as a fraction of the rate."""
-    latency: float
-    """Seconds."""
-    age: float
-    """Seconds since the last reading; infinite: never measured."""
-    censored: bool
-    """Seen only while an access line was the limit: the rate is what the lines allow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """The network as it was known at some moment."""
-
-    network: Network
-    errors: tuple[float, ...]
-    """Standard errors of the rates, as fractions, by link in the order of `network.links`."""
-    cap_error: float
-    """The largest of those of access caps."""
-    measured: frozenset[tuple[int, int]]
-    """Links that somebody has measured."""
-    routed: frozenset[tuple[int, int]] = frozenset()
-    """(source, target) that are no links of the network: their ways lead past other nodes."""
 
 
 class _Line:

@@ -19,9 +19,9 @@ import msgspec
 from netstorm.errors import Unreachable
 from netstorm.protocol.messages import FailedLink
 from netstorm.scheduler.adaptation import Assumed, Summed
-from netstorm.scheduler.collector import Picture
 from netstorm.scheduler.failure import Failure
 from netstorm.scheduler.forming import Formation, Formed, pairs_of
+from netstorm.scheduler.picture import Picture
 from netstorm.topology.elements import Link, Rank
 from netstorm.topology.network import Network, Routing
 from netstorm.topology.policy import Policy

@@ -18,7 +18,7 @@ import statistics
 import msgspec
 
 from netstorm.errors import UsageError
-from netstorm.scheduler.collector import Picture
+from netstorm.scheduler.picture import Picture
 from netstorm.topology.elements import RATE, Link, Node, Rank
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Network, Routing

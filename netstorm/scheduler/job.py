@@ -13,7 +13,6 @@ from netstorm.protocol.ids import Peer
 from netstorm.scheduler.adaptation import Assumed
 from netstorm.scheduler.awareness import Awareness, summed_of
 from netstorm.scheduler.barriers import SAY_EVERY_S, Barriers
-from netstorm.scheduler.collector import Seen
 from netstorm.scheduler.complaints import Complaints
 from netstorm.scheduler.failed_links import LinkFailures
 from netstorm.scheduler.forming import Formation, Formed
@@ -22,6 +21,7 @@ from netstorm.scheduler.membership import list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.past import Past
+from netstorm.scheduler.picture import Seen
 from netstorm.scheduler.records import Began, Finished
 from netstorm.scheduler.replicas import ReplicaCheck
 from netstorm.scheduler.rounds import Rounds

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from netstorm.errors import Unreachable
-from netstorm.scheduler.collector import Picture
+from netstorm.scheduler.picture import Picture
 from netstorm.topology.network import Link, Network, Rank
 from netstorm.units import format_duration, format_rate
 

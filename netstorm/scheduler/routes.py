@@ -64,7 +64,10 @@ _OTHER: Final = 0.02
 """A latency that has changed by less is the same."""
 
 _AGAIN_S: Final = 5.0
-"""How often it is looked at whether rates disprove it."""
+_MANY: Final = 32
+"""How often it is looked at whether rates disprove it; with more nodes than that less often, as a look takes
+longer.
+"""
 
 _SETTLED_S: Final = 10.0
 """How long links are used before that: rates of their first seconds say little."""
@@ -83,6 +86,7 @@ class Routes:
         self.found: frozenset[tuple[int, int]] = frozenset()
         self.news_at = -np.inf
         self._size: Final = size
+        self._every_s: Final = _AGAIN_S * max(1.0, size / _MANY) ** 3
         self._took: Final[dict[tuple[int, int], float]] = {}
         self._news = False
         self._looked_at = self._found_at = -np.inf
@@ -103,7 +107,7 @@ class Routes:
             rates: bit/s of each pair, as far as they are measured.
             now: the time.
         """
-        if not self._news and (not self.found or now < self._looked_at + _AGAIN_S):
+        if not self._news and (not self.found or now < self._looked_at + self._every_s):
             return False
         self._news, self._looked_at = False, now
         carried, before = dict(rates), self.found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.protocol.messages import LinkMeasure, Measured, NodeStatus
-from netstorm.scheduler.collector import Seen
+from netstorm.scheduler.picture import Seen
 from netstorm.topology.policy import Policy
 
 __all__ = ["Dated", "PolicyPast", "Sayings"]

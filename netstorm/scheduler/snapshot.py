@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from netstorm.protocol.messages import Member
-from netstorm.scheduler.collector import Seen
 from netstorm.scheduler.ending import Phase
 from netstorm.scheduler.failure import Failure
+from netstorm.scheduler.picture import Seen
 from netstorm.scheduler.sayings import Dated
 from netstorm.topology.policy import Policy
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from netstorm.scheduler.collector import Picture
 from netstorm.scheduler.movement import moved, rates_of
+from netstorm.scheduler.picture import Picture
 from netstorm.topology.network import Network, Rank
 
 M = 1e6
