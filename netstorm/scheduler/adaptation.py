@@ -187,6 +187,8 @@ class Adaptation:
         self._asked: Formation | None = None
         self._planned_for: Picture | None = None
         """The network that it is for."""
+        self._other_network = False
+        """Until then pairs were taken for links that are none."""
         self._number = 0
         self._roots = tuple(tree.root for tree in first.trees) if assumed.plan.freeze_roots else ()
         self._weights = first.weights if assumed.plan.freeze_roots else ()
@@ -258,6 +260,7 @@ class Adaptation:
         if self._looked is not None or self._enough(picture, policy, now):
             self._looked = picture
         self._planned_for = picture
+        self._other_network = bool(picture.routed) and not self._routed
         self._routed = picture.routed
         self._summed, self._summed_anew_at = summed, math.inf
         self._number += 1
@@ -311,7 +314,12 @@ class Adaptation:
             else f"{format_duration(answer.seconds)} predicted"
         )
         errors = [link.error for link in asked.links]
-        if not _is_better(answer, statistics.median(errors)):
+        better = (
+            answer.seconds < answer.seconds_before  # what was measured says nothing, and its errors neither
+            if self._other_network
+            else _is_better(answer, statistics.median(errors))
+        )
+        if not better:
             self._in_vain()
             self._doubtful = answer.seconds_before > (1 + _LEAST_GAIN) * answer.seconds
             self.reason = f"{why}; no new policy: {times}, within what is uncertain of the estimates"
@@ -383,7 +391,7 @@ class Adaptation:
 
     def _enough(self, picture: Picture, policy: Policy, now: float) -> str:
         """Return that the network is known well enough to plan for it, if it is."""
-        used = pairs_of(policy)
+        used = pairs_of(policy) - picture.routed
         measured = len(used & picture.measured)
         long = now - self._first_report_at >= _LONG_ENOUGH * self._plan.update_time_s
         if not measured or (measured < _ENOUGH * len(used) and not long):

@@ -51,7 +51,7 @@ def test_from_no_knowledge_at_all_round_15_is_nearly_as_fast_as_with_the_true_ra
         assert found[1] > 1.1 * found[-1]
 
 
-@pytest.mark.parametrize("seed", [2, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 3, 4))])
+@pytest.mark.parametrize("seed", [4, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 2, 3))])
 def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
     backbone = generate("internet2", 9, seed)
     told = rounds(SimulatedCluster(9, network=backbone, seed=3, topology="auto", model="2MB"), 3)
