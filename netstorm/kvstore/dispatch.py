@@ -287,7 +287,7 @@ class Dispatch:
             yield self._detoured(hop, index, (detour, first), now)
 
     def _first_in_time(self, hop: _Hop, primary: Exit, way: tuple[Detour, Exit], now: float) -> int | None:
-        """Return the place of the first chunk that would come clearly earlier by a detour; None: none would."""
+        """Return the place of the first chunk that would come clearly earlier by a detour; None: none."""
         if not primary.rate:
             return 0
         (detour, first), state, ahead = way, self._state(way[0]), 0
