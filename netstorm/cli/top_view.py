@@ -175,16 +175,17 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
     measured = [link for link in status.links if link.measured and link.rate]
     count = f"{len(measured)} of {len(status.links)} measured"
     routed = set(status.routed_pairs)
-    if routed:
-        count += f"; {_ROUTED}: {len(routed)} pairs whose ways lead past other nodes"
+    past = f"{len(routed)} pairs whose ways lead past other nodes" if routed else ""
     used = _used(status.policy.trees)
     if _LABEL + (size + 2) * _CELL > width:
-        yield Text(f"links: {count}; the slowest, Mbit/s", "dim")
+        besides = f", beside {past}" if past else ""
+        yield Text(f"links: {count}{besides}; the slowest, Mbit/s", "dim")
         slowest = sorted(measured, key=lambda link: link.rate or 0.0)[:_MOST_LINKS]
         yield Text("  ".join(f"{link.source}>{link.target} {_mbit(link.rate)}" for link in slowest))
         return
     yield Text(
-        f"links, Mbit/s from (rows) to (columns): {count}; green: in a tree; ≥: an access line was the limit",
+        f"links, Mbit/s from (rows) to (columns): {count}; green: in a tree; ≥: an access line was the limit"
+        + (f"; {_ROUTED}: {past}" if past else ""),
         "dim",
     )
     table = _table()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from netstorm.errors import Unreachable
@@ -62,7 +62,7 @@ def moved(before: Picture, after: Picture, rate: float, chunk_bytes: int) -> tup
     return most, text
 
 
-def _moved_lines(before: Picture, after: Picture) -> Iterable[tuple[float, str]]:
+def _moved_lines(before: Picture, after: Picture) -> Iterator[tuple[float, str]]:
     """Yield by how much each access line has moved, as a logarithm, and what to say of it.
 
     Where there is no cap all links together are the limit: a cap that is no less than these comes and goes
