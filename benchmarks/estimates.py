@@ -5,16 +5,15 @@
     netstorm bench estimates --families mesh --estimators busy,paper --clock-error 0.05 --drift 5e-5
     netstorm bench estimates --wan examples/networks/internet2.yaml --rounds 10 --megabytes 16
 
-The policy stays as it is. Errors are those of the receivers' last reports after all rounds. On the emulated
-WAN (needs root) a link's rate is what TCP's payload has of it. A rate that was only seen while others shared
-an access line is a lower bound; it is counted by itself.
+The policy stays as it is. Errors are those of the last reports after all rounds; caps are those that the
+scheduler knows of then. On the emulated WAN (needs root) a link's rate is what TCP's payload has of it. A
+rate that was only seen while others shared an access line is a lower bound; it is counted by itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -42,6 +41,9 @@ _GOODPUT = 1448 / 1538
 _NEVER_S = 1e6
 _LOWER_BOUND = 0.5
 """Part of the time that was shared from which on a rate is counted as a lower bound."""
+
+Caps: TypeAlias = Mapping[int, tuple[float, float]]
+"""Bit/s out and in, by rank; 0: not known."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,15 +95,17 @@ def _simulated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for seed in range(options.seeds):
             network = generate(family, options.nodes, seed)
             for estimator in options.estimators.split(","):
-                reports, share = _train(network, options, seed, estimator)
+                reports, caps, share = _train(network, options, seed, estimator)
                 names = {"network": f"{family} {seed}", "estimator": estimator, "clock": options.clock}
-                yield names | _compare(network, reports, 1.0) | {"reports_share_of_bytes": share}
+                yield names | _compare(network, reports, caps, 1.0) | {"reports_share_of_bytes": share}
 
 
 def _train(
     network: Network, options: argparse.Namespace, seed: int, estimator: str
-) -> tuple[dict[int, Measured], float]:
-    """Return what is known at each rank after all rounds, and the reports' part of all bytes."""
+) -> tuple[dict[int, Measured], Caps, float]:
+    """Return what is known at each rank after all rounds, the caps that the scheduler knows of, and the
+    reports' part of all bytes.
+    """
 
     def clock(rank: int) -> LocalClock:
         wrong = rank % 2
@@ -145,7 +149,9 @@ def _train(
     cluster.run_for(3.0)  # the last reports
     meters = {node.rank: node.machine.meter for node in cluster.nodes}
     known = {rank: meter.known() for rank, meter in meters.items() if meter is not None}
-    return known, sent[1] / sent[0]
+    awareness = cluster.scheduler.machine.awareness
+    assert awareness is not None
+    return known, awareness.collector.caps(cluster.now), sent[1] / sent[0]
 
 
 # ------------------------------------------------------------------------------------------------- emulated
@@ -162,17 +168,20 @@ def _on_wan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             words += ["--network", str(folder / "network.yaml"), "--topology", options.topology, "--"]
             subprocess.run(
                 [*words, *node, name, str(options.rounds), str(options.megabytes)],
-                env=child_environment(UPDATE_TIME=f"{_NEVER_S:.0f}", NETSTORM_ESTIMATOR=estimator),
+                env=child_environment(
+                    UPDATE_TIME=f"{_NEVER_S:.0f}", NETSTORM_ESTIMATOR=estimator, NETSTORM_HTTP_BIND="*"
+                ),
                 stdout=sys.stderr,
                 check=True,
             )
-            reports = {
-                rank: msgspec.convert(
-                    json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))["measured"], Measured
-                )
+            found = {
+                rank: json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
                 for rank in network.ranks
             }
-        yield {"network": str(options.wan), "estimator": estimator} | _compare(network, reports, _GOODPUT)
+        reports = {rank: msgspec.convert(one["measured"], Measured) for rank, one in found.items()}
+        caps = {int(rank): (one["cap"]["egress"], one["cap"]["ingress"]) for rank, one in found.items()}
+        compared = _compare(network, reports, caps, _GOODPUT)
+        yield {"network": str(options.wan), "estimator": estimator} | compared
 
 
 # -------------------------------------------------------------------------------------------------- the same
@@ -191,7 +200,7 @@ def _believed(
 
 
 def _compare(
-    network: Network, reports: Mapping[Rank, Measured] | Mapping[int, Measured], goodput: float
+    network: Network, reports: Mapping[Rank, Measured] | Mapping[int, Measured], known: Caps, goodput: float
 ) -> dict[str, Any]:
     links: list[dict[str, Any]] = []
     caps: list[dict[str, Any]] = []
@@ -211,13 +220,10 @@ def _compare(
                 "delivered": one.delivered,
             }
         )
-    for rank, report in reports.items():
+    for rank, (egress, ingress) in known.items():
         node = network.nodes[rank]
-        for word, value, cap in (
-            ("egress", report.egress, node.egress),
-            ("ingress", report.ingress, node.ingress),
-        ):
-            if 0.0 < value < math.inf:
+        for word, value, cap in (("egress", egress, node.egress), ("ingress", ingress, node.ingress)):
+            if value:
                 error = None if cap is None else value / (cap * goodput) - 1
                 caps.append({"line": f"{word} {rank}", "measured": value, "error": error})
     every = [abs(one["error"]) for one in links]

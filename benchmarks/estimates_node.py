@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,21 @@ from netstorm.kvstore.runtime import Runtime
 from netstorm.settings import Settings
 
 
+def _cap(settings: Settings, rank: int) -> dict[str, float]:
+    """Return what the scheduler knows of this rank's access line, in bit/s; 0: nothing."""
+    where = (
+        f"http://{settings.scheduler_host}:{settings.http_port or settings.scheduler_port + 1}/status.json"
+    )
+    with urllib.request.urlopen(where, timeout=10.0) as answer:
+        node = json.load(answer)["nodes"][rank]
+    return {word: node[word] or 0.0 for word in ("egress", "ingress")}
+
+
 def main() -> None:
     """Take part in the rounds that the command line asks for."""
     folder, rounds, megabytes = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    runtime = Runtime(Settings.from_environment())
+    settings = Settings.from_environment()
+    runtime = Runtime(settings)
     try:
         source = np.ones(int(megabytes * 1e6 / 4), np.float32)
         total = np.empty_like(source)
@@ -36,6 +48,7 @@ def main() -> None:
         runtime.pass_through_io_thread()
         measured = runtime.measured()
         found = {
+            "cap": _cap(settings, runtime.rank),
             "measured": None if measured is None else msgspec.to_builtins(measured),
             "statistics": runtime.statistics(),
         }

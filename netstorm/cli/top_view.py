@@ -29,6 +29,7 @@ _CELL: Final = 7
 """Columns of a matrix's column."""
 _LABEL: Final = 12
 _UNKNOWN: Final = "·"
+_CROWDED: Final = "links carry less in company"
 _ROUTED: Final = "~"
 _OLD_S: Final = 30.0
 """Of a measurement: shown dim from then on."""
@@ -178,14 +179,15 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
     past = f"{len(routed)} pairs whose ways lead past other nodes" if routed else ""
     used = _used(status.policy.trees)
     if _LABEL + (size + 2) * _CELL > width:
-        besides = f", beside {past}" if past else ""
+        besides = (f", beside {past}" if past else "") + (f"; {_CROWDED}" if status.crowded else "")
         yield Text(f"links: {count}{besides}; the slowest, Mbit/s", "dim")
         slowest = sorted(measured, key=lambda link: link.rate or 0.0)[:_MOST_LINKS]
         yield Text("  ".join(f"{link.source}>{link.target} {_mbit(link.rate)}" for link in slowest))
         return
     yield Text(
         f"links, Mbit/s from (rows) to (columns): {count}; green: in a tree; ≥: an access line was the limit"
-        + (f"; {_ROUTED}: {past}" if past else ""),
+        + (f"; {_ROUTED}: {past}" if past else "")
+        + (f"; {_CROWDED}" if status.crowded else ""),
         "dim",
     )
     table = _table()

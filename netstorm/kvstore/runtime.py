@@ -129,6 +129,7 @@ class Runtime:
         self._driver.endpoint.observer = self.node.meter
         if self.node.meter is not None:
             self.node.meter.progress = self._driver.progress
+            self.node.meter.clock_ns = self._sntp.now_ns
             self.node.meter.start_anew = self._driver.start_anew
         self.node.standing.look = self._outside
         self._shown: WebServer | None = None

@@ -10,7 +10,7 @@ are lower bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -20,7 +20,7 @@ from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.pslite.access import Access, Verdict, slices
 from netstorm.pslite.busy_link import BusyLink, Smallest
-from netstorm.pslite.ceiling import Ceiling
+from netstorm.pslite.carried import CarriedLinks
 from netstorm.pslite.estimators import Estimate, History, PaperEstimator
 from netstorm.pslite.fresh_start import FreshStart
 from netstorm.pslite.progress import Progress, Watch
@@ -43,7 +43,9 @@ _JUDGE_S: Final = 0.25
 
 _LINK_BYTES: Final = 48
 _REPORT_BYTES: Final = 80
-"""Of a `LinkMeasure` and of a `Measured` without any, encoded, with ZeroMQ's and TCP's headers."""
+_CARRIED_BYTES: Final = 13
+"""Of a `LinkMeasure`, of a `Measured` without any, and of a `CarriedLink`, encoded, with ZeroMQ's and TCP's
+headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,6 @@ class _Side:
         self._at_least: Final = at_least
         self.links: Final[dict[Peer, _Link]] = {}
         self._access: Final = Access()
-        self._ceiling: Final = Ceiling()
         self._judged = self._newest = -math.inf
         self._newest_at = self._looked_at = 0.0
         """When that was first seen, and when last looked for, on the local clock."""
@@ -136,19 +137,18 @@ class _Side:
                     stretch.shared_s += part.end - part.start
         self._judged = max(self._judged, min(horizon, self._newest))
         verdict, cap = self._access.verdict()
-        self.independent = verdict is Verdict.INDEPENDENT and not self._ceiling.cap
-        self.cap = math.inf if self.independent else self._ceiling.cap or cap
+        self.independent = verdict is Verdict.INDEPENDENT
+        self.cap = math.inf if self.independent else cap
         for link in self.links.values():
             self._estimate(link, horizon + link.shift)
 
-    def deliver(self, found: Iterable[tuple[Peer, Progress]], now: float) -> list[Peer]:
+    def deliver(self, told: Mapping[Peer, Progress], now: float) -> list[Peer]:
         """Take how far the connections of the links have come; `now` on the local clock.
 
         Returns:
             Whose connections should find out anew what their links carry.
         """
-        told, delivered = dict(found), {}
-        self._ceiling.look(told, now)
+        delivered = {}
         for peer, link in self.links.items():
             if peer not in told:
                 link.watch.forget()
@@ -252,6 +252,7 @@ class LinkMeter:
         self._paper: Final[dict[Peer, PaperEstimator]] = {}
         self._paper_new: Final[set[Peer]] = set()
         self._round_trips: Final = RoundTrips()
+        self._carried: Final = CarriedLinks()
         self._bytes = 0
         """Measured and not reported yet."""
         self._judged_at = self._reported_at = now
@@ -259,6 +260,8 @@ class LinkMeter:
         """Some traffic has not been judged yet."""
         self.progress: Callable[[], Iterable[tuple[Peer, Progress]]] = tuple
         """Says how far connections have come by which chunks leave; by default nobody can tell."""
+        self.clock_ns: Callable[[], int] = lambda: 0
+        """The cluster clock."""
         self.start_anew: Callable[[Peer], object] = lambda _: None
         """Has such a connection find out anew what its link carries."""
 
@@ -329,7 +332,9 @@ class LinkMeter:
             known = [(peer, one) for peer, one in self.progress() if peer >= 0]
             for peer, one in known:
                 self._round_trips.take(peer, one.shortest_s)
-            for peer in self._out.deliver((told for told in known if told[0] in self._trips), now):
+            told = {peer: one for peer, one in known if peer in self._trips}
+            self._carried.look(told, self.clock_ns() * 1e-9)
+            for peer in self._out.deliver(told, now):
                 self.start_anew(peer)
         for side in (self._out, self._in):
             side.judge(now)
@@ -337,7 +342,8 @@ class LinkMeter:
         if not (self._out.jumped() or self._in.jumped() or self._round_trips.news):
             if now < self._reported_at + self._options.interval_s:
                 return None
-            if self._bytes * _SHARE < _REPORT_BYTES + links * _LINK_BYTES and not self._rest:
+            size = _REPORT_BYTES + links * _LINK_BYTES + len(self._carried) * _CARRIED_BYTES
+            if self._bytes * _SHARE < size and not self._rest:
                 self._reported_at = now
                 return None
         self._reported_at = now
@@ -351,9 +357,10 @@ class LinkMeter:
         into = self._measures(self._in, self._in.take_news())
         for link in (*self._out.links.values(), *self._in.links.values()):
             link.jumped = False
-        if not into and not out:
+        carried = self._carried.take()
+        if not (into or out or carried):
             return None
-        return Measured(links=into, egress=self._out.cap, ingress=self._in.cap, outgoing=out)
+        return Measured(links=into, egress=self._out.cap, ingress=self._in.cap, outgoing=out, carried=carried)
 
     def known(self) -> Measured:
         """Return all that is known, new or not."""

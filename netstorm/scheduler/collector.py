@@ -4,8 +4,11 @@ Nodes measure their links, in and out, and their own access lines (`Measured`). 
 between that and a network to plan for:
 
 * *Access lines.* Links that share one are no independent links, and to plan as if they were throws away most
-  of what planning gains. A node's egress or ingress counts as a cap if its links could clearly carry more
-  together, by what each has shown.
+  of what planning gains. Which do is told by what all links carried at the same time (`access_lines`) or,
+  where no kernel says that, by each node. A node's egress or ingress counts as a cap if its links could
+  clearly carry more together, by what each has shown. While such a line is full, and in a crowded network
+  while there is company, what a link carries is no more than a lower bound: what is less than what is known
+  of it says nothing.
 * *Censored links.* What a link carried while it shared a cap that was binding is no more than a lower bound.
   A link's target is believed, unless its source's kernel says what was delivered (`link_reports`): it sees
   chunks arrive, and these say whether their source had others under way.
@@ -36,6 +39,7 @@ from dataclasses import replace
 from typing import Final
 
 from netstorm.protocol.messages import LinkMeasure, Measured
+from netstorm.scheduler.access_lines import AccessLines
 from netstorm.scheduler.link_reports import LinkReports, as_the_way_back, percentile
 from netstorm.scheduler.picture import Picture, Seen
 from netstorm.scheduler.planned_links import PlannedLinks
@@ -64,7 +68,7 @@ _CAP_FOR_S: Final = 300.0
 """How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
 
 _LINES_S: Final = 60.0
-"""What a node says of its access lines rests on so much of the past (`pslite.ceiling`)."""
+"""What a node says of its access lines rests on so much of the past (`pslite.access`)."""
 
 _ALIKE_ERROR: Final = 0.15
 
@@ -81,15 +85,29 @@ _RENEW_S: Final = 30.0
 """How often links are worked out anew of which nothing was reported: whose word counts changes with time."""
 
 
+_WORDS: Final = ("egress", "ingress")
+"""By which end of a link is at that line."""
+
+
 class _Line:
     """One direction of a node's access line."""
 
-    __slots__ = ("counts", "readings")
+    __slots__ = ("counts", "readings", "seen")
 
     def __init__(self) -> None:
         self.readings = Readings()
         """Empty again, once the node has said that there is no cap."""
         self.counts = False
+        self.seen = False
+        """Links have been seen to share it, so a node that says that they don't is wrong."""
+
+    def forget(self) -> None:
+        """Know of no cap."""
+        self.readings, self.seen = Readings(), False
+
+    def cap(self, now: float) -> float:
+        """Return what links have been seen to share, in bit/s; 0: nothing."""
+        return self.readings.value if self.seen and self.readings.age(now) <= _CAP_FOR_S else 0.0
 
 
 class Collector:
@@ -116,7 +134,8 @@ class Collector:
         self._known: Final = known
         self._pairs: Final = frozenset(prior.pairs())
         self._states: dict[tuple[int, int], LinkReports] = {}
-        self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in ("egress", "ingress")}
+        self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in _WORDS}
+        self._access: Final = AccessLines(prior.size)
         self._avoided: frozenset[tuple[int, int]] = frozenset()
         self._routes: Final = Routes(prior.size) if find_routes else None
         self._routed: frozenset[tuple[int, int]] = frozenset()
@@ -136,16 +155,18 @@ class Collector:
         self.reports += 1
         before = self.refused
         size = len(self._prior.nodes)
+        self.refused += self._access.take(rank, report.carried, now)
+        self._look_at_lines(now)
         for one in report.links[:size]:
             self._take_link((one.source, rank), one, now)
         for one in report.outgoing[:size]:
             self._take_link((rank, one.source), one, now)
         for word, value in (("egress", report.egress), ("ingress", report.ingress)):
             line = self._lines[word][rank]
-            if value == 0.0 or now < self._lines_from:
+            if value == 0.0 or now < self._lines_from or line.cap(now) or self._access.crowded:
                 continue
             if value == math.inf:
-                line.readings = Readings()
+                line.forget()
             elif _RATES.allow(value):
                 line.readings.add(value, 0.0, now)
             else:
@@ -178,6 +199,22 @@ class Collector:
     def routed(self) -> frozenset[tuple[int, int]]:
         """(source, target) that are no links, as far as was found out for the last picture."""
         return self._routed
+
+    def caps(self, now: float) -> dict[int, tuple[float, float]]:
+        """Return, by rank, what its links share out and in, in bit/s, as far as is known; 0: nobody knows."""
+        believed = {
+            word: [
+                line.readings.value if line.readings and line.readings.age(now) <= _CAP_FOR_S else 0.0
+                for line in lines
+            ]
+            for word, lines in self._lines.items()
+        }
+        return dict(enumerate(zip(*(believed[word] for word in _WORDS), strict=True)))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether links carry less in company: they share lines, be these known or not."""
+        return self._access.crowded
 
     @property
     def routes_at(self) -> float:
@@ -268,13 +305,7 @@ class Collector:
             state = self._states[pair] = LinkReports()
         self._stale.add(pair)
         if one.rate:
-            end = state.target if pair[0] == one.source else state.source
-            readings = end.free if one.shared <= _SHARED else end.held
-            taken = readings.add(one.rate, one.error, now, jumped=one.jumped)
-            if taken and one.delivered and end is state.source:
-                state.delivered_at = now
-            if readings.changed_at == now:
-                self.changes.append(now)
+            self._take_rate(pair, state, one, now)
         if one.latency >= 0.0:
             state.took(one.latency)
         if one.trip:
@@ -287,6 +318,58 @@ class Collector:
             latency = self._shortest(pair)
             for way in (pair, pair[::-1]) if latency > 0.0 else ():
                 self._routes.take(way, latency, now)
+
+    def _take_rate(self, pair: tuple[int, int], state: LinkReports, one: LinkMeasure, now: float) -> None:
+        by_source = pair[0] != one.source
+        end = state.source if by_source else state.target
+        rate = min(one.rate, self._access.most(pair))
+        caps = [self._lines[word][rank].cap(now) for word, rank in zip(_WORDS, pair, strict=True)]
+        if any(
+            self._access.limits((which, rank), cap, pair, now)
+            for which, (rank, cap) in enumerate(zip(pair, caps, strict=True))
+        ):
+            state.carried(end, rate, one.error, now)
+            return
+        # Of a line that is known it is known when it is full: else others do not matter.
+        known = self._access.crowded or caps[0 if by_source else 1] > 0.0
+        readings = end.free if one.shared <= _SHARED or known else end.held
+        taken = readings.add(rate, one.error, now, jumped=one.jumped)
+        if taken and one.delivered and by_source:
+            state.delivered_at = now
+        if readings.changed_at == now:
+            self.changes.append(now)
+
+    def _look_at_lines(self, now: float) -> None:
+        """Find out which links share access lines."""
+        if now < self._access.due():
+            return
+        for end, word in enumerate(_WORDS):
+            for rank, line in enumerate(self._lines[word]):
+                cap = line.cap(now)
+                if cap and self._access.beyond((end, rank), cap, now):
+                    line.forget()
+                    self._access.forget_line((end, rank))
+        crowded = self._access.crowded
+        found = list(self._access.look(now))
+        if self._access.crowded != crowded:
+            how = "less in company: they share lines" if self._access.crowded else "the same in any company"
+            _log.info("links carry %s", how)
+        if self._access.crowded and not crowded:
+            for pair, state in self._states.items():
+                state.was_in_company()
+                self._stale.add(pair)
+        for (end, rank), cap in found:
+            line = self._lines[_WORDS[end]][rank]
+            if not _RATES.allow(cap):
+                self.refused += 1
+                continue
+            if not line.cap(now):
+                line.readings, line.seen = Readings(), True
+                for pair, state in self._states.items():
+                    if pair[end] == rank:
+                        state.was_in_company()
+                        self._stale.add(pair)
+            line.readings.add(cap, 0.0, now)
 
     def _shortest(self, pair: tuple[int, int]) -> float:
         """Return the seconds one way that something took at least; 0: not known.
@@ -313,7 +396,8 @@ class Collector:
                 self._states[pair].forget()
                 del self._rates[pair]
             for line in (line for lines in self._lines.values() for line in lines):
-                line.readings = Readings()
+                line.forget()
+            self._access.forget(now)
             self._lines_from = now + _LINES_S
         if self._routes.found != self._routed:
             self._routed = self._routes.found

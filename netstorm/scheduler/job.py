@@ -257,9 +257,9 @@ class Job:
         seen = self.awareness.collector.seen(now)
         return lambda: seen
 
-    def node_snapshots(self, left: Collection[int]) -> tuple[NodeSnapshot, ...]:
+    def node_snapshots(self, left: Collection[int], now: float) -> tuple[NodeSnapshot, ...]:
         """Return what is known of each rank; those in `left` will not be heard of again."""
-        caps = self.sayings.caps()
+        caps = {} if self.awareness is None else self.awareness.collector.caps(now)
         found = []
         for rank, member in enumerate(self.members.all):
             heard_at, said, busy = self.members.liveness.known(rank)

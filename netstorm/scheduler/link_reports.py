@@ -37,10 +37,15 @@ class End:
     __slots__ = ("free", "held")
 
     def __init__(self) -> None:
-        self.free: Final = Readings()
+        self.free = Readings()
         """While other links of the same node were mostly idle."""
-        self.held: Final = Readings()
+        self.held = Readings()
         """In company."""
+
+    def was_in_company(self) -> None:
+        """Others were not idle: they shared a line that nobody knew of."""
+        best = self.free if self.free.value >= self.held.value else self.held
+        self.free, self.held = Readings(), best
 
     def best(self, now: float) -> Readings | None:
         """Return the readings that say most."""
@@ -91,6 +96,16 @@ class LinkReports:
     def forget(self) -> None:
         """Know nothing of its rate any more."""
         self.source, self.target = End(), End()
+
+    def was_in_company(self) -> None:
+        """What was taken for its own rate was measured while an access line was the limit."""
+        for end in (self.source, self.target):
+            end.was_in_company()
+
+    def carried(self, end: End, rate: float, error: float, now: float) -> None:
+        """Take what one end says that it carried while an access line was the limit."""
+        known = self.rate(now)
+        (end.held if known is None else known.readings).at_least(rate, error, now)
 
     def took(self, latency: float) -> None:
         """Take a reading of its latency."""

@@ -218,6 +218,7 @@ class SchedulerMachine:
     def snapshot(self, now: float) -> Snapshot:
         """Return everything that people and programs may want to know of the job. Cheap; nothing changes."""
         job = self._job
+        collector = None if job is None or job.awareness is None else job.awareness.collector
         return Snapshot(
             now=now,
             started_at=self._started_at,
@@ -226,7 +227,7 @@ class SchedulerMachine:
             num_workers=self.options.num_workers,
             phase=self.phase,
             text=self.status_text() if self._failure is None else self._failure.reason,
-            nodes=self._gathering.snapshots() if job is None else job.node_snapshots(self._left),
+            nodes=self._gathering.snapshots() if job is None else job.node_snapshots(self._left, now),
             policy=self.policy,
             policy_since=self._past.since,
             former=self._past.former(),
@@ -237,7 +238,8 @@ class SchedulerMachine:
             counters=self.counters.snapshot(),
             failed_links=self.failed_links,
             link_share=self._link_share,
-            routed=frozenset() if job is None or job.awareness is None else job.awareness.collector.routed,
+            routed=frozenset() if collector is None else collector.routed,
+            crowded=collector is not None and collector.crowded,
         )
 
     # --------------------------------------------------------------------------------- what drives it wants

@@ -92,6 +92,20 @@ class Readings:
         self._average()
         return True
 
+    def at_least(self, value: float, error: float, now: float) -> None:
+        """Take a lower bound: if it is above the estimate by more than its error, that is the estimate from
+        now on, and else it says nothing. No change of the quantity is noticed by that.
+        """
+        error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
+        if value * (1.0 - error) <= self.value:
+            return
+        for kept in (self._values, self._errors, self._steps):
+            kept.clear()
+        self._suspect, self._at = 0.0, now
+        self._values.append(value)
+        self._errors.append(error)
+        self._average()
+
     def error(self, now: float) -> float:
         """Return the standard error of `value`, as a fraction of it."""
         return aged(self._own_error(), self.age(now))

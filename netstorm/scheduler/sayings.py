@@ -35,19 +35,16 @@ class Sayings:
     def __init__(self, nodes: int) -> None:
         self._reports: Final = tuple(deque[Dated](maxlen=_KEPT) for _ in range(nodes))
         self._links: Final[dict[tuple[int, int], tuple[float, LinkMeasure]]] = {}
-        self._caps: Final[dict[int, tuple[float, float]]] = {}
 
     def status(self, rank: int, status: NodeStatus, now: float) -> None:
         """Take a rank's word on how it is doing."""
         self._reports[rank].append(Dated(now, status))
 
     def measured(self, rank: int, measured: Measured, now: float) -> None:
-        """Take a rank's word on its links. What it cannot know is left out."""
+        """Take a rank's word on the links into it. What it cannot know is left out."""
         for link in measured.links:
             if 0 <= link.source < len(self._reports) and link.source != rank:
                 self._links[link.source, rank] = (now, link)
-        egress, ingress = self._caps.get(rank, (0.0, 0.0))
-        self._caps[rank] = (_cap(measured.egress, egress), _cap(measured.ingress, ingress))
 
     def reports(self, rank: int) -> tuple[Dated, ...]:
         """Return a rank's last reports, the newest last."""
@@ -69,12 +66,6 @@ class Sayings:
             for (source, target), (at, measure) in sorted(links.items())
         ]
 
-    def caps(self) -> dict[int, tuple[float, float]]:
-        """Return, by rank, what was last said of all its links together: egress and ingress in bit/s; 0: not
-        seen.
-        """
-        return dict(self._caps)
-
 
 class PolicyPast:
     """Which policy has been in force since when, and the last ones before it."""
@@ -93,8 +84,3 @@ class PolicyPast:
     def former(self) -> tuple[tuple[int, str, float, float], ...]:
         """Return version, reason, begin and end of the last policies that are not in force any more."""
         return tuple(self._former)
-
-
-def _cap(said: float, before: float) -> float:
-    """Return what is known of a line after a report, in bit/s; 0: nothing."""
-    return 0.0 if said == math.inf else said or before

@@ -68,3 +68,5 @@ class Snapshot:
     """Of each link's rate that the job plans with."""
     routed: frozenset[tuple[int, int]] = frozenset()
     """(source, target) whose ways are found to lead past other nodes."""
+    crowded: bool = False
+    """Links are found to carry less in company."""

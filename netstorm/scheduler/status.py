@@ -198,6 +198,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All that are here, in order of arrival, if the scheduler serves several."""
     routed_pairs: tuple[tuple[int, int], ...] = ()
     """(source, target) that are no links: their ways are found to lead past other nodes."""
+    crowded: bool = False
+    """Links are found to carry less in company: they share lines, whether their caps are known or not."""
 
 
 def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
@@ -247,6 +249,7 @@ def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str 
         ),
         link_share=snapshot.link_share,
         routed_pairs=tuple(sorted(snapshot.routed)),
+        crowded=snapshot.crowded,
     )
 
 

@@ -44,16 +44,28 @@ from netstorm.protocol.messages.rounds import (
     TopologyRequest,
 )
 from netstorm.protocol.messages.session import Ack, Goodbye, Hello, Nack, Query, Refused, Welcome
-from netstorm.protocol.messages.standing import Heartbeat, LinkMeasure, Measured, NodeStatus, Waiting
+from netstorm.protocol.messages.standing import (
+    CARRIED_S,
+    Carried,
+    CarriedLink,
+    Heartbeat,
+    LinkMeasure,
+    Measured,
+    NodeStatus,
+    Waiting,
+)
 
 __all__ = [
     "ANY_RULE",
+    "CARRIED_S",
     "Ack",
     "AllFinished",
     "Applied",
     "Barrier",
     "BarrierReached",
     "Binding",
+    "Carried",
+    "CarriedLink",
     "DataMessage",
     "Datagram",
     "Delivered",

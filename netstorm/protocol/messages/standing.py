@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import msgspec
 
 from netstorm.protocol.messages.kinds import Datagram
 
-__all__ = ["Heartbeat", "LinkMeasure", "Measured", "NodeStatus", "Waiting"]
+__all__ = [
+    "CARRIED_S",
+    "Carried",
+    "CarriedLink",
+    "Heartbeat",
+    "LinkMeasure",
+    "Measured",
+    "NodeStatus",
+    "Waiting",
+]
+
+CARRIED_S: Final = 0.5
+"""Seconds that a `Carried` is about."""
 
 
 class Heartbeat(Datagram, frozen=True, tag=20):
@@ -53,6 +66,25 @@ class LinkMeasure(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc
     """Seconds there and back at least, of late, by the kernel of the link's source; 0: not known."""
 
 
+class CarriedLink(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one link carried in some time."""
+
+    target: int
+    rate: float
+    """Bit/s."""
+    eager: bool
+    """There was more to send all the time."""
+
+
+class Carried(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the links out of a node delivered in one half second, by its kernel."""
+
+    number: int
+    """The half second: of the cluster clock, since its epoch. What counts is when something arrived."""
+    links: tuple[CarriedLink, ...]
+    """Those that carried something."""
+
+
 class Measured(Datagram, frozen=True, tag=22):
     """A node to the scheduler: what its traffic says of the links into it, and of its access link."""
 
@@ -68,6 +100,8 @@ class Measured(Datagram, frozen=True, tag=22):
     know of what is shared at either end (`shared` is of this end alone here); for their latency, and for
     links whose receivers say nothing.
     """
+    carried: tuple[Carried, ...] = ()
+    """What the links out of this node have carried since the last report."""
 
 
 class NodeStatus(Datagram, frozen=True, tag=23):

@@ -71,7 +71,7 @@ def test_trees_are_shown_as_brackets_and_both_ways_where_they_differ():
 
 
 def test_the_matrix_has_a_measured_link_in_the_row_of_its_source():
-    driven = running(3)
+    driven = running(3, measures=True)
     driven.say(2, m.Measured(links=(m.LinkMeasure(source=0, rate=5e7, error=0.1),), ingress=9e7))
     lines = shown(driven)
     assert line_with(lines, "0 site0").split() == ["0", "site0", "·", "·", "50", "·", "·"]
@@ -87,6 +87,14 @@ def test_pairs_whose_ways_lead_past_other_nodes_are_marked():
     narrow = shown(driven, 40, routed=frozenset({(0, 2), (2, 0)}))
     assert "measured, beside 2 pairs whose ways lead past other nodes" in " ".join(narrow)
     assert "~" not in "".join(shown(driven))
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_it_says_where_links_carry_less_in_company(width):
+    driven = running(3)
+    driven.say(2, m.Measured(links=(m.LinkMeasure(source=1, rate=5e7, error=0.1),)))
+    assert "links carry less in company" in " ".join(shown(driven, width, crowded=True))
+    assert "company" not in " ".join(shown(driven, width))
 
 
 def test_where_a_matrix_does_not_fit_the_slowest_links_are_listed():

@@ -127,21 +127,15 @@ def test_links_that_are_as_fast_alone_are_measured_even_if_others_are_busy():
     assert known[A].rate == pytest.approx(50e6, rel=0.01)
 
 
-def test_what_the_kernel_has_delivered_together_is_the_nodes_cap():
-    wire = Wire()
-
-    def delivered(peer):
-        """Two connections that trade: each is the faster one for two seconds of four, 60 to 40 Mbit/s."""
-        whole, rest = divmod(wire.now - 1.0, 4.0)
-        fast = 2.0 * whole + (min(rest, 2.0) if peer == A else max(rest - 2.0, 0.0))
-        return int((20e6 * fast + 40e6 * (wire.now - 1.0)) / 8 / 1448)
+def test_what_the_kernel_has_delivered_is_reported_for_each_half_second():
+    wire, rates = Wire(), {A: 60e6, B: 40e6}
 
     def progress():
         return [
             (
                 peer,
                 Progress(
-                    delivered=delivered(peer),
+                    delivered=int(rate * wire.now / 8 / 1448),
                     segment=1448,
                     sent_again=0,
                     waiting=100_000,
@@ -152,14 +146,20 @@ def test_what_the_kernel_has_delivered_together_is_the_nodes_cap():
                     shortest_s=0.06,
                 ),
             )
-            for peer in (A, B)
+            for peer, rate in rates.items()
         ]
 
     wire.meter.progress = progress
-    wire.stream([A, B], seconds=30, rates={A: 50e6, B: 50e6})
-    assert wire.meter.known().egress == pytest.approx(100e6, rel=0.02)
-    assert wire.meter.known().ingress == 0.0
-    assert wire.reports[-1].egress == pytest.approx(100e6, rel=0.02)
+    wire.meter.clock_ns = lambda: int((wire.now + 5000.0) * SECOND)
+    wire.stream([A, B], seconds=30, rates=rates)
+    told = [one for report in wire.reports for one in report.carried]
+    numbers = [one.number for one in told]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert 10_000 < numbers[0] < numbers[-1] < 10_062
+    assert len(numbers) > 50
+    for one in told:
+        assert {link.target: link.rate for link in one.links} == pytest.approx({1: 60e6, 2: 40e6}, rel=0.01)
+        assert all(link.eager for link in one.links)
 
 
 def test_the_kernels_round_trips_are_told_at_once_also_of_links_that_nothing_has_measured():

@@ -7,9 +7,10 @@ from typing import Any
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Call, Disconnect, Refuse, Send
+from netstorm.scheduler.adaptation import Assumed, Plan, Summed
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.topology.network import Rank
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 
 RELEASE = "1.2.3"
@@ -23,7 +24,8 @@ def star(ranks: int, version: int = 1, hub: int = 0) -> Policy:
 class Driven:
     """A scheduler and what it said to whom. Nodes are told apart by a name, which is also their host."""
 
-    def __init__(self, num_workers: int = 2, **options: Any) -> None:
+    def __init__(self, num_workers: int = 2, *, measures: bool = False, **options: Any) -> None:
+        """`measures`: it makes a network of what nodes report; policies stay."""
         self.options = SchedulerOptions(
             **{
                 "num_workers": num_workers,
@@ -34,7 +36,15 @@ class Driven:
             }
         )
         self.now = 100.0
-        self.machine = SchedulerMachine(self.options, star(num_workers), now=self.now)
+        assumed = Assumed(
+            network=Network.uniform(num_workers),
+            known=False,
+            plan=Plan(topology="ring"),
+            summed=Summed((10**6,), 10**5),
+        )
+        self.machine = SchedulerMachine(
+            self.options, star(num_workers), now=self.now, assumed=assumed if measures else None
+        )
         self.peers: dict[str, Peer] = {}
         self.told: dict[Peer, list[m.Message]] = {}
         self.disconnected: list[Peer] = []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.protocol.messages import LinkMeasure, Measured
+from netstorm.protocol.messages import Carried, CarriedLink, LinkMeasure, Measured
 from netstorm.scheduler.collector import Collector
 from netstorm.scheduler.planned_links import PlannedLinks
 from netstorm.topology.network import Link, Network, Node, Rank, Routing
@@ -638,3 +638,120 @@ def test_without_a_kernel_that_says_so_small_messages_tell_latencies():
         ]
         found.take(target, report(*signals), 1.0)
     assert len(found.picture(1.0).network.links) == 10
+
+
+# ------------------------------------------------------------------------------- what all carried at one time
+
+
+class Carrying:
+    """A collector that is told what all links carry, and what their rates seem to be."""
+
+    def __init__(self, size=4):
+        self.found = collector(size)
+        self.now = 100.0
+        self.number = 0
+
+    def carry(self, seconds, rates, *, tell=(), **verdicts):
+        """Let links carry rates by (source, target), or what `rates()` says for each half second.
+
+        `tell`: whose rates are told, too.
+        """
+        for _ in range(round(2 * seconds)):
+            now = rates() if callable(rates) else rates
+            for source in sorted({pair[0] for pair in now}):
+                mine = {pair[1]: rate for pair, rate in now.items() if pair[0] == source}
+                self.found.take(
+                    source,
+                    Measured(
+                        links=(),
+                        outgoing=tuple(
+                            LinkMeasure(source=target, rate=rate, error=0.03, delivered=True)
+                            for target, rate in mine.items()
+                            if (source, target) in tell
+                        ),
+                        carried=(
+                            Carried(self.number, tuple(CarriedLink(*one, True) for one in mine.items())),
+                        ),
+                        **verdicts,
+                    ),
+                    self.now,
+                )
+            self.now += 0.5
+            self.number += 1
+
+    def rate(self, source, target):
+        return self.found.picture(self.now).network.throughput(Rank(source), Rank(target))
+
+
+def into_0(chance, cap=40 * M, size=4):
+    """Others send to rank 0 and share its line, now these of them and now those."""
+    parts, left = {}, 0
+
+    def rates():
+        nonlocal parts, left
+        if left == 0:
+            some = chance.sample(range(1, size), chance.randint(2, size - 1))
+            weights = {source: chance.uniform(0.4, 1.6) for source in some}
+            parts = {(source, 0): cap * one / sum(weights.values()) for source, one in weights.items()}
+        left = (left + 1) % 4
+        return parts
+
+    return rates
+
+
+def test_a_line_that_links_were_seen_to_share_is_a_cap_whatever_its_node_says():
+    job = Carrying()
+    shared = {(source, 0) for source in (1, 2, 3)}
+    job.carry(40, into_0(random.Random(1)), tell=shared, ingress=math.inf)
+    job.found.take(0, report(ingress=math.inf), job.now)
+    assert job.found.picture(job.now).network.nodes[0].ingress == pytest.approx(40 * M, rel=0.03)
+
+
+def test_behind_a_full_line_what_is_less_than_what_is_known_says_nothing():
+    job = Carrying()
+    job.carry(40, into_0(random.Random(1)), tell={(source, 0) for source in (1, 2, 3)})
+    before = job.rate(1, 0)
+    job.carry(5, {(1, 0): 3 * M, (2, 0): 36 * M}, tell={(1, 0)})
+    assert job.rate(1, 0) == pytest.approx(before, rel=0.05)
+    assert not job.found.changes or job.found.changes[-1] < job.now - 5
+
+
+def test_a_link_that_is_slow_without_company_is_slow():
+    job = Carrying()
+    job.carry(40, into_0(random.Random(1)), tell={(source, 0) for source in (1, 2, 3)})
+    job.carry(12, {(1, 0): 3 * M}, tell={(1, 0)})
+    assert job.rate(1, 0) == pytest.approx(3 * M)
+
+
+def test_a_cap_goes_when_more_is_carried():
+    job = Carrying()
+    shared = {(source, 0) for source in (1, 2, 3)}
+    job.carry(40, into_0(random.Random(1)), tell=shared)
+    job.carry(8, dict.fromkeys(shared, 25 * M), tell=shared)
+    assert job.found.picture(job.now).network.nodes[0].ingress is None
+
+
+def test_in_a_crowded_network_no_link_carries_more_than_its_lines_did():
+    job = Carrying()
+    job.carry(40, into_0(random.Random(1)), tell={(source, 0) for source in (1, 2, 3)})
+    job.found.take(1, Measured(links=(), outgoing=(measure(0, 900 * M),)), job.now)
+    assert job.rate(1, 0) <= 42 * M
+
+
+def test_where_links_do_the_same_in_any_company_nothing_is_held_back():
+    chance = random.Random(3)
+    pairs = {(1, 0): 10 * M, (2, 0): 20 * M, (3, 0): 30 * M}
+    job = Carrying()
+    for _ in range(15):
+        some = chance.sample(sorted(pairs), chance.randint(1, 3))
+        job.carry(2, {pair: pairs[pair] for pair in some}, tell=set(pairs))
+    assert job.found.picture(job.now).network.nodes[0].ingress is None
+    job.carry(2, {**pairs, (1, 0): 4 * M}, tell={(1, 0)})
+    assert job.rate(1, 0) == pytest.approx(4 * M)
+
+
+def test_what_cannot_be_carried_is_refused():
+    found = collector()
+    for one in (CarriedLink(9, M, True), CarriedLink(1, -M, True), CarriedLink(0, M, True)):
+        found.take(0, Measured(links=(), carried=(Carried(1, (one,)),)), 1.0)
+    assert found.refused == 3

@@ -110,3 +110,29 @@ def test_who_has_seen_the_change_is_believed_though_the_reading_rests_on_little(
     readings.add(11e6, 0.5, 6.0, jumped=True)
     assert readings.value == 11e6
     assert readings.changed_at == 6.0
+
+
+def test_a_lower_bound_above_the_estimate_is_the_estimate_and_no_change():
+    readings = fed([100.0, 101.0, 99.0])
+    readings.at_least(150.0, 0.05, 5.0)
+    assert readings.value == 150.0
+    assert readings.error(5.0) == pytest.approx(0.05)
+    assert readings.age(6.0) == 1.0
+    assert readings.changed_at == float("-inf")
+
+
+@pytest.mark.parametrize("value", [10.0, 99.0, 104.0])
+def test_a_lower_bound_that_is_not_clearly_above_the_estimate_says_nothing(value):
+    readings = fed([100.0, 100.0])
+    readings.at_least(value, 0.05, 9.0)
+    assert readings.value == pytest.approx(100.0)
+    assert readings.age(9.0) == 8.0
+
+
+def test_the_first_lower_bound_is_all_that_is_known():
+    readings = Readings()
+    readings.at_least(7.0, 0.1, 1.0)
+    assert readings
+    assert readings.value == 7.0
+    readings.add(3.0, 0.05, 2.0, jumped=True)
+    assert readings.value == 3.0

@@ -144,7 +144,7 @@ def test_the_last_twenty_reasons_are_kept_the_newest_first():
 def test_links_are_seen_as_they_were_measured_if_nobody_makes_more_of_it():
     driven = running(2)
     link = m.LinkMeasure(source=0, rate=5e7, error=0.1, latency=0.02, chunks=9)
-    driven.say(1, m.Measured(links=(link, m.LinkMeasure(source=77, rate=1.0, error=0.0)), egress=9e7))
+    driven.say(1, m.Measured(links=(link, m.LinkMeasure(source=77, rate=1.0, error=0.0))))
     driven.now += 3.0
     status = status_of(driven)
     (seen,) = status.links
@@ -157,7 +157,16 @@ def test_links_are_seen_as_they_were_measured_if_nobody_makes_more_of_it():
         3.0,
     )
     assert seen.measured
+
+
+def test_caps_are_those_that_are_planned_with():
+    driven = running(2, measures=True)
+    driven.say(1, m.Measured(links=(m.LinkMeasure(source=0, rate=5e7, error=0.1),), egress=9e7))
+    status = status_of(driven)
     assert (status.nodes[1].egress, status.nodes[1].ingress) == (9e7, None)
+    assert not status.crowded
+    driven.say(1, m.Measured(links=(), egress=float("inf")))
+    assert status_of(driven).nodes[1].egress is None
 
 
 def test_the_json_is_complete_and_reads_back():
