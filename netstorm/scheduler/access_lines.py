@@ -222,8 +222,8 @@ class AccessLines:
         """Return when `look` may find something."""
         return self._looked_at + self._every_s
 
-    def look(self, now: float) -> Iterator[tuple[Line, float]]:
-        """Yield the lines that have a cap, and that in bit/s, as far as there is something new."""
+    def look(self, now: float) -> dict[Line, float]:
+        """Return the lines that have a cap, and that in bit/s, as far as there is something new."""
         self._looked_at = now
         for number in [one for one, found in self._open.items() if now >= found.at + _OPEN_S]:
             self._close(self._open.pop(number))
@@ -234,15 +234,17 @@ class AccessLines:
         if number >= _ENOUGH:
             part = sum(one.steady for one in found.values()) / number
             self.crowded = part < (_NOT_CROWDED if self.crowded else _CROWDED)
-        for line in sorted(self._new):
-            steady = found.get(line)
-            if steady is None or steady.number < _ENOUGH_OF_A_LINE:
-                continue
-            if steady.steady < _CROWDED * steady.number:
-                cap = ceiling_of(self._totals[line], _IF_CROWDED if self.crowded else _ANYWHERE)
-                if cap:
-                    yield line, cap
+        rule = _IF_CROWDED if self.crowded else _ANYWHERE
+        unsteady = [
+            line
+            for line in sorted(self._new)
+            if (one := found.get(line)) is not None
+            and one.number >= _ENOUGH_OF_A_LINE
+            and one.steady < _CROWDED * one.number
+        ]
         self._new.clear()
+        caps = {line: ceiling_of(self._totals[line], rule) for line in unsteady}
+        return {line: cap for line, cap in caps.items() if cap}
 
     def most(self, link: tuple[int, int]) -> float:
         """Return what a link, (source, target), can carry at most, in bit/s, if the network is crowded: as

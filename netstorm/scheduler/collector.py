@@ -39,36 +39,22 @@ from dataclasses import replace
 from typing import Final
 
 from netstorm.protocol.messages import LinkMeasure, Measured
-from netstorm.scheduler.access_lines import AccessLines
+from netstorm.scheduler.caps import RATES, Caps
 from netstorm.scheduler.link_reports import LinkReports, as_the_way_back, percentile
 from netstorm.scheduler.picture import Picture, Seen
 from netstorm.scheduler.planned_links import PlannedLinks
 from netstorm.scheduler.readings import Readings
 from netstorm.scheduler.routes import Routes
-from netstorm.scheduler.view import ABLE_MORE, SLOW_SIBLING, Rates, Side, View, changes_of, steady
-from netstorm.topology.elements import LATENCY, Bounds, Rank
+from netstorm.scheduler.view import Rates, View, changes_of, steady
+from netstorm.topology.elements import LATENCY, Rank
 from netstorm.topology.network import Network, Routing
 
 __all__ = ["Collector"]
 
 _log = logging.getLogger(__name__)
 
-_RATES: Final = Bounds(100.0, 1e13, "from 100bit/s to 10Tbit/s")
-"""Narrower than what a file may say: a report beyond it is a mistake, and would spoil every plan."""
-
 _SHARED: Final = 0.3
 """A link that shared the access line at one of its ends for a smaller part of the time was seen as it is."""
-
-_CAP_BEGINS: Final = 0.85
-_CAP_ENDS: Final = 0.95
-"""Part of what its links could carry together up to which a node's access line counts as a cap. The two
-differ, or noise would make caps come and go."""
-
-_CAP_FOR_S: Final = 300.0
-"""How long a cap that nobody sees any more is believed in: a policy may have no links share that line."""
-
-_LINES_S: Final = 60.0
-"""What a node says of its access lines rests on so much of the past (`pslite.access`)."""
 
 _ALIKE_ERROR: Final = 0.15
 
@@ -83,31 +69,6 @@ _CHANGES: Final = 256
 
 _RENEW_S: Final = 30.0
 """How often links are worked out anew of which nothing was reported: whose word counts changes with time."""
-
-
-_WORDS: Final = ("egress", "ingress")
-"""By which end of a link is at that line."""
-
-
-class _Line:
-    """One direction of a node's access line."""
-
-    __slots__ = ("counts", "readings", "seen")
-
-    def __init__(self) -> None:
-        self.readings = Readings()
-        """Empty again, once the node has said that there is no cap."""
-        self.counts = False
-        self.seen = False
-        """Links have been seen to share it, so a node that says that they don't is wrong."""
-
-    def forget(self) -> None:
-        """Know of no cap."""
-        self.readings, self.seen = Readings(), False
-
-    def cap(self, now: float) -> float:
-        """Return what links have been seen to share, in bit/s; 0: nothing."""
-        return self.readings.value if self.seen and self.readings.age(now) <= _CAP_FOR_S else 0.0
 
 
 class Collector:
@@ -134,13 +95,10 @@ class Collector:
         self._known: Final = known
         self._pairs: Final = frozenset(prior.pairs())
         self._states: dict[tuple[int, int], LinkReports] = {}
-        self._lines: Final = {word: tuple(_Line() for _ in prior.nodes) for word in _WORDS}
-        self._access: Final = AccessLines(prior.size)
+        self._caps: Final = Caps(prior.size)
         self._avoided: frozenset[tuple[int, int]] = frozenset()
         self._routes: Final = Routes(prior.size) if find_routes else None
         self._routed: frozenset[tuple[int, int]] = frozenset()
-        self._lines_from = -math.inf
-        """From when on what nodes say of their access lines is about links alone."""
         self._rates: Rates = {}
         self._stale: set[tuple[int, int]] = set()
         """Links that something was reported of since the last picture."""
@@ -155,22 +113,13 @@ class Collector:
         self.reports += 1
         before = self.refused
         size = len(self._prior.nodes)
-        self.refused += self._access.take(rank, report.carried, now)
-        self._look_at_lines(now)
+        self.refused += self._caps.take(rank, report, now)
+        for end, rank_there in self._caps.look(now):
+            self._were_in_company(end, rank_there)
         for one in report.links[:size]:
             self._take_link((one.source, rank), one, now)
         for one in report.outgoing[:size]:
             self._take_link((rank, one.source), one, now)
-        for word, value in (("egress", report.egress), ("ingress", report.ingress)):
-            line = self._lines[word][rank]
-            if value == 0.0 or now < self._lines_from or line.cap(now) or self._access.crowded:
-                continue
-            if value == math.inf:
-                line.forget()
-            elif _RATES.allow(value):
-                line.readings.add(value, 0.0, now)
-            else:
-                self.refused += 1
         if self.refused > before:
             _log.debug("rank %d reports what cannot be: %r", rank, report)
 
@@ -202,19 +151,12 @@ class Collector:
 
     def caps(self, now: float) -> dict[int, tuple[float, float]]:
         """Return, by rank, what its links share out and in, in bit/s, as far as is known; 0: nobody knows."""
-        believed = {
-            word: [
-                line.readings.value if line.readings and line.readings.age(now) <= _CAP_FOR_S else 0.0
-                for line in lines
-            ]
-            for word, lines in self._lines.items()
-        }
-        return dict(enumerate(zip(*(believed[word] for word in _WORDS), strict=True)))
+        return self._caps.known(now)
 
     @property
     def crowded(self) -> bool:
         """Whether links carry less in company: they share lines, be these known or not."""
-        return self._access.crowded
+        return self._caps.crowded
 
     @property
     def routes_at(self) -> float:
@@ -246,9 +188,10 @@ class Collector:
             if found is not None:
                 self._rates[pair] = found
         self._find_routes(now)
-        sides = self._side("egress", 0, now), self._side("ingress", 1, now)
+        links = self._links()
+        sides = self._caps.side(0, links, now), self._caps.side(1, links, now)
         seldom, far = self._unseen() if stale or self._view is None else (self._view.seldom, self._view.far)
-        changes = changes_of(self._links(), now)
+        changes = changes_of(links, now)
         view = View(sides, seldom, far, changes)
         if self._view is None or (view.seldom, view.far) != (self._view.seldom, self._view.far):
             stale = set(self._pairs)
@@ -260,7 +203,6 @@ class Collector:
                 stale |= {pair for other in self._prior.ranks for pair in ((rank, other), (other, rank))}
         self._view = view
         self._planned.renew((pair, *self._link(pair, view, now)) for pair in stale if pair in self._planned)
-        caps = [line.readings.error(now) for lines in self._lines.values() for line in lines if line.counts]
         return Picture(
             network=self._planned.network(
                 self._prior,
@@ -269,7 +211,7 @@ class Collector:
                 routing=Routing.UNDERLAY if self._routed else self._prior.routing,
             ),
             errors=self._planned.errors(now),
-            cap_error=max(caps, default=0.0),
+            cap_error=self._caps.error(now),
             measured=self.measured,
             routed=self._routed,
         )
@@ -322,54 +264,25 @@ class Collector:
     def _take_rate(self, pair: tuple[int, int], state: LinkReports, one: LinkMeasure, now: float) -> None:
         by_source = pair[0] != one.source
         end = state.source if by_source else state.target
-        rate = min(one.rate, self._access.most(pair))
-        caps = [self._lines[word][rank].cap(now) for word, rank in zip(_WORDS, pair, strict=True)]
-        if any(
-            self._access.limits((which, rank), cap, pair, now)
-            for which, (rank, cap) in enumerate(zip(pair, caps, strict=True))
-        ):
+        rate = min(one.rate, self._caps.most(pair))
+        if self._caps.limit(pair, now):
             state.carried(end, rate, one.error, now)
             return
-        # Of a line that is known it is known when it is full: else others do not matter.
-        known = self._access.crowded or caps[0 if by_source else 1] > 0.0
-        readings = end.free if one.shared <= _SHARED or known else end.held
+        line = (0, pair[0]) if by_source else (1, pair[1])
+        alone = one.shared <= _SHARED or self._caps.tell(line, now)
+        readings = end.free if alone else end.held
         taken = readings.add(rate, one.error, now, jumped=one.jumped)
         if taken and one.delivered and by_source:
             state.delivered_at = now
         if readings.changed_at == now:
             self.changes.append(now)
 
-    def _look_at_lines(self, now: float) -> None:
-        """Find out which links share access lines."""
-        if now < self._access.due():
-            return
-        for end, word in enumerate(_WORDS):
-            for rank, line in enumerate(self._lines[word]):
-                cap = line.cap(now)
-                if cap and self._access.beyond((end, rank), cap, now):
-                    line.forget()
-                    self._access.forget_line((end, rank))
-        crowded = self._access.crowded
-        found = list(self._access.look(now))
-        if self._access.crowded != crowded:
-            how = "less in company: they share lines" if self._access.crowded else "the same in any company"
-            _log.info("links carry %s", how)
-        if self._access.crowded and not crowded:
-            for pair, state in self._states.items():
+    def _were_in_company(self, end: int, rank: int) -> None:
+        """What the links at a line have carried was not all that they can: others shared it."""
+        for pair, state in self._states.items():
+            if pair[end] == rank:
                 state.was_in_company()
                 self._stale.add(pair)
-        for (end, rank), cap in found:
-            line = self._lines[_WORDS[end]][rank]
-            if not _RATES.allow(cap):
-                self.refused += 1
-                continue
-            if not line.cap(now):
-                line.readings, line.seen = Readings(), True
-                for pair, state in self._states.items():
-                    if pair[end] == rank:
-                        state.was_in_company()
-                        self._stale.add(pair)
-            line.readings.add(cap, 0.0, now)
 
     def _shortest(self, pair: tuple[int, int]) -> float:
         """Return the seconds one way that something took at least; 0: not known.
@@ -395,10 +308,7 @@ class Collector:
             for pair in self._rates.keys() - self._routes.found:
                 self._states[pair].forget()
                 del self._rates[pair]
-            for line in (line for lines in self._lines.values() for line in lines):
-                line.forget()
-            self._access.forget(now)
-            self._lines_from = now + _LINES_S
+            self._caps.forget(now)
         if self._routes.found != self._routed:
             self._routed = self._routes.found
             self._view = None  # all links are worked out anew
@@ -408,33 +318,6 @@ class Collector:
         if not self._routed:
             return self._rates
         return {pair: found for pair, found in self._rates.items() if pair not in self._routed}
-
-    def _side(self, word: str, end: int, now: float) -> Side:
-        """Return the caps that count; `end`: which end of a link is at that line."""
-        caps, most = {}, {}
-        for rank, line in enumerate(self._lines[word]):
-            if not line.readings:  # as of most nodes
-                line.counts = False
-                continue
-            pairs = (((rank, other), (other, rank))[end] for other in self._prior.ranks)
-            here = [
-                found
-                for pair in pairs
-                if pair not in self._routed and (found := self._rates.get(pair)) is not None
-            ]
-            most[rank] = max((found.value for found in here), default=0.0)
-            able = sum(
-                (ABLE_MORE if found.held[end] and found.value >= SLOW_SIBLING * most[rank] else 1.0)
-                * found.value
-                for found in here
-            )
-            limit = _CAP_ENDS if line.counts else _CAP_BEGINS
-            line.counts = (
-                line.readings.age(now) <= _CAP_FOR_S and len(here) > 1 and line.readings.value < limit * able
-            )
-            if line.counts:
-                caps[rank] = line.readings.value
-        return Side(caps, most)
 
     def _link(
         self, pair: tuple[int, int], view: View, now: float
@@ -485,7 +368,7 @@ class Collector:
 def _possible(one: LinkMeasure) -> bool:
     """Return whether a link can be like that (NaN is nowhere within bounds)."""
     return (
-        (one.rate == 0.0 or _RATES.allow(one.rate))
+        (one.rate == 0.0 or RATES.allow(one.rate))
         and 0.0 <= one.error < math.inf
         and (one.latency == -1.0 or LATENCY.allow(one.latency))
         and one.chunks >= 0

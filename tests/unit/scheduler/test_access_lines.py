@@ -243,14 +243,14 @@ def test_what_cannot_be_is_refused(link):
     lines = AccessLines(3)
     assert lines.take(1, (Carried(1, (link, CarriedLink(2, 5 * M, True))),), 1.0) == 1
     assert lines.limits((OUT, 1), 5 * M, (1, 2), 1.0) is False
-    assert list(lines.look(10.0)) == []
+    assert lines.look(10.0) == {}
 
 
 def test_a_node_that_reports_no_end_of_half_seconds_fills_no_memory():
     lines = AccessLines(3)
     endless = tuple(Carried(number, (CarriedLink(0, M, True),)) for number in range(5000))
     assert lines.take(1, endless, 1.0) > 4000
-    list(lines.look(10.0))
+    lines.look(10.0)
     lines.take(2, (Carried(5001, (CarriedLink(0, M, True),)),), 10.0)
     assert lines.limits((INTO, 0), M, (2, 0), 10.0) is False
 
@@ -269,7 +269,7 @@ def test_whatever_is_reported_nothing_fails(reports):
     for source, carried, later in reports:
         now += later
         lines.take(source, carried, now)
-        for (end, rank), cap in lines.look(now):
+        for (end, rank), cap in lines.look(now).items():
             assert end in (0, 1)
             assert 0 <= rank < 4
             assert cap > 0.0
