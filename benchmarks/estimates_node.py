@@ -17,9 +17,7 @@ from netstorm.settings import Settings
 
 def _cap(settings: Settings, rank: int) -> dict[str, float]:
     """Return what the scheduler knows of this rank's access line, in bit/s; 0: nothing."""
-    where = (
-        f"http://{settings.scheduler_host}:{settings.http_port or settings.scheduler_port + 1}/status.json"
-    )
+    where = f"http://{settings.scheduler_host}:{settings.scheduler_port + 1}/status.json"
     with urllib.request.urlopen(where, timeout=10.0) as answer:
         node = json.load(answer)["nodes"][rank]
     return {word: node[word] or 0.0 for word in ("egress", "ingress")}
