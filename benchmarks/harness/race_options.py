@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,7 +94,12 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=writable, metavar="FILE", help="write the results, after every round")
     add("--plot", type=writable, metavar="FILE", help="draw them (needs matplotlib); see also bench plot")
     add("--trace", type=writable, metavar="FILE", help="timeline of NetStorm's chunks, for ui.perfetto.dev")
-    add("--logs", type=_folder, metavar="FOLDER", help="keep what each process says on its error output")
+    add(
+        "--logs",
+        type=_folder,
+        metavar="FOLDER",
+        help="keep what each process says on its error output there; it is made if it is missing",
+    )
     add("--short", action="store_true", help="a small table in plain words")
     options = parser.parse_args(arguments)
     options.set = dict(options.set)
@@ -103,9 +109,13 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _folder(text: str) -> Path:
+    """Parse the name of a folder, which is made if only it is missing."""
     path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder, and cannot become one: {why}") from None
     return path
 
 

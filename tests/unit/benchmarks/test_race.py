@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[3]
 def race(monkeypatch):
     """The benchmarks' own modules."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    names = ("systems.entrants", "systems.base", "harness.race_results", "harness.results")
+    names = (
+        "systems.entrants",
+        "systems.base",
+        "harness.race_options",
+        "harness.race_results",
+        "harness.results",
+    )
     modules = {name.rsplit(".", 1)[1]: importlib.import_module(name) for name in names}
     return SimpleNamespace(**modules)
 
@@ -179,3 +185,15 @@ def test_the_table_has_every_row_and_every_reason(race, tmp_path):
     text = path.read_text()
     assert "netstorm-fapt" in text
     assert "openmpi: no mpirun" in text
+
+
+def test_the_folder_of_logs_is_made(race, tmp_path, capsys):
+    network = str(ROOT / "examples" / "networks" / "pair.yaml")
+    for _ in range(2):
+        options = race.race_options.race_options([network, "--logs", str(tmp_path / "logs")])
+        assert options.logs.is_dir()
+    (tmp_path / "file").touch()
+    for where, why in (("file", "File exists"), ("no/logs", "No such file or directory")):
+        with pytest.raises(SystemExit):
+            race.race_options.race_options([network, "--logs", str(tmp_path / where)])
+        assert f"{where}' is no folder, and cannot become one: {why}" in capsys.readouterr().err
