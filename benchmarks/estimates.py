@@ -167,7 +167,7 @@ def _on_wan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             words = [sys.executable, "-m", "netstorm", "launch", "--wan", str(folder / "network.yaml")]
             words += ["--network", str(folder / "network.yaml"), "--topology", options.topology, "--"]
             subprocess.run(
-                [*words, *node, name, str(options.rounds), str(options.megabytes)],
+                [*words, *node, name, str(options.rounds), str(options.megabytes), "caps"],
                 env=child_environment(
                     UPDATE_TIME=f"{_NEVER_S:.0f}", NETSTORM_ESTIMATOR=estimator, NETSTORM_HTTP_BIND="*"
                 ),

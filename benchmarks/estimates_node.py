@@ -1,4 +1,9 @@
-"""One node of `estimates.py --wan`: sums arrays of ones, and writes what it has measured of its links."""
+"""One node of `estimates.py --wan`: sums arrays of ones, and writes what it has measured of its links.
+
+    estimates_node.py FOLDER ROUNDS MEGABYTES [caps]
+
+With `caps` also what the scheduler, which must show the job on all its interfaces, knows of its access line.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +51,7 @@ def main() -> None:
         runtime.pass_through_io_thread()
         measured = runtime.measured()
         found = {
-            "cap": _cap(settings, runtime.rank),
+            "cap": _cap(settings, runtime.rank) if "caps" in sys.argv[4:] else None,
             "measured": None if measured is None else msgspec.to_builtins(measured),
             "statistics": runtime.statistics(),
         }
