@@ -135,7 +135,7 @@ class Caps:
             for end, rank in enumerate(pair)
         )
 
-    def tell(self, line: Line, now: float) -> bool:
+    def tells(self, line: Line, now: float) -> bool:
         """Return whether it is known when others on a line are the limit, so that else they do not matter."""
         return self.crowded or self._caps[line].shared(now) > 0.0
 

@@ -269,7 +269,7 @@ class Collector:
             state.carried(end, rate, one.error, now)
             return
         line = (0, pair[0]) if by_source else (1, pair[1])
-        alone = one.shared <= _SHARED or self._caps.tell(line, now)
+        alone = one.shared <= _SHARED or self._caps.tells(line, now)
         readings = end.free if alone else end.held
         taken = readings.add(rate, one.error, now, jumped=one.jumped)
         if taken and one.delivered and by_source:
