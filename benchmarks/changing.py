@@ -26,10 +26,10 @@ from harness.arguments import amounts, factor, megabytes, number, seconds, writa
 from harness.course import Course, end_of_changes, with_times_scaled
 from netstorm.errors import NetStormError
 from netstorm.protocol.messages import LinkMeasure, Measured
-from netstorm.scheduler.collector import Collector
+from netstorm.scheduler.awareness.collector import Collector
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.network import Change, Network
-from netstorm.topology.network_file import load_network
+from netstorm.topology.networks.file import load_network
+from netstorm.topology.networks.network import Change, Network
 
 WARM_S = 20.0
 """Before the changes begin to count: connections, and what is learnt of the first network."""

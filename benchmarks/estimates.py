@@ -32,9 +32,9 @@ from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.settings import child_environment
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process import LocalClock
-from netstorm.topology.generate import FAMILIES, generate
-from netstorm.topology.network import Network, Rank
-from netstorm.topology.network_file import dump_network, load_network
+from netstorm.topology.networks.file import dump_network, load_network
+from netstorm.topology.networks.generators import FAMILIES, generate
+from netstorm.topology.networks.network import Network, Rank
 
 _GOODPUT = 1448 / 1538
 """Of Ethernet's 1538 bytes for a full packet, TCP with time stamps carries 1448."""
@@ -42,7 +42,7 @@ _NEVER_S = 1e6
 _LOWER_BOUND = 0.5
 """Part of the time that was shared from which on a rate is counted as a lower bound."""
 
-Caps: TypeAlias = Mapping[int, tuple[float, float]]
+AccessCaps: TypeAlias = Mapping[int, tuple[float, float]]
 """Bit/s out and in, by rank; 0: not known."""
 
 
@@ -102,7 +102,7 @@ def _simulated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _train(
     network: Network, options: argparse.Namespace, seed: int, estimator: str
-) -> tuple[dict[int, Measured], Caps, float]:
+) -> tuple[dict[int, Measured], AccessCaps, float]:
     """Return what is known at each rank after all rounds, the caps that the scheduler knows of, and the
     reports' part of all bytes.
     """
@@ -200,7 +200,10 @@ def _believed(
 
 
 def _compare(
-    network: Network, reports: Mapping[Rank, Measured] | Mapping[int, Measured], known: Caps, goodput: float
+    network: Network,
+    reports: Mapping[Rank, Measured] | Mapping[int, Measured],
+    known: AccessCaps,
+    goodput: float,
 ) -> dict[str, Any]:
     links: list[dict[str, Any]] = []
     caps: list[dict[str, Any]] = []

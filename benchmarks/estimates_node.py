@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from netstorm.kvstore.operation import Operation
-from netstorm.kvstore.runtime import Runtime
+from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import Runtime
 from netstorm.settings import Settings
 
 

@@ -24,8 +24,8 @@ from harness.arguments import number, writable
 from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.messages import Measured
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.generate import FAMILIES, generate
-from netstorm.topology.network import Network
+from netstorm.topology.networks.generators import FAMILIES, generate
+from netstorm.topology.networks.network import Network
 
 LEARNT = 15
 """The round that is compared with those of a job that was told everything."""

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from netstorm.simulation.experiment import Experiment, in_cluster
-from netstorm.topology.fapt import fapt
-from netstorm.topology.forest import Forest
-from netstorm.topology.generate import FAMILIES, generate
-from netstorm.topology.look_ahead import with_look_ahead
-from netstorm.topology.network import Network
-from netstorm.topology.packing import packing
-from netstorm.topology.predict import predict
-from netstorm.topology.star import star
+from netstorm.topology.networks.generators import FAMILIES, generate
+from netstorm.topology.networks.network import Network
+from netstorm.topology.packing.packing import packing
+from netstorm.topology.prediction.predict import predict
+from netstorm.topology.schemes.fapt import fapt
+from netstorm.topology.schemes.star import star
+from netstorm.topology.trees.forest import Forest
+from netstorm.topology.trees.look_ahead import with_look_ahead
 
 SCHEMES = ("star", "one fapt", "fapt", "packing")
 CHUNKS = (256 * 1024, 512 * 1024, 1_000_000)

@@ -22,14 +22,14 @@ import psutil
 
 from harness.arguments import amount, number, writable
 from netstorm.settings import child_environment
-from netstorm.topology.network import Network
-from netstorm.topology.network_file import dump_network
+from netstorm.topology.networks.file import dump_network
+from netstorm.topology.networks.network import Network
 
 _NODE = """
 import sys, time
 import numpy as np
-from netstorm.kvstore.lifetime import runtime_of_this_process
-from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.operations.allreduce import Operation
 
 size, every_s, until_s = int(sys.argv[1]) // 4, float(sys.argv[2]), float(sys.argv[3])
 runtime = runtime_of_this_process()

@@ -23,8 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from netstorm.topology.network import Network, Rank
-from netstorm.topology.network_file import load_network
+from netstorm.topology.networks.file import load_network
+from netstorm.topology.networks.network import Network, Rank
 
 Event = dict[str, Any]
 Link = tuple[int, int]

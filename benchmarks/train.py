@@ -31,8 +31,8 @@ from harness.stopping import stop_on_sigterm
 from harness.train_plot import draw_training
 from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
-from netstorm.topology.network import Network
-from netstorm.topology.network_file import load_network
+from netstorm.topology.networks.file import load_network
+from netstorm.topology.networks.network import Network
 from systems.base import BENCHMARKS, Case
 from systems.entrants import Entry, check_name, enter
 

@@ -32,10 +32,10 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.pslite import Endpoint, Limits, Stack
-from netstorm.pslite.allocator import keep_freed_memory
-from netstorm.pslite.io_thread import IoThread
 from netstorm.pslite.machine import Admission, Admit, Connect, Instruction, Send
-from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.pslite.process.io_thread import IoThread
+from netstorm.pslite.system.allocator import keep_freed_memory
+from netstorm.pslite.zeromq.van import ZmqVan
 
 SENDER, RECEIVER = Peer(0), Peer(1)
 

@@ -43,10 +43,10 @@ from harness.results import Row
 from harness.stopping import stop_on_sigterm
 from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
-from netstorm.topology.models import tensors_of
-from netstorm.topology.network import Network
-from netstorm.topology.network_file import load_network
-from netstorm.topology.optimum import optimum
+from netstorm.topology.networks.file import load_network
+from netstorm.topology.networks.network import Network
+from netstorm.topology.networks.tensor_sizes import tensors_of
+from netstorm.topology.prediction.optimum import optimum
 from systems.base import Case, System
 from systems.entrants import Entry, enter
 

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     try:
         settings = Settings.from_environment()
         if settings.role == "scheduler":
-            from netstorm.scheduler.process import run_scheduler
+            from netstorm.scheduler.process.scheduler_process import run_scheduler
 
             return run_scheduler(settings)
     except UsageError as error:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from netstorm.topology.network import Network
+from netstorm.topology.networks.network import Network
 
 __all__ = ["DROPPED", "Place", "emulated", "on_loopback"]
 

@@ -15,12 +15,12 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from netstorm.topology.form import form_policy
-from netstorm.topology.generate import generate
-from netstorm.topology.models import tensors_of
-from netstorm.topology.network import Change, Network, Routing
+from netstorm.topology.networks.generators import generate
+from netstorm.topology.networks.network import Change, Network, Routing
+from netstorm.topology.networks.tensor_sizes import tensors_of
 from netstorm.topology.policy import Policy
-from netstorm.topology.predict import predict
+from netstorm.topology.prediction.predict import predict
+from netstorm.topology.schemes.form import form_policy
 
 __all__ = [
     "ALEXNET",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.pattern import Arrays
-from netstorm.topology.models import tensors_of
+from netstorm.topology.networks.tensor_sizes import tensors_of
 
 __all__ = ["Case", "Launch", "Node", "Process", "System", "environment", "free_port", "worker_command"]
 
@@ -33,7 +33,7 @@ class Case:
     keys: int = 1
     """How many arrays of about equal size the bytes are in."""
     model: str = ""
-    """The arrays are this model's tensors instead (`netstorm.topology.models`)."""
+    """The arrays are this model's tensors instead (`netstorm.topology.networks.tensor_sizes`)."""
     hosts: tuple[str, ...] = ()
     """Address of each rank on an emulated network; empty: all are on 127.0.0.1."""
 

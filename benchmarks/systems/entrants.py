@@ -13,11 +13,11 @@ from typing import Final
 
 from harness.course import networks_by_time
 from netstorm.errors import Unreachable, UsageError
-from netstorm.topology.elements import Link
-from netstorm.topology.form import SCHEMES, form_policy
-from netstorm.topology.network import Network, Rank, Routing
-from netstorm.topology.network_text import dump_network
-from netstorm.topology.resources import Resources, fluid_time
+from netstorm.topology.networks.elements import Link
+from netstorm.topology.networks.network import Network, Rank, Routing
+from netstorm.topology.networks.text import dump_network
+from netstorm.topology.schemes.form import SCHEMES, form_policy
+from netstorm.topology.trees.resources import Resources, fluid_time
 from systems.base import System
 from systems.gloo import Gloo
 from systems.hivemind import Hivemind, why_no_hivemind

@@ -1,6 +1,7 @@
 """The `netstorm` command. Each subcommand is a module of its own, which is imported when it is run.
 
-A subcommand is one line in `COMMANDS` and a module `netstorm.cli.NAME` with a function of the same name,
+A subcommand is one line in `COMMANDS`, and a function of the same name in the module `netstorm.cli.NAME`, or
+`netstorm.cli.NAME.command` if it needs several modules,
 whose parameters are its options as typer reads them. So `netstorm --help` imports neither ZeroMQ nor NumPy.
 """
 
@@ -54,6 +55,8 @@ def _load(name: str | None) -> Any:
     if name is None:  # typer has found no such subcommand, and says so itself
         return None
     module = import_module(f"netstorm.cli.{name}")
+    if hasattr(module, "__path__"):  # a folder
+        module = import_module(f"netstorm.cli.{name}.command")
     function = getattr(module, name)
     if isinstance(function, typer.Typer):  # a subcommand that has subcommands
         return typer.main.get_command(function)

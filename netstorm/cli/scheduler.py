@@ -76,7 +76,7 @@ def scheduler(
     SIGINT or SIGTERM stopped one (the nodes are told).
     """
     from netstorm.cli.verdict import verdict_line
-    from netstorm.scheduler.process import run_scheduler
+    from netstorm.scheduler.process.scheduler_process import run_scheduler
     from netstorm.settings import Settings
 
     with exit_on_usage_error():

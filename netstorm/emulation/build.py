@@ -6,12 +6,12 @@ import socket
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from netstorm.emulation.kernel_links import KernelLinks, has_netem, why_not_the_kernel
 from netstorm.emulation.layout import HOME_DEVICE, Cable, Layout
+from netstorm.emulation.links.kernel_links import KernelLinks, has_netem, why_not_the_kernel
+from netstorm.emulation.links.relay_links import RelayLinks
 from netstorm.emulation.namespaces import HOSTS_FOLDER, batch, write_sysctl
-from netstorm.emulation.relay_links import RelayLinks
 from netstorm.errors import UsageError
-from netstorm.topology.elements import Rank
+from netstorm.topology.networks.elements import Rank
 
 __all__ = ["BACKENDS", "Links", "available_congestion_controls", "build"]
 

@@ -10,7 +10,7 @@ from typing import Final
 from netstorm import clock
 from netstorm.emulation.meter import Carried, OneWay, latencies, saturate
 from netstorm.emulation.wan import LinkStatus, Wan
-from netstorm.topology.elements import Rank
+from netstorm.topology.networks.elements import Rank
 
 __all__ = ["ALONE", "RTT_WITHIN_S", "TOGETHER", "Checked", "check"]
 

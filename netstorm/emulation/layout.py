@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.topology.elements import Rank
-from netstorm.topology.network import Network
-from netstorm.topology.routes import next_hops
+from netstorm.topology.networks.elements import Rank
+from netstorm.topology.networks.hops import next_hops
+from netstorm.topology.networks.network import Network
 
 __all__ = [
     "HOME_DEVICE",

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm import clock
+from netstorm.emulation.links.packets import FRAME_BYTES
 from netstorm.emulation.namespaces import inside
-from netstorm.emulation.packets import FRAME_BYTES
 from netstorm.emulation.wan import Wan
 from netstorm.errors import UsageError
-from netstorm.topology.elements import Rank
+from netstorm.topology.networks.elements import Rank
 
 __all__ = ["Carried", "OneWay", "latencies", "saturate"]
 

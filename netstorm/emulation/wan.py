@@ -21,9 +21,9 @@ from netstorm.emulation.rights import require_rights
 from netstorm.emulation.state import KEEP, read_state, remove_stale, running, socket_path
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
-from netstorm.topology.elements import Rank
-from netstorm.topology.network import Network
-from netstorm.topology.network_file import dump_network, parse_network
+from netstorm.topology.networks.elements import Rank
+from netstorm.topology.networks.file import dump_network, parse_network
+from netstorm.topology.networks.network import Network
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing's own is newer than Python 3.10
@@ -256,7 +256,7 @@ def _start_warden(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [child_environment().get("PYTHONPATH")])])
     warden = subprocess.Popen(
-        [sys.executable, "-m", "netstorm.emulation.warden"],
+        [sys.executable, "-m", "netstorm.emulation.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(None, PYTHONPATH=path),

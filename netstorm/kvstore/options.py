@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from netstorm.kvstore.auxiliary import AuxiliaryOptions
+from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.protocol.messages import Join
-from netstorm.pslite.link_meter import MeterOptions
+from netstorm.pslite.measurement.link_meter import MeterOptions
 from netstorm.settings import JOB_WIDE, Settings, declarations
 
 __all__ = ["NodeOptions", "given", "meter_options"]

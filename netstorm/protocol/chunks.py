@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
-    "ANY_FORM",
     "ITEM_BYTES",
     "QUANTISED",
     "ROW_SPARSE",
     "ROW_SPARSE_CHUNK_BYTES",
     "SLOT_ELEMENT_BYTES",
+    "UNDETERMINED_FORM",
     "ChunkSizes",
     "aligned",
     "counted_bytes",
@@ -50,7 +50,7 @@ _QUANTISED_GROWTH: Final = 4
 the bytes of a plain chunk, which is the least that a link is measured by.
 """
 
-ANY_FORM: Final = -1
+UNDETERMINED_FORM: Final = -1
 """Codec of zeros that fit a round of whatever form: those that stand for a rank whose program has ended."""
 
 ROW_SPARSE: Final = 2

@@ -10,23 +10,23 @@ from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.protocol.chunks import ChunkSizes
 from netstorm.protocol.ids import Peer
-from netstorm.scheduler.adaptation import Assumed
-from netstorm.scheduler.awareness import Awareness, summed_of
-from netstorm.scheduler.barriers import SAY_EVERY_S, Barriers
-from netstorm.scheduler.complaints import Complaints
-from netstorm.scheduler.failed_links import LinkFailures
-from netstorm.scheduler.forming import Formation, Formed
-from netstorm.scheduler.members import Members
-from netstorm.scheduler.membership import list_some
+from netstorm.scheduler.awareness.network_estimate import LinkEstimate
+from netstorm.scheduler.failures.failed_links import LinkFailures
+from netstorm.scheduler.failures.link_suspicions import LinkSuspicions
+from netstorm.scheduler.job_rounds import JobRounds
+from netstorm.scheduler.log.outbox import Outbox
+from netstorm.scheduler.log.records import Began, Finished
+from netstorm.scheduler.log.replay import ReplayedJob
+from netstorm.scheduler.membership.barriers import REMIND_EVERY_S, Barriers
+from netstorm.scheduler.membership.members import Members
+from netstorm.scheduler.membership.rendezvous import list_some
+from netstorm.scheduler.observe.announcements import Announcements
+from netstorm.scheduler.observe.snapshot import NodeSnapshot
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.past import Past
-from netstorm.scheduler.picture import Seen
-from netstorm.scheduler.records import Began, Finished
-from netstorm.scheduler.replicas import ReplicaCheck
-from netstorm.scheduler.rounds import Rounds
-from netstorm.scheduler.sayings import Sayings
-from netstorm.scheduler.snapshot import NodeSnapshot
+from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.control_loop import Awareness, summed_of
+from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.rounds.replica_check import ReplicaCheck
 from netstorm.topology.owners import owner_weights
 from netstorm.topology.policy import Policy
 
@@ -63,7 +63,7 @@ class Job:
         *,
         assumed: Assumed | None = None,
         planned: Assumed | None = None,
-        past: Past | None = None,
+        past: ReplayedJob | None = None,
     ) -> None:
         """Begin with `seats`, by rank, under `policy`, formed for what is `assumed`; None: it stays, unless
         links fail, for what is `planned`. `past`: what another process has left of this job.
@@ -79,13 +79,13 @@ class Job:
             chunks = known.chunks
         if past is not None:
             chunks = ChunkSizes(*past.began.chunks)
-        self.rounds: Final = Rounds(members, policy, chunks, outbox, past)
+        self.rounds: Final = JobRounds(members, policy, chunks, outbox, past)
         self.awareness: Final = (
             None if assumed is None else Awareness(assumed, policy, now, one_machine=members.on_one_machine)
         )
-        self.sayings: Final = Sayings(len(members))
+        self.sayings: Final = Announcements(len(members))
         self.links: Final = LinkFailures(len(members), assumed or planned)
-        self._complaints: Final = Complaints(members, self.links, self.awareness)
+        self._complaints: Final = LinkSuspicions(members, self.links, self.awareness)
         self._options: Final = options
         self._outbox: Final = outbox
         self._owners: Final = owner_weights(policy) if past is None else past.began.owners
@@ -106,7 +106,7 @@ class Job:
                     said=dict(options.said),
                 )
             )
-        self._say_at = now + SAY_EVERY_S
+        self._say_at = now + REMIND_EVERY_S
         self._status_at = now + _STATUS_EVERY_S
 
     @property
@@ -206,7 +206,7 @@ class Job:
         """Look who is silent, and tell those who wait for whom. Returns why the job cannot go on, if so."""
         gone = self.members.liveness.verdict(now) or self._complaints.look(self.policy, now)
         if gone is None and now >= self._say_at:
-            self._say_at = now + SAY_EVERY_S
+            self._say_at = now + REMIND_EVERY_S
             gone = self._barriers.say(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_EVERY_S
@@ -248,7 +248,7 @@ class Job:
             + (f"; waiting: {list_some(waits)}" if waits else "")
         )
 
-    def seen_links(self, now: float) -> Callable[[], Sequence[Seen]]:
+    def seen_links(self, now: float) -> Callable[[], Sequence[LinkEstimate]]:
         """Return what will say, in any thread, what is known of each link now; of very many only what was
         last reported.
         """

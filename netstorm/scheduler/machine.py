@@ -17,22 +17,22 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
-from netstorm.scheduler.adaptation import Assumed
-from netstorm.scheduler.awareness import Awareness
-from netstorm.scheduler.ending import FAREWELL_S, Outcome, Phase
-from netstorm.scheduler.failure import Failure
-from netstorm.scheduler.forming import Formation, Formed
-from netstorm.scheduler.gathering import Gathering
+from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
 from netstorm.scheduler.job import Job
-from netstorm.scheduler.membership import describe, full, list_some, place
+from netstorm.scheduler.job_phase import FAREWELL_S, Outcome, Phase
+from netstorm.scheduler.log.outbox import Outbox
+from netstorm.scheduler.log.records import Ended, Record
+from netstorm.scheduler.log.replay import ReplayedJob
+from netstorm.scheduler.membership.process_registry import ProcessRegistry
+from netstorm.scheduler.membership.rendezvous import describe, full, list_some, place
+from netstorm.scheduler.membership.startup import Startup
+from netstorm.scheduler.observe.announcements import PolicyHistory
+from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.past import Past
-from netstorm.scheduler.policies import check_policy, unformed
-from netstorm.scheduler.records import Ended, Record
-from netstorm.scheduler.sayings import PolicyPast
-from netstorm.scheduler.snapshot import Snapshot
-from netstorm.scheduler.strangers import Door
+from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.control_loop import Awareness
+from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.policies.policy_check import check_policy, unformed
 from netstorm.topology.policy import Policy
 
 __all__ = ["SchedulerMachine"]
@@ -60,9 +60,9 @@ class SchedulerMachine:
         counters: Counters | None = None,
         assumed: Assumed | None = None,
         planned: Assumed | None = None,
-        door: Door | None = None,
+        door: ProcessRegistry | None = None,
         write: Callable[[list[Record]], None] | None = None,
-        past: Past | None = None,
+        past: ReplayedJob | None = None,
     ) -> None:
         """Begin to wait for nodes.
 
@@ -93,11 +93,11 @@ class SchedulerMachine:
         check_policy(self._first_policy, nodes=options.num_workers, after=-1)
         self._assumed = assumed
         self._planned = planned
-        self._past = PolicyPast(self._first_policy, now)
+        self._past = PolicyHistory(self._first_policy, now)
         self._link_share = 1.0
         self._outbox: Final = Outbox(write)
-        self._door: Final = door or Door()
-        self._gathering: Final = Gathering(options, self._outbox, self.counters, now)
+        self._door: Final = door or ProcessRegistry()
+        self._gathering: Final = Startup(options, self._outbox, self.counters, now)
         self._job: Job | None = None
         self._ranks: dict[Peer, int] = {}
         self._left: set[int] = set()
@@ -131,7 +131,7 @@ class SchedulerMachine:
         return None if self._job is None else self._job.awareness
 
     @property
-    def failed_links(self) -> tuple[Failure, ...]:
+    def failed_links(self) -> tuple[FailedLinkRecord, ...]:
         """The links that the job does without at present."""
         return () if self._job is None else tuple(self._job.links.failures.values())
 
@@ -176,7 +176,7 @@ class SchedulerMachine:
         self._prepared = True
         self._first_policy, self._link_share = policy, link_share
         self._assumed, self._planned = planned if aware else None, planned
-        self._past = PolicyPast(policy, now)
+        self._past = PolicyHistory(policy, now)
         if self.phase is Phase.GATHERING and self._gathering.complete():  # nobody has left meanwhile
             self._begin(now)
 
@@ -365,7 +365,7 @@ class SchedulerMachine:
         for rank in range(len(job.members)):
             job.welcome(rank, now)
 
-    def _take_over(self, past: Past, now: float) -> None:
+    def _take_over(self, past: ReplayedJob, now: float) -> None:
         """Go on with the job that another process has served before."""
         policy = past.policies[past.version]
         peers = [self._door.enter(member.incarnation, self.options.job) for member in past.members]
@@ -381,7 +381,11 @@ class SchedulerMachine:
         )
 
     def _serve(
-        self, seats: Sequence[tuple[Peer, m.Member]], policy: Policy, now: float, past: Past | None = None
+        self,
+        seats: Sequence[tuple[Peer, m.Member]],
+        policy: Policy,
+        now: float,
+        past: ReplayedJob | None = None,
     ) -> Job:
         self.phase = Phase.RUNNING
         self._job = job = Job(

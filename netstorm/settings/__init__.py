@@ -8,12 +8,12 @@ Names that users of MXNet's ps-lite know are kept (`DMLC_*`, `PS_*`), and so are
 (arXiv 2404.11352); all others begin with `NETSTORM_`.
 """
 
+from netstorm.settings.foreign_variables import FOREIGN_VARIABLES, child_environment, foreign_variable
 from netstorm.settings.jobs import JOB_WIDE
-from netstorm.settings.others import FOREIGN_VARIABLES, child_environment, foreign_variable
+from netstorm.settings.observability import LogLevel
 from netstorm.settings.paper import AuxRule
 from netstorm.settings.planning import TopologyName
 from netstorm.settings.rendezvous import Role
-from netstorm.settings.sight import LogLevel
 from netstorm.settings.values import Settings, Source, declarations, unknown_variables
 
 __all__ = [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["contradictions", "raise_all", "unknown", "wrong"]
 
 _FREEZABLE: Final = ("fapt", "packing", "auto", "star")
-"""As `topology.frozen`: each of these can form other trees for the same roots and shares."""
+"""As `topology.schemes.frozen`: each of these can form other trees for the same roots and shares."""
 
 _WIDEST_ELEMENT: Final = 8
 """Bytes of a float64 or int64, the widest types of a key."""

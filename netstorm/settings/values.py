@@ -14,11 +14,11 @@ from netstorm.settings.checks import contradictions, raise_all, unknown, wrong
 from netstorm.settings.jobs import JobsSettings
 from netstorm.settings.kinds import Declaration, Source
 from netstorm.settings.node import NodeSettings
+from netstorm.settings.observability import ObservabilitySettings
 from netstorm.settings.paper import PaperSettings
-from netstorm.settings.patience import PatienceSettings
 from netstorm.settings.planning import PlanningSettings
 from netstorm.settings.rendezvous import RendezvousSettings
-from netstorm.settings.sight import SightSettings
+from netstorm.settings.timeouts import TimeoutSettings
 
 __all__ = ["Settings", "Source", "declarations", "unknown_variables"]
 
@@ -27,8 +27,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(
-    SightSettings,
-    PatienceSettings,
+    ObservabilitySettings,
+    TimeoutSettings,
     PlanningSettings,
     JobsSettings,
     NodeSettings,

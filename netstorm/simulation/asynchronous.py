@@ -14,7 +14,10 @@ from typing import Final
 import numpy as np
 
 from netstorm.compression.rows import Numbers, Rows
-from netstorm.kvstore.async_operation import (
+from netstorm.kvstore.asynchronous.asynchronous import Asynchronous
+from netstorm.kvstore.asynchronous.gradients import Gradient
+from netstorm.kvstore.asynchronous.owners import chunks_of, extent
+from netstorm.kvstore.operations.asynchronous import (
     UNBOUNDED,
     AsyncOperation,
     PullOperation,
@@ -22,19 +25,16 @@ from netstorm.kvstore.async_operation import (
     PushOperation,
     StatesOperation,
 )
-from netstorm.kvstore.asynchronous import Asynchronous
-from netstorm.kvstore.gradients import Gradient
-from netstorm.kvstore.keys import Key
-from netstorm.kvstore.owners import chunks_of, extent
+from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
-from netstorm.pslite.virtual_time import Timeline
+from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 
-__all__ = ["AsynchronousStore", "Keeper"]
+__all__ = ["AsynchronousStore", "BlockStore"]
 
 
-class Keeper:
+class BlockStore:
     """The blocks of a key that a node owns."""
 
     def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
@@ -117,7 +117,7 @@ class AsynchronousStore:
         self._staleness: Final = staleness
         self._pushes: Final[dict[str, Pushes]] = {}
         self._clock = 0
-        self.kept: Final[dict[str, Keeper]] = {}
+        self.kept: Final[dict[str, BlockStore]] = {}
 
     def init(self, name: str, initial: Array) -> Pending:
         """Give a key its value, rank 0's; this node serves what it owns of it when that is here."""
@@ -127,7 +127,7 @@ class AsynchronousStore:
         def serve() -> None:
             if pending.error is None:
                 key, value = self.node.keys[name], pending.result()
-                keeper = self.kept[name] = Keeper(self, key, value)
+                keeper = self.kept[name] = BlockStore(self, key, value)
                 self.node.process.call(lambda _: self.machine.serve(key, keeper))
 
         pending.then(serve)

@@ -23,20 +23,20 @@ import numpy as np
 from netstorm.errors import FrameError, UsageError, WaitTimeout
 from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.ids import SCHEDULER
-from netstorm.pslite.link_model import FixedDelay, LinkModel
-from netstorm.pslite.memory_network import MemoryNetwork
-from netstorm.pslite.virtual_time import Timeline
-from netstorm.scheduler.adaptation import Assumed
-from netstorm.scheduler.formation import assumed, first_policy
+from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.van.link_model import FixedDelay, LinkModel
+from netstorm.pslite.van.memory_network import MemoryNetwork
+from netstorm.scheduler.log.records import MAGIC
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.records import MAGIC
+from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.initial_policy import assumed, first_policy
 from netstorm.settings import Settings
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 from netstorm.simulation.process import LocalClock, SimulatedProcess
 from netstorm.simulation.starting import Starter, host_of
 from netstorm.simulation.timekeeping import Timekeepers
 from netstorm.simulation.virtual_network import VirtualNetwork
-from netstorm.topology.network import Link, Network, Node
+from netstorm.topology.networks.network import Link, Network, Node
 from netstorm.topology.policy import Policy
 
 __all__ = ["Scheduled", "SimulatedCluster"]

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from netstorm.compression.rows import Rows
 from netstorm.compression.two_bit import quantised
 from netstorm.errors import NetStormError
-from netstorm.kvstore.form import Form
-from netstorm.kvstore.keys import Key
-from netstorm.kvstore.node import GeneralNode, State
-from netstorm.kvstore.operation import Operation
-from netstorm.kvstore.quantised import Quantised
-from netstorm.kvstore.row_sum import RowParts
+from netstorm.kvstore.node.general_node import GeneralNode, State
+from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.values.form import Form
+from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.values.quantised import Quantised
+from netstorm.kvstore.values.row_sparse import RowParts
 from netstorm.protocol.chunks import ROW_SPARSE, row_length
-from netstorm.pslite.virtual_time import Timeline
+from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.process import SimulatedProcess
 
 __all__ = ["Pending", "SimulatedNode"]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from netstorm.pslite.clock.virtual_time import Timeline, Timer
+from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.memory_van import MemoryVan
-from netstorm.pslite.stack import Stack
-from netstorm.pslite.virtual_time import Timeline, Timer
+from netstorm.pslite.van.memory_van import MemoryVan
 
 if TYPE_CHECKING:
     from netstorm.simulation.timekeeping import Timekeeper

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from netstorm.errors import WaitTimeout
-from netstorm.pslite.link_model import FixedDelay, LinkModel
-from netstorm.pslite.memory_network import MemoryNetwork
-from netstorm.pslite.virtual_time import Timeline
-from netstorm.scheduler.several_jobs import SeveralJobs
+from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.van.link_model import FixedDelay, LinkModel
+from netstorm.pslite.van.memory_network import MemoryNetwork
+from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.settings import Settings
 from netstorm.simulation.node import Pending, SimulatedNode
 from netstorm.simulation.process import SimulatedProcess
 from netstorm.simulation.starting import Starter
 from netstorm.simulation.virtual_network import VirtualNetwork
-from netstorm.topology.network import Network, Rank
+from netstorm.topology.networks.network import Network, Rank
 
 __all__ = ["SimulatedJobs"]
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from netstorm.pslite.virtual_time import Timeline, Timer
-from netstorm.topology.maxmin import MaxMin
+from netstorm.pslite.clock.virtual_time import Timeline, Timer
+from netstorm.topology.prediction.maxmin import MaxMin
 
 __all__ = ["Flow", "SharedCapacity"]
 

@@ -9,28 +9,28 @@ from typing import Final, TypeVar
 import msgspec
 
 from netstorm import __version__
-from netstorm.kvstore.auxiliary import AuxiliaryOptions
-from netstorm.kvstore.node import GeneralNode
+from netstorm.kvstore.membership.clock_parent import clock_address
+from netstorm.kvstore.membership.node_status import DriverStatus
+from netstorm.kvstore.node.general_node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, given, meter_options
-from netstorm.kvstore.standing import Outside
-from netstorm.kvstore.timekeeping import clock_address
+from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.endpoint import Endpoint
-from netstorm.pslite.limits import Limits
+from netstorm.pslite.endpoint.endpoint import Endpoint
+from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.memory_network import MemoryNetwork
-from netstorm.pslite.memory_van import MemoryVan
-from netstorm.pslite.stack import Stack
-from netstorm.pslite.van import progress_by_peer
-from netstorm.scheduler.adaptation import Assumed
-from netstorm.scheduler.forming import Formation, form
+from netstorm.pslite.session.limits import Limits
+from netstorm.pslite.van.interface import progress_by_peer
+from netstorm.pslite.van.memory_network import MemoryNetwork
+from netstorm.pslite.van.memory_van import MemoryVan
+from netstorm.scheduler.jobs.first_policy import Preparation, described_nodes, prepare
+from netstorm.scheduler.jobs.several_jobs import SeveralJobs
+from netstorm.scheduler.log.records import encode, read
+from netstorm.scheduler.log.replay import ReplayedJob
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.past import Past
-from netstorm.scheduler.preparing import Preparation, described_nodes, prepare
-from netstorm.scheduler.records import encode, read
-from netstorm.scheduler.several_jobs import SeveralJobs
+from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.formation import Formation, form
 from netstorm.settings import Settings
 from netstorm.simulation.process import LocalClock, SimulatedProcess
 from netstorm.simulation.timekeeping import Timekeeper, Timekeepers
@@ -119,7 +119,7 @@ class Starter:
         past = None
         if log is not None:
             records, size = read(bytes(log), "the log")
-            past = Past.of(records, "the log")
+            past = ReplayedJob.of(records, "the log")
             del log[size:]
         van = MemoryVan(self._network, host_of(SCHEDULER))
         van.bind(van.host, self._settings.scheduler_port)
@@ -191,9 +191,9 @@ class Starter:
         if machine.meter is not None:
             machine.meter.progress = lambda: progress_by_peer(van, process.stack.endpoint.connections())
 
-        def look(now: float) -> Outside:
+        def look(now: float) -> DriverStatus:
             links = process.stack.endpoint.links()
-            outside = Outside(
+            outside = DriverStatus(
                 bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
                 clock_offset=self._network.timeline.now + clock.sync_error_s - now,
                 clock_drift=1.0 / (1.0 + clock.drift) - 1.0,

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from netstorm.errors import FrameError
-from netstorm.kvstore.standing import Outside
-from netstorm.pslite import sntp
-from netstorm.pslite.clock_source import Address, ClockSource
-from netstorm.pslite.clock_sync import ClockSync
-from netstorm.pslite.memory_network import MemoryNetwork
+from netstorm.kvstore.membership.node_status import DriverStatus
+from netstorm.pslite.clock import sntp
+from netstorm.pslite.clock.source import Address, ClockSource
+from netstorm.pslite.clock.sync import ClockSync
+from netstorm.pslite.van.memory_network import MemoryNetwork
 from netstorm.simulation.process import LocalClock
 
 __all__ = ["Timekeeper", "Timekeepers"]
@@ -116,7 +116,7 @@ class Timekeeper:
         """Return the most that it may be off, in s."""
         return self.sync.error_bound(self._local())
 
-    def told(self, outside: Outside) -> Outside:
+    def told(self, outside: DriverStatus) -> DriverStatus:
         """Return what a node's driver knows, with the clock as it is known here."""
         known = self.sync.synchronised
         return replace(

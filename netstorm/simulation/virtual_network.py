@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from netstorm.pslite.virtual_time import Timeline
+from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.shared_capacity import Flow, SharedCapacity
-from netstorm.topology.network import Change, Link, Network, Rank
-from netstorm.topology.resources import Resources
+from netstorm.topology.networks.network import Change, Link, Network, Rank
+from netstorm.topology.trees.resources import Resources
 
 __all__ = ["VirtualNetwork"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from netstorm.topology.network import Change, Link, Network, Node, Rank, Routing
+from netstorm.topology.networks.network import Change, Link, Network, Node, Rank, Routing
 
 __all__ = ["networks", "rates"]
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from netstorm.protocol.frames import Buffer
-from netstorm.pslite.limits import Limits
-from netstorm.pslite.progress import Progress
-from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent
+from netstorm.pslite.measurement.tcp_progress import Progress
+from netstorm.pslite.session.limits import Limits
+from netstorm.pslite.van.interface import Broken, Connection, Received, Van, VanEvent
 from netstorm.testing.recorder import Party, part
 
 __all__ = ["DeliveryConformance", "FaultyVan", "VanConformance", "VanWorld"]
@@ -51,7 +51,7 @@ class VanWorld(Protocol):
 
 
 class VanConformance:
-    """The contract of `pslite.van.Van`."""
+    """The contract of `pslite.van.interface.Van`."""
 
     patience_s = 10.0
     """How long something that will happen may take."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from netstorm.topology.balanced import balanced
-from netstorm.topology.custom import custom, parse_topology
-from netstorm.topology.elements import Change, Link, Node, Rank
-from netstorm.topology.fapt import fapt, fastest_paths
-from netstorm.topology.forest import Forest
-from netstorm.topology.form import SCHEMES, Options, form_policy
-from netstorm.topology.hierarchical import hierarchical
-from netstorm.topology.metric import (
+from netstorm.topology.networks.elements import Change, Link, Node, Rank
+from netstorm.topology.networks.file import dump_network, load_network, parse_network
+from netstorm.topology.networks.network import Network, NetworkMismatch, Routing
+from netstorm.topology.policy import Plan, Policy, Tree
+from netstorm.topology.schemes.balanced import balanced
+from netstorm.topology.schemes.custom import custom, parse_topology
+from netstorm.topology.schemes.fapt import fapt, fastest_paths
+from netstorm.topology.schemes.form import SCHEMES, Options, form_policy
+from netstorm.topology.schemes.hierarchical import hierarchical
+from netstorm.topology.schemes.mst import mst
+from netstorm.topology.schemes.ring import ring
+from netstorm.topology.schemes.sharded import sharded
+from netstorm.topology.schemes.star import star
+from netstorm.topology.trees.forest import Forest
+from netstorm.topology.trees.metric import (
     CHUNK_BYTES,
     Delays,
     broadcast_delay,
@@ -18,13 +25,6 @@ from netstorm.topology.metric import (
     transfer_delays,
     tree_delay,
 )
-from netstorm.topology.mst import mst
-from netstorm.topology.network import Misfit, Network, Routing
-from netstorm.topology.network_file import dump_network, load_network, parse_network
-from netstorm.topology.policy import Plan, Policy, Tree
-from netstorm.topology.ring import ring
-from netstorm.topology.sharded import sharded
-from netstorm.topology.star import star
 
 __all__ = [
     "CHUNK_BYTES",
@@ -33,8 +33,8 @@ __all__ = [
     "Delays",
     "Forest",
     "Link",
-    "Misfit",
     "Network",
+    "NetworkMismatch",
     "Node",
     "Options",
     "Plan",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from netstorm.errors import UsageError
-from netstorm.topology.elements import Rank
-from netstorm.topology.metric import CHUNK_BYTES
+from netstorm.topology.networks.elements import Rank
+from netstorm.topology.trees.metric import CHUNK_BYTES
 
 __all__ = ["Options"]
 

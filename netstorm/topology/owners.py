@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from netstorm.topology.networks.hops import next_hops
 from netstorm.topology.policy import Policy
-from netstorm.topology.routes import next_hops
 
 __all__ = ["owner_weights", "paths_from"]
 

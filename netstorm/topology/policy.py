@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from netstorm.errors import UsageError
-from netstorm.topology.elements import Rank, shown_ranks
+from netstorm.topology.networks.elements import Rank, shown_ranks
 from netstorm.topology.schedule import interleave, staggered
 
 __all__ = ["DETOURS", "EXPLORERS", "MAX_TOTAL_WEIGHT", "Detour", "Plan", "Policy", "Tree"]
@@ -149,7 +149,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """How it came about, for a person."""
     look_ahead: int = 0
     """Bytes beyond its first chunk without a result up to which a rank sends sums to its parents; 0: no limit
-    (`topology.holding`).
+    (`topology.trees.withholding`).
     """
     look_ahead_s: float = 0.0
     """Seconds for which a rank heeds it in a round of which no result has come."""

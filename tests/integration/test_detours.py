@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from netstorm.topology.network import Link, Network, Node, Rank
-from netstorm.topology.network_file import dump_network
+from netstorm.topology.networks.file import dump_network
+from netstorm.topology.networks.network import Link, Network, Node, Rank
 from tests.integration.jobs import Job
 
 NODES = 4
@@ -15,8 +15,8 @@ NODES = 4
 NODE = """
 import json, pathlib, sys, time
 import numpy as np
-from netstorm.kvstore.lifetime import runtime_of_this_process
-from netstorm.kvstore.operation import Operation
+from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.operations.allreduce import Operation
 
 ROUNDS, SIZE = 3, 400_000
 

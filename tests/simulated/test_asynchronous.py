@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.compression.rows import Rows
-from netstorm.kvstore.async_operation import UNBOUNDED
+from netstorm.kvstore.operations.asynchronous import UNBOUNDED
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.jobs import random_policy

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import NodeLost
-from netstorm.scheduler.forming import pairs_of
+from netstorm.scheduler.policies.formation import pairs_of
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Crash, Cut, Reset
-from netstorm.topology.network import Link, Network, Node, Rank
+from netstorm.topology.networks.network import Link, Network, Node, Rank
 from tests.simulated.jobs import jobs
 from tests.simulated.test_failures import endless_rounds
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.experiment import Experiment, in_cluster
-from netstorm.topology.elements import Rank
-from netstorm.topology.form import form_policy
-from netstorm.topology.generate import generate
+from netstorm.topology.networks.elements import Rank
+from netstorm.topology.networks.generators import generate
 from netstorm.topology.policy import Policy, Tree
-from netstorm.topology.predict import predict
+from netstorm.topology.prediction.predict import predict
+from netstorm.topology.schemes.form import form_policy
 from tests.simulated.jobs import jobs
 
 MB = 1_000_000

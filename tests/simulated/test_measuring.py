@@ -12,7 +12,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import open_frames
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process import LocalClock
-from netstorm.topology.generate import generate
+from netstorm.topology.networks.generators import generate
 
 
 class Reports:

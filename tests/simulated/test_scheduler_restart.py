@@ -14,7 +14,7 @@ from netstorm.errors import NodeLost, SchedulerLost
 from netstorm.protocol.frames import open_frames
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Part
-from netstorm.scheduler.records import MAGIC, encode, read
+from netstorm.scheduler.log.records import MAGIC, encode, read
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Reset
 from tests.simulated.jobs import Job, KeyUse, jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from netstorm.scheduler.status import describe
+from netstorm.scheduler.observe.status import describe
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process import LocalClock
 

@@ -12,8 +12,8 @@ from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Moved, Part
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.starting import host_of
-from netstorm.topology.elements import Link
-from netstorm.topology.network import Change, Network, Rank, Routing
+from netstorm.topology.networks.elements import Link
+from netstorm.topology.networks.network import Change, Network, Rank, Routing
 from netstorm.topology.policy import Policy, Tree
 
 VALUES = 100_000

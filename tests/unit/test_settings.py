@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.settings import Settings, child_environment, declarations, foreign_variable
-from netstorm.settings.rows import describe, notes
+from netstorm.settings.table import describe, notes
 
 VARIABLES = [declaration.variable for declaration in declarations().values()]
 

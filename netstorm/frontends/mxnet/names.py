@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from netstorm.frontends.mxnet.async_store import create_asynchronous
+from netstorm.frontends.mxnet.asynchronous.store import create_asynchronous
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.store import NetStormKVStore
+from netstorm.frontends.mxnet.store.store import NetStormKVStore
 
 __all__ = ["register_types", "take_over_dist_types"]
 

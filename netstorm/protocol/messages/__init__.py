@@ -44,14 +44,14 @@ from netstorm.protocol.messages.rounds import (
     TopologyRequest,
 )
 from netstorm.protocol.messages.session import Ack, Goodbye, Hello, Nack, Query, Refused, Welcome
-from netstorm.protocol.messages.standing import (
+from netstorm.protocol.messages.status import (
     CARRIED_S,
-    Carried,
-    CarriedLink,
     Heartbeat,
     LinkMeasure,
+    LinkThroughput,
     Measured,
     NodeStatus,
+    ThroughputReport,
     Waiting,
 )
 
@@ -64,8 +64,6 @@ __all__ = [
     "Barrier",
     "BarrierReached",
     "Binding",
-    "Carried",
-    "CarriedLink",
     "DataMessage",
     "Datagram",
     "Delivered",
@@ -84,6 +82,7 @@ __all__ = [
     "Leave",
     "LinkMeasure",
     "LinkRestored",
+    "LinkThroughput",
     "LinkTrial",
     "Measured",
     "Member",
@@ -111,6 +110,7 @@ __all__ = [
     "SessionMessage",
     "States",
     "Suspect",
+    "ThroughputReport",
     "Tick",
     "TopologyAnswer",
     "TopologyRequest",

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.launch.launcher import REPOSITORY, Launcher, ended, inside, until
 
 JOIN = """
-from netstorm.kvstore.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.lifetime import runtime_of_this_process
 runtime = runtime_of_this_process()
 assert runtime.rank == rank
 runtime.barrier()

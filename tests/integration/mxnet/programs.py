@@ -42,7 +42,7 @@ OPTIMISERS: dict[str, tuple[bool, dict[str, Any]]] = {
 
 SHAPES = ((1,), (3,), (2, 3), (50, 50), (1, 7, 1), (123, 17), (4001,), (3, 1, 5, 2))
 
-Seen = Callable[[Any], None]
+LinkEstimate = Callable[[Any], None]
 """Takes what a rank has pulled, for the comparison."""
 
 
@@ -79,7 +79,7 @@ class State:
 class Call(Protocol):
     """One call of a program."""
 
-    def play(self, kv: Any, values: Values, seen: Seen) -> None:
+    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
         """Make it."""
 
 
@@ -131,7 +131,7 @@ class Begin:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, state.next_serial(), chance.random() < 0.3, plain)
 
-    def play(self, kv: Any, values: Values, seen: Seen) -> None:
+    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
         given = [[values.array(self.serial, tensor)] for tensor in self.tensors]
         names, arrays = _names(self.tensors, plain=self.plain), _said(given, plain=self.plain)
         if self.broadcast:
@@ -159,7 +159,7 @@ class Push:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, state.next_serial(), chance.randint(-3, 3), plain)
 
-    def play(self, kv: Any, values: Values, seen: Seen) -> None:
+    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
         given = [
             [values.array(self.serial + 1000 * place, tensor, device) for device in range(tensor.devices)]
             for place, tensor in enumerate(self.tensors)
@@ -183,7 +183,7 @@ class Pull:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, chance.choice((1, 1, 2)), plain)
 
-    def play(self, kv: Any, values: Values, seen: Seen) -> None:
+    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
         outs = _outs(self.tensors, self.devices)
         kv.pull(_names(self.tensors, plain=self.plain), out=_said(outs, plain=self.plain))
         seen(outs)
@@ -204,7 +204,7 @@ class PushPull:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, state.next_serial(), chance.random() < 0.4, plain)
 
-    def play(self, kv: Any, values: Values, seen: Seen) -> None:
+    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
         given = [
             [values.array(self.serial, tensor, device) for device in range(tensor.devices)]
             for tensor in self.tensors
@@ -223,7 +223,7 @@ class Wait:
     def draw(cls, _chance: random.Random, _state: State) -> Call | None:
         return cls()
 
-    def play(self, kv: Any, values: Values, seen: Seen) -> None:
+    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
         kv._barrier()
 
 

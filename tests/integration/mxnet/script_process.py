@@ -21,9 +21,9 @@ bare.__path__ = [netstorm.frontends.__path__[0] + "/mxnet"]
 sys.modules[bare.__name__] = bare
 from netstorm.errors import NodeLost
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet import engine
-from netstorm.frontends.mxnet.engine import push_async
-from netstorm.frontends.mxnet.private import PrivateArray
+from netstorm.frontends.mxnet.engine import operations as engine
+from netstorm.frontends.mxnet.engine.operations import push_async
+from netstorm.frontends.mxnet.arrays.staging import PrivateArray
 MXNetError = mx.base.MXNetError
 
 def say(*words):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import KeyMismatch, UsageError
-from netstorm.frontends.mxnet.arguments import Fitting
+from netstorm.frontends.mxnet.arrays.arguments import Fitting
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.kvstore.keys import Key
+from netstorm.kvstore.values.key import Key
 
 
 def test_what_fits_is_remembered_by_key_and_nothing_else_passes_for_it() -> None:

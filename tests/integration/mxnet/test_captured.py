@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netstorm.frontends.mxnet.captured import can_be_captured
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.update_rule import UpdateRule
+from netstorm.frontends.mxnet.updates.captured import can_be_captured
+from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 
 SHAPES = {0: (4, 3), 1: (5, 2), 2: (1, 1)}
 

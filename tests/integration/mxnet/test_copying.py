@@ -9,8 +9,8 @@ import weakref
 import numpy as np
 import pytest
 
+from netstorm.frontends.mxnet.arrays.dense_copy import CopyIn, CopyOut, queue_dense_copy
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.copying import Inlet, Outlet, queue_dense_copy
 
 
 def test_a_copied_array_is_free_again() -> None:
@@ -50,7 +50,7 @@ def test_threads_that_copy_at_the_same_time_each_copy_their_own() -> None:
 
 def test_an_outlet_copies_what_the_array_holds_by_then_and_keeps_its_memory() -> None:
     source = mx.nd.zeros((5, 3))
-    outlet = Outlet(source)
+    outlet = CopyOut(source)
     targets = [mx.nd.zeros((5, 3), ctx=mx.cpu(device)) for device in range(4)]
     for number, target in enumerate(targets):
         source[:] = number
@@ -64,7 +64,7 @@ def test_an_outlet_copies_what_the_array_holds_by_then_and_keeps_its_memory() ->
 
 
 def test_an_inlet_copies_what_the_array_holds_by_then_whichever_array_it_is() -> None:
-    inlet, sources = Inlet(), [mx.nd.zeros((5, 3)), mx.nd.zeros((5, 3), ctx=mx.cpu(1))]
+    inlet, sources = CopyIn(), [mx.nd.zeros((5, 3)), mx.nd.zeros((5, 3), ctx=mx.cpu(1))]
     copied = []
     for number, which in enumerate([0, 0, 0, 1, 1, 0, 1, 1, 1]):
         target = mx.nd.zeros((5, 3))
@@ -80,7 +80,7 @@ def test_an_inlet_copies_what_the_array_holds_by_then_whichever_array_it_is() ->
 def test_an_inlet_lets_an_array_go_when_another_is_copied(copies: int) -> None:
     values = np.ones((1000,), np.float32)
     freed = weakref.ref(values)
-    inlet, target = Inlet(), mx.nd.zeros((1000,))
+    inlet, target = CopyIn(), mx.nd.zeros((1000,))
     source, other = mx.nd.from_numpy(values, zero_copy=True), mx.nd.zeros((1000,))
     del values
     for _ in range(copies):
@@ -96,7 +96,7 @@ def test_an_inlet_lets_an_array_go_when_another_is_copied(copies: int) -> None:
 def test_an_inlet_keeps_nothing_that_an_array_was_computed_from() -> None:
     values = np.ones((1000,), np.float32)
     freed = weakref.ref(values)
-    inlet, target = Inlet(), mx.nd.zeros((1000,))
+    inlet, target = CopyIn(), mx.nd.zeros((1000,))
     source = mx.nd.from_numpy(values, zero_copy=True)
     del values
     source.attach_grad()

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from netstorm.errors import NetStormError, NodeLost, UsageError, WaitTimeout
-from netstorm.frontends.mxnet import engine
+from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import Completion, NDArray, fail_all, live_count, push_async
-from netstorm.frontends.mxnet.private import PrivateArray
+from netstorm.frontends.mxnet.engine import operations as engine
+from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, fail_all, live_count, push_async
 from tests.integration.mxnet.script_process import Script
 
 MXNetError = mx.base.MXNetError
@@ -117,7 +117,7 @@ say("all three ran")
 
 def test_the_same_array_twice_without_our_care_is_a_trap(script: Callable[..., Script]) -> None:
     process = script("""
-from netstorm.frontends.mxnet import engine_binding
+from netstorm.frontends.mxnet.engine import binding as engine_binding
 def release(token):
     pass
 def run(context, on_complete, token):
@@ -177,7 +177,7 @@ def test_an_error_that_is_not_netstorms_own_is_named_in_one_that_is(started: Sta
 def test_an_error_reaches_whatever_depends_on_the_array(dependent: str, started: Started) -> None:
     source, copy = array(), mx.nd.zeros((3,))
     completion = started(writes=(source,))
-    private = PrivateArray.like(source)
+    private = StagingBuffer.like(source)
     private.copy_from(source)
     private.copy_to(copy)
     every = {"copy": source.copy(), "sum": (source + 1) * 2, "view": source[1:], "private copy": copy}
@@ -303,7 +303,7 @@ def test_a_trainers_step_raises_where_the_loss_is_read() -> None:
                     value.copyto(one)
 
         def pushpull(self, key: object, value: list[NDArray], priority: int) -> None:
-            private = PrivateArray.like(value[0])
+            private = StagingBuffer.like(value[0])
             private.sum_of(value)
             push_async(
                 lambda completion: completion.fail(NodeLost("rank 1")),
@@ -410,7 +410,7 @@ def test_an_operation_starts_while_the_workers_are_busy_computing() -> None:
 
 def test_pushing_with_its_copies_blocks_the_script_for_less_than_a_millisecond() -> None:
     gradients = [mx.nd.ones((64, 64)) for _ in range(200)]
-    privates = [PrivateArray.like(gradient) for gradient in gradients]
+    privates = [StagingBuffer.like(gradient) for gradient in gradients]
     mx.nd.waitall()
 
     def percentile_99_s() -> float:

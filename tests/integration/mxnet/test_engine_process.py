@@ -247,7 +247,7 @@ say("after a fork", policies() == (batch, other), policies())
 
 def test_a_policy_that_somebody_has_chosen_stays(script: Callable[..., Script]) -> None:
     process = script("""
-from netstorm.frontends.mxnet.engine_workers import compute_in_background
+from netstorm.frontends.mxnet.engine.workers import compute_in_background
 def work(policy):
     os.sched_setscheduler(0, policy, os.sched_param(0))
     compute_in_background()

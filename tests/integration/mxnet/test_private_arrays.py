@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.arrays.staging import StagingBuffer, memory_of
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import Completion, push_async
-from netstorm.frontends.mxnet.private import PrivateArray, memory_of
+from netstorm.frontends.mxnet.engine.operations import Completion, push_async
 from tests.integration.mxnet.script_process import Script
 
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool"]
@@ -29,7 +29,7 @@ convolution(image).wait_to_read()
 """
 
 
-def values_of(private: PrivateArray) -> NDArray[Any]:
+def values_of(private: StagingBuffer) -> NDArray[Any]:
     mx.nd.waitall()
     return np.frombuffer(private.memory(), private.dtype).reshape(private.shape)
 
@@ -38,7 +38,7 @@ def values_of(private: PrivateArray) -> NDArray[Any]:
 def test_values_of_every_type_come_in_and_go_out(dtype: str) -> None:
     source = mx.nd.array(np.arange(6).reshape(2, 3) % 2, dtype=dtype)
     out = mx.nd.zeros((2, 3), dtype=dtype)
-    private = PrivateArray.like(source)
+    private = StagingBuffer.like(source)
     private.copy_from(source)
     private.copy_to(out)
     assert values_of(private).tolist() == source.asnumpy().tolist() == out.asnumpy().tolist()
@@ -47,14 +47,14 @@ def test_values_of_every_type_come_in_and_go_out(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "bool"])
 def test_a_sum_over_devices_is_taken_in_their_order(dtype: str) -> None:
     sources = [mx.nd.array([[1, 2], [3, 4]], dtype=dtype, ctx=mx.cpu(device)) for device in range(3)]
-    private = PrivateArray((2, 2), dtype)
+    private = StagingBuffer((2, 2), dtype)
     private.sum_of(sources)
     assert values_of(private).tolist() == [[3, 6], [9, 12]]
     assert sources[0].asnumpy().tolist() == [[1, 2], [3, 4]]
 
 
 def test_what_is_written_to_the_memory_is_what_mxnet_reads() -> None:
-    private, out = PrivateArray((3,), "float32"), mx.nd.zeros((3,))
+    private, out = StagingBuffer((3,), "float32"), mx.nd.zeros((3,))
 
     def start(completion: Completion) -> None:
         np.frombuffer(private.memory(), "float32")[:] = [7, 8, 9]
@@ -66,7 +66,7 @@ def test_what_is_written_to_the_memory_is_what_mxnet_reads() -> None:
 
 
 def test_memory_outlives_the_array_that_it_belongs_to() -> None:
-    private = PrivateArray((1000,), "int64")
+    private = StagingBuffer((1000,), "int64")
     private.copy_from(mx.nd.array(range(1000), dtype="int64"))
     mx.nd.waitall()
     memory = private.memory()
@@ -87,7 +87,7 @@ def test_numpy_style_arrays_and_scalars_are_copied_too(shape: tuple[int, ...], n
         source = mx.np.ones(shape) * 3.5
         out = mx.np.zeros(shape)
     with mx.util.np_shape(np_shape):
-        private = PrivateArray.like(source)
+        private = StagingBuffer.like(source)
         private.sum_of([source, source])
         private.copy_to(out)
     assert (values_of(private) == 7).all()
@@ -98,7 +98,7 @@ def test_numpy_style_arrays_and_scalars_are_copied_too(shape: tuple[int, ...], n
 def test_copies_within_a_recorded_forward_pass_are_no_part_of_its_graph() -> None:
     x = mx.nd.array([3.0])
     x.attach_grad()
-    private = PrivateArray((1,), "float32")
+    private = StagingBuffer((1,), "float32")
     with mx.autograd.record():
         y = x * 5
         private.sum_of([y, y])
@@ -111,15 +111,15 @@ def test_copies_within_a_recorded_forward_pass_are_no_part_of_its_graph() -> Non
 
 def test_a_type_that_mxnet_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="MXNet has no arrays of type complex64"):
-        PrivateArray((2,), "complex64")
+        StagingBuffer((2,), "complex64")
 
 
 def test_a_sum_of_nothing_and_a_sum_of_booleans_are_refused() -> None:
     with pytest.raises(UsageError, match="at least one array"):
-        PrivateArray((2,), "float32").sum_of([])
+        StagingBuffer((2,), "float32").sum_of([])
     flags = mx.nd.zeros((2,), dtype="bool")
     with pytest.raises(UsageError, match="MXNet does not add arrays of type bool"):
-        PrivateArray.like(flags).sum_of([flags, flags])
+        StagingBuffer.like(flags).sum_of([flags, flags])
 
 
 def test_a_sparse_array_has_no_memory_to_share() -> None:
@@ -178,7 +178,7 @@ for _ in range(3):  # the last two by a way that is kept
     mx.nd.waitall()
     assert (np.frombuffer(private.memory(), np.float32) == 2 * values.ravel()).all()
 say("right")
-from netstorm.frontends.mxnet.private import memory_of
+from netstorm.frontends.mxnet.arrays.staging import memory_of
 convolution(image).wait_to_read()
 def ask(completion):
     memory_of(weight)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from netstorm.errors import Closed, UsageError
+from netstorm.frontends.mxnet.arrays.staging import memory_of
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.private import memory_of
 from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, report_of, same_everywhere
 
 EVERYBODY = sum(range(1, NODES + 1))

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from netstorm import clock
 from netstorm.protocol.ids import Peer
-from netstorm.pslite.endpoint import Endpoint
-from netstorm.pslite.io_thread import IoThread
-from netstorm.pslite.limits import Limits
+from netstorm.pslite.endpoint.endpoint import Endpoint
+from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Connect, Instruction
-from netstorm.pslite.stack import Stack
-from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.pslite.process.io_thread import IoThread
+from netstorm.pslite.session.limits import Limits
+from netstorm.pslite.zeromq.van import ZmqVan
 from netstorm.testing.recorder import Recorder
 
 

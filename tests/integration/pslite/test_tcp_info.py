@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from netstorm.observe.counters import Counters
-from netstorm.pslite.tcp_info import progress_of, start_anew
-from netstorm.pslite.van import Connection
-from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.pslite.van.interface import Connection
+from netstorm.pslite.zeromq.tcp_info import progress_of, start_anew
+from netstorm.pslite.zeromq.van import ZmqVan
 
 
 @pytest.fixture

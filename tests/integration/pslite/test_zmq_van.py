@@ -16,10 +16,10 @@ import zmq
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.observe.counters import Counters
-from netstorm.pslite import zmq_options
-from netstorm.pslite.van import Broken, Connection, Received, VanEvent
-from netstorm.pslite.zmq_reader import LETTER
-from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.pslite.van.interface import Broken, Connection, Received, VanEvent
+from netstorm.pslite.zeromq import options as zmq_options
+from netstorm.pslite.zeromq.reader import LETTER
+from netstorm.pslite.zeromq.van import ZmqVan
 from netstorm.testing.tcp_proxy import TcpProxy
 
 A, B = Connection(1), Connection(2)

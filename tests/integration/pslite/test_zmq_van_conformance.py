@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from netstorm.pslite.zmq_van import ZmqVan
+from netstorm.pslite.zeromq.van import ZmqVan
 from netstorm.testing.tcp_proxy import TcpProxy
 from netstorm.testing.van_conformance import DeliveryConformance, VanConformance
 

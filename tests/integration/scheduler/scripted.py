@@ -19,8 +19,8 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.driver import start_driver
 from netstorm.pslite.machine import Admission, Become, Connect, Disconnect, Instruction, Refuse, Send
+from netstorm.pslite.process.driver import start_driver
 from netstorm.settings import Settings
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from netstorm.scheduler.collector import Collector
-from netstorm.scheduler.former import COMMAND, Former
-from netstorm.scheduler.forming import Formation, Formed, form
-from netstorm.topology.form import form_policy
-from netstorm.topology.generate import mesh
+from netstorm.scheduler.awareness.collector import Collector
+from netstorm.scheduler.policies.formation import Formation, Formed, form
+from netstorm.scheduler.process.formation_client import COMMAND, Former
+from netstorm.topology.networks.generators import mesh
+from netstorm.topology.schemes.form import form_policy
 
 ANSWER_S = 100.0
 """Longest wait for an answer; the process loads SciPy, which takes seconds on a busy machine."""

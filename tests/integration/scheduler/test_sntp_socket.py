@@ -13,9 +13,9 @@ import ntplib
 import pytest
 
 from netstorm.errors import SettingsError
-from netstorm.pslite import sntp_socket
-from netstorm.pslite.sntp_socket import SntpClient, SntpServer
-from netstorm.pslite.timer_fd import TimerFd
+from netstorm.pslite.clock import sntp_socket
+from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer
+from netstorm.pslite.system.timer_fd import TimerFd
 
 
 class Watching:

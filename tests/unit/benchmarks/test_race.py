@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.topology.elements import Link, Node, Rank
-from netstorm.topology.network import Network
-from netstorm.topology.network_file import load_network
+from netstorm.topology.networks.elements import Link, Node, Rank
+from netstorm.topology.networks.file import load_network
+from netstorm.topology.networks.network import Network
 
 ROOT = Path(__file__).parents[3]
 

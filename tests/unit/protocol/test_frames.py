@@ -24,7 +24,7 @@ from netstorm.protocol.frames import (
     open_frames,
     seal,
 )
-from netstorm.topology.network import Rank
+from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 PREFIX_BYTES = 28

@@ -7,10 +7,10 @@ from typing import Any
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Call, Disconnect, Refuse, Send
-from netstorm.scheduler.adaptation import Assumed, Plan, Summed
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.topology.network import Network, Rank
+from netstorm.scheduler.policies.adaptation import Assumed, Plan, Summed
+from netstorm.topology.networks.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 
 RELEASE = "1.2.3"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.scheduler.formation import assumed
+from netstorm.scheduler.policies.initial_policy import assumed
 from netstorm.settings import Settings
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.scheduler.ending import Outcome, Phase
+from netstorm.scheduler.job_phase import Outcome, Phase
 from tests.unit.scheduler.driving import Driven, begun, key, running
 
 

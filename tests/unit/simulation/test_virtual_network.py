@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable
-from netstorm.pslite.virtual_time import Timeline
+from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.virtual_network import VirtualNetwork
-from netstorm.topology.network import Change, Link, Network, Node, Rank, Routing
+from netstorm.topology.networks.network import Change, Link, Network, Node, Rank, Routing
 
 MBIT = 1e6
 

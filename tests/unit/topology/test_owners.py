@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.topology.auxiliary import hops_of
+from netstorm.topology.detours.auxiliary import hops_of
 from netstorm.topology.owners import owner_weights, paths_from
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.jobs import random_policy

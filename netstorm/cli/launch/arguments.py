@@ -1,0 +1,224 @@
+"""The arguments of `netstorm launch`, checked before anything is started."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from netstorm.cli.addresses import split_address
+from netstorm.cli.launch.children import run_job
+from netstorm.cli.launch.console import Console, open_standard_streams
+from netstorm.cli.launch.hostfile import check_host, read_hostfile
+from netstorm.cli.launch.job import RESERVED, Job, find_command
+from netstorm.cli.launch.local_job import local_job, users_environment
+from netstorm.cli.launch.shutdown import Shutdown
+from netstorm.cli.launch.ssh_job import passed_on, ssh_job
+from netstorm.cli.launch.wan_job import scheduler_rank, wan_job
+from netstorm.cli.wan_line import wan_line
+from netstorm.errors import UsageError
+from netstorm.settings import Settings, child_environment
+
+__all__ = ["LaunchArguments"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchArguments:
+    """What the user has asked for; None, or empty: nothing. `netstorm launch --help` says what each means."""
+
+    command: tuple[str, ...]
+    nodes: int | None
+    port: int | None
+    sites: tuple[str, ...]
+    topology: str | None
+    network: Path | None
+    variables: tuple[str, ...]
+    folder: Path
+    grace_s: float
+    prefixes: bool
+    log_folder: Path | None
+    hosts: Path | None
+    scheduler_host: str | None
+    python: str | None
+    ssh: str | None
+    with_scheduler: bool
+    wan: Path | None = None
+    join: str | None = None
+    job: str | None = None
+
+    def run(self, scratch: Path) -> int:
+        """Run the job to its end, and return the exit code.
+
+        Args:
+            scratch: folder for files that nobody needs afterwards.
+
+        Raises:
+            UsageError: names what is wrong, and what is allowed.
+            CommandError: the command cannot be run.
+        """
+        open_standard_streams()
+        if self.join is not None:
+            self._check_join()
+        variables = self._all_variables()
+        if self.wan is not None:
+            return self._run_in_a_wan(self.wan, variables, scratch)
+        job = self._local(variables, scratch) if self.hosts is None else self._remote(variables, self.hosts)
+        return self._run(job, variables)
+
+    def _run(self, job: Job, variables: dict[str, str], *, spare: Collection[int] = ()) -> int:
+        environment = child_environment(None, **variables)
+        settings = _rank_0s_settings(environment, job.size)  # also for what contradicts each other
+        if self.log_folder is not None:
+            try:
+                self.log_folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
+        ending = Shutdown(
+            job.size,
+            grace_s=self.grace_s,
+            patience_s=settings.heartbeat_timeout_s + self.grace_s,
+            hosts=job.hosts,
+        )
+        console = Console(prefixes=self.prefixes, environment=environment)
+        return run_job(job, ending, console, self.log_folder, spare=spare)
+
+    def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
+        """Make the emulated network, run the job in it, and take it away again."""
+        from netstorm.emulation.wan import Wan
+        from netstorm.topology.networks.file import load_network
+
+        if self.hosts is not None:
+            raise UsageError("--wan emulates a network on this machine: it does not go with --hosts")
+        self._refuse_what_is_for_hosts(("python", self.python), ("ssh", self.ssh))
+        network = load_network(file)
+        if self.nodes not in {None, network.size}:
+            raise UsageError(f"-n {self.nodes}: {file} has {network.size} nodes; leave -n out")
+        scheduler_at = scheduler_rank(self.scheduler_host, network.size)
+        environment = self._checked_environment(variables)
+        sites = self._sites(network.size) if self.sites else [node.site or None for node in network.nodes]
+        with Wan.up(network, start_changes=False) as wan:
+            print(f"netstorm: {wan_line(wan)}", file=sys.stderr)
+            job = wan_job(
+                wan=wan,
+                command=self.command,
+                folder=self.folder,
+                environment=environment,
+                port=self.port or 0,
+                sites=sites,
+                scheduler_at=scheduler_at,
+                ready_file=scratch / "scheduler" if self.with_scheduler else None,
+            )
+            return self._run(job, variables, spare={wan.pid})
+
+    def _refuse_what_is_for_hosts(self, *options: tuple[str, str | None]) -> None:
+        for option, value in options:
+            if value is not None:
+                raise UsageError(f"--{option} is for --hosts: without it everything runs on this machine")
+
+    def _check_join(self) -> None:
+        """Refuse what is said of a scheduler that is not started here."""
+        for option, value in (
+            ("--port", self.port),
+            ("--scheduler", self.scheduler_host),
+            ("--network", self.network),
+            ("--wan", self.wan),
+        ):
+            if value is not None:
+                raise UsageError(f"{option} does not go with --join: that scheduler runs already")
+
+    def _checked_environment(self, variables: dict[str, str]) -> dict[str, str]:
+        """Return a node's environment, having found folder and command."""
+        if not self.folder.is_dir():
+            raise UsageError(f"--chdir {self.folder}: no such folder")
+        environment = users_environment(variables)
+        find_command(self.command, self.folder, environment)
+        return environment
+
+    def _local(self, variables: dict[str, str], scratch: Path) -> Job:
+        self._refuse_what_is_for_hosts(
+            ("scheduler", self.scheduler_host), ("python", self.python), ("ssh", self.ssh)
+        )
+        if self.nodes is None:
+            raise UsageError("how many nodes? As in: netstorm launch -n 4 -- python train.py")
+        if self.nodes < 1:
+            raise UsageError(f"-n {self.nodes}: expected at least 1 node")
+        environment = self._checked_environment(variables)
+        host, port = (
+            ("127.0.0.1", self.port or 0) if self.join is None else split_address(self.join, "--join")
+        )
+        return local_job(
+            size=self.nodes,
+            command=self.command,
+            folder=self.folder,
+            environment=environment,
+            scheduler_host=host,
+            port=port,
+            sites=self._sites(self.nodes),
+            ready_file=scratch / "scheduler" if self.with_scheduler else None,
+        )
+
+    def _remote(self, variables: dict[str, str], hosts: Path) -> Job:
+        if self.sites:
+            raise UsageError("--site: with --hosts sites are written in the host file, as site=NAME")
+        if self.port == 0:
+            raise UsageError(
+                "--port 0: nodes on other hosts must know the port before the scheduler chooses one"
+            )
+        placements = read_hostfile(hosts)
+        if self.nodes is not None and self.nodes != len(placements):
+            raise UsageError(f"-n {self.nodes}: {hosts} has {len(placements)} nodes; leave -n out")
+        scheduler_host, port = self.scheduler_host, self.port
+        if self.join is not None:
+            scheduler_host, port = split_address(self.join, "--join")
+        elif scheduler_host is not None:
+            check_host(scheduler_host, "--scheduler")
+        environment = child_environment(None, **variables)
+        ssh = shlex.split(self.ssh or "ssh") or ["ssh"]
+        find_command(ssh, Path.cwd(), environment)
+        if not self.command:
+            find_command(self.command, self.folder, environment)
+        return ssh_job(
+            placements=placements,
+            command=self.command,
+            folder=str(self.folder),
+            variables=passed_on(environment, variables),
+            scheduler_host=scheduler_host,
+            port=port or _rank_0s_settings(environment, len(placements)).scheduler_port,
+            python=self.python or sys.executable,
+            ssh=ssh,
+            with_scheduler=self.with_scheduler,
+        )
+
+    def _all_variables(self) -> dict[str, str]:
+        """Return what all processes get beyond this process's environment."""
+        variables: dict[str, str] = {}
+        here = child_environment()
+        for text in self.variables:
+            name, equals, value = text.partition("=")
+            if not name or (not equals and name not in here):
+                raise UsageError(f"--env {text!r}: expected NAME=VALUE, or a NAME that is set here")
+            if name in RESERVED:
+                raise UsageError(f"--env {text!r}: {name} is set by the launcher itself, for each process")
+            variables[name] = value if equals else here[name]
+        if self.job is not None:
+            variables["NETSTORM_JOB"] = self.job
+        if self.topology is not None:
+            variables["NETSTORM_TOPOLOGY"] = self.topology
+        if self.network is not None:
+            if self.hosts is None and not self.network.is_file():
+                raise UsageError(f"--network {self.network}: no such file")
+            variables["NETSTORM_NETWORK"] = str(self.network.absolute())
+        return variables
+
+    def _sites(self, size: int) -> list[str | None]:
+        names = [name for text in self.sites for name in text.split(",")]
+        if len(names) not in {0, 1, size}:
+            raise UsageError(f"--site: {len(names)} names for {size} nodes; give one for all, or one a rank")
+        return [*names] if len(names) == size else [names[0] if names else None] * size
+
+
+def _rank_0s_settings(environment: Mapping[str, str], size: int) -> Settings:
+    own = {"DMLC_ROLE": "worker", "NETSTORM_RANK": "0", "DMLC_NUM_WORKER": str(size)}
+    return Settings.from_environment({**environment, **own})

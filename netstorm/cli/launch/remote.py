@@ -1,0 +1,56 @@
+"""The far end of `netstorm launch --hosts`: ssh starts it, it completes the environment and becomes a keeper.
+
+What to run comes over standard input as JSON, so neither the values of variables nor the command pass through
+any shell, and neither shows in the list of processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from netstorm.cli.cores import threads_each
+from netstorm.cli.failing import USAGE_ERROR
+from netstorm.cli.launch.supervisor import CANNOT_RUN, Supervisor, read_order
+from netstorm.errors import SettingsError
+from netstorm.settings import child_environment
+
+__all__ = ["environment_here", "main"]
+
+
+def environment_here(variables: dict[str, str], nodes_here: int) -> dict[str, str]:
+    """Return this host's environment with a node's variables.
+
+    The folder of this interpreter comes first in PATH: ssh gives a bare one, and `python` in the command
+    should mean the interpreter that has NetStorm.
+
+    Raises:
+        SettingsError: a variable that this version of NetStorm does not accept.
+    """
+    environment = child_environment(None, **variables)
+    if "PATH" not in variables:
+        folders = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+        environment["PATH"] = os.pathsep.join(folders)
+    environment.setdefault("OMP_NUM_THREADS", str(threads_each(nodes_here)))
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    return environment
+
+
+def main() -> int:
+    """Read what to run, and run it."""
+    read = read_order(0)
+    if read is None:
+        return CANNOT_RUN
+    order: dict[str, Any] = read[0]
+    try:
+        environment = environment_here(order["variables"], order["nodes_here"])
+    except SettingsError as error:
+        print(f"netstorm: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    return Supervisor(0, read[1]).run(order["command"], order["folder"], environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""A job in an emulated WAN: every rank in its own namespace, the scheduler beside one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from netstorm.cli.cores import threads_each
+from netstorm.cli.launch.job import Job, Process, node_variables, order_text
+from netstorm.cli.launch.local_job import KEEPER, scheduler_process
+from netstorm.cli.launch.members import Member
+from netstorm.errors import UsageError
+from netstorm.settings import child_environment
+
+if TYPE_CHECKING:
+    from netstorm.emulation.wan import Wan
+
+__all__ = ["scheduler_rank", "wan_job"]
+
+
+def scheduler_rank(text: str | None, size: int) -> int:
+    """Return the rank beside which the scheduler runs: 0 if nothing is asked for.
+
+    Raises:
+        UsageError: it is no rank.
+    """
+    if text is None:
+        return 0
+    if not text.isdecimal() or int(text) >= size:
+        raise UsageError(f"--scheduler {text}: with --wan expected a rank, 0 to {size - 1}")
+    return int(text)
+
+
+def wan_job(
+    *,
+    wan: Wan,
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    port: int,
+    sites: Sequence[str | None],
+    scheduler_at: int,
+    ready_file: Path | None,
+) -> Job:
+    """Return a job whose processes run in the namespaces of `wan`, one node a rank.
+
+    The network's changes begin when its nodes are started.
+
+    Args:
+        wan: is up; its owner takes it down afterwards.
+        command: of each node.
+        folder: the nodes' working directory.
+        environment: as `users_environment` returns it.
+        port: the scheduler's; 0: any that is free.
+        sites: of each rank.
+        scheduler_at: the rank in whose namespace the scheduler runs.
+        ready_file: where the scheduler writes its address; None: there is no scheduler, it runs already.
+
+    Raises:
+        SettingsError: a value that a node or the scheduler would refuse.
+    """
+    size = wan.network.size
+    host = wan.address(scheduler_at)
+    common = {"DMLC_PS_ROOT_URI": host, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
+
+    def nodes(chosen_port: int | None) -> list[Process]:
+        return [one(rank, chosen_port or port or None) for rank in range(size)]
+
+    def one(rank: int, its_port: int | None) -> Process:
+        variables = node_variables(rank=rank, size=size, host=host, port=its_port, site=sites[rank])
+        own = child_environment(environment, **variables, DMLC_NODE_HOST=wan.address(rank))
+        own.setdefault("OMP_NUM_THREADS", str(threads_each(size)))
+        return Process(
+            member=Member(rank),
+            keeper=tuple(wan.command(rank, KEEPER)),
+            environment=own,
+            order=order_text(command=list(command), folder=str(folder)),
+        )
+
+    def started(chosen_port: int | None) -> list[Process]:
+        made = nodes(chosen_port)
+        wan.start_changes()
+        return made
+
+    nodes(None)  # wrong values are found before anything is started
+    scheduler = None
+    if ready_file is not None:
+        scheduler = scheduler_process(
+            tuple(wan.command(scheduler_at, KEEPER)),
+            child_environment(environment, DMLC_NODE_HOST=host, **common),
+            port,
+            ready_file,
+        )
+    return Job(size=size, scheduler=scheduler, ready_file=ready_file, nodes=started)

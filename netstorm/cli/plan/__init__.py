@@ -1,0 +1,1 @@
+"""`netstorm plan`: compares schemes on a network before anything runs on it."""

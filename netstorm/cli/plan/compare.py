@@ -1,0 +1,192 @@
+"""What `netstorm plan` finds out: how long each scheme takes on a network, beside the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from netstorm import clock
+from netstorm.errors import UsageError
+from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.policy import Policy
+from netstorm.topology.prediction.optimum import latency_bound, optimum
+from netstorm.topology.prediction.predict import predict
+from netstorm.topology.schemes.form import SCHEMES, Options
+from netstorm.topology.trees.resources import Floats, Resources, fluid_time
+
+__all__ = ["ALL", "BASELINES", "Comparison", "Outcome", "Use", "compare", "names_of"]
+
+ALL: Final = "all"
+BASELINES: Final = ("star", "sharded")
+"""What users have today: a parameter server, and one that is spread over all nodes."""
+_AUTO: Final = "auto"
+_CUSTOM: Final = "custom"
+
+Progress = Callable[[str], AbstractContextManager[None]]
+"""Entered while something is computed that has this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What a policy sends over one resource: a directed link, or an access link with a cap."""
+
+    name: str
+    ends: tuple[int, int] | None
+    """(source, target) of a link; None: an access cap."""
+    capped: Rank | None
+    """Whose access link it is; None: a link between two nodes."""
+    nbytes: float
+    busy: float
+    """Part of the predicted time that it needs to carry this much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One scheme on one network."""
+
+    policy: Policy
+    formation_s: float
+    """That the policy took to form, here."""
+    fluid_s: float
+    """If data flowed like water."""
+    predicted_s: float
+    """By the simulation of all chunks."""
+    uses: tuple[Use, ...]
+    """By resource."""
+
+    @property
+    def busiest(self) -> Use | None:
+        """What limits the scheme; None: a single node."""
+        return max(self.uses, key=lambda use: use.busy, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Schemes on one network, for one model."""
+
+    network: Network
+    tensors: tuple[int, ...]
+    """Bytes."""
+    chunk_bytes: int
+    optimum_s: float
+    latency_bound_s: float
+    """What latency alone allows; for small tensors above the optimum, which knows no latency."""
+    outcomes: dict[str, Outcome]
+    """By scheme; in the order of `SCHEMES`."""
+    errors: dict[str, str]
+    """Why a scheme does not apply to this network."""
+    chosen: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the model."""
+        return sum(self.tensors)
+
+    def of_optimum(self, name: str) -> float:
+        """Return the optimum's time as a part of the scheme's, both in the fluid model."""
+        fluid_s = self.outcomes[name].fluid_s
+        return self.optimum_s / fluid_s if fluid_s else 1.0
+
+    def over(self, baseline: str, name: str) -> float | None:
+        """Return how many times as fast as `baseline` a scheme is; None: the baseline does not apply."""
+        if baseline not in self.outcomes:
+            return None
+        predicted_s = self.outcomes[name].predicted_s
+        return self.outcomes[baseline].predicted_s / predicted_s if predicted_s else 1.0
+
+
+def names_of(topology: str, *, custom: bool) -> tuple[str, ...]:
+    """Return the schemes to compare for `all`, `auto` or a name; `custom` says whether its file is given.
+
+    Raises:
+        UsageError: there is no such scheme, or no file for it.
+    """
+    if topology != ALL and topology not in SCHEMES:
+        raise UsageError(f"topology {topology!r}: expected {ALL}, {', '.join(sorted(SCHEMES))}")
+    if topology == _CUSTOM and not custom:
+        raise UsageError("topology 'custom' needs its trees: expected --custom FILE")
+    wanted = SCHEMES.keys() - ({_CUSTOM} if not custom else set())
+    return tuple(name for name in SCHEMES if name in (wanted if topology == ALL else {topology, *BASELINES}))
+
+
+def compare(
+    network: Network,
+    topology: str,
+    options: Options,
+    progress: Progress,
+) -> Comparison:
+    """Form and predict the policies that `topology` asks for, and choose.
+
+    Raises:
+        UsageError: an unknown scheme, or the one that was asked for does not apply to this network.
+    """
+    names = names_of(topology, custom=bool(options.custom))
+    nbytes = options.tensor_bytes
+    with progress("optimum"):
+        best = optimum(network, nbytes)
+        bound_s = latency_bound(network, nbytes)
+    resources = Resources.of(network)
+    outcomes: dict[str, Outcome] = {}
+    errors: dict[str, str] = {}
+    for name in names:
+        with progress(name):
+            try:
+                outcomes[name] = _outcome(name, network, resources, options)
+            except UsageError as error:
+                if name == topology:
+                    raise
+                errors[name] = str(error)
+    if not outcomes:
+        raise UsageError(f"no scheme applies to this network: {'; '.join(errors.values())}")
+    return Comparison(
+        network=network,
+        tensors=options.tensors,
+        chunk_bytes=options.chunk_bytes,
+        optimum_s=best.seconds,
+        latency_bound_s=bound_s,
+        outcomes=outcomes,
+        errors=errors,
+        chosen=_fastest(outcomes) if topology == ALL else topology,
+    )
+
+
+def _fastest(outcomes: dict[str, Outcome]) -> str:
+    """Return the best predicted; what auto has chosen is called by its own name."""
+    return min(outcomes, key=lambda name: (outcomes[name].predicted_s, name == _AUTO))
+
+
+def _outcome(name: str, network: Network, resources: Resources, options: Options) -> Outcome:
+    began = clock.monotonic()
+    policy = SCHEMES[name](network, options).policy(0)
+    formation_s = clock.monotonic() - began
+    prediction = predict(network, policy, options.tensors, chunk_bytes=options.chunk_bytes)
+    volumes = np.zeros(len(resources.pairs))
+    for pair, bits in prediction.bits.items():
+        volumes[resources.place(pair)] += bits
+    return Outcome(
+        policy=policy,
+        formation_s=formation_s,
+        fluid_s=fluid_time(resources, policy, options.tensor_bytes),
+        predicted_s=prediction.seconds,
+        uses=tuple(_uses(network, resources, volumes, prediction.seconds)),
+    )
+
+
+def _uses(network: Network, resources: Resources, volumes: Floats, seconds: float) -> Iterator[Use]:
+    ends = [(link.source, link.target) for link in network.links]
+    # As `Resources` orders them: links, then egress caps, then ingress caps.
+    capped = [node.rank for node in network.nodes if node.egress is not None]
+    capped += [node.rank for node in network.nodes if node.ingress is not None]
+    for number, bits in enumerate(resources.loads(volumes)):
+        is_link = number < len(ends)
+        yield Use(
+            name=resources.names[number],
+            ends=ends[number] if is_link else None,
+            capped=None if is_link else capped[number - len(ends)],
+            nbytes=float(bits) / 8,
+            busy=float(bits / resources.capacities[number]) / seconds if seconds else 0.0,
+        )

@@ -1,0 +1,1 @@
+"""`netstorm simulate`: studies schemes over many networks."""

@@ -1,0 +1,121 @@
+"""The process behind `netstorm simulate`: forms and simulates case by case, and can be killed when it takes
+too long, which no thread can, least of all inside a linear program.
+
+Cases come in as lines of JSON, answers go out likewise. The end of the input is the end of the process, also
+in the midst of a case: then whoever asked is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from netstorm import clock
+from netstorm.cli.simulate.cases import (
+    OPTIMUM,
+    Answer,
+    Begun,
+    Case,
+    Ended,
+    Failed,
+    Formed,
+    Generated,
+    RoundDone,
+    Stored,
+)
+from netstorm.errors import NetStormError, UsageError
+from netstorm.simulation.experiment import Engine, Experiment, run
+from netstorm.topology.networks.network import Network
+
+__all__ = ["answer", "main"]
+
+_GONE: Final = 1
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    cases: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(cases,), daemon=True).start()
+    while True:
+        case = msgspec.json.decode(cases.get(), type=Case)
+        answer(case, _write)
+
+
+def _listen(cases: queue.SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        cases.put(line)
+    os._exit(_GONE)
+
+
+def _write(found: Answer) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def answer(case: Case, say: Callable[[Answer], None]) -> None:
+    """Do one case; the last that is said of it is that it has ended, or failed."""
+    try:
+        network = _network(case.network)
+    except UsageError as error:
+        say(Failed(message=_line(error), unfit=True))
+        return
+    say(Begun())
+    try:
+        if case.topology == OPTIMUM:
+            from netstorm.topology.prediction.optimum import optimum
+
+            say(Ended(optimum_s=optimum(network, sum(case.tensors)).seconds))
+        else:
+            _simulate(case, network, say)
+            say(Ended())
+    except UsageError as error:
+        say(Failed(message=_line(error), unfit=True))
+    except (NetStormError, AssertionError, ArithmeticError, ValueError, MemoryError) as error:
+        say(Failed(message=_line(error), unfit=False))
+
+
+def _simulate(case: Case, network: Network, say: Callable[[Answer], None]) -> None:
+    from netstorm.topology.schemes.form import form_policy
+
+    began = clock.monotonic()
+    policy = form_policy(
+        network.at(0.0),
+        case.topology,
+        tensors=case.tensors,
+        chunk_bytes=case.chunk_bytes,
+        seed=case.seed,
+    )
+    say(Formed(formation_s=clock.monotonic() - began, reason=policy.reason))
+    experiment = Experiment(
+        tensors=case.tensors, chunk_bytes=case.chunk_bytes, rounds=case.rounds, seed=case.seed
+    )
+    run(Engine(case.engine), network, policy, experiment, lambda seconds: say(RoundDone(seconds=seconds)))
+
+
+@lru_cache(maxsize=1)  # all schemes of a seed come one after the other
+def _network(source: Generated | Stored) -> Network:
+    if isinstance(source, Stored):
+        from netstorm.topology.networks.file import load_network
+
+        return load_network(source.path)
+    from netstorm.topology.networks.generators import generate
+
+    return generate(source.family, source.nodes, source.seed)
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error; the rest is for debugging."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

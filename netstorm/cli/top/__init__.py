@@ -1,0 +1,1 @@
+"""`netstorm top`: a live view of a running job."""

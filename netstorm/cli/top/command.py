@@ -1,0 +1,113 @@
+"""`netstorm top`: a live view of a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from netstorm.cli.failing import exit_on_usage_error
+from netstorm.errors import Unavailable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from netstorm.cli.top.source import Source
+    from netstorm.scheduler.observe.status import JobStatus
+
+__all__ = ["top"]
+
+_EVERY_S: Final = 1.0
+_TRIES: Final = 3
+"""Without an answer, after which the job is taken to have ended."""
+
+
+def top(
+    *,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Of the job's scheduler. Default: DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if they are set, "
+            "else the one that runs on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which of the scheduler's jobs. Default: the only one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each second.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print how it is now, and exit.")] = False,
+) -> None:
+    """Show how a running job is doing: nodes, links, trees, times, and why the policy changed.
+
+    The view is made anew each second, until Ctrl-C or the end of the job. The fields of the JSON are
+    described in docs/awareness.md.
+
+    The exit code is 0, or 2 if there is no job to watch.
+    """
+    from netstorm.cli.top.source import find
+
+    with exit_on_usage_error():
+        source, status = find(scheduler, job)
+    if as_json:
+        _repeat(source, status, _print_json, once=once)
+        return
+    from rich.console import Console
+
+    from netstorm.cli.top.view import view
+
+    console = Console()
+    if once or not console.is_terminal:
+        _repeat(source, status, lambda now: console.print(view(now, console.width)), once=once)
+    else:
+        _live(console, source, status)
+
+
+def _live(console: Console, source: Source, status: JobStatus) -> None:
+    """Show the view on a screen of its own; what was shown last stays when the job has ended."""
+    from rich.live import Live
+
+    from netstorm.cli.top.view import view
+
+    last = status
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def show(now: JobStatus) -> None:
+            nonlocal last
+            last = now
+            live.update(view(now, console.width), refresh=True)
+
+        ended = _repeat(source, status, show, once=False)
+    if ended:
+        console.print(view(last, console.width))
+        console.print(f"{source} answers no more: the job has probably ended.", highlight=False)
+
+
+def _print_json(status: JobStatus) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(status).decode())
+
+
+def _repeat(source: Source, status: JobStatus, show: Callable[[JobStatus], None], *, once: bool) -> bool:
+    """Show the status each second. Returns whether the job's end was the end; if not, it was Ctrl-C."""
+    from netstorm import clock
+
+    failed = 0
+    try:
+        show(status)
+        while not once and failed < _TRIES:
+            clock.sleep(_EVERY_S)
+            try:
+                status = source.status()
+            except Unavailable:
+                failed += 1
+            else:
+                failed = 0
+                show(status)
+    except KeyboardInterrupt:
+        return False
+    return not once

@@ -1,0 +1,228 @@
+"""Where a running job's status comes from: the scheduler that the user means, found and asked over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import os
+import socket
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+import psutil
+
+from netstorm.cli.addresses import split_address
+from netstorm.errors import Unavailable, UsageError
+from netstorm.scheduler.observe.status import JobStatus
+from netstorm.settings import Settings
+
+__all__ = ["Source", "find", "find_scheduler"]
+
+_PATIENCE_S: Final = 5.0
+"""For an answer; the scheduler's machine may be busy."""
+
+_MOST_BYTES: Final = 64 * 2**20
+"""Of an answer: whatever listens there may not be a scheduler."""
+
+
+class Source:
+    """A scheduler's HTTP address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host: Final = host
+        self.port: Final = port
+        self.job: str | None = None
+        """Which of several."""
+
+    def status(self) -> JobStatus:
+        """Ask for the status of the job that was chosen; if none was, of the one that has been there longest.
+
+        Raises:
+            Unavailable: nobody answers, or not like a scheduler; says why.
+        """
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_PATIENCE_S)
+        try:
+            query = "" if self.job is None else f"?job={quote(self.job)}"
+            connection.request("GET", f"/status.json{query}")
+            response = connection.getresponse()
+            body = response.read(_MOST_BYTES)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Unavailable(f"{self}: {reason}") from None
+        finally:
+            connection.close()
+        try:
+            return msgspec.json.decode(body, type=JobStatus)
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+            text = body[:200].decode(errors="replace").strip()
+            raise Unavailable(f"{self}: answers {response.status}, {text!r}") from None
+
+    def __str__(self) -> str:
+        """Return HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def find(address: str | None, job: str | None = None) -> tuple[Source, JobStatus]:
+    """Return the scheduler that is meant, and its first answer.
+
+    Args:
+        job: one of its jobs; None: the only one.
+        address: as for `find_scheduler`.
+
+    Raises:
+        UsageError: there is none, or there are several; says what to do.
+    """
+    source, status = find_scheduler(address)
+    jobs = [line.job for line in status.jobs] or [status.job]
+    names = ", ".join(jobs)
+    if job is None:
+        if len(jobs) > 1:
+            raise UsageError(f"{source} has {len(jobs)} jobs: {names}; say which: netstorm top --job NAME")
+        if status.jobs:
+            source.job = jobs[0]  # not another one, when this has ended
+        return source, status
+    if job not in jobs:
+        raise UsageError(f"--job {job}: no such job at {source}; there are: {names}")
+    if not status.jobs:
+        return source, status
+    source.job = job
+    try:
+        return source, source.status()
+    except Unavailable as error:
+        raise UsageError(f"--job {job}: it has just ended, or {error}") from None
+
+
+def find_scheduler(address: str | None) -> tuple[Source, JobStatus]:
+    """Return the scheduler that is meant, and its first answer.
+
+    Args:
+        address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
+            DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
+
+    Raises:
+        UsageError: there is none, or there are several; says what to do.
+    """
+    if address is not None:
+        host, port = split_address(address, "--scheduler")
+        return _at(host, port, f"--scheduler {address}")
+    settings = Settings.from_environment()
+    if {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}:
+        host, port = settings.scheduler_host, settings.scheduler_port
+        return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}")
+    here, elsewhere = _schedulers()
+    found = [one for process in here if (one := _answer_of(process)) is not None]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        jobs = ", ".join(f"{status.job!r} at {source}" for source, status in found)
+        raise UsageError(
+            f"{len(found)} schedulers run here: {jobs}; say which: netstorm top --scheduler HOST:PORT"
+        )
+    if elsewhere:
+        raise UsageError(_hint(elsewhere))
+    raise UsageError(
+        "no job of yours runs on this machine; say where its scheduler is: netstorm top --scheduler "
+        "HOST:PORT (its first lines say it), or set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+    )
+
+
+def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
+    """Return the scheduler whose nodes, or whose watchers, connect to this port."""
+    problems = []
+    # By default the watchers' port is the one after the nodes'. The nodes' own speaks another protocol.
+    places = [(host, port + 1), (host, port)]
+    if _is_here(host):  # where it listens on the loopback interface only, unless it was told to
+        places += [("127.0.0.1", port + 1)]
+    for place, tried in places:
+        source = Source(place, tried)
+        try:
+            status = source.status()
+        except Unavailable as error:
+            problems.append(str(error))
+            continue
+        if any(_port_of(shown) == port for shown in (status.scheduler, status.http)) or tried == port:
+            return source, status
+        problems.append(f"{source}: that is the scheduler at {status.scheduler}")
+    elsewhere = _schedulers()[1] if host in {"127.0.0.1", "localhost", "::1"} else []
+    if elsewhere:
+        problems.append(_hint(elsewhere))
+    raise UsageError(
+        f"{meant}: nobody there shows a job ({'; '.join(problems)}). The scheduler says in its first lines "
+        "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* (there is no "
+        "authentication), and not NETSTORM_HTTP_PORT=0"
+    )
+
+
+def _hint(elsewhere: list[int]) -> str:
+    return (
+        f"the scheduler with process id {elsewhere[0]} is in another network namespace, perhaps that of an "
+        f"emulated network: nsenter --net --target {elsewhere[0]} netstorm top"
+    )
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host is this one, known by another address than the loopback interface's."""
+    try:
+        meant = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    return bool(meant & own) and "127.0.0.1" not in meant
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2] or 0)
+
+
+def _schedulers() -> tuple[list[psutil.Process], list[int]]:
+    """Return the schedulers of this user on this machine, and the process ids of those in other network
+    namespaces.
+    """
+    here, elsewhere = [], []
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        uids = process.info["uids"]
+        if uids is None or uids.real != os.getuid() or not _is_scheduler(process.info["cmdline"] or []):
+            continue
+        if _network_of(process.pid) == _network_of(os.getpid()):
+            here.append(process)
+        else:
+            elsewhere.append(process.pid)
+    return here, elsewhere
+
+
+def _answer_of(process: psutil.Process) -> tuple[Source, JobStatus] | None:
+    """Return where a scheduler of this machine can be watched, and its status; None: nowhere."""
+    for port in _ports(process):
+        source = Source("127.0.0.1", port)
+        with contextlib.suppress(Unavailable):
+            return source, source.status()
+    return None
+
+
+def _network_of(pid: int) -> str:
+    """Return the name of a process's network namespace; empty if there is no such thing or process."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""
+
+
+def _is_scheduler(words: list[str]) -> bool:
+    """Return whether a command line is `netstorm scheduler`'s, or `python -m netstorm scheduler`'s."""
+    for word, following in itertools.pairwise(words):
+        if following == "scheduler" and word.rpartition("/")[2] == "netstorm":
+            return True
+    return False
+
+
+def _ports(process: psutil.Process) -> list[int]:
+    """Return where a process listens on TCP, the highest port first: that of watchers, most of the time."""
+    try:
+        ask = process.net_connections if hasattr(process, "net_connections") else process.connections
+        connections = ask(kind="tcp")
+    except (psutil.Error, OSError):
+        return []
+    return sorted({one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}, reverse=True)

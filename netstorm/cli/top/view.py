@@ -1,0 +1,276 @@
+"""A job's status as a terminal shows it. Everything that nodes say of themselves is shown as plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from netstorm.cli.quantities import size_text, time_text
+from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus
+from netstorm.topology.networks.elements import Rank
+from netstorm.topology.policy import Tree
+from netstorm.units import format_rate
+
+__all__ = ["view"]
+
+T = TypeVar("T")
+
+_MOST_TREES: Final = 6
+_MOST_FORMER: Final = 4
+_MOST_LINKS: Final = 12
+"""Listed where there is no room for a matrix: the slowest."""
+_MOST_NODES: Final = 32
+_CELL: Final = 7
+"""Columns of a matrix's column."""
+_LABEL: Final = 12
+_UNKNOWN: Final = "·"
+_CROWDED: Final = "links carry less in company"
+_ROUTED: Final = "~"
+_OLD_S: Final = 30.0
+"""Of a measurement: shown dim from then on."""
+_SILENT_S: Final = 3.0
+_MOST_FAILED: Final = 12
+_PHASES: Final = {"running": "bold green", "failed": "bold red", "gathering": "bold yellow"}
+
+
+def view(status: JobStatus, width: int) -> RenderableType:
+    """Return all of it, most important first: a screen may be too low for the rest.
+
+    Args:
+        status: of the job.
+        width: of the terminal, in columns.
+    """
+    parts: list[RenderableType] = [*_head(status), Text(""), _nodes(status.nodes[:_MOST_NODES])]
+    if len(status.nodes) > _MOST_NODES:
+        parts.append(Text(f"and {len(status.nodes) - _MOST_NODES} more nodes", "dim"))
+    parts += [Text(""), *_trees(status)]
+    if any(link.measured for link in status.links):
+        parts += [Text(""), *_links(status, width)]
+    parts += _former(status)
+    return Group(*parts)
+
+
+def _head(status: JobStatus) -> Iterator[Text]:
+    yield Text.assemble(
+        ("job ", "dim"),
+        (status.job, "bold"),
+        "  ",
+        (status.phase, _PHASES.get(status.phase, "bold")),
+        f"  {len(status.nodes)} of {status.num_workers} nodes"
+        if status.phase == "gathering"
+        else f"  {status.num_workers} nodes",
+        f", {status.keys.count} keys, {size_text(status.keys.bytes)}" if status.keys.count else "",
+        f", up {_ago(status.age_s)}",
+        f", plans with {status.link_share:.0%} of each link" if status.link_share < 1 else "",
+        (f"   scheduler {status.scheduler}, this at {status.http}", "dim"),
+        overflow="ellipsis",
+        no_wrap=True,
+    )
+    others = [f"{one.job} ({one.phase})" for one in status.jobs if one.job != status.job]
+    if others:
+        yield Text.assemble(("other jobs here: ", "dim"), ", ".join(others))
+    if status.phase in {"failed", "gathering"}:
+        yield Text(status.text, "red" if status.phase == "failed" else "yellow")
+    if status.failed_links:
+        links = ", ".join(
+            f"{one.source}→{one.target} ({_ago(one.since_s)})" for one in status.failed_links[:_MOST_FAILED]
+        )
+        more = len(status.failed_links) - _MOST_FAILED
+        yield Text(f"links that have failed: {links}" + (f" and {more} more" if more > 0 else ""), "red")
+    policy = status.policy
+    yield Text.assemble(
+        ("policy ", "dim"),
+        (f"{policy.version}", "bold"),
+        (" for ", "dim"),
+        _ago(policy.since_s),
+        (": ", "dim"),
+        policy.reason or "no reason given",
+    )
+    if policy.considered and policy.considered not in policy.reason:
+        yield Text.assemble(("since then: ", "dim"), policy.considered)
+
+
+def _nodes(nodes: Sequence[NodeView]) -> Table:
+    table = _table()
+    headings = (
+        "rank",
+        "node",
+        "site",
+        "heard",
+        "round",
+        "took",
+        "waiting",
+        "sending",
+        "sent",
+        "clock",
+        "waits for",
+    )
+    sites = any(node.site for node in nodes)
+    for heading in headings:
+        if heading == "site" and not sites:
+            continue
+        left = heading in {"node", "site", "waits for"}
+        table.add_column(
+            heading,
+            justify="left" if left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            ratio=1 if heading == "waits for" else None,
+            header_style="dim",
+        )
+    for node in nodes:
+        silent = node.heard_s >= _SILENT_S and node.state != "left"
+        cells: list[str | Text] = [
+            "any" if node.rank is None else str(node.rank),
+            Text(f"{node.host}:{node.port}"),
+            *([Text(node.site or _UNKNOWN)] if sites else []),
+            Text(_ago(node.heard_s), "bold red" if silent else ""),
+            _or(node.last_round, str),
+            _or(node.round_s, time_text),
+            _or(node.waiting, "{:.0%}".format),
+            _or(node.sending, _rate),
+            _or(node.bytes_sent, size_text),
+            _clock(node),
+            Text(node.waits_for or ("" if node.state == "running" else node.state)),
+        ]
+        table.add_row(*cells)
+    return table
+
+
+def _trees(status: JobStatus) -> Iterator[Text]:
+    trees = sorted(status.policy.trees, key=lambda tree: (-tree.share, tree.root))
+    yield Text("trees: their share of the data; the root, and in brackets who sends to it", "dim")
+    for tree in trees[:_MOST_TREES]:
+        both = Tree(
+            root=Rank(tree.root),
+            reduce_parent=tree.reduce_parent,
+            broadcast_parent=tree.broadcast_parent,
+        )
+        up, down = _brackets(tree.root, both.reduce_children), _brackets(tree.root, both.broadcast_children)
+        text = up if up == down else f"{up}   and down again {down}"
+        yield Text(f"{tree.share:6.1%}  {text}", overflow="ellipsis", no_wrap=True)
+    if len(trees) > _MOST_TREES:
+        rest = trees[_MOST_TREES:]
+        yield Text(f"and {len(rest)} more with {sum(tree.share for tree in rest):.1%} together", "dim")
+    detours = status.policy.detours
+    if detours:
+        chunks = sum(node.detoured or 0 for node in status.nodes)
+        exploring = sum(1 for detour in detours if detour.explore)
+        counts = f"{len(detours)} auxiliary paths, {exploring} of them to explore; {chunks} chunks so far"
+        paths = "  ".join(">".join(map(str, detour.path)) for detour in detours)
+        yield Text.assemble((f"{counts}:  ", "dim"), paths, overflow="ellipsis", no_wrap=True)
+
+
+def _brackets(rank: int, children: Sequence[Sequence[int]]) -> str:
+    below = " ".join(_brackets(child, children) for child in children[rank])
+    return f"{rank}({below})" if below else str(rank)
+
+
+def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
+    size = len(status.nodes)
+    measured = [link for link in status.links if link.measured and link.rate]
+    count = f"{len(measured)} of {len(status.links)} measured"
+    routed = set(status.routed_pairs)
+    past = f"{len(routed)} pairs whose ways lead past other nodes" if routed else ""
+    used = _used(status.policy.trees)
+    if _LABEL + (size + 2) * _CELL > width:
+        besides = (f", beside {past}" if past else "") + (f"; {_CROWDED}" if status.crowded else "")
+        yield Text(f"links: {count}{besides}; the slowest, Mbit/s", "dim")
+        slowest = sorted(measured, key=lambda link: link.rate or 0.0)[:_MOST_LINKS]
+        yield Text("  ".join(f"{link.source}>{link.target} {_mbit(link.rate)}" for link in slowest))
+        return
+    yield Text(
+        f"links, Mbit/s from (rows) to (columns): {count}; green: in a tree; ≥: an access line was the limit"
+        + (f"; {_ROUTED}: {past}" if past else "")
+        + (f"; {_CROWDED}" if status.crowded else ""),
+        "dim",
+    )
+    table = _table()
+    table.add_column("", no_wrap=True)
+    for target in range(size):
+        table.add_column(str(target), justify="right", no_wrap=True, header_style="dim")
+    for heading in ("all out", "all in"):
+        table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
+    by_ends = {(link.source, link.target): link for link in measured}
+    for source, node in enumerate(status.nodes):
+        cells = [
+            Text(_ROUTED, "dim")
+            if (source, target) in routed
+            else _link(by_ends.get((source, target)), (source, target) in used)
+            for target in range(size)
+        ]
+        caps = (_or(node.egress, _mbit), _or(node.ingress, _mbit))
+        table.add_row(Text(f"{source} {node.site}".rstrip()[:_LABEL], "dim"), *cells, *caps)
+    yield table
+
+
+def _used(trees: Sequence[TreeStatus]) -> set[tuple[int, int]]:
+    """Return the links that the policy's trees use."""
+    found = set()
+    for tree in trees:
+        found |= {(rank, parent) for rank, parent in enumerate(tree.reduce_parent) if parent >= 0}
+        found |= {(parent, rank) for rank, parent in enumerate(tree.broadcast_parent) if parent >= 0}
+    return found
+
+
+def _link(link: LinkStatus | None, used: bool) -> Text:  # noqa: FBT001 - private
+    if link is None:
+        return Text(_UNKNOWN, "green dim" if used else "dim")
+    old = link.age_s is not None and link.age_s > _OLD_S
+    style = ("green" if used else "") + (" dim" if old else "")
+    return Text(("≥" if link.censored else "") + _mbit(link.rate), style.strip())
+
+
+def _former(status: JobStatus) -> list[RenderableType]:
+    if not status.former:
+        return []
+    parts: list[RenderableType] = [Text(""), Text("former policies", "dim")]
+    for one in status.former[:_MOST_FORMER]:
+        text = f"{one.version:4}  ended {_ago(one.ended_s)} ago after {_ago(one.lasted_s)}: {one.reason}"
+        parts.append(Text(text, overflow="ellipsis", no_wrap=True))
+    return parts
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+
+
+def _or(value: T | None, show: Callable[[T], str]) -> str:
+    return _UNKNOWN if value is None else show(value)
+
+
+def _clock(node: NodeView) -> str:
+    """Return by how much the cluster's clock is ahead of the host's, and how fast it gains on it."""
+    if node.clock_offset_s is None:
+        return _UNKNOWN
+    ms = 1e3 * node.clock_offset_s
+    offset = f"{ms:+.2f}ms" if abs(ms) < 100 else f"{node.clock_offset_s:+.3g}s"
+    return f"{offset} {1e6 * node.clock_drift:+.0f}ppm" if node.clock_drift else offset
+
+
+def _rate(bit_per_s: float) -> str:
+    return format_rate(float(f"{bit_per_s:.3g}"))
+
+
+def _mbit(bit_per_s: float | None) -> str:
+    if not bit_per_s:
+        return _UNKNOWN
+    mbit = bit_per_s / 1e6
+    return f"{mbit:.0f}" if mbit >= 10 else f"{mbit:.2g}"
+
+
+def _ago(seconds: float) -> str:
+    """Return a time that is past, as a clock shows it from a minute on."""
+    if not math.isfinite(seconds):
+        return _UNKNOWN
+    whole = int(seconds)
+    if whole < 60:
+        return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"

@@ -1,0 +1,1 @@
+"""`netstorm wan`: an emulated WAN on this machine."""

@@ -1,0 +1,265 @@
+"""`netstorm wan`: a network file becomes network namespaces on this machine, in which any program runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from netstorm.cli.failing import exit_on_usage_error
+from netstorm.errors import UsageError
+
+if TYPE_CHECKING:
+    from netstorm.emulation.wan import Wan
+
+__all__ = ["wan"]
+
+wan: Final = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Emulate a network on this machine: namespaces, in which any program runs. Needs root.",
+)
+
+_Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Which network, if several are up.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_DEFAULT_NAME: Final = "wan"
+_INTERRUPTED: Final = 130
+_REST: Final[dict[str, Any]] = {"allow_interspersed_args": False}
+
+
+@wan.command()
+def up(
+    network: Annotated[Path, typer.Argument(metavar="NETWORK.yaml", help="The network file.")],
+    *,
+    name: _Name = _DEFAULT_NAME,
+    backend: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="netem (the kernel's), relay (NetStorm's own), or auto."),
+    ] = "auto",
+    congestion: Annotated[
+        str, typer.Option(metavar="NAME", help="TCP congestion control of all namespaces.")
+    ] = "bbr",
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay, and take it down at Ctrl-C or SIGTERM.")
+    ] = False,
+) -> None:
+    """Make the network, and leave it up until `netstorm wan down`.
+
+    \b
+      sudo netstorm wan up examples/networks/internet2.yaml
+      sudo netstorm wan exec 0 -- ping r8
+
+    Every rank gets a namespace; r0, r1, … are their names in each. What crashed networks have left behind is
+    removed first. The file's changes begin at once.
+    """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
+    from netstorm.cli.wan.text import up_text
+    from netstorm.emulation.wan import Wan
+    from netstorm.topology.networks.file import load_network
+
+    with exit_on_usage_error():
+        made = Wan.up(
+            load_network(network), name=name, backend=backend, congestion=congestion, detached=not foreground
+        )
+        if not foreground:
+            print(up_text(made))
+            return
+        with made:
+            _keep(made, up_text(made))
+
+
+def _keep(made: Wan, text: str) -> None:
+    """Say that it is up, and wait for a signal."""
+    import signal
+
+    from netstorm import clock
+    from netstorm.emulation.state import running
+
+    # Not `sigtimedwait`: the kernel may hand a signal to another thread, which has not blocked it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        print(text, flush=True)
+        while made.name in running():
+            clock.sleep(1.0)
+        raise UsageError(f"the emulated network {made.name!r} has ended")
+
+
+@wan.command()
+def down(
+    *,
+    name: _Name = _DEFAULT_NAME,
+    everything: Annotated[bool, typer.Option("--all", help="All networks that are up.")] = False,
+) -> None:
+    """Take the network down, with whatever runs in it, and remove what crashed ones have left behind."""
+    from netstorm.emulation.rights import require_rights
+    from netstorm.emulation.state import remove_stale, running
+    from netstorm.emulation.wan import Wan
+
+    with exit_on_usage_error():
+        require_rights()
+        for stale in remove_stale():
+            print(f"removed what {stale!r} had left behind")
+        names = running() if everything else [name]
+        for one in names:
+            Wan.attach(one).down()
+            print(f"{one} is down")
+
+
+@wan.command("exec", context_settings=_REST)
+def run_in(
+    rank: Annotated[int, typer.Argument(metavar="RANK", help="Where.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run there.")],
+    *,
+    name: _Name = _DEFAULT_NAME,
+) -> None:
+    """Run a command in a rank's namespace; its exit code is the command's."""
+    from netstorm.emulation.wan import Wan
+
+    with exit_on_usage_error():
+        words = Wan.attach(name).command(rank, command[command[0] == "--" :])
+        sys.stdout.flush()
+        try:
+            os.execvp(words[0], words)  # noqa: S606 - what the user has asked for
+        except OSError as error:
+            raise UsageError(f"cannot run {words[0]}: {error.strerror}") from None
+
+
+@wan.command("set")
+def change(
+    *,
+    between: Annotated[
+        tuple[int, int] | None, typer.Option(metavar="RANK RANK", help="Both directions of a link.")
+    ] = None,
+    source: Annotated[
+        int | None, typer.Option("--from", metavar="RANK", help="One direction: from …")
+    ] = None,
+    target: Annotated[int | None, typer.Option("--to", metavar="RANK", help="… to.")] = None,
+    rate: Annotated[str | None, typer.Option(metavar="RATE", help="Such as 40Mbit.")] = None,
+    latency: Annotated[str | None, typer.Option(metavar="TIME", help="One way, such as 15ms.")] = None,
+    loss: Annotated[str | None, typer.Option(metavar="PERCENT", help="Of segments, such as 0.02%.")] = None,
+    name: _Name = _DEFAULT_NAME,
+) -> None:
+    """Change a link at once.
+
+    \b
+      netstorm wan set --between 0 1 --rate 40Mbit
+      netstorm wan set --from 2 --to 3 --latency 50ms --loss 1%
+    """  # noqa: D301 - as above
+    from netstorm.emulation.wan import Wan
+    from netstorm.units import parse_duration, parse_fraction, parse_rate
+
+    with exit_on_usage_error():
+        values = {
+            "rate": _read(rate, parse_rate),
+            "latency": _read(latency, parse_duration),
+            "loss": _read(loss, parse_fraction),
+        }
+        if all(value is None for value in values.values()):
+            raise UsageError("nothing to set: expected --rate, --latency or --loss")
+        if between is not None and source is None and target is None:
+            ends = [between, (between[1], between[0])]
+        elif between is None and source is not None and target is not None:
+            ends = [(source, target)]
+        else:
+            raise UsageError("which link? Expected --between RANK RANK, or --from RANK --to RANK")
+        running = Wan.attach(name)
+        for one, other in ends:
+            running.set(one, other, **values)
+
+
+def _read(text: str | None, parse: Callable[[object], float]) -> float | None:
+    return None if text is None else parse(text)
+
+
+@wan.command()
+def status(*, name: _Name = _DEFAULT_NAME, as_json: _Json = False) -> None:
+    """Print each link as it is now, and what it has carried, dropped and lost so far."""
+    import json
+
+    from netstorm.cli.wan.text import status_text
+    from netstorm.emulation.wan import Wan
+
+    with exit_on_usage_error():
+        running = Wan.attach(name)
+        facts = running.facts()
+        print(json.dumps(facts, indent=1) if as_json else status_text(running, facts))
+
+
+@wan.command()
+def check(
+    network: Annotated[
+        Path | None,
+        typer.Argument(metavar="NETWORK.yaml", help="Check this one, up for the check only."),
+    ] = None,
+    *,
+    name: _Name = _DEFAULT_NAME,
+    together: Annotated[bool, typer.Option("--all", help="All links at once, both ways.")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.2,
+            help="How long each is measured, once warmed up. Default: 2; with --all 6.",
+            show_default=False,
+        ),
+    ] = None,
+    warm_up: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Before that, for TCP to find the rate.")
+    ] = 1.5,
+    backend: Annotated[str, typer.Option(metavar="NAME", help="As for `wan up`.")] = "auto",
+    congestion: Annotated[str, typer.Option(metavar="NAME", help="As for `wan up`.")] = "bbr",
+    as_json: _Json = False,
+) -> None:
+    """Measure the network against its file: rate, round trip and loss of each link.
+
+    Links are loaded one at a time; a rate must be within 3 %, with --all within 10 %, a round trip within
+    1 ms. Rates are compared on the wire: TCP's goodput is less by headers (see docs/emulation.md).
+
+    The exit code is 1 if anything is out of tolerance.
+    """
+    from netstorm.emulation.wan import Wan
+    from netstorm.topology.networks.file import load_network
+
+    with exit_on_usage_error(), contextlib.ExitStack() as stack:
+        if network is None:
+            checked = Wan.attach(name)
+        else:
+            checked = stack.enter_context(
+                Wan.up(load_network(network), backend=backend, congestion=congestion, start_changes=False)
+            )
+        try:
+            measured = seconds or (6.0 if together else 2.0)
+            good = _check(checked, together=together, warm_up=warm_up, seconds=measured, as_json=as_json)
+        except KeyboardInterrupt:
+            raise typer.Exit(_INTERRUPTED) from None
+    raise typer.Exit(0 if good else 1)
+
+
+def _check(checked: Wan, *, together: bool, warm_up: float, seconds: float, as_json: bool) -> bool:
+    import json
+
+    from netstorm.cli.wan.text import CHECK_HEAD, check_json, check_line, check_summary
+    from netstorm.emulation.check import check as measure
+    from netstorm.emulation.process import take_precedence
+
+    take_precedence()  # or a busy machine's other programs are what is measured
+    rows = []
+    if not as_json:
+        print(CHECK_HEAD)
+    for row in measure(checked, together=together, warm_up_s=warm_up, measure_s=seconds):
+        rows.append(row)
+        if not as_json:
+            print(check_line(row), flush=True)
+    facts = checked.facts()
+    if as_json:
+        print(json.dumps(check_json(facts, rows), indent=1))
+    else:
+        print(check_summary(facts, rows))
+    return not any(row.wrong for row in rows)

@@ -1,0 +1,1 @@
+"""MXNet's arrays: what is checked, copied and handed to the network."""

@@ -1,0 +1,1 @@
+"""The asynchronous KVStore: owners, and what other ranks ask of them."""

@@ -1,0 +1,141 @@
+"""What an optimiser keeps of a key that several ranks own parts of: taken apart, sent, and put together.
+
+A state is what `create_state` of an `mx.optimizer.Optimizer` returns: an array, nothing, a number, or a tuple
+of these. Arrays that have a value for each element of the key are divided as the key is; whatever else
+belongs to an optimiser that needs whole tensors, whose keys have one owner each. Across the wire go numbers
+and arrays, as MessagePack; no pickle.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from netstorm.compression.rows import Rows
+from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.arrays.row_memory import filled_rows
+from netstorm.frontends.mxnet.compat import mx
+
+__all__ = ["Kept", "decode", "encode", "joined", "part_of"]
+
+
+class _Array(msgspec.Struct, tag="array", array_like=True):
+    shape: tuple[int, ...]
+    dtype: str
+    values: bytes
+    rows: bytes | None = None
+    """Numbers of the rows, int64, if it is row-sparse."""
+
+
+class _Several(msgspec.Struct, tag="several", array_like=True):
+    states: list[_State]
+
+
+_State: TypeAlias = _Array | _Several | bool | int | float | None
+
+
+class Kept(msgspec.Struct):
+    """What an owner keeps of one block."""
+
+    state: _State
+    begun: bool
+    """There has been an update, or the state comes from a file."""
+    updates: int
+    """Of this block."""
+    all_updates: int
+    """The most of any key, as the optimiser counts: what a learning rate scheduler looks at."""
+
+    @classmethod
+    def of(cls, state: Any, *, begun: bool, updates: int, all_updates: int) -> Kept:
+        """Describe an optimiser's state; waits until it has been computed."""
+        return cls(_plain(state), begun, updates, all_updates)
+
+
+def encode(kept: Kept) -> bytes:
+    """Return what goes over the wire."""
+    return msgspec.msgpack.encode(kept)
+
+
+def decode(data: bytes) -> Kept:
+    """Return what `encode` was given."""
+    return msgspec.msgpack.decode(data, type=Kept)
+
+
+def joined(parts: list[Any], shape: tuple[int, ...]) -> Any:
+    """Return the state of a whole key.
+
+    Args:
+        parts: `Kept.state` of its blocks, in order.
+        shape: of the key.
+    """
+    first = parts[0]
+    if isinstance(first, _Several):
+        places = range(len(first.states))
+        return tuple(joined([part.states[place] for part in parts], shape) for place in places)
+    if not isinstance(first, _Array):
+        return first
+    dtype = np.dtype(first.dtype)
+    if any(part.rows is not None for part in parts):
+        return _joined_rows(parts, shape, dtype)
+    values = np.concatenate([np.frombuffer(part.values, dtype) for part in parts])
+    return mx.nd.array(values.reshape(shape if len(parts) > 1 else first.shape), ctx=mx.cpu(), dtype=dtype)
+
+
+def part_of(state: Any, name: str, shape: tuple[int, ...], start: int, part: tuple[int, ...]) -> Any:
+    """Return a block's part of a state that was saved.
+
+    Args:
+        state: of the whole key.
+        name: of the key.
+        shape: of the key.
+        start: the block's first element.
+        part: the block's shape.
+
+    Raises:
+        UsageError: it is the state of another array.
+    """
+    if isinstance(state, (list, tuple)):
+        return tuple(part_of(one, name, shape, start, part) for one in state)
+    if not isinstance(state, mx.nd.NDArray):
+        return state
+    size = math.prod(part)
+    if tuple(state.shape) == shape and state.stype == "row_sparse":
+        first, count = start // max(1, math.prod(shape[1:])), part[0]
+        found = Rows(state.indices.asnumpy(), state.data.asnumpy()).between(first, first + count)
+        rows = Rows(np.empty(0, np.int64), np.empty(0)) if found is None else found
+        return filled_rows(part, state.dtype, rows)
+    if size == math.prod(shape):
+        return state.copy()
+    if tuple(state.shape) != shape:
+        raise UsageError(
+            f"load_optimizer_states: the file has a state of shape {tuple(state.shape)} for key {name!r}, "
+            f"which has shape {shape}"
+        )
+    values = state.asnumpy().reshape(-1)[start : start + size].reshape(part)
+    return mx.nd.array(values, ctx=mx.cpu(), dtype=state.dtype)
+
+
+def _plain(state: Any) -> _State:
+    if isinstance(state, (list, tuple)):
+        return _Several([_plain(one) for one in state])
+    if isinstance(state, mx.nd.NDArray):
+        rows = state.indices.asnumpy().tobytes() if state.stype == "row_sparse" else None
+        values = (state if rows is None else state.data).asnumpy()
+        return _Array(tuple(state.shape), values.dtype.name, values.tobytes(), rows)
+    if state is None or isinstance(state, (bool, int, float)):
+        return state
+    raise UsageError(f"save_optimizer_states: a state of type {type(state).__name__} cannot be sent")
+
+
+def _joined_rows(parts: list[_Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    numbers, values, first = [], [], 0
+    for part in parts:
+        here = np.arange(part.shape[0]) if part.rows is None else np.frombuffer(part.rows, np.int64)
+        numbers.append(first + here)
+        values.append(np.frombuffer(part.values, dtype))
+        first += part.shape[0]
+    rows = np.concatenate(numbers)
+    return filled_rows(shape, dtype, Rows(rows, np.concatenate(values).reshape(len(rows), -1)))

@@ -1,0 +1,175 @@
+"""What this rank owns, in MXNet's arrays: a thread that applies pushes, and the keepers that it works for.
+
+An optimiser is Python code that queues operations on MXNet's engine, and some wait for values. The script's
+thread must not be held up by other ranks' gradients, nor the I/O thread by an optimiser; so it has a thread
+of its own. A copy of a value for those who pull it is made by the engine, behind the updates it should see.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from netstorm.compression.rows import Rows
+from netstorm.frontends.mxnet.arrays.row_memory import filled_rows, rows_of
+from netstorm.frontends.mxnet.arrays.staging import memory_of
+from netstorm.frontends.mxnet.asynchronous.owned_rule import OwnedRule, Place
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
+from netstorm.kvstore.asynchronous.gradients import Gradient
+from netstorm.kvstore.asynchronous.owners import chunks_of, extent, has_whole_rows
+from netstorm.kvstore.process.lifetime import after_close
+from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.values.key import Array, Key
+from netstorm.protocol.chunks import ROW_SPARSE, row_length
+from netstorm.protocol.frames import Buffer
+
+__all__ = ["Owner"]
+
+_JOIN_S: Final = 10.0
+"""For an update to end, when this process does."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Owner:
+    """All that one store owns on this rank."""
+
+    def __init__(self, runtime: Runtime, rule: OwnedRule) -> None:
+        """Begin with nothing, under an update rule."""
+        self.rule = rule
+        """May be replaced while nobody has anything outstanding."""
+        self.runtime: Final = runtime
+        self._work: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
+        self._thread: Final = threading.Thread(target=self._run, name="netstorm-owner", daemon=True)
+        self._thread.start()
+        after_close(self.stop)
+
+    def keep(self, key: Key, user_key: int | str, initial: Array) -> None:
+        """Take up what this rank owns of a key, whose initial value must not change before this returns, and
+        begin to serve it.
+
+        Call it when the key is known to the job.
+        """
+        owners, whole = self.runtime.node.owners().owners, self.rule.whole
+        values: dict[int, Array] = {}
+        for block in owners.blocks(key, whole=whole):
+            if owners.owner(key, block) == self.runtime.rank:
+                chunks = chunks_of(key, block, whole=whole)
+                values[block] = initial[extent(key, chunks[0])[0] : extent(key, chunks[-1])[1]].copy()
+
+        def serve() -> None:
+            keeper = _BlockStore(self, key, user_key, values)
+            self.runtime.post(lambda node, _: node.owners().serve(key, keeper))
+
+        self.call(serve)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the owner's thread do something. From any thread; does not wait."""
+        self._work.put(function)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._work.put(None)
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while (function := self._work.get()) is not None:
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 -- a user's rule may fail in any way
+                _log.exception("an update of what this rank owns has failed")
+                self.runtime.fail(f"its update rule has failed: {type(error).__name__}: {error}")
+
+
+class _BlockStore:
+    """The blocks of one key. See `netstorm.kvstore.asynchronous.serving.Keeper`."""
+
+    def __init__(self, owner: Owner, key: Key, user_key: int | str, values: dict[int, Array]) -> None:
+        self._owner: Final = owner
+        self._key: Final = key
+        self._blocks: Final = {block: self._stored(value) for block, value in values.items()}
+        self._places: Final = {
+            block: Place(user_key, block, key.spec.shape, extent(key, block)[0]) for block in values
+        }
+
+    @property
+    def rule(self) -> str:
+        """Fingerprint of the update rule."""
+        return self._owner.rule.text
+
+    @property
+    def whole(self) -> bool:
+        """The rule needs whole tensors."""
+        return self._owner.rule.whole
+
+    def apply(
+        self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+    ) -> None:
+        """Have a block updated by the owner's thread."""
+
+        def update() -> None:
+            stored = self._blocks[block]
+            if isinstance(gradient, Rows):
+                array = filled_rows(tuple(stored.shape), self._key.dtype, gradient)
+            else:
+                array = self._array_of(gradient)
+            self._owner.rule.update(self._places[block], array, stored, live)
+            # The gradient has been copied, and whatever reads the block waits for the update in the engine.
+            self._post(done)
+
+        self._owner.call(update)
+
+    def read(self, block: int, done: Callable[[Buffer], None]) -> None:
+        """Have the engine copy a block, behind the updates that are queued."""
+        stored, runtime, name = self._blocks[block], self._owner.runtime, self._key.name
+
+        def start(completion: Completion) -> None:
+            if stored.stype == "row_sparse":
+                copy: Array = rows_of(stored).values.reshape(-1).copy()
+            else:
+                copy = np.frombuffer(memory_of(stored), np.uint8).copy()
+            completion.succeed()
+            self._post(lambda: done(copy))
+
+        def skipped() -> None:
+            runtime.fail(f"an update of {name}, of which it is an owner, has failed")
+
+        self._owner.call(
+            lambda: push_async(start, reads=(stored,), writes=(), name="netstorm_read", skipped=skipped)
+        )
+
+    def states(self, block: int, done: Callable[[bytes], None]) -> None:
+        """Have the owner's thread look what its optimiser keeps of a block."""
+
+        def look() -> None:
+            kept = self._owner.rule.kept(self._places[block], self._blocks[block])
+            self._post(lambda: done(kept))
+
+        self._owner.call(look)
+
+    def _stored(self, values: Array) -> NDArray:
+        """Return a copy of a block's values, of the kind that the key is: row-sparse ones have all rows."""
+        if self._key.spec.form != ROW_SPARSE:
+            return self._array_of(values)
+        shape = self._shape(values.size)
+        return filled_rows(shape, self._key.dtype, Rows(np.arange(shape[0]), values))
+
+    def _array_of(self, values: Array) -> NDArray:
+        """Return a copy of a value for each element of a block."""
+        return mx.nd.array(values.reshape(self._shape(values.size)), ctx=mx.cpu(), dtype=self._key.dtype)
+
+    def _shape(self, size: int) -> tuple[int, ...]:
+        """Return the shape of a block of so many elements: of whole rows, if it has such."""
+        shape = self._key.spec.shape
+        if not shape or not (size == self._key.elements or has_whole_rows(self._key)):
+            return (size,)
+        return (size // row_length(shape), *shape[1:])
+
+    def _post(self, function: Callable[[], None]) -> None:
+        self._owner.runtime.post(lambda _node, _now: function())

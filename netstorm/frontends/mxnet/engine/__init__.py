@@ -1,0 +1,1 @@
+"""Asynchronous operations on MXNet's dependency engine, and their errors."""

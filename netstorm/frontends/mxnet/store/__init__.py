@@ -1,0 +1,1 @@
+"""The synchronous KVStore: what a training script calls."""

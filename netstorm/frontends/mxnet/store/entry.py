@@ -1,0 +1,250 @@
+"""One key of a store, on this node: its value, and how its rounds travel through MXNet's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from netstorm.frontends.mxnet.arrays.gil_calls import is_dense, queue_copy
+from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine.operations import (
+    RUNS_INLINE,
+    Completion,
+    NDArray,
+    Operands,
+    push_async,
+    push_on,
+)
+from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression, Residual
+from netstorm.frontends.mxnet.store.row_entry import RowPushes
+from netstorm.frontends.mxnet.store.row_rounds import summed_rows
+from netstorm.frontends.mxnet.updates.deferred_update import DeferredUpdate, UpdatedArrays
+from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.values.key import Key
+
+__all__ = ["Entry"]
+
+
+class Entry:
+    """A key's value, and the array that its sums arrive in. All methods but `settle` queue, and return at
+    once; only the first row-sparse push to a dense key, and the first under another update rule, settle.
+    """
+
+    __slots__ = (
+        "_arrays",
+        "_is_held",
+        "_may_wait",
+        "_merged",
+        "_pulled",
+        "_pushed",
+        "_residual",
+        "_rows",
+        "_runtime",
+        "_stored",
+        "_total",
+        "key",
+        "skipped",
+        "user_key",
+    )
+
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        self.key: Final = key
+        self.user_key: Final = user_key
+        self.skipped: NDArray | None = None
+        """What a round could not be made of, because an operation of the script's has failed: to read it
+        raises that failure."""
+        self._runtime: Final = runtime
+        self._stored: Final = StagingBuffer(key.spec.shape, key.dtype)
+        self._may_wait: Final = not RUNS_INLINE and self._stored.may_have_alias
+        """Its updates may be queued by another thread."""
+        self._pushed: object = None
+        self._pulled: object = None
+        """Handles of the last single array that was pushed, and of the last one pulled to; both dense."""
+        self._merged: StagingBuffer | None = None
+        """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
+        self._total: NDArray | None = None
+        """What `update` is to update with; None if another thread does."""
+        self._is_held = False
+        """Rounds hold the value until another thread has queued their updates."""
+        self._arrays: UpdatedArrays | None = None
+        """Made for the first update that another thread makes."""
+        self._residual: Residual | None = None
+        """Made at the first push under gradient compression."""
+        self._rows: RowPushes | None = None
+        """Made at the first push that is row-sparse."""
+
+    def begin_with(self, value: NDArray | None) -> None:
+        """Give all ranks the value of the one that has one; the others contribute zeros."""
+        if value is not None:
+            self._stored.copy_from(value)
+        self._allreduce(self._stored, contributes=value is not None)
+
+    def push(
+        self,
+        values: Sequence[NDArray],
+        *,
+        priority: int,
+        rule: UpdateRule | None,
+        said: str,
+        compression: GradientCompression | None = None,
+    ) -> None:
+        """Sum `values` over devices and ranks; `update` belongs behind it.
+
+        Args:
+            rule: what `update` will be given.
+            said: its fingerprint.
+            compression: how their sum over the devices travels; None: as it is.
+        """
+        if len(values) != 1 or values[0].handle is not self._pushed:
+            dense = [is_dense(value) for value in values]
+            if not any(dense):
+                if self._rows is None:
+                    self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
+                self._rows.push(values, priority=priority, rule=rule, said=said)
+                self._total = self._rows.take()
+                return
+            if not all(dense):
+                values = [summed_rows(values, self.key)]
+            elif len(values) == 1:
+                self._pushed = values[0].handle
+        if rule is None:
+            # The sum replaces the stored value: it travels there, and is not copied again.
+            self._stored.sum_of(values)
+            self._allreduce(self._stored, priority=priority, rule=said, compression=compression)
+            return
+        if self._merged is None:
+            self._merged = StagingBuffer(self.key.spec.shape, self.key.dtype)
+        merged = self._merged
+        merged.sum_of(values)
+        # Updates with rows are queued at once, so those with dense sums are, too, where both are pushed.
+        captured = rule.capture(self.user_key) if self._may_wait and self._rows is None else None
+        if captured is None:
+            self._allreduce(merged, priority=priority, rule=said, compression=compression)
+            self._total = merged.array
+            return
+        if self._arrays is None:
+            self._arrays = UpdatedArrays(merged, self._stored)
+        update = DeferredUpdate(self._runtime, rule, captured, self._arrays, self.key.name)
+        self._is_held = True
+        self._allreduce(merged, priority=priority, rule=said, compression=compression, update=update)
+
+    def update(self, rule: UpdateRule) -> None:
+        """Update the value with the sum of the last push."""
+        key = self.key
+        round, runtime = key.last_taken, self._runtime
+        total, self._total = self._total, None
+        if total is not None:
+            self.settle()
+            rule.update(
+                self.user_key,
+                total,
+                self._stored.array,
+                round=f"round {round} of {key.name} in store {key.spec.namespace}",
+                rank=runtime.rank,
+            )
+        every = runtime.settings.compare_rounds
+        if every and round % every == 0:
+            self._compare_replicas(key)
+
+    def settle(self) -> None:
+        """Wait until the updates that other threads queue have been made: the optimiser's state is known."""
+        if self._is_held:
+            self._stored.array.wait_to_read()
+            self._is_held = False
+
+    def pull(self, outs: Sequence[NDArray]) -> None:
+        """Copy the value, as it is after all that was pushed before."""
+        for out in outs:
+            if out.handle is self._pulled or is_dense(out):
+                self._pulled = out.handle
+                self._stored.copy_to(out)
+            else:
+                with mx.autograd.pause():
+                    queue_copy(mx.nd.cast_storage(self._stored.array, "row_sparse"), out)
+
+    def _allreduce(
+        self,
+        array: StagingBuffer,
+        *,
+        priority: int = 0,
+        rule: str = "",
+        contributes: bool = True,
+        compression: GradientCompression | None = None,
+        update: DeferredUpdate | None = None,
+    ) -> None:
+        """Queue the network's part: `array` becomes the sum of the `array`s of all ranks that contribute, and
+        the value is updated with it, if there is a later `update`.
+        """
+        key, runtime = self.key, self._runtime
+        round = key.take_round()
+        residual = None if compression is None else self._residual_of(key)
+
+        def start(completion: Completion) -> None:
+            memory = np.frombuffer(array.memory(), key.dtype)
+            source: Any = memory if contributes else None
+            if residual is not None and compression is not None:
+                source = residual.quantise(memory, compression.threshold)
+            if update is not None:
+                update.begin(completion)
+
+            runtime.submit(
+                Operation(
+                    key=key,
+                    round=round,
+                    source=source,
+                    destination=memory,
+                    done=completion.end if update is None else update.sum_arrived,
+                    priority=priority,
+                    rule=rule,
+                    form=None if compression is None else compression.form,
+                )
+            )
+
+        def skipped() -> None:
+            self.skipped = array.array
+            runtime.fail(
+                f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
+            )
+
+        push_on(
+            self._operands(array, residual, update),
+            start,
+            name="netstorm_allreduce",
+            priority=priority,
+            skipped=skipped,
+        )
+
+    def _operands(
+        self, array: StagingBuffer, residual: Residual | None, update: DeferredUpdate | None
+    ) -> Operands:
+        if update is not None and residual is None:
+            return update.operands
+        writes = [array.array]
+        if residual is not None:
+            writes.append(residual.array)
+        if update is not None:
+            writes.append(self._stored.array)
+        return Operands((), writes)
+
+    def _residual_of(self, key: Key) -> Residual:
+        if self._residual is None:
+            self._residual = Residual(key)
+        return self._residual
+
+    def _note_skipped(self, array: NDArray) -> None:
+        self.skipped = array
+
+    def _compare_replicas(self, key: Key) -> None:
+        """Have the ranks' values compared, behind the update that is queued, as those of a key's round."""
+        round, runtime, stored = key.last_taken, self._runtime, self._stored
+
+        def start(completion: Completion) -> None:
+            runtime.report_replica(key, round, np.frombuffer(stored.memory(), np.uint8))
+            completion.succeed()
+
+        push_async(start, reads=(stored.array,), writes=(), name="netstorm_compare")

@@ -1,0 +1,82 @@
+"""Who owns which block of a key, in asynchronous training, and which elements. Pure; the same on every node.
+
+A block is what is updated at a time: a chunk, or a whole key if the update rule needs whole tensors (a norm).
+Spread by chunk, a large key is pushed to all owners at once and updated by all of them; by key, the owner of
+the largest one would be what everybody waits for.
+
+Some rows of a key may be pushed without the others, so no row is divided among owners: each goes with the
+chunk that it begins in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from netstorm.kvstore.values.key import Key
+from netstorm.protocol.chunks import row_length
+from netstorm.topology.schedule import interleave
+
+__all__ = ["Owners", "chunks_of", "extent", "has_whole_rows"]
+
+
+class Owners:
+    """Blocks to ranks, in proportion to the weights that the scheduler fixed for the job."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self.ranks: Final = tuple(rank for rank, weight in enumerate(weights) if weight > 0)
+        """Those that own something."""
+        self._schedule: Final = tuple(
+            self.ranks[index] for index in interleave([weights[rank] for rank in self.ranks])
+        )
+
+    def of_slot(self, slot: int) -> int:
+        """Return who owns the block whose first chunk has this slot."""
+        return self._schedule[slot % len(self._schedule)]
+
+    def blocks(self, key: Key, *, whole: bool) -> list[int]:
+        """Return the first chunks of a key's blocks."""
+        chunks = _chunks(key)
+        return list(range(min(1, chunks) if whole else chunks))
+
+    def owner(self, key: Key, block: int) -> int:
+        """Return who owns a block, by its first chunk."""
+        assert key.layout is not None
+        return self.of_slot(key.layout.slots[block])
+
+    def count(self, key: Key, *, whole: bool) -> Counter[int]:
+        """Return how many blocks of a key each owner has."""
+        return Counter(self.owner(key, block) for block in self.blocks(key, whole=whole))
+
+
+def chunks_of(key: Key, block: int, *, whole: bool) -> range:
+    """Return the chunks of a block."""
+    return range(_chunks(key)) if whole else range(block, block + 1)
+
+
+def extent(key: Key, chunk: int) -> tuple[int, int]:
+    """Return the first element and the end of what the owner of a chunk has of a key."""
+    assert key.layout is not None
+    start, end = key.layout.bounds[chunk]
+    if not has_whole_rows(key):
+        return start, end
+    length = row_length(key.spec.shape)
+    return -(-start // length) * length, -(-end // length) * length
+
+
+def has_whole_rows(key: Key) -> bool:
+    """Return whether each row has one owner: rows longer than a chunk are divided, as the chunks are."""
+    layout = key.layout
+    assert layout is not None
+    return layout.chunks > 0 and row_length(key.spec.shape) <= layout.bounds[0][1]
+
+
+def _chunks(key: Key) -> int:
+    """Return how many chunks of a key have owners: in the last one no row may begin."""
+    assert key.layout is not None
+    chunks = key.layout.chunks
+    if chunks:
+        start, end = extent(key, chunks - 1)
+        return chunks - (start == end)
+    return 0

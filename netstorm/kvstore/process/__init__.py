@@ -1,0 +1,1 @@
+"""The shell around a general node: threads, sockets, signals, metrics, and how the process ends."""

@@ -1,0 +1,72 @@
+"""A node's /metrics, beside its I/O thread, if NETSTORM_METRICS_PORT asks for it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from netstorm.errors import SettingsError, WaitTimeout
+from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.process.metrics import NodeSnapshot, metrics
+from netstorm.observe.pages import metrics_page, pages
+from netstorm.observe.web import WebServer
+from netstorm.pslite.process.driver import Driver
+from netstorm.settings import Settings
+
+__all__ = ["show"]
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S: Final = 2.0
+"""How long the I/O thread may take until whoever asks is told that it does not answer."""
+
+
+def show(settings: Settings, driver: Driver[GeneralNode]) -> WebServer | None:
+    """Serve a node's metrics, if that is wanted and possible: training does not fail for it.
+
+    The nodes of one machine have the same settings, so each takes the first port that is free.
+    """
+    first = settings.metrics_port
+    if first == 0:
+        return None
+
+    def snapshot() -> NodeSnapshot:
+        future = driver.thread.call(lambda now: _snapshot(settings, driver, now))
+        try:
+            return future.result(_ANSWER_S)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise WaitTimeout(f"the node has not answered for {_ANSWER_S:g} s") from None
+
+    application = pages({"/metrics": metrics_page(lambda: metrics(snapshot()), _add_process)})
+    ports = range(first, min(first + settings.num_workers, 65536))
+    try:
+        server = WebServer(application, settings.http_bind, ports, name="netstorm-metrics")
+    except SettingsError as error:
+        _log.warning("no metrics of this node: %s (NETSTORM_METRICS_PORT, NETSTORM_HTTP_BIND)", error)
+        return None
+    _log.info("metrics of this node: http://%s:%d/metrics", settings.http_bind, server.port)
+    return server
+
+
+def _snapshot(settings: Settings, driver: Driver[GeneralNode], now: float) -> NodeSnapshot:
+    node = driver.machine
+    links = driver.endpoint.links()
+    return NodeSnapshot(
+        job=settings.job,
+        rank=node.rank,
+        site=settings.site,
+        status=node.standing.report(now),
+        links={
+            (int(peer), "opened" if opened else "accepted"): link for (peer, opened), link in links.items()
+        },
+        counters=node.counters.snapshot(),
+    )
+
+
+def _add_process(registry: CollectorRegistry) -> None:
+    """Processor time, memory and files of this process, under the names that every client library uses."""
+    ProcessCollector(registry=registry)

@@ -1,0 +1,166 @@
+"""Parts that leave this node: sums to parents, results to children, and what is passed on for others.
+
+They go to links at once, wait for their turn where auxiliary paths lead around a link (`dispatch`), or take
+the way that a policy has for them that has taken over (`takeover`). What has not left can be taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Final
+
+from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.paths.dispatch import Dispatch
+from netstorm.kvstore.paths.relay import onward
+from netstorm.kvstore.rounds.round import Round
+from netstorm.kvstore.rounds.takeover import Tag, Takeover
+from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import Buffer, checksum
+from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.messages import Part, Phase
+from netstorm.pslite.machine import Order, Send, TakeBack
+from netstorm.topology.policy import Plan
+
+__all__ = ["Outgoing"]
+
+
+class Outgoing:
+    """Of one node."""
+
+    def __init__(self, dispatch: Dispatch, takeover: Takeover, outbox: Outbox, counters: Counters) -> None:
+        self._counters: Final = counters
+        self._dispatch: Final = dispatch
+        self._takeover: Final = takeover
+        self._outbox: Final = outbox
+
+    def send_up(self, round: Round, chunk: int) -> None:
+        """Send a chunk's sum, which is complete for this subtree, to the parent."""
+        plan = round.plan_of(chunk)
+        tree = plan.tree_of(round.layout.slots[chunk])
+        total = round.sum_of(chunk)
+        self._send(
+            plan.reduce_parent[tree],
+            round,
+            chunk,
+            plan=plan,
+            tree=tree,
+            phase=Phase.REDUCE,
+            contributors=total.contributors,
+            payload=total.to_send(),
+            crc=None,
+            priority=round.priority,
+        )
+        round.sent(chunk)
+
+    def send_down(
+        self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int
+    ) -> None:
+        """Send a chunk's result to the children.
+
+        Args:
+            round: the chunk's.
+            chunk: its number.
+            payload: the result; None: zeros.
+            crc: its checksum; None: not known.
+            priority: the root's, which a node that has no operation yet does not know.
+        """
+        plan = round.plan_of(chunk)
+        tree = plan.tree_of(round.layout.slots[chunk])
+        children = plan.broadcast_children[tree]
+        if crc is None and payload is not None and children:
+            crc = checksum(payload)
+        for child in children:
+            self._send(
+                child,
+                round,
+                chunk,
+                plan=plan,
+                tree=tree,
+                phase=Phase.BROADCAST,
+                contributors=plan.everybody,
+                payload=payload,
+                crc=crc,
+                priority=priority,
+            )
+
+    def pass_on(self, part: Part, payload: Buffer | None, payload_crc: int, offset: int) -> bool:
+        """Send a part on along its auxiliary path, without looking at it; False if this is its end.
+
+        Args:
+            part: whoever's it is.
+            payload: its own.
+            payload_crc: of that.
+            offset: of its chunk among the job's bytes; 0: not known.
+        """
+        send = onward(part, payload, payload_crc, (-part.priority, part.round, offset))
+        if send is None:
+            return False
+        if self._dispatch.waits_for(int(send.peer)):
+            self._dispatch.hold(send)
+        else:
+            self._outbox.add(send)
+        return True
+
+    def go_around(self, results: list[Send]) -> None:
+        """Send results the way that they take now that a policy has taken over."""
+        self._counters.add("results_around", len(results))
+        self._outbox.add_all(self._takeover.around(results))
+
+    def take_back(
+        self, wanted: Callable[[Hashable], bool], then: Callable[[list[Send]], None] | None = None
+    ) -> None:
+        """Take back what is `wanted`, by its tag, as far as it has not left.
+
+        Args:
+            wanted: asked with what parts are known by (`Tag`, of those of trees).
+            then: called with what waits here and, later, with what waits at links; None: it is forgotten.
+        """
+        taken = self._dispatch.take_out(wanted)
+        if then is not None:
+            then(taken)
+        self._outbox.add(TakeBack(wanted=wanted, then=then))
+
+    def _send(
+        self,
+        to: int,
+        round: Round,
+        chunk: int,
+        *,
+        plan: Plan,
+        tree: int,
+        phase: Phase,
+        contributors: int,
+        payload: Buffer | None,
+        crc: int | None,
+        priority: int,
+    ) -> None:
+        layout = round.layout
+        part = Part(
+            key=round.key.identity,
+            round=round.round,
+            chunk=chunk,
+            phase=phase,
+            version=plan.version,
+            tree=tree,
+            contributors=bits_to_wire(contributors),
+            dtype=round.key.spec.dtype,
+            priority=priority,
+            codec=round.form.codec,
+        )
+        order: Order = (-priority, round.round, layout.offsets[chunk])
+        tag = Tag(part.key, part.round, chunk, phase, part.version, layout.slots[chunk], to)
+        send = Send(
+            peer=Peer(to),
+            message=part,
+            payload=payload,
+            order=order,
+            payload_crc=None if payload is None else crc,
+            tag=tag,
+        )
+        detours = plan.detours
+        if self._takeover.avoids(tag):
+            self.go_around([send])
+        elif detours and to in detours:
+            self._dispatch.hold(send, detours[to])
+        else:
+            self._outbox.add(send)

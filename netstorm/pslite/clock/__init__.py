@@ -1,0 +1,1 @@
+"""The cluster clock over SNTP, and virtual time for the simulated cluster."""

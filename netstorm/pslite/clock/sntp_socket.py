@@ -1,0 +1,233 @@
+"""The cluster clock over UDP: a server's socket and a client's, for a thread that watches descriptors.
+
+Arrival times are the kernel's (SO_TIMESTAMPNS): a thread that a busy training loop keeps from running would
+otherwise measure the interpreter and not the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from netstorm import clock
+from netstorm.errors import FrameError, SettingsError
+from netstorm.observe.counters import Counters
+from netstorm.pslite.clock import sntp
+from netstorm.pslite.clock.source import Address, ClockSource
+from netstorm.pslite.clock.sync import ClockSync
+from netstorm.pslite.system.timer_fd import TimerFd
+
+__all__ = ["SntpClient", "SntpServer", "Watcher"]
+
+_SO_TIMESTAMPNS: Final = 35
+"""Linux's number on all architectures but PA-RISC and SPARC; Python has no name for it."""
+
+_TIMESPEC: Final = struct.Struct("@ll")
+_DATAGRAMS_AT_ONCE: Final = 64
+"""Read before the thread's other sockets get a turn."""
+
+_LONGEST_WAIT_S: Final = 10.0
+"""A datagram that seems to have waited longer shows that the wall clock was set."""
+
+
+class Watcher(Protocol):
+    """A thread that watches descriptors, such as `IoThread`."""
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever `fd` is readable."""
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching."""
+
+
+class SntpServer:
+    """Tells the cluster's time to whoever asks."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        now: Callable[[], float] = clock.wall,
+        quality: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
+        counters: Counters | None = None,
+    ) -> None:
+        """Listen on UDP.
+
+        Args:
+            host: address to listen on; "" or "*" for all of them.
+            port: 0: any that is free.
+            now: the cluster clock, in seconds since the Unix epoch.
+            quality: of `now`: hops from the cluster clock, and the most that it may be off it, in s.
+            counters: what is counted.
+
+        Raises:
+            SettingsError: the address or port cannot be listened on.
+        """
+        self.counters: Final = counters or Counters()
+        self._now: Final = now
+        self._quality: Final = quality
+        self._socket: Final = _udp_socket(host)
+        try:
+            self._socket.bind(("" if host == "*" else host, port))
+        except OSError as error:
+            self._socket.close()
+            raise SettingsError(
+                f"cannot tell the time at UDP {host or '*'}:{port}: {os.strerror(error.errno or 0)}; "
+                "NETSTORM_SNTP_PORT must be a UDP port that is free (0: the number of DMLC_PS_ROOT_PORT), "
+                "and NETSTORM_BIND an address of this machine (or *)"
+            ) from None
+        self.port: Final = int(self._socket.getsockname()[1])
+
+    def start(self, watcher: Watcher) -> None:
+        """Begin to answer."""
+        watcher.watch(self._socket.fileno(), self._readable)
+
+    def stop(self, watcher: Watcher) -> None:
+        """Stop answering, and close the socket. Twice does no harm."""
+        if self._socket.fileno() >= 0:
+            watcher.unwatch(self._socket.fileno())
+            self._socket.close()
+
+    def _readable(self) -> None:
+        """Answer what has come. Whatever was sent, nothing is raised."""
+        for data, address, waited in _datagrams(self._socket):
+            try:
+                now, (hops, error) = self._now(), self._quality()
+                reply = sntp.answer(data, received=now - waited, transmitted=now, hops=hops, error=error)
+            except FrameError:
+                self.counters.add("sntp_garbage")
+                continue
+            with contextlib.suppress(OSError):  # a full buffer or an unreachable client: it will ask again
+                self._socket.sendto(reply, address)
+            self.counters.add("sntp_answers")
+
+
+class SntpClient:
+    """Follows the cluster clock on the thread of a `Watcher`; `now_ns` may be called by any thread."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        parent: Callable[[], Address | None] = lambda: None,
+        counters: Counters | None = None,
+    ) -> None:
+        """Prepare to ask; nothing is sent yet.
+
+        Args:
+            host: address of the scheduler.
+            port: its UDP port.
+            parent: says whom to ask instead, as long as that answers; None: nobody.
+            counters: what is counted.
+        """
+        self.counters: Final = counters or Counters()
+        self.sync: Final = ClockSync(seed=secrets.randbits(64))
+        self._source: Final = ClockSource((host, port))
+        self._parent: Final = parent
+        self._asked: Address | None = None
+        self._socket: Final = _udp_socket(host)
+        self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
+        with contextlib.suppress(OSError):  # no route yet: polls will tell
+            self._connect((host, port))
+        self._timer: Final = TimerFd()
+        self._timer.arm(0.0)
+
+    def start(self, watcher: Watcher) -> None:
+        """Begin to ask."""
+        watcher.watch(self._socket.fileno(), self._readable)
+        watcher.watch(self._timer.fileno(), self._due)
+
+    def stop(self, watcher: Watcher) -> None:
+        """Stop asking, and close everything. Twice does no harm."""
+        if self._socket.fileno() >= 0:
+            watcher.unwatch(self._timer.fileno())
+            watcher.unwatch(self._socket.fileno())
+            self._timer.close()
+            self._socket.close()
+
+    def _due(self) -> None:
+        if self._timer.take() and clock.monotonic() >= self.sync.next_poll():
+            self._ask()
+        self._timer.arm(self.sync.next_poll() - clock.monotonic())
+
+    def _ask(self) -> None:
+        self.counters.add("sntp_requests")
+        now = clock.monotonic()
+        self._source.follow(self._parent())
+        whom = self._source.ask(now)
+        request = self.sync.poll(now)
+        try:
+            self._connect(whom)
+            self._socket.send(request)
+        except OSError:  # the server is not there (yet): an ICMP error of the last packet shows here
+            self.counters.add("sntp_unreachable")
+
+    def _connect(self, whom: Address) -> None:
+        """Send to this address; from now on the kernel drops what others send."""
+        if whom != self._asked:
+            self._socket.connect(whom)
+            self._asked = whom
+
+    def _readable(self) -> None:
+        """Take what has come. Whatever was sent, nothing is raised."""
+        for data, _, waited in _datagrams(self._socket):
+            try:
+                self.sync.take(data, clock.monotonic() - waited)
+            except FrameError:
+                self.counters.add("sntp_garbage")
+                continue
+            self._source.answered()
+            self.counters.add("sntp_exchanges")
+        self._timer.arm(self.sync.next_poll() - clock.monotonic())  # sooner, if a clock has been set
+
+    def now_ns(self) -> int:
+        """Return the cluster clock in ns; until it is known, this host's own idea of the time."""
+        local = clock.monotonic_ns()
+        if not self.sync.synchronised:
+            return local + self._wall_offset_ns
+        return local + round(self.sync.offset(local / 1e9) * 1e9)
+
+    def quality(self) -> tuple[int, float]:
+        """Return how many exchanges lie between this clock and the scheduler's, and the most that it may be
+        off it, in s.
+        """
+        return self.sync.hops, self.sync.error_bound(clock.monotonic())
+
+
+def _udp_socket(host: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    with contextlib.suppress(OSError):  # elsewhere the time of reading has to do
+        made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    return made
+
+
+def _datagrams(source: socket.socket) -> list[tuple[bytes, tuple[object, ...], float]]:
+    """Read what is there: data, sender, and for how many seconds it has waited for us."""
+    found = []
+    for _ in range(_DATAGRAMS_AT_ONCE):
+        try:
+            data, ancillary, _, address = source.recvmsg(512, socket.CMSG_SPACE(_TIMESPEC.size))
+        except BlockingIOError:
+            break
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:  # nobody listened when we last sent
+                continue
+            break
+        waited = 0.0
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(content) >= _TIMESPEC.size:
+                seconds, nanoseconds = _TIMESPEC.unpack_from(content)
+                waited = (clock.wall_ns() - seconds * 1_000_000_000 - nanoseconds) / 1e9
+        if not 0.0 <= waited <= _LONGEST_WAIT_S:
+            waited = 0.0
+        found.append((data, address, waited))
+    return found

@@ -1,0 +1,90 @@
+"""A machine on its endpoint: what every driver drives, on real sockets and in the simulated cluster. Pure.
+
+A driver's turn is: `handle` each event, `call` what the program wants, `tick`, then `flush` into the van.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from netstorm.pslite.endpoint.endpoint import Endpoint
+from netstorm.pslite.machine import Become, Call, Connect, Disconnect, Instruction, Machine, Send, TakeBack
+from netstorm.pslite.session.link_state import Dispatcher
+from netstorm.pslite.session.session import Wire
+from netstorm.pslite.van.interface import VanEvent
+
+__all__ = ["Stack"]
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Machine)
+
+
+class Stack(Generic[M]):
+    """Carries out what a machine decides."""
+
+    def __init__(self, machine: M, endpoint: Endpoint) -> None:
+        self.machine: Final = machine
+        self.endpoint: Final = endpoint
+        any_machine: object = machine
+        self._dispatcher: Final = any_machine if isinstance(any_machine, Dispatcher) else None
+
+    def handle(self, event: VanEvent, now: float) -> None:
+        """Take an event of the van. Whatever a peer sends, nothing is raised; an error of the machine is."""
+        self.endpoint.handle(event, now)
+        for instruction in self.machine.take_instructions():
+            self._carry_out_one(instruction, now)  # the next event may be a Hello, for a rank given just now
+
+    def call(self, function: Callable[[float], T], now: float) -> T:
+        """Call something that uses the machine, with the time."""
+        return function(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        self.endpoint.tick(now)
+        if now >= self.machine.next_tick():
+            self.machine.tick(now)
+
+    def next_tick(self) -> float:
+        """Return when `tick` has something to do; `math.inf`: never."""
+        return min(self.machine.next_tick(), self.endpoint.next_tick())
+
+    def flush(self, wire: Wire, now: float) -> None:
+        """Carry out the machine's instructions until it is quiet, acknowledge, and hand over to the van."""
+        self._carry_out(now)
+        self.endpoint.flush(wire, now)
+
+    def abort(self, error: Exception, now: float) -> None:
+        """Fail everything that is outstanding, and call those who wait for it; nothing is sent any more."""
+        self.machine.abort(error, now)
+        for instruction in self.machine.take_instructions():
+            if isinstance(instruction, Call):
+                instruction.function()
+
+    def _carry_out(self, now: float) -> None:
+        while instructions := self._decided(now):
+            for instruction in instructions:
+                self._carry_out_one(instruction, now)
+
+    def _decided(self, now: float) -> list[Instruction]:
+        instructions = self.machine.take_instructions()
+        if instructions or self._dispatcher is None:
+            return instructions
+        if self._dispatcher.dispatch(self.endpoint.link_state, now):  # links have what was decided so far
+            return self.machine.take_instructions()
+        return []
+
+    def _carry_out_one(self, instruction: Instruction, now: float) -> None:
+        endpoint = self.endpoint
+        if isinstance(instruction, Send):
+            endpoint.send(instruction, now)
+        elif isinstance(instruction, Call):
+            instruction.function()
+        elif isinstance(instruction, Connect):
+            endpoint.connect(instruction, now)
+        elif isinstance(instruction, Disconnect):
+            endpoint.disconnect(instruction, now)
+        elif isinstance(instruction, TakeBack):
+            endpoint.take_back(instruction)
+        elif isinstance(instruction, Become):
+            endpoint.rank = instruction.rank

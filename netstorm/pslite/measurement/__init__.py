@@ -1,0 +1,1 @@
+"""What a node's own traffic says of its links: busy periods, estimators, reports. Pure."""

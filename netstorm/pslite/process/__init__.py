@@ -1,0 +1,1 @@
+"""The thread and the event loop of a real process: what puts a machine on real sockets."""

@@ -1,0 +1,238 @@
+"""The one thread of a process that owns its sockets, timers and protocol state. Everybody else comes in here.
+
+A call from another thread is put on a deque and the thread is woken, if it sleeps. An exception on the thread
+ends it and fails every call, outstanding and later: nothing hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from netstorm import clock
+from netstorm.errors import Closed
+from netstorm.pslite.endpoint.stack import Stack
+from netstorm.pslite.machine import Machine
+from netstorm.pslite.system.interpreter_lock import calls, give_way, intervals
+from netstorm.pslite.van.interface import Van
+
+__all__ = ["IoThread", "WatchingVan"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Machine)
+
+_LONGEST_SLEEP_S: Final = 1.0
+"""Even with nothing to do the thread looks around once in a while, should a wake-up ever get lost."""
+
+_CALLS_AT_ONCE: Final = 256
+"""Calls taken before sockets and timers get a turn again."""
+
+
+class WatchingVan(Van, Protocol):
+    """A van that also watches other file descriptors."""
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` from `poll` whenever `fd` is readable."""
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching."""
+
+
+class IoThread(Generic[M]):
+    """Runs a stack on a van.
+
+    Attributes:
+        error: what has ended the thread; None while it runs, and after an orderly end.
+    """
+
+    def __init__(
+        self,
+        stack: Stack[M],
+        van: WatchingVan,
+        *,
+        switch_interval_s: float | None = None,
+        name: str = "netstorm-io",
+    ) -> None:
+        """Start the thread; it owns `stack` and `van` from now on, and closes `van` at its end.
+
+        Args:
+            switch_interval_s: the interpreter's thread switch interval while any such thread lives (the
+                smallest, if they differ); None: as it is.
+        """
+        self.error: BaseException | None = None
+        self._stack: Final = stack
+        self._van: Final = van
+        self._pid: Final = os.getpid()
+        self._inbox: deque[tuple[Callable[[float], Any], Future[Any] | None]] = deque()
+        self._asleep = False
+        self._closing = False
+        self._close_at = math.inf
+        self._closed = False
+        self._switch_interval: Final = switch_interval_s
+        self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
+        intervals.add(self, switch_interval_s)
+        self._thread.start()
+
+    # -------------------------------------------------------------------------------------- from any thread
+
+    def call(self, function: Callable[[float], T]) -> Future[T]:
+        """Call `function` on the thread, with the time, and return its result as a future. It must not block.
+
+        Raises:
+            Closed: the thread has ended, or belongs to the process that this one was forked from.
+        """
+        future: Future[T] = Future()
+        self._put(function, future)
+        return future
+
+    def post(self, function: Callable[[float], None]) -> None:
+        """Call `function` on the thread, with the time; an exception in it ends the thread.
+
+        Raises:
+            Closed: as for `call`.
+        """
+        self._put(function, None)
+
+    def wake(self) -> None:
+        """Make the thread look around; callable from any thread."""
+        if self._asleep and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):  # it has just ended
+                self._van.wake()
+
+    def is_current(self) -> bool:
+        """Return whether the caller runs on the thread."""
+        return threading.current_thread() is self._thread
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` on the thread whenever `fd` is readable, until `unwatch`."""
+        if self.is_current():
+            self._van.watch(fd, callback)
+        else:
+            self.call(lambda _: self._van.watch(fd, callback)).result()
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; afterwards `fd` may be closed. After the thread's end it does nothing."""
+        if self.is_current():
+            self._van.unwatch(fd)
+            return
+        with contextlib.suppress(Closed):
+            self.call(lambda _: self._van.unwatch(fd)).result()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """End the thread and join it: what was accepted is finished, and has `linger_s` to reach the peers.
+
+        Twice does no harm; in a forked child it does nothing. Calls that have not been made by then fail
+        with `Closed`.
+        """
+        if os.getpid() != self._pid:
+            return
+        if not self._closed:
+            with contextlib.suppress(Closed):
+                self._put(lambda now: self._begin_to_close(now + linger_s), None)
+        if not self.is_current():
+            self._thread.join()
+
+    # ------------------------------------------------------------------------------------------ on the thread
+
+    def _put(self, function: Callable[[float], Any], future: Future[Any] | None) -> None:
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"this belongs to process {self._pid}; process {os.getpid()}, forked from it, cannot use it"
+            )
+        if self._closed:
+            raise self._closed_error()
+        self._inbox.append((function, future))
+        if self._asleep:
+            self.wake()
+        if self._thread_is_over():  # in between, maybe without having seen this call
+            self._fail_calls()
+
+    def _thread_is_over(self) -> bool:
+        return self._closed
+
+    def _closed_error(self) -> Closed:
+        if self.error is None:
+            return Closed("the I/O thread has ended: the store is closed")
+        error = Closed(f"the I/O thread has died: {self.error!r}")
+        error.__cause__ = self.error
+        return error
+
+    def _begin_to_close(self, deadline: float) -> None:
+        self._closing = True
+        self._close_at = min(self._close_at, deadline)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            _log.critical("the I/O thread has died", exc_info=True)
+            self.error = error
+        self._end()
+
+    def _loop(self) -> None:
+        stack, van, inbox = self._stack, self._van, self._inbox
+        now, longest = clock.monotonic(), 0.0
+        while not (self._closing and not inbox and (now >= self._close_at or stack.endpoint.idle())):
+            self._asleep = True  # before looking at the inbox: who appends after the look will wake us
+            due = min(stack.next_tick(), self._close_at) - now
+            timeout = 0.0 if inbox else min(max(due, 0.0), longest)
+            events = van.poll(timeout)
+            self._asleep = False
+            now = clock.monotonic()
+            longest = min(_LONGEST_SLEEP_S, intervals.look(now))
+            for event in events:
+                if calls:
+                    give_way()
+                stack.handle(event, now)
+            if inbox:
+                self._take_calls(now)
+            stack.tick(now)
+            if calls:
+                give_way()
+            stack.flush(van, now)
+
+    def _take_calls(self, now: float) -> None:
+        for _ in range(min(len(self._inbox), _CALLS_AT_ONCE)):
+            if calls:
+                give_way()
+            function, future = self._inbox.popleft()
+            if future is None:
+                self._stack.call(function, now)
+            elif future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._stack.call(function, now))
+                except Exception as error:  # noqa: BLE001 - the caller's error, and its future
+                    future.set_exception(error)
+
+    def _end(self) -> None:
+        """Fail what is left, and close the sockets."""
+        self._closed = True
+        try:
+            self._stack.abort(self._closed_error(), clock.monotonic())
+        except Exception:  # noqa: BLE001 - the thread ends anyhow, and the rest must be done
+            _log.exception("while failing what was outstanding")
+        self._fail_calls()
+        linger_s = 0.0 if self.error is not None else max(0.0, self._close_at - clock.monotonic())
+        try:
+            self._van.shut(linger_s)
+        except Exception:  # noqa: BLE001 - the thread ends anyhow, and the rest must be done
+            _log.exception("while closing the sockets")
+        intervals.remove(self)
+
+    def _fail_calls(self) -> None:
+        while True:
+            try:
+                _, future = self._inbox.popleft()
+            except IndexError:
+                return
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_exception(self._closed_error())

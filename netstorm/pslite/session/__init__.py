@@ -1,0 +1,1 @@
+"""One exactly-once session between two processes: states, queues, windows. Pure."""

@@ -1,0 +1,211 @@
+"""The sending half of a session: numbers messages, keeps them until they are acknowledged, sends again what
+is known to be lost. Pure.
+
+A connection keeps its order. So a message is known to be lost as soon as one transmitted after it on the same
+connection has arrived; nothing is ever sent again because time has passed: on a live but slow connection that
+doubles the load (design, section 4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Final
+
+from netstorm.errors import ProtocolViolation
+from netstorm.pslite.machine import URGENT
+from netstorm.pslite.session.link_state import LinkState
+from netstorm.pslite.session.queue import Outgoing, OutgoingQueue
+from netstorm.pslite.session.window import Window
+
+__all__ = ["Noted", "SendingHalf"]
+
+Noted = Callable[[Outgoing, float], None]
+
+
+class SendingHalf:
+    """Messages to one peer in one session."""
+
+    __slots__ = (
+        "_acknowledged",
+        "_noted",
+        "_resend",
+        "_sequence",
+        "_transmissions",
+        "queue",
+        "unacknowledged",
+        "window",
+    )
+
+    def __init__(self, window: Window, noted: Noted | None = None) -> None:
+        """Send within a window; `noted` is told of each message that has arrived, and when that was known."""
+        self._noted: Final = noted
+        self.window: Final = window
+        self.queue: Final = OutgoingQueue()
+        self.unacknowledged: Final[dict[int, Outgoing]] = {}
+        """By sequence number."""
+        self._resend: deque[Outgoing] = deque()
+        """Those of `unacknowledged` that must be transmitted again, in sequence order."""
+        self._sequence = 0
+        self._acknowledged = 0
+        """Everything up to here has been acknowledged."""
+        self._transmissions = 0
+
+    def has_work(self) -> bool:
+        """Return whether anything is queued or un-acknowledged."""
+        return bool(self.queue or self.unacknowledged)
+
+    def state(self) -> LinkState:
+        """Return how the link is now."""
+        window = self.window
+        round_trip_s = min(window.min_rtt_s, window.smooth_rtt_s)  # infinite on a new connection, then 0
+        rate = window.busy_rate
+        sending_s = window.largest_message / rate if rate else 0.0
+        return LinkState(
+            messages=len(self.queue) + len(self.unacknowledged),
+            bytes=self.queue.bytes + window.in_flight,
+            window=window.size,
+            rate=rate,
+            latency_s=max(0.0, (round_trip_s - sending_s) / 2),
+        )
+
+    def submit(self, message: Outgoing) -> None:
+        """Queue a message."""
+        self.queue.push(message)
+
+    def next(self, now: float) -> Outgoing | None:
+        """Take what is to be transmitted now, numbered; None if there is nothing, or the window is full."""
+        first = self.queue.first()
+        urgent = first is not None and first.order == URGENT
+        if self._resend:
+            again = self._resend[0]
+            if again.order == URGENT or self.window.allows(again.size):
+                self._resend.popleft()
+                again.resend = False
+                return self._transmitted(again, now)
+            if not urgent:
+                return None
+        if first is None or not (urgent or self.window.allows(first.size)):
+            return None
+        self.queue.pop()
+        self._sequence += 1
+        first.sequence = self._sequence
+        self.unacknowledged[first.sequence] = first
+        return self._transmitted(first, now)
+
+    def mark(self) -> int:
+        """Return a place in the order of transmissions: everything transmitted so far is before it."""
+        self._transmissions += 1
+        return self._transmissions
+
+    def acknowledge(self, received: int, beyond: tuple[int, ...], now: float, *, mark: int = 0) -> bool:
+        """Forget what has arrived, and send again what is lost; return whether anything was news.
+
+        Args:
+            received: highest contiguous sequence number that the other side has.
+            beyond: those beyond it.
+            mark: whatever was transmitted before it and has not arrived is lost.
+
+        Raises:
+            ProtocolViolation: numbers that were never used.
+        """
+        self.check(received, beyond)
+        latest = mark
+        news = False
+        if received > self._acknowledged:
+            for sequence in range(self._acknowledged + 1, received + 1):
+                message = self.unacknowledged.pop(sequence, None)
+                if message is not None:
+                    news = True
+                    latest = max(latest, self._arrived(message, now))
+            self._acknowledged = received
+        for sequence in beyond:
+            message = self.unacknowledged.pop(sequence, None)
+            if message is not None:
+                news = True
+                latest = max(latest, self._arrived(message, now))
+        if self.unacknowledged and (beyond or mark):
+            self._lose_before(latest)
+        return news
+
+    def check(self, received: int, beyond: tuple[int, ...]) -> None:
+        """Look whether an acknowledgement can be true.
+
+        Raises:
+            ProtocolViolation: it names numbers that were never used.
+        """
+        if received > self._sequence or any(not 0 < sequence <= self._sequence for sequence in beyond):
+            raise ProtocolViolation(
+                f"acknowledges up to {max((received, *beyond))}, and {self._sequence} messages were sent"
+            )
+
+    def not_received(self, sequence: int) -> bool:
+        """Send one message again; False if it needs none (any more)."""
+        message = self.unacknowledged.get(sequence)
+        if message is None or message.resend:
+            return False
+        self._lose([message])
+        return True
+
+    def disconnected(self) -> None:
+        """Expect nothing of what is in flight any more: after the next welcome what is left goes again."""
+        self.window.restart()
+        for message in self.unacknowledged.values():
+            message.resend = True
+        self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
+
+    def take_back(self, wanted: Callable[[Hashable], bool]) -> list[Outgoing]:
+        """Take what is wanted, by its tag, and was not transmitted yet; copy the payloads of what was, since
+        it may have to be sent again.
+        """
+        for message in self.unacknowledged.values():
+            if message.payload is not None and message.tag is not None and wanted(message.tag):
+                message.payload = bytes(memoryview(message.payload))
+        return self.queue.take_out(wanted)
+
+    def take_all(self) -> list[Outgoing]:
+        """Return what has not been acknowledged, in order, and forget it."""
+        left = [self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged)]
+        while self.queue:
+            left.append(self.queue.pop())
+        self.clear()
+        return left
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.queue.clear()
+        self.unacknowledged.clear()
+        self._resend.clear()
+        self.window.restart()
+
+    def _transmitted(self, message: Outgoing, now: float) -> Outgoing:
+        self._transmissions += 1
+        message.transmission = self._transmissions
+        message.transmissions += 1
+        self.window.sent(message, now)
+        return message
+
+    def _arrived(self, message: Outgoing, now: float) -> int:
+        """Take a message out of the books; return its place in the order of transmissions."""
+        if message.resend:  # lost, we thought, but here it is: a nack and an acknowledgement have crossed
+            self._resend.remove(message)
+            return 0
+        self.window.acknowledged(message, now)
+        if self._noted is not None:
+            self._noted(message, now)
+        return message.transmission
+
+    def _lose_before(self, transmission: int) -> None:
+        lost = [
+            message
+            for message in self.unacknowledged.values()
+            if message.transmission < transmission and not message.resend
+        ]
+        if lost:
+            self._lose(lost)
+
+    def _lose(self, lost: list[Outgoing]) -> None:
+        for message in lost:
+            message.resend = True
+            self.window.returned(message)
+        self._resend = deque(sorted((*self._resend, *lost), key=lambda message: message.sequence))

@@ -1,0 +1,61 @@
+"""The sending half of a session whose deliveries are traced. Pure: the trace has the clock."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from netstorm.observe.trace import Delivery, Trace
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.session.queue import Outgoing
+from netstorm.pslite.session.sending import Noted, SendingHalf
+from netstorm.pslite.session.window import Window
+
+__all__ = ["TracedSendingHalf"]
+
+
+class TracedSendingHalf(SendingHalf):
+    """Takes note of each message that is acknowledged. A class of its own, so that others pay nothing."""
+
+    __slots__ = ("_peer", "_queued_at", "_states", "_trace")
+
+    def __init__(self, window: Window, peer: Peer, trace: Trace, noted: Noted | None = None) -> None:
+        super().__init__(window, noted)
+        self._peer: Final = peer
+        self._trace: Final = trace
+        self._queued_at: Final[dict[Outgoing, float]] = {}
+        self._states: Final[dict[Outgoing, tuple[int, int, int]]] = {}
+        """In flight, window and waiting when a message was handed over last."""
+
+    def submit(self, message: Outgoing) -> None:
+        """Queue a message."""
+        self._queued_at[message] = self._trace.now()
+        super().submit(message)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        self._queued_at.clear()
+        self._states.clear()
+
+    def _transmitted(self, message: Outgoing, now: float) -> Outgoing:
+        super()._transmitted(message, now)
+        self._states[message] = (self.window.in_flight, self.window.size, len(self.queue))
+        return message
+
+    def _arrived(self, message: Outgoing, now: float) -> int:
+        in_flight, window, waiting = self._states.pop(message)
+        self._trace.deliver(
+            Delivery(
+                peer=self._peer,
+                body=message.body,
+                size=message.size,
+                queued_at=self._queued_at.pop(message),
+                sent_at=message.sent_at,
+                acknowledged_at=now,
+                transmissions=message.transmissions,
+                in_flight=in_flight,
+                window=window,
+                waiting=waiting,
+            )
+        )
+        return super()._arrived(message, now)

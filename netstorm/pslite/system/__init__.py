@@ -1,0 +1,1 @@
+"""What the transport needs of Python and Linux: interpreter lock, allocator, fork, timers, addresses."""

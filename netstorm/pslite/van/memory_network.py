@@ -1,0 +1,377 @@
+"""A network in memory on virtual time: connections that carry frames in order and break as TCP's do.
+
+What it shares with TCP and ZeroMQ: a connection keeps its order and loses nothing while it lives; when it
+breaks, what was in flight is gone, in both directions; the side that opened it is told, the other is not (a
+ROUTER's peer just vanishes); frames can be handed over that will never arrive; a path that swallows
+everything is noticed only after a while.
+
+What it leaves out: ZeroMQ's handshake takes one round trip here, not three; queues are unbounded (the
+sessions' windows bound them); names are not resolved.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from netstorm.errors import UsageError
+from netstorm.protocol.frames import Buffer, checksum
+from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.van.interface import Broken, Connection, Received, VanEvent
+from netstorm.pslite.van.link_model import FixedDelay, LinkModel
+
+__all__ = ["Inbox", "MemoryNetwork", "Pipe", "ReceivedFrame"]
+
+_FRAME_OVERHEAD: Final = 9
+"""Bytes that ZMTP 3 puts before a frame (RFC 37)."""
+
+_SIGNAL_BYTES: Final = 64
+"""A TCP segment without data."""
+
+
+class ReceivedFrame(bytearray):
+    """A payload that came in. Passed to `transmit` it is shared, not copied, and must not change any more."""
+
+    __slots__ = ()
+
+
+class _Kind(enum.Enum):
+    OPEN = enum.auto()
+    ACCEPT = enum.auto()
+    DATA = enum.auto()
+    END = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One message on its way."""
+
+    kind: _Kind
+    header: bytes = b""
+    payload: Buffer | None = None
+    digest: int | None = None
+    """Checksum of a payload that the sender shares with us, at hand-over."""
+    reason: str = ""
+    arrived: bool = False
+
+    def size(self) -> int:
+        """Return the bytes on the wire."""
+        if self.kind is not _Kind.DATA:
+            return _SIGNAL_BYTES
+        payload = 0 if self.payload is None else len(self.payload) + _FRAME_OVERHEAD
+        return len(self.header) + _FRAME_OVERHEAD + payload
+
+
+class Inbox(Protocol):
+    """What the network needs of a van."""
+
+    host: str
+
+    def deliver(self, event: VanEvent) -> None:
+        """Something has happened."""
+
+    def accept(self, pipe: Pipe) -> Connection:
+        """Number a connection that somebody else has opened."""
+
+
+@dataclass(slots=True, eq=False)
+class Pipe:
+    """A connection between two vans, as the network sees it."""
+
+    number: int
+    opener: Inbox
+    connection: Connection
+    """Its number at the opener."""
+    host: str
+    """The host it was opened to."""
+    port: int
+    acceptor: Inbox | None = None
+    accepted_as: Connection | None = None
+    established: bool = False
+    """The opener knows that it was accepted; until then its frames are held."""
+    opener_knows_end: bool = False
+    acceptor_knows_end: bool = False
+    forward: deque[_Flight] = field(default_factory=deque)
+    """From the opener, in order."""
+    backward: deque[_Flight] = field(default_factory=deque)
+    held: deque[_Flight] = field(default_factory=deque)
+
+
+class MemoryNetwork:
+    """Hosts, listeners and connections, and what is done to them.
+
+    Attributes:
+        corrupt_probability: that one byte of a payload changes on its way.
+        break_probability: that a connection breaks instead of delivering a message.
+        detect_s: how long until a path that swallows everything is taken for broken (ZMTP heartbeats).
+        extra_delay_s: what is added to the link model's times, by (source host, target host).
+        traffic: bytes and messages delivered, by (source host, target host).
+        watch: called with (source host, target host, frame 0, payload) of everything that is delivered.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        link_model: LinkModel | None = None,
+        *,
+        seed: int = 0,
+        corrupt_probability: float = 0.0,
+        break_probability: float = 0.0,
+        detect_s: float = 3.0,
+    ) -> None:
+        """Begin with no hosts. `seed` decides what is corrupted and broken."""
+        self.timeline: Final = timeline
+        self.link_model: Final = link_model or FixedDelay(timeline, seed=seed)
+        self.corrupt_probability = corrupt_probability
+        self.break_probability = break_probability
+        self.detect_s = detect_s
+        self.extra_delay_s: dict[tuple[str, str], float] = {}
+        self.traffic: dict[tuple[str, str], tuple[int, int]] = {}
+        self.watch: Callable[[str, str, bytes, Buffer | None], None] | None = None
+        self.corrupted = 0
+        self._random = random.Random(f"faults {seed}")
+        self._listeners: dict[tuple[str, int], Inbox] = {}
+        self._pipes: dict[int, Pipe] = {}
+        self._opened = 0
+        self._next_port = 49152
+        self._cut_since: dict[tuple[str, str], float] = {}
+        self._down: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------- for the vans
+
+    def listen(self, inbox: Inbox, host: str, port: int) -> int:
+        """Let `inbox` be connected to; return its port."""
+        names = sorted({inbox.host, host})
+        if port == 0:
+            while any((name, self._next_port) in self._listeners for name in names):
+                self._next_port += 1
+            port = self._next_port
+            self._next_port += 1
+        for name in names:
+            if (name, port) in self._listeners:
+                raise UsageError(f"{name}:{port} is taken: choose another port, or 0 for any that is free")
+            self._listeners[name, port] = inbox
+        self._down.discard(inbox.host)
+        return port
+
+    def connect(self, inbox: Inbox, connection: Connection, host: str, port: int) -> Pipe:
+        """Begin to connect `inbox` to whoever listens at `host`:`port`."""
+        self._opened += 1
+        listener = self._listeners.get((host, port))
+        host = host if listener is None else listener.host
+        pipe = Pipe(number=self._opened, opener=inbox, connection=connection, host=host, port=port)
+        self._pipes[pipe.number] = pipe
+        self._launch(pipe, pipe.forward, _Flight(_Kind.OPEN))
+        self._expect_silence(pipe)
+        return pipe
+
+    def send(self, pipe: Pipe, *, from_opener: bool, header: bytes, payload: Buffer | None) -> bool:
+        """Hand over a message; False if this side knows that the connection is gone."""
+        if pipe.opener_knows_end if from_opener else pipe.acceptor_knows_end:
+            return False
+        flight = _Flight(_Kind.DATA, header=header)
+        if isinstance(payload, ReceivedFrame):
+            flight.payload, flight.digest = payload, checksum(payload)
+        elif payload is not None:
+            flight.payload = ReceivedFrame(memoryview(payload))
+        if from_opener and not pipe.established:
+            pipe.held.append(flight)
+        else:
+            self._launch(pipe, pipe.forward if from_opener else pipe.backward, flight)
+        return True
+
+    def hang_up(self, pipe: Pipe, *, from_opener: bool, drop: bool, reason: str) -> None:
+        """Close one side's end; what it handed over arrives before, unless it is to be dropped."""
+        way = pipe.forward if from_opener else pipe.backward
+        if from_opener:
+            pipe.opener_knows_end = True
+            pipe.held.clear()
+        else:
+            pipe.acceptor_knows_end = True
+        if drop:
+            self._drop(pipe, way)
+        self._launch(pipe, way, _Flight(_Kind.END, reason=reason))
+
+    def unlisten(self, inbox: Inbox) -> None:
+        """Let nobody connect to `inbox` any more."""
+        for address in [address for address, listener in self._listeners.items() if listener is inbox]:
+            del self._listeners[address]
+
+    # ---------------------------------------------------------------------------------------- for experiments
+
+    def cut(self, source: str, target: str, *, one_way: bool = False) -> None:
+        """Swallow everything between two hosts from now on. After `detect_s` of it connections break."""
+        for pair in ((source, target),) if one_way else ((source, target), (target, source)):
+            self._cut_since.setdefault(pair, self.timeline.now)
+        for pipe in self._pipes_between(source, target):
+            self._expect_silence(pipe)
+
+    def heal(self, source: str, target: str) -> None:
+        """End a cut, in both directions. What was under way on connections that still live arrives now."""
+        self._cut_since.pop((source, target), None)
+        self._cut_since.pop((target, source), None)
+        for pipe in self._pipes_between(source, target):
+            self._arrive(pipe, pipe.forward)
+            self._arrive(pipe, pipe.backward)
+
+    def reset(self, source: str, target: str) -> int:
+        """Break all connections between two hosts now, as a router that forgot them; return how many."""
+        pipes = self._pipes_between(source, target)
+        for pipe in pipes:
+            self._break(pipe, f"connection between {source} and {target} reset")
+        return len(pipes)
+
+    def crash(self, inbox: Inbox, *, silent: bool = False) -> None:
+        """End a van without warning: a killed process, whose peers get resets; silent: a host loses power."""
+        self.unlisten(inbox)
+        if silent:
+            self._down.add(inbox.host)
+        for pipe in list(self._pipes.values()):
+            if pipe.opener is inbox:
+                pipe.opener_knows_end = True
+            elif pipe.acceptor is inbox:
+                pipe.acceptor_knows_end = True
+            elif not (silent and pipe.host == inbox.host):
+                continue
+            self._drop(pipe, pipe.forward)
+            self._drop(pipe, pipe.backward)
+            pipe.held.clear()
+            if silent:
+                self._expect_silence(pipe)
+            else:
+                way = pipe.forward if pipe.opener is inbox else pipe.backward
+                self._launch(pipe, way, _Flight(_Kind.END, reason=f"connection reset by {inbox.host}"))
+
+    def connections(self) -> int:
+        """Return how many connections somebody still believes in."""
+        return len(self._pipes)
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _pipes_between(self, one: str, other: str) -> list[Pipe]:
+        return [pipe for pipe in self._pipes.values() if {pipe.opener.host, pipe.host} == {one, other}]
+
+    def _ends(self, pipe: Pipe, way: deque[_Flight]) -> tuple[str, str]:
+        return (pipe.opener.host, pipe.host) if way is pipe.forward else (pipe.host, pipe.opener.host)
+
+    def _flow(self, pipe: Pipe, way: deque[_Flight]) -> int:
+        return 2 * pipe.number + (way is pipe.backward)
+
+    def _launch(self, pipe: Pipe, way: deque[_Flight], flight: _Flight) -> None:
+        way.append(flight)
+        source, target = self._ends(pipe, way)
+
+        def arrived() -> None:
+            flight.arrived = True
+            self._arrive(pipe, way)
+
+        def late() -> None:
+            extra = self.extra_delay_s.get((source, target), 0.0)
+            if extra:
+                self.timeline.after(extra, arrived)
+            else:
+                arrived()
+
+        self.link_model.carry(self._flow(pipe, way), source, target, flight.size(), late)
+
+    def _drop(self, pipe: Pipe, way: deque[_Flight]) -> None:
+        way.clear()
+        self.link_model.forget(self._flow(pipe, way))
+
+    def _arrive(self, pipe: Pipe, way: deque[_Flight]) -> None:
+        """Deliver what has come in, in order."""
+        source, target = self._ends(pipe, way)
+        while way and way[0].arrived and (source, target) not in self._cut_since and target not in self._down:
+            flight = way.popleft()
+            if flight.kind is _Kind.DATA:
+                self._deliver(pipe, way, flight)
+            elif flight.kind is _Kind.OPEN:
+                self._opened_at_target(pipe)
+            elif flight.kind is _Kind.ACCEPT:
+                pipe.established = True
+                while pipe.held:
+                    self._launch(pipe, pipe.forward, pipe.held.popleft())
+            elif way is pipe.backward:
+                self._tell_opener(pipe, flight.reason)
+            else:
+                pipe.acceptor_knows_end = True
+        self._tidy(pipe)
+
+    def _opened_at_target(self, pipe: Pipe) -> None:
+        listener = self._listeners.get((pipe.host, pipe.port))
+        if listener is None:
+            pipe.acceptor_knows_end = True
+            reason = f"connection refused: nobody listens at {pipe.host}:{pipe.port}"
+            self._launch(pipe, pipe.backward, _Flight(_Kind.END, reason=reason))
+        else:
+            pipe.acceptor = listener
+            pipe.accepted_as = listener.accept(pipe)
+            self._launch(pipe, pipe.backward, _Flight(_Kind.ACCEPT))
+
+    def _deliver(self, pipe: Pipe, way: deque[_Flight], flight: _Flight) -> None:
+        source, target = self._ends(pipe, way)
+        gone = pipe.acceptor_knows_end if way is pipe.forward else pipe.opener_knows_end
+        if gone:
+            return
+        if self.break_probability and self._random.random() < self.break_probability:
+            self._break(pipe, f"connection between {source} and {target} lost")
+            return
+        payload = flight.payload
+        if payload is not None and flight.digest is not None:
+            payload = ReceivedFrame(payload)
+            if checksum(payload) != flight.digest:
+                raise AssertionError(f"{source} changed a received frame that it had forwarded to {target}")
+        if payload and self.corrupt_probability and self._random.random() < self.corrupt_probability:
+            payload[self._random.randrange(len(payload))] ^= 1 << self._random.randrange(8)
+            self.corrupted += 1
+        total, messages = self.traffic.get((source, target), (0, 0))
+        self.traffic[source, target] = (total + flight.size(), messages + 1)
+        if self.watch is not None:
+            self.watch(source, target, flight.header, payload)
+        frames = (flight.header,) if payload is None else (flight.header, payload)
+        if way is pipe.backward:
+            pipe.opener.deliver(Received(pipe.connection, frames))
+        elif pipe.acceptor is not None and pipe.accepted_as is not None:
+            pipe.acceptor.deliver(Received(pipe.accepted_as, frames))
+
+    def _break(self, pipe: Pipe, reason: str) -> None:
+        """Lose everything in flight; both sides' kernels notice now."""
+        self._drop(pipe, pipe.forward)
+        self._drop(pipe, pipe.backward)
+        pipe.held.clear()
+        pipe.acceptor_knows_end = True
+        self._tell_opener(pipe, reason)
+        self._tidy(pipe)
+
+    def _tell_opener(self, pipe: Pipe, reason: str) -> None:
+        if not pipe.opener_knows_end:
+            pipe.opener_knows_end = True
+            pipe.opener.deliver(Broken(pipe.connection, reason))
+
+    def _tidy(self, pipe: Pipe) -> None:
+        if pipe.opener_knows_end and pipe.acceptor_knows_end and not pipe.forward and not pipe.backward:
+            self._pipes.pop(pipe.number, None)
+
+    def _expect_silence(self, pipe: Pipe) -> None:
+        """Break a connection once nothing has come through for `detect_s`."""
+        ends = (pipe.opener.host, pipe.host)
+        since = self._silent_since(ends)
+        if since is None:
+            return
+
+        def detect() -> None:
+            if self._silent_since(ends) == since and pipe.number in self._pipes:
+                self._break(pipe, f"nothing heard from {pipe.host} for {self.detect_s:g} s")
+
+        self.timeline.after(self.detect_s, detect)
+
+    def _silent_since(self, ends: Iterable[str]) -> float | None:
+        one, other = ends
+        if one in self._down or other in self._down:
+            return -1.0
+        times = [self._cut_since[pair] for pair in ((one, other), (other, one)) if pair in self._cut_since]
+        return min(times, default=None)

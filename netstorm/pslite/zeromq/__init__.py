@@ -1,0 +1,1 @@
+"""The van over ZeroMQ and TCP: sockets, their options, and what the kernel says of their connections."""

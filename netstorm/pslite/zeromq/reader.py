@@ -1,0 +1,111 @@
+"""Takes messages out of ZeroMQ sockets, from each in turn, and drops what no van sends."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import zmq
+
+from netstorm import clock
+from netstorm.observe.drops import Drops
+from netstorm.protocol.frames import Buffer
+from netstorm.pslite.van.interface import Connection, Received, VanEvent
+
+__all__ = ["LETTER", "ZmqReader", "identity_of"]
+
+_IDENTITY: Final = struct.Struct(">cQ")
+
+LETTER: Final = b"N"
+"""Begins the identity of every connection: ZeroMQ keeps those that begin with 0 for itself. 8 random bytes
+follow.
+"""
+
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+
+
+def identity_of(connection: Connection) -> bytes:
+    """Return the identity of a connection that was opened by another process."""
+    return _IDENTITY.pack(LETTER, -connection)
+
+
+class ZmqReader:
+    """Sockets that may have something to read.
+
+    A connection accepted by the ROUTER is numbered by its identity, so that there is no table that those who
+    connect could fill.
+    """
+
+    def __init__(self, drops: Drops) -> None:
+        self._drops: Final = drops
+        self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
+        """In turn; None stands for the ROUTER."""
+
+    def __bool__(self) -> bool:
+        return bool(self._readable)
+
+    def __contains__(self, socket: zmq.Socket[bytes]) -> bool:
+        return socket in self._readable
+
+    def mark(self, socket: zmq.Socket[bytes], connection: Connection | None) -> None:
+        """Note that a socket may have something to read; None: it is the ROUTER."""
+        self._readable[socket] = connection
+
+    def forget(self, socket: zmq.Socket[bytes]) -> None:
+        """Never look at a socket again."""
+        self._readable.pop(socket, None)
+
+    def read(self, events: list[VanEvent], room: int) -> None:
+        """Append up to `room` messages to `events`, fairly; who has more stays marked."""
+        while self._readable and room > 0:
+            socket, connection = next(iter(self._readable.items()))
+            del self._readable[socket]
+            share = max(1, room // (len(self._readable) + 1))
+            for _ in range(share):
+                room -= 1
+                if not self.read_one(socket, connection, events):
+                    break
+            else:
+                self._readable[socket] = connection
+
+    def read_one(
+        self, socket: zmq.Socket[bytes], connection: Connection | None, events: list[VanEvent]
+    ) -> bool:
+        """Append one message to `events`, unless it is none of a van's; False if there is none to read."""
+        recv: Any = socket.recv
+        identity = b""
+        try:
+            if connection is None:
+                identity = recv(_NOBLOCK)
+            header = recv(_NOBLOCK, False)
+        except zmq.Again:
+            return False
+        frames: tuple[Buffer, ...]
+        if header.more:
+            payload = recv(_NOBLOCK, False)
+            if payload.more:
+                self._skip_rest(socket, header)
+                return True
+            frames = (header.bytes, payload)
+        else:
+            frames = (header.bytes,)
+        if connection is None:
+            letter, number = _IDENTITY.unpack(identity) if len(identity) == _IDENTITY.size else (b"", 0)
+            if letter != LETTER or not number:
+                self._drop("identity", header, "its identity is none that a NetStorm process chooses")
+                return True
+            connection = Connection(-number)
+        events.append(Received(connection, frames))
+        return True
+
+    def _skip_rest(self, socket: zmq.Socket[bytes], header: zmq.Frame) -> None:
+        while socket.recv(_NOBLOCK, copy=False).more:
+            pass
+        self._drop("frames", header, "it has more than 2 frames")
+
+    def _drop(self, reason: str, header: zmq.Frame, detail: str) -> None:
+        try:
+            sender = str(header.get("Peer-Address"))
+        except zmq.ZMQError:
+            sender = "an unknown address"
+        self._drops.note(reason, sender, detail, clock.monotonic())

@@ -1,0 +1,346 @@
+"""The ZeroMQ van: one ROUTER that others connect to, one DEALER for each connection opened here.
+
+A connection never comes back: ZeroMQ's own reconnecting is off, and each DEALER has a fresh random identity
+(with a re-used one the new connection's messages vanish). Its monitor tells when it ends.
+
+Sockets are watched through their file descriptors by one epoll, so idle connections cost nothing. Those
+descriptors are edge-triggered: they speak when something new is there, and a send may swallow what they said.
+So a socket is read until it is empty, and one that was written to is looked at before anybody waits.
+
+The user's memory is never given to libzmq: payloads are copied at hand-over (9 us for 256 KiB), unless they
+are frames that were received, which libzmq counts the references of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from netstorm import clock
+from netstorm.errors import SettingsError, UsageError
+from netstorm.observe.counters import Counters
+from netstorm.observe.drops import Drops
+from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
+from netstorm.pslite.measurement.tcp_progress import Progress
+from netstorm.pslite.system.after_fork import abandon_after_fork, close_inherited
+from netstorm.pslite.van.interface import Broken, Connection, VanEvent
+from netstorm.pslite.zeromq import options as zmq_options
+from netstorm.pslite.zeromq.link import ZmqLink, bracketed
+from netstorm.pslite.zeromq.reader import ZmqReader, identity_of
+from netstorm.pslite.zeromq.tcp_info import progress_of, start_anew
+
+__all__ = ["ZmqVan"]
+
+_MESSAGES_AT_ONCE: Final = 16
+"""Messages that one `poll` returns: about a ms of work; then acknowledgements and queues want their turn."""
+
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
+
+
+class ZmqVan:
+    """Moves frames over TCP. Implements `Van`; all methods but `wake` belong to one thread."""
+
+    def __init__(
+        self,
+        *,
+        max_message_bytes: int = 64 * 2**20,
+        link_timeout_s: float = 10.0,
+        counters: Counters | None = None,
+        dscp: int = 0,
+        unmarked: tuple[str, int] | None = None,
+    ) -> None:
+        """Make a van with nothing to listen to yet.
+
+        Args:
+            max_message_bytes: largest frame that is accepted.
+            link_timeout_s: sets ZeroMQ's own time-outs (`zmq_options`).
+            counters: dropped messages are counted there.
+            dscp: mark of all packets of its connections; 0: none.
+            unmarked: host and port to which connections have no mark.
+        """
+        self._unmarked: Final = unmarked
+        self._marking: Final = zmq_options.marking(dscp)
+        self._link_timeout_s: Final = link_timeout_s
+        common = zmq_options.both(
+            max_message_bytes=max(max_message_bytes, MAX_HEADER_BYTES), link_timeout_s=link_timeout_s
+        )
+        self._accepting: Final = (*common, *zmq_options.accepting(), *self._marking)
+        self._opening: Final = (*common, *zmq_options.opening(link_timeout_s=link_timeout_s))
+        self._context: Final[zmq.Context[zmq.Socket[bytes]]] = zmq.Context()
+        for option in zmq_options.context_options():
+            self._context.set(getattr(zmq, option.name), option.value)
+        self._reader: Final = ZmqReader(Drops(counters or Counters()))
+        self._router: zmq.Socket[bytes] | None = None
+        self._port = 0
+        self._links: dict[Connection, ZmqLink] = {}
+        self._not_up: dict[Connection, ZmqLink] = {}
+        self._written: dict[zmq.Socket[bytes], Connection | None] = {}
+        """Sockets that were written to since they were last looked at; None stands for the ROUTER."""
+        self._events: list[VanEvent] = []
+        self._resolved: deque[tuple[ZmqLink, str, str]] = deque()
+        """Names that have been looked up: whose, address or "", what went wrong or ""."""
+        self._shut = False
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._epoll: Final = select.epoll()
+        self._wake_fd: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waking: Final = threading.Lock()
+        self.watch(self._wake_fd, self._woken)
+        abandon_after_fork(self)
+
+    # -------------------------------------------------------------------------------------------------- the
+    # van
+
+    def bind(self, host: str, port: int) -> int:
+        """Listen; return the port (a free one if `port` is 0).
+
+        Raises:
+            SettingsError: the address is not this machine's, or the port is taken.
+        """
+        self._check_open()
+        if self._router is not None:
+            raise UsageError(f"this van listens on port {self._port} already")
+        router = self._context.socket(zmq.ROUTER)
+        for option in self._accepting:
+            router.setsockopt(getattr(zmq, option.name), option.value)
+        if ":" in host:
+            router.setsockopt(zmq.IPV6, 1)
+        try:
+            router.bind(f"tcp://{bracketed(host or '*')}:{port or '*'}")
+        except zmq.ZMQError as error:
+            router.close(0)
+            raise SettingsError(
+                f"cannot listen on {host or '*'}:{port}: {error.strerror}; NETSTORM_BIND must be an address "
+                "of this machine (or *), and NETSTORM_PORT (the scheduler's: DMLC_PS_ROOT_PORT) a free port"
+            ) from None
+        self._router = router
+        self._port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        self._watch_socket(router, None)
+        return self._port
+
+    def open(self, connection: Connection, host: str, port: int) -> None:
+        """Begin to connect under a fresh identity. Frames may be handed over at once."""
+        self._check_open()
+        if connection <= 0 or connection in self._links:
+            raise UsageError(f"connection {connection} is not a new positive number")
+        socket_options, limit_s = self._opening, self._link_timeout_s
+        if (host, port) != self._unmarked:
+            socket_options += self._marking
+        try:
+            link = ZmqLink(self._context, socket_options, connection, host=host, port=port, limit_s=limit_s)
+        except zmq.ZMQError as error:  # no descriptors left
+            reason = (
+                f"no socket to connect to {host}:{port}: {error.strerror}; does `ulimit -n` allow enough?"
+            )
+            self._events.append(Broken(connection, reason))
+            return
+        self._links[connection] = self._not_up[connection] = link
+        self._watch_socket(link.socket, connection)
+        self._watch_fd(link.monitor, lambda: self._look_at_monitor(link))
+        try:
+            self._connect(link, str(ipaddress.ip_address(host)))
+        except ValueError:
+            threading.Thread(
+                target=self._look_up, args=(link,), name=f"netstorm-dns-{host}", daemon=True
+            ).start()
+
+    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+        """Hand over a message without blocking; False: not taken, and the connection is or will be
+        `Broken`.
+        """
+        if connection > 0:
+            link = self._links.get(connection)
+            if link is None:
+                return False
+            if link.pending is not None:
+                link.pending.append((header, None if payload is None else bytes(payload)))
+                return True
+            to = link.socket
+            self._written[to] = connection
+        elif self._router is not None:
+            to = self._router
+            self._written[to] = None
+        else:
+            return False
+        try:
+            if connection < 0:
+                to.send(identity_of(connection), _MORE)
+            if payload is None:
+                to.send(header, _NOBLOCK)
+            else:
+                to.send(header, _MORE)
+                to.send(payload, _NOBLOCK, copy=not isinstance(payload, zmq.Frame))
+        except zmq.ZMQError as error:
+            # EAGAIN: the queue is full; EHOSTUNREACH: the ROUTER knows nobody of that identity (any more)
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            if connection > 0:
+                self._events.append(Broken(connection, "it takes no more messages: its queue is full"))
+            return False
+        return True
+
+    def close(self, connection: Connection) -> None:
+        """Forget a connection; unsent frames are dropped. One that others opened is theirs to close."""
+        link = self._links.pop(connection, None)
+        if link is not None:
+            self._close_link(link, 0)
+
+    def poll(self, timeout_s: float) -> list[VanEvent]:
+        """Wait for something to happen, at most `timeout_s`; return everything that has (bounded)."""
+        self._look_at_written()
+        if self._not_up:
+            soonest = min(link.deadline for link in self._not_up.values())
+            timeout_s = min(timeout_s, soonest - clock.monotonic())
+        if self._reader or self._events:
+            timeout_s = 0.0
+        for descriptor, _ in self._epoll.poll(max(0.0, timeout_s)):
+            handler = self._handlers.get(descriptor)
+            if handler is not None:  # else a handler before it has closed it
+                handler()
+        if self._not_up:
+            self._give_up_late_ones()
+        self._reader.read(self._events, _MESSAGES_AT_ONCE)
+        events, self._events = self._events, []
+        return events
+
+    def progress(self, connection: Connection) -> Progress | None:
+        """Return how far a connection that was opened here has come; None: nobody can tell."""
+        link = self._links.get(connection)
+        return None if link is None or not link.up else progress_of(link.descriptor)
+
+    def start_anew(self, connection: Connection) -> bool:
+        """Have BBR find out anew what a connection carries that was opened here; return whether it does."""
+        link = self._links.get(connection)
+        return link is not None and link.up and start_anew(link.descriptor)
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return. Any thread."""
+        with self._waking:  # or the number of a descriptor closed meanwhile might be somebody else's by now
+            if not self._shut:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def shut(self, linger_s: float) -> None:
+        """Close everything, giving frames handed over up to `linger_s` to leave. Twice does no harm."""
+        with self._waking:
+            if self._shut:
+                return
+            self._shut = True
+        linger_ms = max(0, round(linger_s * 1000))
+        for link in list(self._links.values()):
+            self._close_link(link, linger_ms)
+        self._links.clear()
+        if self._router is not None:
+            self._router.close(linger_ms)
+        self._epoll.close()
+        os.close(self._wake_fd)
+        self._context.term()
+
+    # ----------------------------------------------------------------------------------------- other
+    # descriptors
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` from `poll` whenever `fd` is readable, until `unwatch`."""
+        self._handlers[fd] = callback
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; a descriptor that is not watched does no harm."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):  # closed already
+                self._epoll.unregister(fd)
+
+    def abandon(self) -> None:
+        """In a forked child: give up what was inherited (`after_fork`)."""
+        if self._shut:
+            return  # its descriptors may be somebody else's by now
+        self._shut = True
+        close_inherited(self._port, {(link.address, link.port) for link in self._links.values()})
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    # -----------------------------------------------------------------------------------------------
+    # connecting
+
+    def _connect(self, link: ZmqLink, address: str) -> None:
+        link.connect(address)
+        pending, link.pending = link.pending or [], None
+        self._written[link.socket] = link.connection
+        for header, payload in pending:
+            self.transmit(link.connection, header, payload)
+
+    def _look_up(self, link: ZmqLink) -> None:
+        """Find a name's address, on a thread of its own: that can take as long as a DNS server is dead."""
+        try:
+            found = socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)
+            found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+            self._resolved.append((link, str(found[0][4][0]), ""))
+        except (OSError, UnicodeError) as error:
+            self._resolved.append((link, "", f"no address for the name {link.host!r}: {error}"))
+        self.wake()
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        while self._resolved:
+            link, address, problem = self._resolved.popleft()
+            if link.connection not in self._links:
+                continue
+            if problem:
+                self._break(link, problem)
+            else:
+                self._connect(link, address)
+
+    def _look_at_monitor(self, link: ZmqLink) -> None:
+        reason = link.read_monitor()
+        if link.up:
+            self._not_up.pop(link.connection, None)
+        if reason is not None:
+            while self._reader.read_one(link.socket, link.connection, self._events):
+                pass  # what came before the end
+            self._break(link, reason)
+
+    def _give_up_late_ones(self) -> None:
+        now = clock.monotonic()
+        for link in [link for link in self._not_up.values() if link.deadline <= now]:
+            self._break(link, link.no_answer())
+
+    def _break(self, link: ZmqLink, reason: str) -> None:
+        self._events.append(Broken(link.connection, reason))
+        self.close(link.connection)
+
+    def _close_link(self, link: ZmqLink, linger_ms: int) -> None:
+        self._not_up.pop(link.connection, None)
+        self._written.pop(link.socket, None)
+        self._reader.forget(link.socket)
+        for watched in (link.socket, link.monitor):
+            self.unwatch(int(watched.getsockopt(zmq.FD)))
+        link.close(linger_ms)
+
+    # --------------------------------------------------------------------------------------------------
+    # reading
+
+    def _watch_socket(self, watched: zmq.Socket[bytes], connection: Connection | None) -> None:
+        self._watch_fd(watched, lambda: self._reader.mark(watched, connection))
+
+    def _watch_fd(self, watched: zmq.Socket[bytes], callback: Callable[[], None]) -> None:
+        self.watch(int(watched.getsockopt(zmq.FD)), callback)
+        callback()  # what happened before, nobody will say again
+
+    def _look_at_written(self) -> None:
+        written, self._written = self._written, {}
+        for touched, connection in written.items():
+            if touched not in self._reader and int(touched.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._reader.mark(touched, connection)
+
+    def _check_open(self) -> None:
+        if self._shut:
+            raise UsageError("this van has been shut")

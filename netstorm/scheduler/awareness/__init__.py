@@ -1,0 +1,1 @@
+"""From the nodes' reports to an estimate of the network. Pure."""

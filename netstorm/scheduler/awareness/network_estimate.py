@@ -1,0 +1,42 @@
+"""The network as it is known at some moment: what policies are formed for, and what people see. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from netstorm.topology.networks.network import Network
+
+__all__ = ["LinkEstimate", "NetworkEstimate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEstimate:
+    """What is known of one link, for a person."""
+
+    source: int
+    target: int
+    rate: float
+    """Bit/s that is planned with."""
+    error: float
+    """Standard error, as a fraction of the rate."""
+    latency: float
+    """Seconds."""
+    age: float
+    """Seconds since the last reading; infinite: never measured."""
+    censored: bool
+    """Seen only while an access line was the limit: the rate is what the lines allow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkEstimate:
+    """The network as it was known at some moment."""
+
+    network: Network
+    errors: tuple[float, ...]
+    """Standard errors of the rates, as fractions, by link in the order of `network.links`."""
+    cap_error: float
+    """The largest of those of access caps."""
+    measured: frozenset[tuple[int, int]]
+    """Links that somebody has measured."""
+    routed: frozenset[tuple[int, int]] = frozenset()
+    """(source, target) that are no links of the network: their ways lead past other nodes."""

@@ -1,0 +1,1 @@
+"""Several jobs on one scheduler: admission, settings, shares of the network. Pure."""

@@ -1,0 +1,1 @@
+"""What people and monitoring systems see of a job: snapshots, JSON, metrics. Pure."""

@@ -1,0 +1,28 @@
+"""Which policies a job may have. Pure."""
+
+from __future__ import annotations
+
+from netstorm.errors import UsageError
+from netstorm.topology.networks.network import Rank
+from netstorm.topology.policy import Policy, Tree
+
+__all__ = ["check_policy", "unformed"]
+
+
+def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
+    """Check that a policy can follow version `after` in a job of so many nodes.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if policy.size != nodes:
+        raise UsageError(f"a policy for {policy.size} nodes in a job of {nodes} (DMLC_NUM_WORKER)")
+    if policy.version <= after:
+        raise UsageError(f"policy version {policy.version} is not newer than version {after}, now in force")
+
+
+def unformed(nodes: int) -> Policy:
+    """Return what stands for a policy until there is one: a star."""
+    parents = tuple(-1 if rank == 0 else 0 for rank in range(nodes))
+    tree = Tree.undirected(Rank(0), parents)
+    return Policy(version=0, trees=(tree,), weights=(1,), reason="no policy has been formed yet")

@@ -1,0 +1,111 @@
+"""The file in which a scheduler writes down what it tells its nodes."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from netstorm.errors import UsageError
+from netstorm.scheduler.log.records import MAGIC, Record, encode, read
+from netstorm.scheduler.log.replay import ReplayedJob
+
+__all__ = ["StateFile", "boot_identity"]
+
+_log = logging.getLogger(__name__)
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_identity() -> str:
+    """Return what tells this run of the machine from those before; empty if the system does not say."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+class StateFile:
+    """The log of one job. It must be closed.
+
+    A record is with the operating system before anybody is told what it says (one write for all that an event
+    has brought: 2 µs where it was measured), so the end of this process loses nothing. It is not forced to
+    the disk: the end of the machine may lose some, and a log from before that is refused.
+
+    Attributes:
+        past: the job that it tells of; None: none, or one that is over.
+    """
+
+    def __init__(self, folder: Path, job: str) -> None:
+        """Open the log of a job, or begin one.
+
+        Raises:
+            UsageError: the folder cannot be used, or the file is not such a log; says what to do.
+        """
+        self.path: Final = folder / (re.sub(r"[^A-Za-z0-9_.-]", "_", job) + ".log")
+        self._file: int | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.past: Final = self._begin(self._file)
+        except OSError as error:
+            self.close()
+            raise UsageError(
+                f"NETSTORM_STATE_DIR={str(folder)!r}: {error.strerror} ({self.path}); it must be a folder in "
+                "which files can be written"
+            ) from None
+        except UsageError:
+            self.close()
+            raise
+
+    def _begin(self, file: int) -> ReplayedJob | None:
+        self._lock(file)
+        records, size = read(self.path.read_bytes(), str(self.path))
+        past = ReplayedJob.of(records, str(self.path))
+        if past is not None and past.began.boot != boot_identity():
+            raise UsageError(
+                f"{self.path} was written before this machine was last started, and may lack its end: its "
+                "job cannot be taken over; remove the file to begin anew"
+            )
+        os.truncate(file, 0 if past is None else size)
+        os.lseek(file, 0, os.SEEK_END)
+        if past is None:
+            _write_all(file, MAGIC)
+        return past
+
+    def _lock(self, file: int) -> None:
+        """Keep others from the file while this process lives."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{self.path} is in use by another scheduler: give each a NETSTORM_STATE_DIR of its own, or "
+                "jobs different names (NETSTORM_JOB)"
+            ) from None
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Append records. If that fails, the log is given up: the job goes on, and nobody can take over."""
+        if self._file is None:
+            return
+        try:
+            _write_all(self._file, encode(records))
+        except OSError as error:
+            _log.error("%s: %s; the job goes on, but cannot be taken over", self.path, error.strerror)
+            self.close()
+            self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close it. Twice does no harm."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

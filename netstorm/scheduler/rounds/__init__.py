@@ -1,0 +1,1 @@
+"""Which policy each round of each key runs under, the same at every rank. Pure."""

@@ -1,0 +1,1 @@
+"""Auxiliary paths, and which of them a policy gets."""

@@ -1,0 +1,1 @@
+"""Networks: nodes, links, resources; network files; generators."""

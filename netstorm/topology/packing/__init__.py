@@ -1,0 +1,1 @@
+"""Packed trees: candidates, the linear program over them, and whole chunks."""

@@ -1,0 +1,1 @@
+"""How long a policy takes, and the optimum that nothing can beat."""

@@ -1,0 +1,1 @@
+"""One file a scheme, and the one door to all of them."""

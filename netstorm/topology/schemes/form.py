@@ -1,0 +1,108 @@
+"""One door to all schemes: a name and a network in, a policy out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from netstorm.errors import UsageError
+from netstorm.topology.networks.network import Network
+from netstorm.topology.options import Options
+from netstorm.topology.policy import Policy
+from netstorm.topology.schemes.balanced import balanced
+from netstorm.topology.schemes.custom import custom
+from netstorm.topology.schemes.fapt import fapt
+from netstorm.topology.schemes.hierarchical import hierarchical
+from netstorm.topology.schemes.mst import mst
+from netstorm.topology.schemes.ring import ring
+from netstorm.topology.schemes.sharded import sharded
+from netstorm.topology.schemes.star import star
+from netstorm.topology.trees.forest import Forest
+
+__all__ = ["SCHEMES", "Options", "form_policy"]
+
+
+# SciPy, which these need, takes a second to load, and few of the processes that load this module form trees.
+
+
+def _ring_best(network: Network, options: Options) -> Forest:
+    from netstorm.topology.schemes.ring_best import ring_best  # noqa: PLC0415 -- see above
+
+    return ring_best(
+        network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes, seed=options.seed
+    )
+
+
+def _fapt(network: Network, options: Options) -> Forest:
+    roots = options.num_roots
+    return fapt(network, roots, chunk_bytes=options.tree_bytes(roots or network.size))
+
+
+def _packing(network: Network, options: Options) -> Forest:
+    from netstorm.topology.packing.best_packing import best_packing  # noqa: PLC0415 -- see above
+
+    return best_packing(network, options).forest
+
+
+def _auto(network: Network, options: Options) -> Forest:
+    if not options.known:  # rates are made up, and so would predictions be
+        forest = _fapt(network, options)
+        return dataclasses.replace(forest, reason=f"auto: fapt, since no rates are known; {forest.reason}")
+    from netstorm.topology.schemes.auto import auto  # noqa: PLC0415 -- see above
+
+    return auto(network, options)
+
+
+SCHEMES: Final[Mapping[str, Callable[[Network, Options], Forest]]] = {
+    "star": lambda network, options: star(network, options.hub),
+    "sharded": lambda network, _: sharded(network),
+    "balanced": lambda network, options: balanced(network, options.degree),
+    "mst": lambda network, options: mst(network, chunk_bytes=options.chunk_bytes),
+    "ring": lambda network, _: ring(network),
+    "ring-best": _ring_best,
+    "hierarchical": lambda network, _: hierarchical(network),
+    "fapt": _fapt,
+    "packing": _packing,
+    "auto": _auto,
+    "custom": lambda network, options: custom(network, options.custom),
+}
+"""From the simplest to the most elaborate."""
+
+
+def form_policy(network: Network, topology: str = "fapt", *, version: int = 0, **options: Any) -> Policy:
+    """Return the policy of a scheme for `network`.
+
+    Args:
+        topology: a name in `SCHEMES`.
+        version: the policy's number.
+        options: fields of `Options`; a hub of -1 is any, as in the settings.
+
+    Raises:
+        UsageError: an unknown scheme or option, or an option that does not suit the network.
+        NetworkFileError: the file of a custom topology is wrong; says where.
+        Unreachable: names the ranks without a path, or the links that the scheme lacks.
+    """
+    scheme = SCHEMES.get(topology)
+    if scheme is None:
+        raise UsageError(f"topology {topology!r}: expected one of {', '.join(SCHEMES)}")
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"option {name!r} of a topology: expected one of {', '.join(known)}")
+    if options.get("hub") == -1:
+        options["hub"] = None
+    chosen = Options(**options)
+    policy = scheme(network, chosen).policy(version)
+    if not chosen.auxiliary or network.size < 3:  # a detour has three ranks
+        return policy
+    from netstorm.topology.detours.spare_capacity import with_detours  # noqa: PLC0415 -- see above
+
+    return with_detours(
+        network,
+        policy,
+        chunk_bytes=chosen.chunk_bytes,
+        known=chosen.known,
+        unmeasured=chosen.unmeasured,
+        measured=chosen.measured,
+    )

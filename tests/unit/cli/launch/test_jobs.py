@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from netstorm.cli.cores import threads_each
+from netstorm.cli.launch.hostfile import place
+from netstorm.cli.launch.job import CommandError, find_command
+from netstorm.cli.launch.local_job import local_job, users_environment
+from netstorm.cli.launch.members import SCHEDULER, Member
+from netstorm.cli.launch.remote import environment_here
+from netstorm.cli.launch.ssh_job import passed_on, ssh_job
+from netstorm.errors import SettingsError, UsageError
+
+
+def local(
+    size: int = 2,
+    *,
+    environment=None,
+    port: int = 0,
+    sites=None,
+    ready_file: Path | None = None,
+    scheduler_host: str = "127.0.0.1",
+):
+    return local_job(
+        size=size,
+        command=["python", "train.py"],
+        folder=Path("/data"),
+        environment={"PATH": "/bin"} if environment is None else environment,
+        port=port,
+        sites=sites or [None] * size,
+        ready_file=ready_file,
+        scheduler_host=scheduler_host,
+    )
+
+
+def over_ssh(text: str = "tokyo\nalice@paris site=west", **changes):
+    options = {
+        "placements": place(text, "hosts"),
+        "command": ["python", "train.py", "a b", "$HOME", "it's"],
+        "folder": "/data/my runs",
+        "variables": {"LR": "0.1 $x"},
+        "scheduler_host": None,
+        "port": 9091,
+        "python": "/opt/my python/bin/python",
+        "ssh": ["ssh"],
+        "with_scheduler": True,
+    }
+    return ssh_job(**{**options, **changes})
+
+
+# -------------------------------------------------------------------------------------------- on this machine
+
+
+def test_nodes_that_join_a_scheduler_elsewhere_are_told_where_it_is():
+    job = local(scheduler_host="tokyo", port=9095)
+    assert job.scheduler is None
+    for node in job.nodes(None):
+        assert node.environment["DMLC_PS_ROOT_URI"] == "tokyo"
+        assert node.environment["DMLC_PS_ROOT_PORT"] == "9095"
+
+
+def test_each_node_is_told_its_rank_and_where_the_scheduler_is():
+    first, second = local(sites=["east", "west"]).nodes(1234)
+    assert second.environment["DMLC_ROLE"] == "worker"
+    assert second.environment["DMLC_PS_ROOT_URI"] == "127.0.0.1"
+    assert second.environment["DMLC_PS_ROOT_PORT"] == "1234"
+    assert second.environment["DMLC_NUM_WORKER"] == "2"
+    assert (first.environment["NETSTORM_RANK"], second.environment["NETSTORM_RANK"]) == ("0", "1")
+    assert (first.environment["NETSTORM_SITE"], second.environment["NETSTORM_SITE"]) == ("east", "west")
+    assert json.loads(second.order) == {"command": ["python", "train.py"], "folder": "/data"}
+
+
+def test_the_cores_are_shared_out_unless_the_user_has_chosen():
+    cores = len(os.sched_getaffinity(0))
+    assert local(1).nodes(None)[0].environment["OMP_NUM_THREADS"] == str(cores)
+    assert local(2).nodes(None)[0].environment["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert local(environment={"OMP_NUM_THREADS": "7"}).nodes(None)[0].environment["OMP_NUM_THREADS"] == "7"
+    assert threads_each(10_000) == 1
+
+
+def test_nodes_on_this_machine_advertise_loopback_and_write_without_a_buffer():
+    environment = users_environment({})
+    assert environment["DMLC_NODE_HOST"] == "127.0.0.1"
+    assert environment["PYTHONUNBUFFERED"] == "1"
+    assert users_environment({"DMLC_NODE_HOST": "127.0.0.2"})["DMLC_NODE_HOST"] == "127.0.0.2"
+
+
+def test_a_virtual_environment_that_is_not_activated_is_for_the_nodes_too(monkeypatch):
+    monkeypatch.setattr(sys, "prefix", "/opt/venv")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert users_environment({})["PATH"] == "/opt/venv/bin:/usr/bin"
+    monkeypatch.setenv("VIRTUAL_ENV", "/home/alice/another")
+    assert users_environment({})["PATH"] == "/usr/bin"
+
+
+def test_the_scheduler_chooses_its_port_and_writes_it_to_the_ready_file():
+    scheduler = local(ready_file=Path("/tmp/x")).scheduler
+    assert scheduler.member == SCHEDULER
+    assert json.loads(scheduler.order)["command"][1:] == [
+        "-m",
+        "netstorm",
+        "scheduler",
+        "--port",
+        "0",
+        "--ready-file",
+        "/tmp/x",
+        "--print-outcome",
+    ]
+    assert scheduler.environment["DMLC_ROLE"] == "scheduler"
+    assert scheduler.environment["DMLC_NUM_WORKER"] == "2"
+    assert "NETSTORM_RANK" not in scheduler.environment
+
+
+def test_a_value_that_nodes_would_refuse_is_refused_before_anything_starts():
+    with pytest.raises(SettingsError, match="NETSTORM_SITE='a b'"):
+        local(sites=["a b", "c"])
+
+
+def test_a_command_is_looked_for_before_anything_starts(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    for name, code, hint in [
+        ("no-such-command", 127, "not found in PATH="),
+        ("train.py", 127, "to run the script of that name here: -- python train.py"),
+        ("./train.py", 126, "not executable; to run a Python script: -- python ./train.py"),
+        ("./nowhere.py", 127, f"'./nowhere.py' not found in {tmp_path}"),
+        (str(tmp_path), 126, "is a folder"),
+        ("-n", 127, "options of the launcher come before --"),
+    ]:
+        with pytest.raises(CommandError) as caught:
+            find_command([name], tmp_path, {"PATH": "/usr/bin:/bin"})
+        assert caught.value.exit_code == code
+        assert hint in str(caught.value)
+    with pytest.raises(UsageError, match="no command"):
+        find_command([], tmp_path, {})
+    find_command(["sh"], tmp_path, {"PATH": "/usr/bin:/bin"})
+
+
+# -------------------------------------------------------------------------------------------------- over ssh
+
+
+def test_over_ssh_nothing_but_the_interpreters_name_passes_through_a_shell():
+    node = over_ssh().nodes(None)[1]
+    *ssh, host, words = node.keeper
+    assert ssh[0] == "ssh"
+    assert host == "alice@paris"
+    assert shlex.split(words) == ["/opt/my python/bin/python", "-m", "netstorm.cli.launch.remote"]
+    order = json.loads(node.order)
+    assert order["command"] == ["python", "train.py", "a b", "$HOME", "it's"]
+    assert order["folder"] == "/data/my runs"
+    assert order["variables"] == {
+        "LR": "0.1 $x",
+        "DMLC_ROLE": "worker",
+        "DMLC_PS_ROOT_URI": "tokyo",
+        "DMLC_PS_ROOT_PORT": "9091",
+        "DMLC_NUM_WORKER": "2",
+        "NETSTORM_RANK": "1",
+        "NETSTORM_SITE": "west",
+    }
+
+
+def test_the_scheduler_runs_on_the_first_host_of_the_file_whatever_its_rank():
+    job = over_ssh("paris rank=1\ntokyo rank=0")
+    assert job.hosts == {SCHEDULER: "paris", Member(0): "tokyo", Member(1): "paris"}
+    assert job.scheduler is not None
+    assert json.loads(job.scheduler.order)["command"][1:] == [
+        "-m",
+        "netstorm",
+        "scheduler",
+        "--print-outcome",
+    ]
+    assert [node.member for node in job.nodes(None)] == [0, 1]
+    assert json.loads(job.nodes(None)[0].order)["variables"]["DMLC_PS_ROOT_URI"] == "paris"
+
+
+def test_the_scheduler_can_run_on_a_host_of_its_own_and_its_user_is_no_part_of_its_address():
+    job = over_ssh(scheduler_host="bob@hub")
+    assert job.hosts[SCHEDULER] == "bob@hub"
+    assert json.loads(job.nodes(None)[0].order)["variables"]["DMLC_PS_ROOT_URI"] == "hub"
+
+
+def test_the_address_of_a_line_is_what_its_node_advertises():
+    first, second = over_ssh("tokyo address=203.0.113.7\nparis").nodes(None)
+    assert json.loads(first.order)["variables"]["DMLC_NODE_HOST"] == "203.0.113.7"
+    assert "DMLC_NODE_HOST" not in json.loads(second.order)["variables"]
+
+
+def test_a_scheduler_on_localhost_is_refused_if_nodes_are_elsewhere():
+    with pytest.raises(UsageError, match="'localhost' is another machine for 'paris'"):
+        over_ssh("localhost\nparis")
+    assert over_ssh("localhost slots=2").size == 2
+
+
+def test_settings_that_are_set_here_are_passed_on_but_not_those_of_this_machine():
+    here = {
+        "CHUNK_SIZE": "1024",
+        "DMLC_NODE_HOST": "10.0.0.1",
+        "NETSTORM_RANK": "3",
+        "HOME": "/root",
+        "UPDATE_TIME": "",
+    }
+    assert passed_on(here, {"LR": "1"}) == {"CHUNK_SIZE": "1024", "LR": "1"}
+
+
+def test_over_there_the_interpreters_folder_comes_first_and_the_cores_are_shared_out(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    environment = environment_here({"LR": "0.1"}, 10_000)
+    assert environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["LR"] == "0.1"
+    assert environment_here({"PATH": "/mine"}, 1)["PATH"] == "/mine"

@@ -1,0 +1,301 @@
+"""A general node alone: what it says to the scheduler, and what it makes of the answers."""
+
+import numpy as np
+import pytest
+
+from netstorm import errors
+from netstorm.kvstore.node.general_node import GeneralNode, State
+from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.values.key import Key
+from netstorm.protocol import messages as m
+from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.machine import Admit, Become, Call, Connect, Disconnect, NotYet, Refuse, Send
+from netstorm.topology.networks.network import Rank
+from netstorm.topology.policy import Policy, Tree
+
+MEMBERS = tuple(
+    m.Member(rank=rank, host="10.0.0.1", port=4000 + rank, site="denver", incarnation=100 + rank)
+    for rank in range(3)
+)
+STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=(1,))
+
+
+JOINED = m.Joined(rank=1, members=MEMBERS, policy=STAR, heartbeat_interval_s=1, heartbeat_timeout_s=10)
+
+
+class Driven:
+    """A node, with its instructions sorted by kind."""
+
+    def __init__(self, **options):
+        self.now = 0.0
+        self.node = GeneralNode(
+            NodeOptions(
+                scheduler_host="10.0.0.9", scheduler_port=9091, host="10.0.0.1", port=4001, **options
+            ),
+            now=self.now,
+        )
+        self.all = []
+        self.look()
+
+    def look(self):
+        taken = self.node.take_instructions()
+        self.all += taken
+        for instruction in taken:
+            if isinstance(instruction, Call):
+                instruction.function()
+        return taken
+
+    def sent(self, kind):
+        return [i.message for i in self.all if isinstance(i, Send) and isinstance(i.message, kind)]
+
+    def hear(self, message, peer=SCHEDULER):
+        self.node.receive(peer, message, None, 0, self.now)
+        self.look()
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.node.tick(self.now)
+        self.look()
+
+    def join(self, rank=1):
+        self.hear(
+            m.Joined(
+                rank=rank,
+                members=MEMBERS,
+                policy=STAR,
+                heartbeat_interval_s=1.0,
+                heartbeat_timeout_s=10.0,
+            )
+        )
+        return self
+
+    def grant(self, name="w", key=0, granted=0):
+        binding = m.Binding(key=key, from_round=0, version=1, granted=granted)
+        grant = m.KeyGrant(namespace=0, name=name, key=key, first_slot=0, offset=0, chunk_size=4)
+        self.hear(m.KeysRegistered(grants=(grant,), bindings=(binding,)))
+
+    def push(self, key, rule=""):
+        outcome: list[Exception | None] = []
+        values = np.ones(key.elements, np.float32)
+        operation = Operation(
+            key=key,
+            round=key.take_round(),
+            source=values,
+            destination=values,
+            done=outcome.append,
+            rule=rule,
+        )
+        self.node.submit(operation, self.now)
+        self.look()
+        return outcome
+
+    def new_key(self, name="w"):
+        key = Key(0, name, (4,), "float32")
+        self.node.register(key, self.now)
+        return key
+
+
+def test_the_first_word_is_a_request_to_join():
+    driven = Driven(asked_rank=2, num_workers=3, site="denver", must_agree=(("CHUNK_SIZE", "4"),))
+    assert isinstance(driven.all[0], Connect)
+    [join] = driven.sent(m.Join)
+    assert (join.asked_rank, join.num_workers, join.site, join.must_agree) == (
+        2,
+        3,
+        "denver",
+        {"CHUNK_SIZE": "4"},
+    )
+
+
+def test_joining_gives_a_rank_and_everybodys_address():
+    driven = Driven()
+    joined: list[Exception | None] = []
+    driven.node.on_joined(joined.append)
+    driven.join(rank=1)
+    assert joined == [None]
+    assert driven.node.rank == 1
+    assert Become(rank=1) in driven.all
+    assert [c.peer for c in driven.all if isinstance(c, Connect)] == [SCHEDULER, Peer(0), Peer(2)]
+
+
+def test_only_members_of_the_job_are_let_in():
+    driven = Driven()
+    hello = m.Hello(job="default", sender=2, incarnation=102, receiver=1, session=7, received=0)
+    assert isinstance(driven.node.admit(hello), NotYet)
+    driven.join()
+    assert driven.node.admit(hello) == Admit(Peer(2))
+    for changed in ({"job": "other"}, {"sender": 3}, {"sender": -1}, {"incarnation": 1}, {"receiver": 0}):
+        wrong = m.Hello(**{**{f: getattr(hello, f) for f in hello.__struct_fields__}, **changed})
+        assert isinstance(driven.node.admit(wrong), Refuse), changed
+
+
+def test_keys_that_are_registered_together_travel_in_one_message():
+    driven = Driven().join()
+    for number in range(160):
+        driven.new_key(f"k{number}")
+    driven.wait(0)
+    [request] = driven.sent(m.RegisterKeys)
+    assert len(request.keys) == 160
+
+
+def test_a_round_asks_for_the_next_one_when_it_begins():
+    driven = Driven().join()
+    key = driven.new_key()
+    driven.push(key, rule="SGD")
+    driven.wait(0)
+    assert driven.sent(m.Part) == []  # the key has no number yet
+    driven.grant()
+    driven.wait(0)
+    assert [part.round for part in driven.sent(m.Part)] == [0]
+    [request] = driven.sent(m.TopologyRequest)
+    assert request.begun == (m.RoundBegun(key=0, round=0, rule="SGD"),)
+    driven.push(key)
+    assert len(driven.sent(m.Part)) == 1  # round 1 has not been granted
+    driven.hear(m.TopologyAnswer(bindings=(m.Binding(key=0, from_round=0, version=1, granted=1),)))
+    assert [part.round for part in driven.sent(m.Part)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("lost", errors.NodeLost),
+        ("failed", errors.NodeFailed),
+        ("disagreement", errors.Disagreement),
+        ("key", errors.KeyMismatch),
+        ("refused", errors.JoinRefused),
+        ("timeout", errors.WaitTimeout),
+        ("something new", errors.Unavailable),
+    ],
+)
+def test_a_failure_ends_what_is_outstanding_and_everything_later(kind, error):
+    driven = Driven().join()
+    outcome = driven.push(driven.new_key())
+    barrier: list[Exception | None] = []
+    driven.node.barrier(barrier.append, driven.now)
+    driven.hear(m.PeerGone(rank=2, kind=kind, reason="rank 2 (10.0.0.1:4002) is gone"))
+    later = driven.push(driven.new_key("v"))
+    for [raised] in (outcome, barrier, later):
+        assert type(raised) is error
+        assert "rank 2 (10.0.0.1:4002) is gone" in str(raised)
+    assert [d.at_once for d in driven.all if isinstance(d, Disconnect)] == [True, True, False]
+
+
+def test_a_peer_that_cannot_be_reached_is_reported_and_given_up_if_nobody_decides():
+    driven = Driven().join()
+    outcome = driven.push(driven.new_key())
+    driven.node.link_lost(Peer(2), "connection refused", [], driven.now)
+    driven.look()
+    assert driven.sent(m.Suspect) == [m.Suspect(rank=2, reason="connection refused")]
+    driven.wait(11)
+    assert outcome == []
+    driven.wait(2)
+    assert isinstance(outcome[0], errors.NodeLost)
+    assert "rank 2 (10.0.0.1:4002, denver) cannot be reached from rank 1" in str(outcome[0])
+    assert "cannot be reached" in driven.sent(m.Failed)[0].reason
+
+
+def test_a_rank_that_finished_early_is_an_error_and_not_a_wait():
+    driven = Driven().join()
+    key = driven.new_key()
+    driven.grant(granted=5)
+    driven.push(key)
+    outcome = driven.push(key)
+    driven.hear(m.PeerFinished(rank=2, last_rounds={0: 0}))
+    assert isinstance(outcome[0], errors.UnevenRounds)
+    assert (
+        "rank 1 waits for round 1 of w, but rank 2 (10.0.0.1:4002, denver) has finished after round 0"
+        in str(outcome[0])
+    )
+
+
+def test_a_push_after_a_rank_has_finished_is_told_at_once():
+    driven = Driven().join()
+    key = driven.new_key()
+    driven.grant(granted=5)
+    driven.hear(m.PeerFinished(rank=2, last_rounds={}))
+    assert "without ever using that key" in str(driven.push(key)[0])
+
+
+def test_finishing_waits_until_nobody_needs_this_node():
+    driven = Driven().join()
+    key = driven.new_key()
+    driven.grant()
+    driven.push(key)
+    done: list[Exception | None] = []
+    driven.node.finish(done.append, driven.now)
+    driven.look()
+    assert driven.sent(m.Finished) == [m.Finished(last_rounds={0: 0})]
+    assert (done, driven.node.state) == ([], State.FINISHING)
+    driven.hear(m.AllFinished())
+    assert (done, driven.node.state) == ([None], State.OVER)
+    assert driven.sent(m.Leave) != []
+
+
+def test_no_scheduler_is_asked_for_again_until_the_deadline():
+    driven = Driven(join_timeout_s=20)
+    joined: list[Exception | None] = []
+    driven.node.on_joined(joined.append)
+    driven.node.link_lost(SCHEDULER, "connection refused", [], driven.now)
+    driven.look()
+    assert len(driven.sent(m.Join)) == 2
+    driven.wait(20)
+    assert isinstance(joined[0], errors.WaitTimeout)
+    assert "the scheduler at 10.0.0.9:9091" in str(joined[0])
+
+
+def test_the_scheduler_gone_in_the_middle_is_an_error():
+    driven = Driven().join()
+    outcome = driven.push(driven.new_key())
+    driven.node.link_lost(SCHEDULER, "no answer for 10 s", [], driven.now)
+    driven.look()
+    assert isinstance(outcome[0], errors.SchedulerLost)
+
+
+def test_heartbeats_say_what_is_waited_for():
+    driven = Driven().join()
+    key = driven.new_key()
+    driven.grant()
+    driven.push(key)
+    driven.wait(0)
+    driven.wait(3)
+    assert driven.sent(m.Heartbeat)[-1].busy == (
+        "round 0 of w: 1 of 1 chunks wait for results from other ranks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("peer", "message"),
+    [
+        (Peer(0), m.AllFinished()),
+        (SCHEDULER, m.Join(asked_rank=0, num_workers=1, host="", port=1, site="", release="", pid=1)),
+        (SCHEDULER, m.BarrierReached(number=3)),
+        (SCHEDULER, JOINED),
+    ],
+)  # fmt: skip
+def test_what_a_peer_may_not_say_is_refused(peer, message):
+    driven = Driven().join()
+    with pytest.raises(errors.ProtocolViolation):
+        driven.node.receive(peer, message, None, 0, 0.0)
+
+
+def test_each_heartbeat_of_a_node_that_has_joined_comes_with_how_it_is_doing():
+    driven = Driven()
+    driven.wait(1.0)
+    assert driven.sent(m.Heartbeat)
+    assert not driven.sent(m.NodeStatus)
+    driven.join()
+    driven.wait(1.0)
+    (status,) = driven.sent(m.NodeStatus)
+    assert (status.rounds, status.last_round, status.waited_s) == (0, -1, 0.0)
+
+
+def test_an_operation_counts_as_waiting_from_when_the_user_asks_for_it():
+    driven = Driven().join()
+    driven.wait(1.0)
+    key = Key(0, "w", (4,), "float32")
+    driven.node.register(key, driven.now)
+    driven.push(key)
+    driven.wait(1.5)
+    driven.wait(1.5)
+    assert driven.sent(m.NodeStatus)[-1].waited_s == 3.0

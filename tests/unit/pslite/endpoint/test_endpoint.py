@@ -1,0 +1,559 @@
+"""All sessions of a process, and what others may throw at it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import ProtocolViolation
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import encode_body, open_frames, seal
+from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.machine import Become, Call, NotYet, Send
+from netstorm.pslite.session.limits import Limits
+from netstorm.pslite.van.interface import Connection, Received
+from netstorm.testing.recorder import part
+from tests.unit.pslite.world import World
+
+BULK = (0, 0, 0)
+STRANGER = Connection(-777)
+
+
+def frame(message, *, sequence=0, payload_crc=None):
+    return seal(encode_body(message), sequence=sequence, sent_at=0, payload_crc=payload_crc)
+
+
+def hello(*, sender=0, incarnation=1, session=1):
+    return m.Hello(job="job", sender=sender, incarnation=incarnation, receiver=1, session=session, received=0)
+
+
+def established():
+    """Return a world, its two parties, and the connection of their session as the second one knows it."""
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    [connection] = there.endpoint._by_connection
+    return world, here, there, connection
+
+
+class LinkEstimate:
+    """Keeps what an endpoint tells its observer."""
+
+    def __init__(self):
+        self.arrivals, self.signals, self.acknowledgements, self.crowded = [], [], [], []
+
+    may_crowd = True
+
+    def arrived(self, peer, size, sent_at, arrived_at, *, resent, crowded):
+        self.crowded.append(crowded)
+        self.arrivals.append((peer, size, sent_at, arrived_at, resent))
+
+    def signalled(self, peer, sent_at, arrived_at):
+        self.signals.append((peer, sent_at, arrived_at))
+
+    def acknowledged(self, peer, size, sent, heard, stamped_at, *, resent):
+        self.acknowledgements.append((peer, size, sent, heard, stamped_at, resent))
+
+
+# ---------------------------------------------------------------------------------------------- hostile input
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=4))
+def test_garbage_before_a_hello_is_dropped_and_counted(frames):
+    world = World(1)
+    [party] = world.parties
+    party.stack.handle(Received(STRANGER, tuple(frames)), 0.0)
+    party.stack.flush(party.van, 0.0)
+    assert party.endpoint.counters.get("dropped_frame") == 1
+    assert party.machine.got == []
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=3))
+def test_garbage_within_a_session_is_dropped_and_the_session_lives(frames):
+    world, here, there, connection = established()
+    there.stack.handle(Received(connection, tuple(frames)), world.now)
+    here.send(there, part(1), b"x")
+    world.run(1)
+    assert there.machine.numbers() == [0, 1]
+    assert there.endpoint.counters.get("dropped_frame") == 1
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (frame(m.Barrier(number=1)),),  # a message that must be numbered, is not
+        (frame(m.Barrier(number=1), sequence=2, payload_crc=0), b"payload of a control message"),
+        (frame(m.Heartbeat(), sequence=2),),
+        (frame(m.Ack(received=0), sequence=2),),
+        (frame(m.Ack(received=0), payload_crc=0), b""),
+        (frame(m.Ack(received=5)),),  # of messages that were never sent
+        (frame(m.Ack(received=0, beyond=(1,))),),
+        (frame(m.Ack(received=0, query=1)),),
+        (frame(hello(session=9)),),  # a second greeting
+        (frame(m.Welcome(incarnation=1, session=1, received=0)),),
+        (frame(m.Refused(reason="")),),
+    ],
+)
+def test_what_nobody_may_send_is_dropped_and_the_session_lives(frames):
+    world, here, there, connection = established()
+    there.stack.handle(Received(connection, frames), world.now)
+    assert there.endpoint.counters.get("dropped_protocol") == 1
+    here.send(there, part(1), b"x")
+    there.send(here, part(2), b"y")
+    world.run(1)
+    assert there.machine.numbers() == [0, 1]
+    assert here.machine.numbers() == [2]
+
+
+@pytest.mark.parametrize(
+    "kind", [m.Welcome(incarnation=1, session=1, received=0), m.Ack(received=0), part(0), m.Goodbye()]
+)
+def test_nothing_but_hello_begins_a_session(kind):
+    world = World(1)
+    [party] = world.parties
+    party.stack.handle(Received(STRANGER, (frame(kind),)), 0.0)
+    assert party.endpoint.counters.get("dropped_protocol") == 1
+
+
+def test_dropped_messages_are_logged_with_their_sender_but_are_no_flood(caplog):
+    world, _, there, connection = established()
+    with caplog.at_level(logging.WARNING):
+        for number in range(1000):
+            there.stack.handle(Received(connection, (b"garbage",)), world.now + number / 1000)
+        there.stack.handle(Received(connection, (b"garbage",)), world.now + 20)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2
+    assert "rank 0" in texts[0]
+    assert "999 more" in texts[1]
+    assert there.endpoint.counters.get("dropped_frame") == 1001
+    assert there.endpoint.links()[Peer(0), False]["dropped_frame"] == 1001
+
+
+def test_hellos_that_wait_cannot_fill_the_memory():
+    world = World(1, limits=Limits(waiting_hellos=10))
+    [party] = world.parties
+    party.machine.admission = lambda _: NotYet()
+    for number in range(1000):
+        party.stack.handle(Received(Connection(-1 - number), (frame(hello(session=number)),)), 0.0)
+    assert len(party.endpoint._waiting) == 10
+
+
+def test_a_connection_attempt_that_was_repeated_waits_once():
+    world = World(1)
+    [party] = world.parties
+    party.machine.admission = lambda _: NotYet()
+    for number in range(5):
+        party.stack.handle(Received(Connection(-1 - number), (frame(hello()),)), 0.0)
+    assert [connection for connection, _ in party.endpoint._waiting.call()] == [-5]
+
+
+def test_sessions_that_others_begin_are_bounded():
+    world = World(2, limits=Limits(sessions=3))
+    party = world.parties[1]
+    for number in range(10):
+        greeting = hello(sender=number, incarnation=number)
+        party.stack.handle(Received(Connection(-1 - number), (frame(greeting),)), 0.0)
+    assert len(party.endpoint.links()) == 3
+    assert party.endpoint.counters.get("refused_hellos") == 7
+
+
+# ------------------------------------------------------------------------------------------------ the machine
+
+
+def test_a_peer_error_of_the_machine_drops_the_message_which_does_not_come_again():
+    world, here, there, _ = established()
+
+    def refuse(message):
+        raise ProtocolViolation("what nonsense")
+
+    there.machine.on_receive = refuse
+    here.send(there, part(1), b"x")
+    world.run(10)
+    assert there.endpoint.counters.get("dropped_refused") == 1
+    assert here.endpoint.idle()
+    assert here.endpoint.links()[Peer(1), True]["messages_resent"] == 0
+
+
+def test_any_other_error_of_the_machine_is_the_drivers():
+    world, here, there, _ = established()
+
+    def fail(message):
+        raise ZeroDivisionError
+
+    there.machine.on_receive = fail
+    here.send(there, part(1), b"x")
+    with pytest.raises(ZeroDivisionError):
+        world.run(1)
+
+
+def test_a_call_is_made_once_everything_before_it_was_carried_out():
+    world, here, _, _ = established()
+    order = []
+    here.machine.instructions += [
+        Become(rank=5),
+        Call(function=lambda: order.append(here.endpoint.rank)),
+        Call(function=lambda: here.machine.instructions.append(Call(function=lambda: order.append("later")))),
+    ]
+    world.run(0.1)
+    assert order == [5, "later"]
+
+
+def test_a_payload_is_delivered_as_memory_that_may_be_changed(monkeypatch):
+    world = World()
+    here, there = world.pair()
+    changed = []
+
+    def receive(peer, message, payload, payload_crc, now):
+        values = np.frombuffer(payload, np.float32)
+        values += 1
+        changed.append(values.tolist())
+
+    monkeypatch.setattr(there.machine, "receive", receive)
+    here.send(there, part(0), np.arange(3, dtype=np.float32))
+    world.run(1)
+    assert changed == [[1, 2, 3]]
+
+
+def test_messages_to_nobody_are_counted_and_forgotten():
+    world = World()
+    here, there = world.parties
+    here.send(there, part(0))
+    world.run(1)
+    assert here.endpoint.counters.get("sends_without_session") == 1
+    assert here.endpoint.idle()
+
+
+def test_to_connect_twice_changes_the_address_and_not_the_session():
+    world = World(3)
+    here, there, other = world.parties
+    here.connect(there, port=1)
+    here.send(there, part(0))
+    world.run(1)
+    here.connect(there)
+    world.run(3)
+    assert there.machine.numbers() == [0]
+    assert here.machine.lost == []
+    assert other.machine.got == []
+
+
+# -------------------------------------------------------------------------------------------------- datagrams
+
+
+def test_datagrams_are_sent_once_and_get_lost_while_there_is_no_connection():
+    world, here, there, _ = established()
+    here.send(there, m.Heartbeat(busy="first"))
+    world.run(1)
+    world.network.reset("host0", "host1")
+    world.settle()
+    here.send(there, m.Heartbeat(busy="lost"))
+    world.run(5)
+    here.send(there, m.Heartbeat(busy="last"))
+    world.run(5)
+    beats = [message.busy for _, message, _ in there.machine.got if isinstance(message, m.Heartbeat)]
+    assert beats == ["first", "last"]
+    assert here.endpoint.idle()
+
+
+def test_a_datagram_does_not_open_a_session():
+    world = World()
+    here, there = world.pair()
+    here.send(there, m.Heartbeat())
+    world.run(1)
+    assert world.network.connections() == 0
+
+
+# ------------------------------------------------------------------------------------------- what is observed
+
+
+def test_arrivals_are_reported_for_measuring_with_times_of_the_cluster_clock():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    seen = there.endpoint.observer = LinkEstimate()
+    here.send(there, part(0), bytes(1000))
+    here.send(there, m.Barrier(number=0))
+    world.run(2)
+    [(peer, size, sent_at, arrived_at, resent)] = seen.arrivals
+    assert peer == 0
+    assert 1000 < size < 1100
+    assert arrived_at - sent_at == pytest.approx(0.1e9, rel=0.01)
+    assert not resent
+
+
+def test_what_is_sent_again_is_reported_as_such():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    seen = there.endpoint.observer = LinkEstimate()
+    here.send(there, m.Barrier(number=0))
+    world.run(2)
+    here.send(there, part(0), bytes(1000))
+    world.settle()
+    world.network.reset("host0", "host1")
+    world.run(2)
+    assert [resent for *_, resent in seen.arrivals] == [True]
+
+
+def test_acknowledgements_are_reported_with_the_receivers_time():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    seen = here.endpoint.observer = LinkEstimate()
+    here.send(there, part(0), bytes(1000))
+    here.send(there, m.Barrier(number=0))
+    world.run(2)
+    [(peer, size, sent, heard, stamped_at, resent)] = seen.acknowledgements
+    assert peer == 1
+    assert 1000 < size < 1100
+    assert heard - sent == pytest.approx(0.2, rel=0.01)
+    assert heard - stamped_at / 1e9 == pytest.approx(0.1, rel=0.01)
+    assert not resent
+    assert all(
+        arrived_at - sent_at == pytest.approx(0.1e9, rel=0.01) for _, sent_at, arrived_at in seen.signals
+    )
+    assert seen.signals
+
+
+@pytest.mark.parametrize("may_crowd", [True, False])
+def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_crowd):
+    world = World(3, delay_s=0.1)
+    here, there, elsewhere = world.parties
+    for party in (there, elsewhere):
+        here.connect(party)
+    here.endpoint.observer = LinkEstimate()
+    here.endpoint.observer.may_crowd = may_crowd
+    seen = there.endpoint.observer = LinkEstimate()
+    here.send(there, part(0), bytes(100_000))
+    world.run(2)
+    here.send(elsewhere, part(0), bytes(100_000))
+    here.send(elsewhere, part(1), bytes(100_000))
+    world.run(0.5)
+    here.send(elsewhere, part(2), bytes(100_000))
+    here.send(there, part(1), bytes(100_000))
+    world.run(2)
+    assert seen.crowded == [False, may_crowd]
+
+
+def test_the_last_thing_heard_is_known_with_its_time():
+    world, here, there, _ = established()
+    assert there.endpoint.last_heard(Peer(5)) is None
+    world.run(10)
+    here.send(there, m.Barrier(number=0))
+    world.run(5)
+    time, what = there.endpoint.last_heard(Peer(0))
+    assert what == "Barrier"
+    assert time == pytest.approx(11, abs=0.1)
+
+
+def test_what_went_over_a_link_is_counted_alike_on_both_sides():
+    world, here, there, _ = established()
+    for number in range(1, 20):
+        here.send(there, part(number), bytes(1000), BULK)
+    there.send(here, part(0), bytes(500))
+    world.run(2)
+    sent, received = here.endpoint.links()[Peer(1), True], there.endpoint.links()[Peer(0), False]
+    assert sent["messages_sent"] == received["messages_received"] + 1  # the Hello was nobody's yet
+    assert received["bytes_sent"] == sent["bytes_received"]
+    assert received["messages_sent"] == sent["messages_received"]
+    assert sent["bytes_sent"] > 19_000
+    assert sent["connections"] == received["connections"] == 1
+
+
+def test_the_scheduler_and_those_who_come_to_it_have_names():
+    world = World(1)
+    [party] = world.parties
+    assert party.endpoint.name_of(SCHEDULER) == "the scheduler"
+    assert party.endpoint.name_of(Peer(3)) == "rank 3"
+    party.endpoint.rank = -1
+    assert party.endpoint.name_of(Peer(3)) == "process 3"
+
+
+def test_a_control_message_overtakes_queued_bulk():
+    world = World(limits=Limits(window_bytes=10_000))
+    here, there = world.pair()
+    for number in range(100):
+        here.send(there, part(number), bytes(5000), BULK)
+    world.run(0.1)
+    here.send(there, m.Barrier(number=7))
+    world.run(100)
+    place = [type(message) for _, message, _ in there.machine.got].index(m.Barrier)
+    assert place < 10
+    assert len(there.machine.got) == 101
+
+
+def test_never_more_than_the_window_is_in_flight(monkeypatch):
+    world = World(delay_s=0.1, limits=Limits(window_bytes=20_000))
+    here, there = world.pair()
+    in_flight: set[int] = set()
+    most = 0
+
+    def watch(source, target, header, payload):
+        message = open_frames(header, 1 if payload is None else 2)
+        if isinstance(message.message, m.Ack):
+            for sequence in [one for one in in_flight if one <= message.message.received]:
+                in_flight.remove(sequence)
+
+    original = here.van.transmit
+
+    def transmit(connection, header, payload):
+        nonlocal most
+        sequence = open_frames(header, 1 if payload is None else 2).sequence
+        if sequence:
+            in_flight.add(sequence)
+        most = max(most, len(in_flight))
+        return original(connection, header, payload)
+
+    monkeypatch.setattr(here.van, "transmit", transmit)
+    world.network.watch = watch
+    for number in range(50):
+        here.send(there, part(number), bytes(4900), BULK)
+    world.run(30)
+    assert len(there.machine.got) == 50
+    assert most == 4
+
+
+def test_sends_carry_the_checksum_that_is_known_already(monkeypatch):
+    world = World()
+    here, there = world.pair()
+    crcs = []
+    monkeypatch.setattr(there.machine, "receive", lambda *arguments: crcs.append(arguments[3]))
+    here.machine.instructions.append(
+        Send(peer=Peer(1), message=part(0), payload=b"123456789", payload_crc=0xE3069283)
+    )
+    world.run(1)
+    assert crcs == [0xE3069283]
+
+
+def test_the_same_message_twice_is_delivered_once_and_acknowledged_again():
+    world, here, there, connection = established()
+    frames = (frame(part(1), sequence=2),)
+    for _ in range(3):
+        there.stack.handle(Received(connection, frames), world.now)
+    there.stack.flush(there.van, world.now)
+    assert there.machine.numbers() == [0, 1]
+    link = there.endpoint.links()[Peer(0), False]
+    assert link["duplicates"] == 2
+    assert here.machine.lost == []
+
+
+def test_a_hello_that_acknowledges_what_was_never_sent_is_refused_and_the_session_lives():
+    world, here, there, _ = established()
+    session = here.endpoint._opened[Peer(1)]
+    forged = m.Hello(
+        job="job",
+        sender=0,
+        incarnation=here.endpoint.incarnation,
+        receiver=1,
+        session=session.identity,
+        received=99,
+        resuming=True,
+    )
+    there.stack.handle(Received(STRANGER, (frame(forged),)), world.now)
+    assert there.endpoint.counters.get("dropped_protocol") == 1
+    assert there.endpoint.counters.get("refused_hellos") == 1
+    here.send(there, part(1))
+    there.send(here, part(2))
+    world.run(1)
+    assert there.machine.numbers() == [0, 1]
+    assert here.machine.numbers() == [2]
+
+
+def test_a_peer_may_begin_a_new_session_and_what_was_under_way_in_the_old_one_is_gone(caplog):
+    world, here, there, _ = established()
+    world.network.cut("host0", "host1")
+    there.send(here, part(7), b"lost")
+    world.settle()
+    here.disconnect(there, at_once=True)
+    world.run(3.5)
+    world.network.heal("host0", "host1")
+    here.connect(there)
+    here.send(there, part(1))
+    world.run(5)
+    assert there.machine.numbers() == [0, 1]
+    assert here.machine.got == []
+    assert there.machine.lost == []
+    assert "has begun a new session, and what was under way to it is gone" in caplog.text
+
+
+def test_a_session_that_the_accepting_side_ends_survives_a_break():
+    world, here, there, _ = established()
+    world.network.cut("host0", "host1")
+    for number in range(5):
+        there.send(here, part(number), b"x", BULK)
+    there.disconnect(here)
+    world.run(5)  # the heartbeats find out
+    world.network.heal("host0", "host1")
+    world.run(5)
+    assert here.machine.numbers() == list(range(5))
+    assert there.endpoint.idle()
+    assert there.endpoint.counters.get("refused_hellos") == 0
+
+
+def test_another_process_that_answers_at_the_same_address_ends_the_session():
+    world, here, there, _ = established()
+    session = here.endpoint._opened[Peer(1)]
+    world.network.reset("host0", "host1")
+    world.settle()
+    world.run_until(lambda: session.connection is not None)
+    welcome = m.Welcome(incarnation=4242, session=session.identity, received=0)
+    here.stack.handle(Received(session.connection, (frame(welcome),)), world.now)
+    [(_, reason)] = here.machine.lost
+    assert "another process now" in reason
+    assert there.machine.lost == []
+
+
+def test_a_welcome_to_another_session_is_dropped():
+    world, here, there, _ = established()
+    session = here.endpoint._opened[Peer(1)]
+    world.network.reset("host0", "host1")
+    world.settle()
+    world.run_until(lambda: session.connection is not None)
+    welcome = m.Welcome(incarnation=there.endpoint.incarnation, session=1, received=0)
+    here.stack.handle(Received(session.connection, (frame(welcome),)), world.now)
+    assert here.endpoint.counters.get("dropped_protocol") == 1
+    here.send(there, part(1))
+    world.run(5)
+    assert there.machine.numbers() == [0, 1]
+
+
+def test_what_still_comes_over_a_connection_that_was_replaced_is_ignored_in_silence(caplog):
+    world, _, there, connection = established()
+    world.network.reset("host0", "host1")
+    world.run(3)
+    there.stack.handle(Received(connection, (frame(part(9), sequence=9),)), world.now)
+    assert there.machine.numbers() == [0]
+    assert there.endpoint.counters.get("dropped_protocol") == 0
+    assert not caplog.records
+
+
+def test_the_window_of_a_link_can_be_asked_for():
+    _, here, _, _ = established()
+    assert here.endpoint.window_of(Peer(1)) >= 2**20
+    assert here.endpoint.window_of(Peer(7)) == 0
+
+
+def test_a_peer_that_hangs_is_lost_to_the_side_that_accepted_too():
+    world, here, there, _ = established()
+    here.dead = True  # its connection lives, nobody reads
+    there.send(here, part(1))
+    assert world.run_until(lambda: there.machine.lost, 100)
+    assert 20 < world.now < 30
+    assert "no answer" in there.machine.lost[0][1]
+
+
+@pytest.mark.parametrize("pause", [0.0, 5.0])
+def test_whoever_missed_the_goodbye_hears_it_again(pause):
+    world, here, there, _ = established()
+    world.network.cut("host0", "host1")
+    there.disconnect(here)
+    world.run(4)
+    world.network.heal("host0", "host1")
+    there.dead = True
+    world.run(pause)
+    there.dead = False
+    world.run(5)
+    assert here.machine.lost == there.machine.lost == []
+    assert here.endpoint.idle()
+    assert world.network.connections() == 0

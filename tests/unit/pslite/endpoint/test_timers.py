@@ -1,0 +1,177 @@
+"""Timers, the watch over a silent connection, and those who wait to be let in."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import ProtocolViolation
+from netstorm.protocol.messages import Hello
+from netstorm.pslite.endpoint.pending_hellos import PendingHellos
+from netstorm.pslite.endpoint.recent_set import RecentSet
+from netstorm.pslite.endpoint.timers import Timers
+from netstorm.pslite.session.limits import Limits
+from netstorm.pslite.session.query_timer import QueryTimer
+from netstorm.pslite.session.queue import Outgoing
+from netstorm.pslite.session.window import Window
+from netstorm.pslite.van.interface import Connection
+
+# ------------------------------------------------------------------------------------------------------
+# timers
+
+settings_and_takes = st.lists(
+    st.tuples(st.just("set"), st.integers(0, 5), st.integers(0, 20))
+    | st.tuples(st.just("take"), st.integers(0, 20))
+)
+
+
+@given(settings_and_takes)
+def test_an_item_is_taken_once_at_the_earliest_time_set_for_it(actions):
+    timers: Timers[int] = Timers()
+    oracle: dict[int, int] = {}
+    for action in actions:
+        if action[0] == "set":
+            _, item, due = action
+            timers.set(item, due)
+            oracle[item] = min(oracle.get(item, due), due)
+        else:
+            now = action[1]
+            taken = set()
+            while (item := timers.take(now)) is not None:
+                assert oracle.pop(item) <= now
+                taken.add(item)
+            assert all(due > now for due in oracle.values())
+        assert timers.next() <= min(oracle.values(), default=math.inf)
+
+
+def test_what_never_comes_is_not_kept():
+    timers: Timers[str] = Timers()
+    timers.set("never", math.inf)
+    assert timers.next() == math.inf
+    assert timers.take(1e300) is None
+
+
+# -----------------------------------------------------------------------------------------------------
+# queries
+
+
+@pytest.fixture
+def window():
+    return Window(fixed_bytes=10**9)
+
+
+def timer_for(window, *, patience_s=10.0):
+    timer = QueryTimer(Limits(query_after_s=2.0, slowest_link=1000.0), window, patience_s)
+    timer.progress(0.0)
+    timer.expect(something=True)
+    return timer
+
+
+def test_nobody_is_asked_while_nothing_is_due(window):
+    timer = timer_for(window)
+    timer.expect(something=False)
+    assert timer.due() == math.inf
+    assert not timer.wants_to_ask(1e9)
+
+
+def test_progress_puts_the_question_off(window):
+    timer = timer_for(window)
+    assert timer.wants_to_ask(2.0)
+    timer.progress(1.5)
+    timer.expect(something=True)
+    assert not timer.wants_to_ask(3.4)
+    assert timer.wants_to_ask(3.5)
+    assert timer.due() == 3.5
+
+
+def test_a_long_way_is_asked_about_later(window):
+    message = Outgoing(b"x")
+    message.transmissions = 1
+    window.sent(message, 0.0)
+    window.acknowledged(message, 3.0)
+    assert not timer_for(window).wants_to_ask(11.9)
+    assert timer_for(window).wants_to_ask(12.0)
+
+
+def test_silence_counts_from_the_first_question_that_nobody_answered(window):
+    timer = timer_for(window)
+    timer.ask(1, now=2.0)
+    timer.ask(2, now=4.0)
+    assert timer.silence(heard_at=1.0, now=11.9) == 0
+    assert timer.silence(heard_at=1.0, now=12.0) == 10.0
+
+
+def test_anything_heard_since_the_last_question_is_an_answer(window):
+    timer = timer_for(window)
+    timer.ask(1, now=2.0)
+    assert timer.silence(heard_at=3.0, now=50.0) == 0
+    timer.ask(2, now=51.0)
+    assert timer.silence(heard_at=3.0, now=60.9) == 0
+    assert timer.silence(heard_at=3.0, now=61.0) == 10.0
+
+
+def test_patience_grows_with_what_is_on_the_way(window):
+    window.sent(Outgoing(bytes(5000)), 0.0)  # 5 s on the slowest link
+    timer = timer_for(window)
+    timer.ask(1, now=2.0)
+    assert timer.silence(heard_at=0.0, now=16.9) == 0
+    assert timer.silence(heard_at=0.0, now=17.0) == 15.0
+
+
+def test_only_the_answer_to_the_last_question_tells_what_is_lost(window):
+    timer = timer_for(window)
+    timer.ask(7, now=2.0)
+    timer.ask(9, now=4.0)
+    assert timer.mark_of(0) == 0
+    assert timer.mark_of(1) == 0
+    assert timer.mark_of(2) == 9
+    with pytest.raises(ProtocolViolation, match="query 3, and 2 were sent"):
+        timer.mark_of(3)
+    timer.stop()
+    with pytest.raises(ProtocolViolation):
+        timer.mark_of(1)
+
+
+# ------------------------------------------------------------------------------------------------ waiting
+# room
+
+
+def hello(number):
+    return Hello(job="job", sender=number, incarnation=number, receiver=1, session=number, received=0)
+
+
+def test_those_who_wait_are_called_in_order_after_a_moment():
+    room = PendingHellos(10)
+    assert room.ask_again_at == math.inf
+    for number in range(3):
+        room.sit(Connection(-1 - number), hello(number), now=1.0)
+    assert 1.0 < room.ask_again_at < 2.0
+    assert [one.sender for _, one in room.call()] == [0, 1, 2]
+    assert len(room) == 0
+    assert room.ask_again_at == math.inf
+
+
+def test_the_oldest_leaves_when_the_room_is_full():
+    room = PendingHellos(2)
+    for number in range(5):
+        room.sit(Connection(-1 - number), hello(number), now=0.0)
+    assert [one.sender for _, one in room.call()] == [3, 4]
+
+
+def test_a_newer_connection_of_a_session_takes_the_place_of_the_older():
+    room = PendingHellos(10)
+    room.sit(Connection(-1), hello(0), now=0.0)
+    room.sit(Connection(-2), hello(0), now=0.0)
+    assert [connection for connection, _ in room.call()] == [-2]
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 5))
+def test_the_recent_are_the_last_that_were_added(members, size):
+    recent: RecentSet[int] = RecentSet(size)
+    for member in members:
+        recent.add(member)
+    last = list(dict.fromkeys(reversed(members)))[:size]
+    assert [member for member in range(10) if member in recent] == sorted(last)

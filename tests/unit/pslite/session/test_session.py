@@ -1,0 +1,519 @@
+"""A session's life: connections come and go, the stream stays."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import open_frames
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.machine import Admit, NotYet, Refuse
+from netstorm.pslite.session.limits import Limits
+from netstorm.pslite.session.states import TRANSITIONS, Event, State
+from netstorm.testing.recorder import part
+from tests.unit.pslite.world import World
+
+BULK = (0, 0, 0)
+
+
+def wire_tap(world):
+    """Return the list to which everything that is delivered from now on is written: (source, header)."""
+    seen = []
+    world.network.watch = lambda source, _, header, payload: seen.append(
+        (source, open_frames(header, 1 if payload is None else 2))
+    )
+    return seen
+
+
+def sequences(seen, source="host0"):
+    return [header.sequence for sender, header in seen if sender == source and header.sequence]
+
+
+def kinds(seen, source="host0"):
+    return [type(header.message).__name__ for sender, header in seen if sender == source]
+
+
+# -------------------------------------------------------------------------------------------------- the table
+
+
+def test_every_state_can_be_reached_and_every_one_can_end():
+    reachable, frontier = {State.IDLE, State.AWAY}, [State.IDLE, State.AWAY]
+    while frontier:
+        for following in TRANSITIONS[frontier.pop()].values():
+            if following not in reachable:
+                reachable.add(following)
+                frontier.append(following)
+    assert reachable == set(State)
+    for state in State:
+        ends, grown = {state}, True
+        while grown:
+            more = {following for one in ends for following in TRANSITIONS[one].values()} - ends
+            grown = bool(more)
+            ends |= more
+        assert ends & {State.OVER, State.LOST}, state
+
+
+def test_what_has_ended_stays_so():
+    assert not TRANSITIONS[State.OVER]
+    assert not TRANSITIONS[State.LOST]
+    assert set(TRANSITIONS) == set(State)
+
+
+def test_every_event_is_of_use_somewhere():
+    assert {event for events in TRANSITIONS.values() for event in events} == set(Event)
+
+
+# -------------------------------------------------------------------------------------------------- beginning
+
+
+def test_no_connection_is_made_before_there_is_something_to_send():
+    world = World()
+    world.pair()
+    world.run(60)
+    assert world.network.connections() == 0
+
+
+def test_hello_goes_first_and_data_only_after_the_welcome():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    seen = wire_tap(world)
+    here.send(there, part(0), b"payload")
+    world.run(2)
+    assert [(source, type(header.message).__name__) for source, header in seen] == [
+        ("host0", "Hello"),
+        ("host1", "Welcome"),
+        ("host0", "Part"),
+        ("host1", "Ack"),
+    ]
+    assert there.machine.payloads() == {0: b"payload"}
+
+
+def test_hello_says_who_calls_whom():
+    world = World()
+    here, there = world.pair()
+    seen = wire_tap(world)
+    here.send(there, part(0))
+    world.run(1)
+    hello = seen[0][1].message
+    assert (hello.job, hello.sender, hello.incarnation, hello.receiver) == ("job", 0, 1000, 1)
+    assert (hello.received, hello.beyond, hello.resuming) == (0, (), False)
+
+
+def test_acknowledgements_are_gathered():
+    world = World()
+    here, there = world.pair()
+    seen = wire_tap(world)
+    here.send(there, part(0), b"x", BULK)
+    world.run(1)
+    seen.clear()
+    there.dead = True  # busy for a while, so that they all come in one batch
+    for number in range(1, 20):
+        here.send(there, part(number), b"x", BULK)
+    world.run(0.1)
+    there.dead = False
+    world.run(1)
+    assert kinds(seen).count("Part") == 19
+    assert kinds(seen, "host1").count("Ack") == 1
+
+
+def test_a_process_that_is_not_there_yet_is_tried_again_until_it_is():
+    world = World(1)
+    here = world.parties[0]
+    late = world.add(1, port=7777)
+    world.kill(late)
+    here.connect(late)
+    here.send(late, part(0))
+    world.run(5)
+    there = world.add(1, port=7777)
+    assert world.run_until(lambda: there.machine.numbers() == [0], 5)
+    assert here.machine.lost == []
+
+
+def test_a_hello_that_nobody_can_decide_on_yet_waits_without_being_sent_again():
+    world = World()
+    here, there = world.pair()
+    seen = wire_tap(world)
+    there.machine.admission = lambda _: NotYet()
+    here.send(there, part(0))
+    world.run(3)
+    assert there.machine.got == []
+    there.machine.admission = lambda hello: Admit(Peer(hello.sender))
+    world.run(1)
+    assert there.machine.numbers() == [0]
+    assert kinds(seen) == ["Hello", "Part"]
+
+
+def test_a_refusal_reaches_the_machine_with_its_reason():
+    world = World()
+    here, there = world.pair()
+    there.machine.admission = lambda _: Refuse("no strangers")
+    here.send(there, part(0))
+    world.run(1)
+    [(peer, reason)] = here.machine.lost
+    assert peer == 1
+    assert f"host1:{there.port}" in reason
+    assert "no strangers" in reason
+    assert there.endpoint.counters.get("refused_hellos") == 1
+
+
+def test_a_hello_for_somebody_else_is_refused_ports_are_used_again():
+    world = World(3)
+    here, there, other = world.parties
+    here.connect(other, host=there.host, port=there.port)
+    here.send(other, part(0))
+    world.run(1)
+    assert "this is rank 1, not rank 2" in here.machine.lost[0][1]
+
+
+# -------------------------------------------------------------------------------- connections that break
+
+
+def test_after_a_break_exactly_what_was_not_acknowledged_goes_again_in_order():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    for number in range(1, 10):
+        here.send(there, part(number), b"x", BULK)
+    world.settle()
+    world.run(0.15)  # they have arrived; their acknowledgement has not
+    for number in range(10, 15):
+        here.send(there, part(number), b"x", BULK)
+    world.settle()
+    seen = wire_tap(world)
+    world.network.reset("host0", "host1")
+    world.run(5)
+    assert there.machine.numbers() == list(range(15))
+    assert sequences(seen) == [11, 12, 13, 14, 15]
+    hello = seen[0][1].message
+    assert hello.resuming
+    [link] = here.endpoint.links().values()
+    assert link["connections"] == 2
+    assert link["messages_resent"] == 5
+
+
+def test_both_directions_go_on_after_a_break():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    for number in range(1, 10):
+        here.send(there, part(number), b"x", BULK)
+        there.send(here, part(number), b"y", BULK)
+    world.settle()
+    world.network.reset("host0", "host1")
+    world.run(5)
+    assert there.machine.numbers() == list(range(10))
+    assert here.machine.numbers() == list(range(1, 10))
+
+
+def test_a_message_sent_while_the_connection_is_away_leaves_with_the_next():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    world.network.reset("host0", "host1")
+    world.settle()
+    here.send(there, part(1))
+    world.run(3)
+    assert there.machine.numbers() == [0, 1]
+
+
+def test_a_link_that_cannot_be_re_established_in_time_is_lost_with_a_reason():
+    world = World(limits=Limits(link_timeout_s=10))
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    world.kill(there)
+    world.run(0.1)
+    began = world.now
+    assert world.run_until(lambda: here.machine.lost, 60)
+    assert 9.5 < world.now - began < 10.5
+    [(peer, reason)] = here.machine.lost
+    assert peer == 1
+    assert reason.startswith(f"no connection to host1:{there.port} for 10.0 s: connection refused")
+
+
+def test_attempts_to_connect_come_less_and_less_often(monkeypatch):
+    world = World(limits=Limits(link_timeout_s=30))
+    here, there = world.pair()
+    opened = []
+    original = here.van.open
+
+    def note_and_open(connection, host, port):
+        opened.append(world.now)
+        original(connection, host, port)
+
+    monkeypatch.setattr(here.van, "open", note_and_open)
+    world.kill(there)
+    here.send(there, part(0))
+    assert world.run_until(lambda: here.machine.lost, 60)
+    waits = [later - sooner for sooner, later in itertools.pairwise(opened)]
+    assert waits[0] < 0.1
+    assert 20 < len(opened) < 70
+    assert 0.5 < max(waits) < 1.1
+
+
+def test_a_process_that_was_restarted_is_not_taken_for_the_one_before():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    world.kill(there)
+    again = world.add(1, incarnation=4242, port=there.port)
+    here.send(there, part(1))
+    world.run(5)
+    assert again.machine.got == []
+    [(_, reason)] = here.machine.lost
+    assert "not known here" in reason
+
+
+def test_a_hello_of_a_restarted_process_ends_the_session_of_the_one_before():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    world.kill(here)
+    again = world.add(0, incarnation=4242)
+    again.connect(there)
+    again.send(there, part(1))
+    world.run(1)
+    assert [reason for _, reason in there.machine.lost] == ["rank 0 came back as another process"]
+    assert there.machine.numbers() == [0, 1]
+
+
+def test_the_side_that_accepted_loses_a_peer_that_it_has_something_for_and_that_does_not_come_back():
+    world = World(limits=Limits(link_timeout_s=10))
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    world.kill(here)
+    world.run(100)
+    assert there.machine.lost == []  # nothing to say to it
+    there.send(here, part(1))
+    began = world.now
+    assert world.run_until(lambda: there.machine.lost, 60)
+    assert 9.9 < world.now - began < 25
+    assert there.machine.lost[0][0] == 0
+
+
+# ----------------------------------------------------------------------------------------- lost and corrupted
+
+
+def corrupt_headers(party, wanted):
+    """Flip a bit in frame 0 of each message that `wanted` holds for, once."""
+    original = party.van.transmit
+
+    def transmit(connection, header, payload):
+        if wanted(open_frames(header, 1 if payload is None else 2)):
+            header = header[:20] + bytes([header[20] ^ 1]) + header[21:]
+        return original(connection, header, payload)
+
+    party.van.transmit = transmit
+
+
+def once(condition):
+    """Make a condition hold only the first time."""
+    state = {"left": 1}
+
+    def wrapped(header):
+        if state["left"] and condition(header):
+            state["left"] = 0
+            return True
+        return False
+
+    return wrapped
+
+
+def test_only_the_chunk_whose_payload_was_corrupted_goes_again():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(99), b"x")
+    world.run(1)
+    seen = wire_tap(world)
+    world.network.corrupt_probability = 1.0
+    here.send(there, part(0), bytes(1000), BULK)
+    world.settle()
+    world.run(0.015)
+    world.network.corrupt_probability = 0.0
+    for number in range(1, 5):
+        here.send(there, part(number), bytes(1000), BULK)
+    world.run(2)
+    assert sorted(there.machine.numbers()) == [0, 1, 2, 3, 4, 99]
+    assert sequences(seen) == [2, 3, 4, 5, 6, 2]
+    assert there.endpoint.links()[Peer(0), False]["dropped_checksum"] == 1
+    assert kinds(seen, "host1").count("Nack") == 1
+    assert there.machine.payloads()[0] == bytes(1000)
+
+
+def test_a_message_whose_header_was_corrupted_goes_again_as_soon_as_a_later_one_arrives():
+    world = World()
+    here, there = world.pair()
+    corrupt_headers(here, once(lambda header: header.sequence == 2))
+    for number in range(5):
+        here.send(there, part(number), b"x", BULK)
+    world.run(0.5)
+    assert sorted(there.machine.numbers()) == [0, 1, 2, 3, 4]
+    assert there.endpoint.counters.get("dropped_frame") == 1
+
+
+def test_the_last_message_is_asked_after_if_it_never_arrived():
+    world = World(limits=Limits(query_after_s=2))
+    here, there = world.pair()
+    corrupt_headers(here, once(lambda header: header.sequence == 1))
+    here.send(there, part(0), b"x", BULK)
+    world.run(1.9)
+    assert there.machine.got == []
+    world.run(0.5)
+    assert there.machine.numbers() == [0]
+    assert here.endpoint.links()[Peer(1), True]["connections"] == 1
+
+
+@pytest.mark.parametrize("lost", [m.Hello, m.Welcome])
+def test_a_greeting_that_is_lost_is_repeated_over_a_new_connection(lost):
+    world = World(limits=Limits(link_timeout_s=10))
+    here, there = world.pair()
+    for party in (here, there):
+        corrupt_headers(party, once(lambda header: isinstance(header.message, lost)))
+    here.send(there, part(0))
+    assert world.run_until(lambda: there.machine.numbers() == [0], 9)
+    assert here.machine.lost == []
+
+
+@pytest.mark.parametrize("lost", [m.Ack, m.Nack])
+def test_a_lost_acknowledgement_costs_a_query_and_nothing_else(lost):
+    world = World()
+    here, there = world.pair()
+    corrupt_headers(there, once(lambda header: isinstance(header.message, lost)))
+    for number in range(3):
+        here.send(there, part(number), bytes(100), BULK)
+    world.run(10)
+    assert sorted(there.machine.numbers()) == [0, 1, 2]
+    assert here.endpoint.idle()
+    assert here.endpoint.links()[Peer(1), True]["messages_resent"] == 0
+
+
+def test_a_slow_link_never_makes_anything_go_again():
+    world = World(delay_s=4.0, limits=Limits(link_timeout_s=60, query_after_s=2))
+    here, there = world.pair()
+    for number in range(10):
+        here.send(there, part(number), bytes(1000), BULK)
+    world.run(100)
+    assert there.machine.numbers() == list(range(10))
+    assert here.endpoint.links()[Peer(1), True]["messages_resent"] == 0
+    assert here.endpoint.links()[Peer(1), True]["connections"] == 1
+
+
+def test_a_peer_that_does_not_answer_although_its_connection_lives_is_given_up():
+    world = World(limits=Limits(link_timeout_s=10, query_after_s=2))
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    there.dead = True  # hangs: its sockets are open, nobody reads them
+    here.send(there, part(1))
+    assert world.run_until(lambda: here.machine.lost, 100)
+    assert 20 < world.now < 30
+    assert "no answer" in here.machine.lost[0][1]
+
+
+# ----------------------------------------------------------------------------------------------------- ending
+
+
+def test_an_orderly_end_delivers_what_is_queued_and_leaves_nothing():
+    world = World()
+    here, there = world.pair()
+    for number in range(30):
+        here.send(there, part(number), bytes(200_000), BULK)
+    here.disconnect(there)
+    world.run(5)
+    assert there.machine.numbers() == list(range(30))
+    assert world.network.connections() == 0
+    for party in (here, there):
+        assert party.machine.lost == []
+        assert party.endpoint.idle()
+        assert party.stack.next_tick() > 1e9
+
+
+def test_an_end_at_once_drops_what_is_queued():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    for number in range(1, 30):
+        here.send(there, part(number), bytes(200_000), BULK)
+    here.disconnect(there, at_once=True)
+    world.run(5)
+    assert len(there.machine.numbers()) < 30
+    assert world.network.connections() == 0
+    assert here.machine.lost == there.machine.lost == []
+    assert here.endpoint.idle()
+
+
+def test_both_may_end_at_the_same_time():
+    world = World()
+    here, there = world.pair()
+    there.connect(here)
+    here.send(there, part(0))
+    there.send(here, part(0))
+    world.run(1)
+    here.disconnect(there)
+    there.disconnect(here)
+    world.run(5)
+    assert world.network.connections() == 0
+    assert here.endpoint.idle()
+    assert there.endpoint.idle()
+    assert here.machine.lost == there.machine.lost == []
+
+
+def test_an_orderly_end_survives_a_break():
+    world = World(delay_s=0.1)
+    here, there = world.pair()
+    there.connect(here)
+    here.send(there, part(0))
+    world.run(1)
+    for number in range(1, 5):
+        here.send(there, part(number), bytes(1000), BULK)
+        there.send(here, part(number), bytes(1000), BULK)
+    here.disconnect(there)
+    world.settle()
+    world.run(0.05)
+    world.network.reset("host0", "host1")
+    world.run(10)
+    assert there.machine.numbers() == list(range(5))
+    assert here.endpoint.idle()
+
+
+def test_after_the_end_a_new_session_can_begin():
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    here.disconnect(there, at_once=True)
+    here.connect(there)
+    here.send(there, part(1))
+    world.run(3)
+    assert there.machine.numbers() == [0, 1]
+
+
+def test_an_end_before_anything_was_sent_does_nothing():
+    world = World()
+    here, there = world.pair()
+    here.disconnect(there)
+    world.run(1)
+    assert here.endpoint.idle()
+    assert world.network.connections() == 0
+
+
+def test_whoever_ends_while_the_other_is_away_does_not_wait_for_ever():
+    world = World(limits=Limits(link_timeout_s=10))
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    world.kill(there)
+    here.send(there, part(1))
+    here.disconnect(there)
+    world.run(15)
+    assert here.endpoint.idle()
+    assert here.machine.lost == []

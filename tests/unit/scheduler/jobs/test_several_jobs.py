@@ -1,0 +1,344 @@
+"""Several jobs on one scheduler machine: whose is what, who may come, and what one job's end leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netstorm.errors import ProtocolViolation, UsageError
+from netstorm.protocol import messages as m
+from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.pslite.machine import Admit, Call, Disconnect, Send
+from netstorm.scheduler.job_phase import Outcome, Phase
+from netstorm.scheduler.jobs.first_policy import Preparation, described_nodes, prepare
+from netstorm.scheduler.jobs.several_jobs import SeveralJobs
+from netstorm.scheduler.policies.formation import Formation, form
+from netstorm.settings import Settings
+from tests.unit.scheduler.driving import RELEASE, refused
+
+NETWORK = """
+nodes: {0: {}, 1: {}, 2: {}}
+links:
+  - {between: [0, 1], rate: 100Mbit, latency: 1ms}
+  - {between: [1, 2], rate: 100Mbit, latency: 1ms}
+  - {between: [0, 2], rate: 30Mbit, latency: 40ms}
+"""
+
+
+class Several:
+    """The machine, and what it said to whom. Processes are told apart by "job/host"."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now = 100.0
+        own = Settings.from_environment({}, **{"jobs": 0, "topology": "fapt", **settings})
+        self.machine = SeveralJobs(own, release=RELEASE, now=self.now, described=described_nodes(own))
+        self.machine.on_prepare = self._prepare
+        self.over: list[Outcome] = []
+        self.preparations: list[Preparation] = []
+        self.formations: list[Formation] = []
+        self.machine.on_form = self.formations.append
+        self.machine.on_job_over = self.over.append
+        self.hold = False
+        self.peers: dict[str, Peer] = {}
+        self.told: dict[Peer, list[m.Message]] = {}
+        self.disconnected: list[Peer] = []
+
+    def _prepare(self, question: Preparation) -> None:
+        self.preparations.append(question)
+        if not self.hold:
+            self.machine.prepared(prepare(question), self.now)
+
+    def hello(self, who: str, *, sender: int = -1) -> Any:
+        hello = m.Hello(
+            job=who.rpartition("/")[0],
+            sender=sender,
+            incarnation=int.from_bytes(who.encode()[-7:], "big"),
+            receiver=SCHEDULER,
+            session=1,
+            received=0,
+        )
+        verdict = self.machine.admit(hello)
+        if isinstance(verdict, Admit):
+            self.peers[who] = verdict.peer
+        return verdict
+
+    def join(self, who: str, rank: int = -1, size: int = 2, **must_agree: str) -> None:
+        assert isinstance(self.hello(who), Admit)
+        join = m.Join(
+            asked_rank=rank,
+            num_workers=size,
+            host=who.replace("/", "."),
+            port=4000,
+            site="",
+            release=RELEASE,
+            pid=1,
+            must_agree=must_agree,
+        )
+        self.say(who, join)
+
+    def start(self, job: str, size: int = 2, **must_agree: str) -> None:
+        for rank in range(size):
+            self.join(f"{job}/{rank}", rank, size, **must_agree)
+
+    def say(self, who: str, message: m.Message) -> None:
+        self.machine.receive(self.peers[who], message, None, 0, self.now)
+        self.take()
+
+    def take(self) -> None:
+        while instructions := self.machine.take_instructions():
+            for instruction in instructions:
+                match instruction:
+                    case Send(peer=peer, message=message):
+                        self.told.setdefault(peer, []).append(message)
+                    case Disconnect(peer=peer):
+                        self.disconnected.append(peer)
+                    case Call(function=function):
+                        function()
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (due := self.machine.next_tick()) <= end:
+            self.now = max(self.now, due)
+            self.machine.tick(self.now)
+            self.take()
+        self.now = end
+
+    def heard(self, who: str, kind: type[m.Message]) -> list[Any]:
+        return [one for one in self.told.get(self.peers[who], []) if isinstance(one, kind)]
+
+    def why_refused(self, who: str) -> str:
+        (gone,) = self.heard(who, m.PeerGone)
+        assert gone.kind == "refused"
+        assert self.peers[who] in self.disconnected
+        return str(gone.reason)
+
+    def phases(self) -> dict[str, Phase]:
+        return {one.options.job: one.phase for one in self.machine.jobs}
+
+
+def test_processes_get_different_numbers_whatever_job_they_are_of():
+    several = Several()
+    several.start("a", 2)
+    several.start("b", 2)
+    assert len(set(several.peers.values())) == 4
+    assert [several.heard(who, m.Joined)[0].rank for who in ("a/0", "a/1", "b/0", "b/1")] == [0, 1, 0, 1]
+    assert {one.host for one in several.heard("a/1", m.Joined)[0].members} == {"a.0", "a.1"}
+
+
+def test_the_first_to_join_says_how_many_nodes_the_job_has_and_others_must_agree():
+    several = Several()
+    several.join("a/0", 0, 3)
+    several.join("a/1", 1, 2)
+    assert "DMLC_NUM_WORKER=2" in several.why_refused("a/1")
+    assert several.machine.job("a").options.num_workers == 3
+
+
+def test_a_scheduler_that_was_told_the_number_of_nodes_takes_no_other():
+    several = Several(num_workers=2)
+    several.join("a/0", 0, 3)
+    assert "DMLC_NUM_WORKER=3" in several.why_refused("a/0")
+    assert several.phases() == {}
+    several.start("a", 2)
+    assert several.phases() == {"a": Phase.RUNNING}
+
+
+@pytest.mark.parametrize(("size", "allowed"), [(1024, True), (1025, False), (0, False), (2**62, False)])
+def test_nobody_opens_a_job_of_unlimited_size(size, allowed):
+    several = Several()
+    several.join("a/0", 0, size)
+    assert several.phases() == ({"a": Phase.GATHERING} if allowed else {})
+    if not allowed:
+        assert f"DMLC_NUM_WORKER={size}" in several.why_refused("a/0")
+
+
+def test_one_job_more_than_there_may_be_is_refused_by_name_and_may_come_once_another_has_ended():
+    several = Several(most_jobs=2)
+    several.start("a", 1)
+    several.join("b/0", 0, 2)
+    several.join("c/0", 0, 1)
+    reason = several.why_refused("c/0")
+    assert "no room for job 'c'" in reason
+    assert "(a, b)" in reason
+    assert "NETSTORM_MOST_JOBS" in reason
+    several.say("b/0", m.Leave())
+    several.start("d", 1)
+    assert several.phases() == {"a": Phase.RUNNING, "d": Phase.RUNNING}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65, "ä"])
+def test_a_job_must_have_a_name_that_settings_allow(name):
+    several = Several()
+    several.join(f"{name}/0", 0, 1)
+    assert "NETSTORM_JOB" in several.why_refused(f"{name}/0")
+
+
+def test_what_the_scheduler_was_not_told_the_first_node_of_each_job_says():
+    several = Several()
+    several.start("a", 2, CHUNK_SIZE="5000")
+    several.start("b", 2, CHUNK_SIZE="7000", NETSTORM_JOB_WEIGHT="3")
+    sizes = {one.options.job: one.options.job_wide["CHUNK_SIZE"] for one in several.machine.jobs}
+    assert sizes == {"a": "5000", "b": "7000"}
+    several.join("c/0", 0, 2, NETSTORM_TOPOLOGY="star")
+    assert "NETSTORM_TOPOLOGY=star at the node" in several.why_refused("c/0")
+
+
+def test_settings_that_contradict_each_other_open_no_job():
+    several = Several()
+    several.join("a/0", 0, 2, NUM_ROOT_SERVERS="5")
+    assert "NUM_ROOT_SERVERS=5" in several.why_refused("a/0")
+    several.join("b/0", 0, 2, CHUNK_SIZE="many")
+    assert "CHUNK_SIZE" in several.why_refused("b/0")
+
+
+def test_a_failing_job_ends_alone_and_the_scheduler_goes_on():
+    several = Several()
+    several.start("a")
+    several.start("b")
+    several.say("a/0", m.Failed(reason="out of memory"))
+    assert several.phases() == {"a": Phase.FAILED, "b": Phase.RUNNING}
+    assert several.heard("a/1", m.PeerGone)
+    assert not several.heard("b/0", m.PeerGone)
+    several.say("a/1", m.Leave())
+    several.run(0.5)
+    assert several.phases() == {"b": Phase.RUNNING}
+    assert [one.exit_code for one in several.over] == [1]
+    assert several.machine.outcome is None
+
+
+def test_an_error_of_the_schedulers_own_ends_only_the_job_that_it_happens_to(caplog):
+    several = Several()
+    several.start("a")
+    several.start("b")
+    job = several.machine.job("a")
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    job._from_member = broken  # type: ignore[assignment, method-assign]
+    several.say("a/0", m.Barrier(number=0))
+    assert "ZeroDivisionError" in caplog.text
+    assert several.phases() == {"a": Phase.FAILED, "b": Phase.RUNNING}
+    assert "a mistake" in several.heard("a/1", m.PeerGone)[0].reason
+    job.tick = broken  # type: ignore[assignment, method-assign]
+    several.run(2.0)
+    assert several.phases() == {"b": Phase.RUNNING}
+    assert [one.exit_code for one in several.over] == [1]
+
+
+def test_a_rank_of_a_job_that_has_ended_is_not_known_any_more():
+    several = Several()
+    several.start("a", 1)
+    several.say("a/0", m.Failed(reason="x"))
+    several.run(0.5)
+    assert several.phases() == {}
+    assert "rank 0 of job 'a'" in refused(several.hello("a/0", sender=0))
+
+
+def test_a_stranger_may_say_nothing_but_that_it_joins():
+    several = Several()
+    several.hello("a/0")
+    several.say("a/0", m.Heartbeat())
+    with pytest.raises(ProtocolViolation, match="Barrier"):
+        several.say("a/0", m.Barrier(number=0))
+
+
+def test_a_node_that_leaves_while_the_first_policy_is_formed_can_be_replaced():
+    several = Several()
+    several.hold = True
+    several.start("a")
+    several.say("a/1", m.Leave())
+    several.machine.prepared(prepare(several.preparations[0]), several.now)
+    assert several.phases() == {"a": Phase.GATHERING}
+    several.join("a/new", 1)
+    assert several.phases() == {"a": Phase.RUNNING}
+    assert len(several.preparations) == 1
+
+
+def test_a_first_policy_that_cannot_be_formed_ends_the_job_with_the_reason():
+    several = Several(topology="custom")
+    several.start("a", 2)
+    assert several.phases() == {"a": Phase.FAILED}
+    assert "NETSTORM_TOPOLOGY_FILE" in several.heard("a/0", m.PeerGone)[0].reason
+
+
+def test_stopped_with_no_job_here_it_ends_well():
+    several = Several()
+    several.machine.stop("stopped", several.now)
+    assert several.machine.outcome is not None
+    assert several.machine.outcome.exit_code == 0
+    several.join("a/0", 0, 1)
+    assert "being stopped" in several.why_refused("a/0")
+
+
+def test_there_is_no_job_of_an_unknown_name():
+    several = Several()
+    several.start("a", 1)
+    with pytest.raises(UsageError, match="no job 'b' is here; there are: 'a'"):
+        several.machine.job("b")
+
+
+# --------------------------------------------------------------------------------------- the shares of links
+
+
+def network(tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "network.yaml"
+    file.write_text(NETWORK)
+    return {"network_file": str(file)}
+
+
+def rate_of(question: Formation) -> float:
+    (link,) = (one for one in question.links if (one.source, one.target) == (0, 1))
+    return link.rate
+
+
+def test_jobs_on_one_network_plan_with_their_shares_of_it_and_one_that_ends_gives_its_share_back(tmp_path):
+    several = Several(**network(tmp_path))
+    several.start("a", 3)
+    assert several.preparations[-1].link_share == 1.0
+    several.start("b", 3, NETSTORM_JOB_WEIGHT="3")
+    assert several.preparations[-1].link_share == 0.75
+    assert [one.link_share for one in several.machine.snapshots(several.now)] == [0.25, 0.75]
+    several.run(0.1)
+    assert [rate_of(one) for one in several.formations] == [25e6]
+    several.machine.formed(form(several.formations[-1]), several.now)
+    several.say("b/0", m.Failed(reason="x"))
+    several.run(0.1)
+    assert several.phases()["a"] is Phase.RUNNING
+    assert rate_of(several.formations[-1]) == 100e6
+
+
+def test_a_job_of_another_size_than_the_network_has_no_share_of_it(tmp_path, caplog):
+    several = Several(**network(tmp_path))
+    several.start("a", 3)
+    several.start("b", 2)
+    assert "job 'b' has 2 nodes, NETSTORM_NETWORK describes 3" in caplog.text
+    assert [one.link_share for one in several.machine.snapshots(several.now)] == [1.0, 1.0]
+    several.run(1.0)
+    assert several.formations == []
+
+
+def test_where_awareness_is_off_the_policy_that_a_job_began_under_stays(tmp_path):
+    several = Several(**network(tmp_path), awareness=False)
+    several.start("a", 3)
+    several.start("b", 3)
+    several.run(1.0)
+    assert several.preparations[-1].link_share == 0.5
+    assert several.formations == []
+
+
+def test_answers_go_to_the_job_that_has_asked(tmp_path):
+    several = Several(**network(tmp_path))
+    several.start("a", 3)
+    several.start("b", 3)
+    several.run(0.1)
+    several.say("b/0", m.Failed(reason="x"))
+    several.run(0.1)
+    numbers = [one.number for one in several.formations]
+    assert len(set(numbers)) == len(numbers)
+    for question in several.formations:
+        several.machine.formed(form(question), several.now)
+    awareness = several.machine.job("a").awareness
+    assert awareness is not None
+    assert not awareness.adaptation.forming

@@ -1,0 +1,195 @@
+"""Who is lost, and what everybody is told about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from netstorm.errors import ProtocolViolation
+from netstorm.protocol import messages as m
+from netstorm.scheduler.job_phase import Phase
+from tests.unit.scheduler.driving import Driven, begun, key, running
+
+
+def test_a_silent_node_is_lost_after_the_timeout_and_all_others_hear_the_last_thing_it_said():
+    driven = running(3, heartbeat_timeout_s=10.0)
+    driven.say(2, m.RegisterKeys(keys=(key("fc1_weight"),)))
+    driven.run(2, beating=(0, 1, 2))
+    driven.say(2, m.TopologyRequest(begun=(begun(0, 12),)))
+    driven.run(0.2)
+    driven.say(2, m.Heartbeat())
+    driven.forget()
+    driven.run(9.9, beating=(0, 1))
+    assert driven.machine.phase is Phase.RUNNING
+    driven.run(0.2, beating=(0, 1))
+    for rank in (0, 1):
+        gone = driven.gone(rank)
+        assert (gone.rank, gone.kind) == (2, "lost")
+        assert gone.reason == (
+            "rank 2 (n2:4000, site2) is lost: no heartbeat for 10.0 s; last heard: round 12 of "
+            "fc1_weight, 10.2 s ago"
+        )
+
+
+def test_nodes_that_send_heartbeats_are_never_lost():
+    driven = running(3)
+    driven.run(500, beating=(0, 1, 2))
+    assert driven.machine.phase is Phase.RUNNING
+
+
+def test_any_message_is_a_sign_of_life():
+    driven = running(1, heartbeat_timeout_s=10.0)
+    for number in range(5):
+        driven.run(9)
+        driven.say(0, m.Barrier(number=number))
+    assert driven.machine.phase is Phase.RUNNING
+
+
+def test_what_a_lost_node_waited_for_is_told():
+    driven = running(2)
+    driven.run(3, beating=(0, 1), busy="round 3 of w: 4 of 4 chunks wait for contributions of ranks [0]")
+    driven.run(11, beating=(0,))
+    assert driven.gone(0).reason.endswith(
+        "; it was waiting: round 3 of w: 4 of 4 chunks wait for contributions of ranks [0]"
+    )
+
+
+def test_several_that_fall_silent_together_are_all_named():
+    driven = running(4)
+    driven.run(11, beating=(3,))
+    reason = driven.gone(3).reason
+    assert reason.startswith("rank 0 (n0:4000, site0) is lost")
+    assert reason.endswith("; also lost: rank 1 (n1:4000, site1), rank 2 (n2:4000, site2)")
+
+
+def test_a_node_that_was_declared_lost_is_told_too_in_case_it_lives():
+    driven = running(2)
+    driven.run(11, beating=(0,))
+    assert driven.gone(1).rank == 1
+
+
+def test_after_a_loss_nobody_waits_for_the_lost_node():
+    driven = running(2)
+    driven.run(11, beating=(0,))
+    driven.say(0, m.Leave())
+    driven.tick()
+    assert driven.machine.outcome is not None
+    assert driven.machine.outcome.exit_code == 1
+    assert "rank 1 (n1:4000, site1) is lost" in driven.machine.outcome.text
+
+
+def test_a_lost_session_is_a_lost_node():
+    driven = running(2)
+    driven.lose(1, "the connection was lost 10 s ago and has not come back")
+    assert driven.gone(0).reason == (
+        "rank 1 (n1:4000, site1) is lost: the connection was lost 10 s ago and has not come back; last "
+        "heard: it "
+        "joined, 0.0 s ago"
+    )
+
+
+def test_a_scheduler_that_did_not_run_blames_nobody():
+    driven = running(2, heartbeat_timeout_s=10.0)
+    driven.run(5, beating=(0, 1))
+    driven.now += 3600  # suspended
+    driven.tick()
+    assert driven.machine.phase is Phase.RUNNING
+    driven.run(30, beating=(0, 1))
+    assert driven.machine.phase is Phase.RUNNING
+    driven.run(12, beating=(0,))
+    assert driven.gone(0).rank == 1
+
+
+# ---------------------------------------------------------------------------------------------- suspicions
+
+
+def test_a_suspected_node_whose_heartbeats_go_on_means_a_failed_link_and_both_ends_are_named():
+    driven = running(2)
+    driven.run(1, beating=(0, 1))
+    driven.say(0, m.Suspect(rank=1, reason="no connection for 10 s"))
+    driven.forget()
+    driven.run(3.5, beating=(0, 1))
+    for rank in range(2):
+        gone = driven.gone(rank)
+        assert (gone.rank, gone.kind) == (1, "lost")
+        assert gone.reason.startswith(
+            "the link from rank 0 (n0:4000, site0) to rank 1 (n1:4000, site1) cannot be re-established (no "
+            "connection for 10 s); both nodes are alive (rank 1 was heard "
+        )
+
+
+def test_a_failed_link_that_others_can_go_around_is_told_with_the_way():
+    driven = running(3)
+    driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
+    driven.forget()
+    driven.run(3.5, beating=(0, 1, 2))
+    way = m.FailedLink(source=0, target=2, way=(0, 1, 2))
+    for rank in range(3):
+        assert driven.heard(rank, m.FailedLinks) == [m.FailedLinks(links=(way,))]
+    assert driven.machine.phase is Phase.RUNNING
+    driven.say(0, m.LinkRestored(rank=2))
+    assert driven.heard(1, m.FailedLinks) == [m.FailedLinks(links=())]
+
+
+def test_a_link_that_works_again_before_anything_is_decided_has_not_failed():
+    driven = running(3)
+    driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
+    driven.say(0, m.LinkRestored(rank=2))
+    driven.run(10, beating=(0, 1, 2))
+    assert driven.machine.failed_links == ()
+    assert driven.heard(1, m.FailedLinks) == []
+
+
+def test_a_suspected_node_that_stays_silent_is_lost_after_its_remaining_time():
+    driven = running(3, heartbeat_timeout_s=10.0)
+    driven.run(4, beating=(0, 1))
+    driven.say(0, m.Suspect(rank=2, reason="no connection"))
+    driven.run(5.5, beating=(0, 1))
+    assert driven.machine.phase is Phase.RUNNING
+    driven.run(1, beating=(0, 1))
+    reason = driven.gone(1).reason
+    assert reason.startswith("rank 2 (n2:4000, site2) is lost: no heartbeat for 10.0 s")
+    assert reason.endswith("rank 0 says: no connection")
+
+
+def test_one_heartbeat_that_was_on_its_way_does_not_prove_a_suspected_node_alive():
+    driven = running(2)
+    driven.say(0, m.Suspect(rank=1, reason="no connection"))
+    driven.run(0.1)
+    driven.say(1, m.Heartbeat())
+    driven.run(8, beating=(0,))
+    assert driven.machine.phase is Phase.RUNNING
+
+
+def test_repeating_a_suspicion_does_not_put_off_the_decision():
+    driven = running(2)
+    for _ in range(4):
+        driven.say(0, m.Suspect(rank=1, reason="no connection"))
+        driven.run(1, beating=(0, 1))
+    assert driven.machine.phase is Phase.FAILED
+
+
+@pytest.mark.parametrize("target", [0, 2, -1])
+def test_a_suspicion_of_oneself_or_of_nobody_is_a_violation(target):
+    driven = running(2)
+    with pytest.raises(ProtocolViolation, match=f"rank 0 suspects rank {target}"):
+        driven.say(0, m.Suspect(rank=target, reason=""))
+
+
+# -------------------------------------------------------------------------------------------- status lines
+
+
+def test_the_log_says_now_and_then_what_nodes_wait_for(caplog):
+    caplog.set_level("INFO", "netstorm.scheduler")
+    driven = running(2)
+    driven.run(31, beating=(0, 1), busy="barrier 0")
+    assert (
+        "job 'alexnet': 2 nodes, 0 keys, policy version 1, 0 finished; waiting: rank 0: barrier 0, rank "
+        "1: barrier 0"
+    ) in caplog.messages
+
+
+def test_heartbeats_of_strangers_are_ignored():
+    driven = Driven(2)
+    driven.hello("a")
+    driven.say("a", m.Heartbeat(busy="x"))
+    assert driven.told == {}

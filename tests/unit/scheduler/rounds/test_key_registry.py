@@ -1,0 +1,212 @@
+"""Keys get numbers and places; ranks that mean different things by one key end the job."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.values.key import Layout
+from netstorm.protocol import messages as m
+from netstorm.protocol.chunks import ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
+from netstorm.scheduler.job_phase import Phase
+from netstorm.scheduler.rounds.key_registry import KeyConflict, KeyRegistry
+from tests.unit.scheduler.driving import begun, key, running, star
+
+
+def test_a_batch_of_keys_is_granted_at_once_and_round_0_may_begin():
+    driven = running(2)
+    driven.say(1, m.RegisterKeys(keys=(key("w", (3, 5)), key("b", (7,), "float64"))))
+    (answer,) = driven.heard(1)
+    assert [(one.name, one.key, one.offset) for one in answer.grants] == [("w", 0, 0), ("b", 1, 64)]
+    assert answer.bindings == (m.Binding(0, 0, 1, 0), m.Binding(1, 0, 1, 0))
+
+
+def test_all_ranks_get_the_same_numbers_whatever_their_order():
+    driven = running(2)
+    names = ["a", "b", "c"]
+    driven.say(0, m.RegisterKeys(keys=tuple(map(key, names))))
+    driven.say(1, m.RegisterKeys(keys=tuple(map(key, reversed(names)))))
+    first, second = driven.heard(0)[0].grants, driven.heard(1)[0].grants
+    assert first == tuple(reversed(second))
+
+
+def test_the_same_name_in_two_stores_is_two_keys():
+    driven = running(1)
+    driven.say(0, m.RegisterKeys(keys=(key("0"), key("0", (3,), namespace=1))))
+    assert [one.key for one in driven.heard(0)[0].grants] == [0, 1]
+
+
+def test_a_key_that_is_registered_late_comes_with_every_binding_that_others_got():
+    driven = running(2)
+    driven.say(0, m.RegisterKeys(keys=(key("w"),)))
+    driven.say(0, m.TopologyRequest(begun=(begun(0, 0),)))
+    driven.install(star(2, version=2))
+    driven.say(0, m.TopologyRequest(begun=(begun(0, 1),)))
+    driven.say(1, m.RegisterKeys(keys=(key("w"),)))
+    (answer,) = driven.heard(1, m.KeysRegistered)
+    assert answer.bindings == (m.Binding(0, 0, 1, 2), m.Binding(0, 2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (key("fc1_weight", (10, 21)), "(10, 21) float32, rank 0 as (10, 20) float32"),
+        (key("fc1_weight", (10, 20), "float16"), "(10, 20) float16, rank 0 as (10, 20) float32"),
+    ],
+)
+def test_a_shape_or_type_that_differs_ends_the_job_for_everybody_and_names_both(other, text):
+    driven = running(4)
+    driven.say(0, m.RegisterKeys(keys=(key("fc1_weight"),)))
+    driven.say(3, m.RegisterKeys(keys=(other,)))
+    for rank in range(4):
+        gone = driven.gone(rank)
+        assert (gone.rank, gone.kind) == (-1, "key")
+        assert gone.reason == (
+            f"rank 3 has fc1_weight as {text}: every rank must give a key the same shape and type"
+        )
+    assert driven.machine.phase is Phase.FAILED
+
+
+def test_a_conflict_in_another_store_names_the_store():
+    driven = running(2)
+    driven.say(0, m.RegisterKeys(keys=(key("0", namespace=2),)))
+    driven.say(1, m.RegisterKeys(keys=(key("0", (), namespace=2),)))
+    assert "rank 1 has 0 (of store 2) as () float32" in driven.gone(0).reason
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        key("k", dtype="complex64"),
+        key("k", (2, -1)),
+        key("k", (2**40, 2**40)),
+        key("k", (1,) * 65),
+        key("k", dtype=""),
+    ],
+)
+def test_a_key_that_no_correct_node_sends_is_a_violation_and_leaves_no_trace(spec):
+    registry = KeyRegistry(ChunkSizes(65_536, 65_536, 32))
+    with pytest.raises(ProtocolViolation, match="rank 5 registers 'k'"):
+        registry.register(5, spec)
+    assert (len(registry), registry.total_bytes) == (0, 0)
+
+
+def test_an_empty_key_takes_no_bytes():
+    registry = KeyRegistry(ChunkSizes(65_536, 65_536, 32))
+    registry.register(0, key("none", (0, 5)))
+    assert registry.total_bytes == 0
+
+
+shapes = st.lists(st.integers(0, 50), max_size=3).map(tuple)
+
+
+@given(st.lists(st.tuples(shapes, st.sampled_from(sorted(ITEM_BYTES))), max_size=20), st.integers(1, 100))
+def test_keys_are_aligned_do_not_overlap_and_waste_less_than_a_value_each(kinds, chunk_size):
+    registry = KeyRegistry(ChunkSizes(chunk_size, chunk_size, 32))
+    end = 0
+    for index, (shape, dtype) in enumerate(kinds):
+        grant = registry.register(0, key(f"k{index}", shape, dtype))
+        assert isinstance(grant, m.KeyGrant)
+        assert grant.offset % ITEM_BYTES[dtype] == 0
+        assert 0 <= grant.offset - end < ITEM_BYTES[dtype]
+        assert grant.first_slot == grant.offset // (chunk_size * 4)
+        end = grant.offset + math.prod(shape) * ITEM_BYTES[dtype]
+    assert registry.total_bytes == end
+
+
+def test_chunks_of_large_keys_grow_where_they_may():
+    registry = KeyRegistry(ChunkSizes(100, 1000, 32))
+    sizes = {}
+    for elements in (1, 3_200, 3_201, 16_000, 32_000, 10**6):
+        grant = registry.register(0, key(f"of {elements}", (elements,)))
+        assert isinstance(grant, m.KeyGrant)
+        sizes[elements] = grant.chunk_size
+    assert sizes == {1: 100, 3_200: 100, 3_201: 101, 16_000: 500, 32_000: 1000, 10**6: 1000}
+
+
+def rows_key(name, shape, dtype="float32"):
+    return m.KeySpec(namespace=0, name=name, shape=shape, dtype=dtype, form=ROW_SPARSE)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 3000),
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.integers(1, 100_000),
+)
+def test_chunks_of_a_row_sparse_key_are_few_and_of_whole_rows_which_fit_into_a_message(
+    rows, length, dtype, chunk_size
+):
+    most = 8192
+    registry = KeyRegistry(ChunkSizes(chunk_size, 2 * chunk_size, 256, most))
+    grant = registry.register(0, rows_key("embedding", (rows, length), dtype))
+    assert isinstance(grant, m.KeyGrant)
+    whole = grant.chunk_size // length
+    assert whole >= 1
+    assert grant.chunk_size == whole * length
+    assert whole * (length * ITEM_BYTES[dtype] + 4) <= most * 8
+    full = whole == most // (length + 2)
+    assert full or -(-rows // whole) <= 32
+
+
+def test_a_row_sparse_key_counts_little_among_the_jobs_bytes_and_other_keys_come_after_it():
+    registry = KeyRegistry(ChunkSizes(32_768, 65_536, 256))
+    first = registry.register(0, rows_key("embedding", (10**6, 128)))
+    assert isinstance(first, m.KeyGrant)
+    layout = Layout(128 * 10**6, 4, first, ROW_SPARSE)
+    assert registry.sizes == (layout.chunks * 32_768,)
+    second = registry.register(0, key("dense", (10,)))
+    assert isinstance(second, m.KeyGrant)
+    assert max(layout.offsets) < second.offset
+
+
+def test_a_key_is_dense_on_all_ranks_or_on_none():
+    registry = KeyRegistry(ChunkSizes(100, 100, 32))
+    registry.register(0, rows_key("k", (3, 2)))
+    conflict = registry.register(1, key("k", (3, 2)))
+    assert isinstance(conflict, KeyConflict)
+    assert "rank 1 has k as (3, 2) float32, rank 0 as (3, 2) float32 row_sparse" in str(conflict)
+
+
+def test_ranks_that_do_not_all_compress_a_key_from_its_beginning_are_told_so():
+    registry = KeyRegistry(ChunkSizes(100, 100, 32))
+    registry.register(0, key("k", (3, 2)))
+    conflict = registry.register(1, m.KeySpec(0, "k", (3, 2), "float32", QUANTISED))
+    assert "rank 1 has k as (3, 2) float32 under gradient compression, rank 0 as" in str(conflict)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0, QUANTISED])), min_size=1, max_size=6),
+    st.integers(1, 100_000),
+)
+def test_quantised_keys_have_larger_chunks_of_whole_bytes_and_a_place_of_their_own(sizes, chunk_size):
+    registry = KeyRegistry(ChunkSizes(chunk_size, 2 * chunk_size, 256))
+    end = 0
+    for name, (elements, form) in enumerate(sizes):
+        grant = registry.register(0, m.KeySpec(0, str(name), (elements,), "float32", form))
+        assert isinstance(grant, m.KeyGrant)
+        layout = Layout(elements, 4, grant, form)
+        assert grant.offset >= end
+        assert layout.offsets == sorted(set(layout.offsets))
+        end = max([grant.offset, *layout.offsets]) + (elements > 0)
+        assert registry.total_bytes >= end
+        if form == QUANTISED:
+            assert grant.chunk_size % 8 == 0
+            assert grant.chunk_size >= 4 * chunk_size - 7 or grant.chunk_size == 2**20
+
+
+def test_a_quantised_key_counts_an_8th_of_its_bytes_in_the_job():
+    registry = KeyRegistry(ChunkSizes(65_536, 65_536, 256))
+    registry.register(0, m.KeySpec(0, "k", (2**22,), "float32", QUANTISED))
+    assert registry.sizes == (2**21,)
+    assert registry.chunk_bytes == 2**17
+
+
+def test_a_row_that_fits_into_no_message_is_a_violation():
+    registry = KeyRegistry(ChunkSizes(100, 100, 32, 500))
+    with pytest.raises(ProtocolViolation, match="rows of 499 elements, too long"):
+        registry.register(0, rows_key("k", (3, 499)))
