@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Checks the size and the shape of the code base, and prints a table of its folders.
+
+    scripts/house.py [--json]
+
+Every number that is over its limit is an error: modules in a folder, lines of a module, public methods of a
+class, lines of a function, lines of a documentation page and their width. So is a circle of imports.
+Generated pages and dated measurements may be of any length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import networkx as nx
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+MODULES: Final = 15
+"""In a folder, `__init__.py` apart."""
+MODULE_LINES: Final = 400
+METHODS: Final = 15
+"""Public ones, of a class."""
+FUNCTION_LINES: Final = 60
+"""Commands' declarations apart: each of their parameters is an option with its help text."""
+
+CODE: Final = ("netstorm", "benchmarks", "examples", "scripts")
+"""Folders whose modules are measured; tests are measured by folder alone."""
+
+PAGE_LINES: Final = {"README.md": 150, "docs/design.md": 300}
+USER_PAGE_LINES: Final = 250
+PAGE_WIDTH: Final = 100
+"""Tables, code and lines that are one long link apart."""
+HISTORY: Final = ("docs/measurements/", "docs/adr/")
+GENERATED: Final = "<!-- generated"
+"""How a page begins that a script writes."""
+
+
+@dataclass
+class Folder:
+    """What the table says of one folder."""
+
+    modules: int = 0
+    lines: int = 0
+    longest: tuple[int, str] = (0, "")
+
+
+@dataclass
+class Report:
+    """What was found.
+
+    Attributes:
+        folders: by path from the root.
+        problems: one line each.
+    """
+
+    folders: dict[str, Folder] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def limit(self, what: str, value: int, most: int, unit: str) -> None:
+        """Note a value that is over its limit."""
+        if value > most:
+            self.problems.append(f"{what}: {value} {unit}, at most {most}")
+
+
+def main() -> int:
+    """Check, print, and return the exit code: 1 if anything is over its limit."""
+    parser = argparse.ArgumentParser(description="Check the size and the shape of the code base.")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    as_json = parser.parse_args().json
+    report = Report()
+    check_code(report)
+    check_imports(report)
+    check_pages(report)
+    print(json_text(report) if as_json else table(report))
+    for problem in report.problems:
+        print(problem, file=sys.stderr)
+    return 1 if report.problems else 0
+
+
+def check_code(report: Report) -> None:
+    """Measure folders, modules, classes and functions."""
+    for top in (*CODE, "tests"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if path.name == "__init__.py" or path.is_symlink():
+                continue
+            name = path.relative_to(ROOT).as_posix()
+            text = path.read_text()
+            lines = text.count("\n")
+            folder = report.folders.setdefault(path.parent.relative_to(ROOT).as_posix(), Folder())
+            folder.modules += 1
+            folder.lines += lines
+            folder.longest = max(folder.longest, (lines, path.name))
+            if top != "tests":
+                report.limit(name, lines, MODULE_LINES, "lines")
+                _check_definitions(report, name, ast.parse(text))
+    for name, folder in report.folders.items():
+        report.limit(f"{name}/", folder.modules, MODULES, "modules")
+
+
+def _check_definitions(report: Report, name: str, tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+            public = {one.name for one in methods if not one.name.startswith(("_", "test_"))}
+            report.limit(f"{name}: class {node.name}", len(public), METHODS, "public methods")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _declares_a_command(node):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            report.limit(f"{name}: {node.name}()", lines, FUNCTION_LINES, "lines")
+
+
+def _declares_a_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    return any(one.annotation is not None and "typer." in ast.unparse(one.annotation) for one in arguments)
+
+
+def check_imports(report: Report) -> None:
+    """Find circles: also those of imports that only type checkers see, or that wait for a call."""
+    modules = dict(_modules())
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text())
+        graph.add_edges_from((name, other) for other in _imported(tree, modules) if other != name)
+    for circle in nx.strongly_connected_components(graph):
+        if len(circle) > 1:
+            report.problems.append("import circle: " + ", ".join(sorted(circle)))
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted((ROOT / "netstorm").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def _imported(tree: ast.Module, modules: dict[str, Path]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            for one in node.names:
+                inner = f"{node.module}.{one.name}"
+                yield inner if inner in modules else node.module
+
+
+def check_pages(report: Report) -> None:
+    """Measure the documentation."""
+    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        if text.startswith(GENERATED) or name == "CHANGELOG.md":
+            continue
+        if not name.startswith(HISTORY):
+            report.limit(name, text.count("\n"), PAGE_LINES.get(name, USER_PAGE_LINES), "lines")
+        wide = list(_wide_lines(text))
+        if wide:
+            number, width = wide[0]
+            report.problems.append(
+                f"{name}:{number}: {width} characters, at most {PAGE_WIDTH}"
+                + (f"; {len(wide) - 1} more lines of this page are too wide" if len(wide) > 1 else "")
+            )
+
+
+def _wide_lines(text: str) -> Iterator[tuple[int, int]]:
+    in_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith(("```", "~~~")):
+            in_code = not in_code
+        elif len(line) > PAGE_WIDTH and not in_code and not line.startswith(("|", "    ", "[")):
+            yield number, len(line)
+
+
+def table(report: Report) -> str:
+    """Return the folders as a table for people."""
+    rows = [("folder", "modules", "lines", "longest module")]
+    rows += [
+        (name, str(folder.modules), str(folder.lines), f"{folder.longest[1]} ({folder.longest[0]})")
+        for name, folder in sorted(report.folders.items())
+    ]
+    width = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        f"{row[0]:<{width[0]}}  {row[1]:>{width[1]}}  {row[2]:>{width[2]}}  {row[3]}".rstrip() for row in rows
+    )
+
+
+def json_text(report: Report) -> str:
+    """Return the folders and what is wrong with them, for programs."""
+    folders = {
+        name: {"modules": one.modules, "lines": one.lines, "longest": one.longest[1]}
+        for name, one in sorted(report.folders.items())
+    }
+    return json.dumps({"folders": folders, "problems": report.problems}, indent=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
