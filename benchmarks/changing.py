@@ -23,13 +23,13 @@ import msgspec
 import numpy as np
 
 from harness.arguments import amounts, factor, megabytes, number, seconds, writable
-from harness.course import Course, end_of_changes, with_times_scaled
 from netstorm.errors import NetStormError
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness.collector import Collector
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.networks.network import Change, Network
+from race.course import Course, end_of_changes, with_times_scaled
 
 WARM_S = 20.0
 """Before the changes begin to count: connections, and what is learnt of the first network."""

@@ -163,7 +163,7 @@ def _on_wan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="netstorm-estimates-") as name:
             folder = Path(name)
             (folder / "network.yaml").write_text(dump_network(network), encoding="utf-8")
-            node = [sys.executable, str(Path(__file__).with_name("estimates_node.py"))]
+            node = [sys.executable, str(Path(__file__).parent / "workers" / "estimates.py")]
             words = [sys.executable, "-m", "netstorm", "launch", "--wan", str(folder / "network.yaml")]
             words += ["--network", str(folder / "network.yaml"), "--topology", options.topology, "--"]
             subprocess.run(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.arguments import writable
-from harness.race_plot import draw_race
+from race.plot import draw_race
 
 _BEST = "mxnet-star-best"
 

@@ -62,8 +62,8 @@ class OpenMPI:
     def launch(self, case: Case) -> Launch:
         """Return the processes of one group: mpirun, and a bridge to each of its ranks."""
         folder = tempfile.mkdtemp(prefix="mpi-", dir=self.folder)
-        role = [sys.executable, str(BENCHMARKS / "systems" / "openmpi_role.py")]
-        rank = [sys.executable, str(BENCHMARKS / "systems" / "openmpi_rank.py"), folder]
+        role = [sys.executable, str(BENCHMARKS / "systems" / "openmpi" / "role.py")]
+        rank = [sys.executable, str(BENCHMARKS / "systems" / "openmpi" / "rank.py"), folder]
         command = [*rank, *worker_command(self.name, case)[2:]]
         job = Process(
             name="mpirun",
@@ -71,7 +71,7 @@ class OpenMPI:
             environment=environment(BENCHMARK_MPIRUN=mpirun() or "mpirun"),
             told_places=case.nodes,
         )
-        bridge = [sys.executable, str(BENCHMARKS / "systems" / "openmpi_bridge.py")]
+        bridge = [sys.executable, str(BENCHMARKS / "systems" / "openmpi" / "bridge.py")]
         return Launch(
             helpers=[job],
             workers=[

@@ -22,8 +22,19 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="netstorm bench wan",
         description="All-reduce on an emulated network, several systems side by side.",
     )
-    add = parser.add_argument
-    add("network", type=Path, metavar="NETWORK.yaml", help="what is emulated")
+    _add_systems(parser.add_argument_group("what is compared"))
+    _add_rounds(parser.add_argument_group("rounds"))
+    _add_network(parser.add_argument_group("the network"))
+    _add_results(parser.add_argument_group("results"))
+    options = parser.parse_args(arguments)
+    options.set = dict(options.set)
+    if options.rounds is None and not options.dynamic:
+        options.rounds = _ROUNDS
+    return options
+
+
+def _add_systems(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--systems",
         type=_systems,
@@ -37,18 +48,33 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--model", default="", metavar="MODEL", help="reduce a model's tensors: alexnet, resnet50, model.json"
     )
     add(
+        "--knowledge",
+        choices=KNOWLEDGE,
+        default=KNOWLEDGE[0],
+        help="what NetStorm is given at its start: the file's rates (default), only its links, or nothing",
+    )
+    add(
+        "--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="for NetStorm's nodes"
+    )
+    add("--seed", type=int, default=1, metavar="N", help="draws the hubs of the average star; default 1")
+
+
+def _add_rounds(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
         "--rounds",
         type=number,
         metavar="N",
         help=f"rounds that count; default {_ROUNDS}, with --dynamic as many as there is time for",
     )
     add("--warmup", type=number, default=2, metavar="N", help="rounds before them; default 2")
-    add(
-        "--seconds",
-        type=seconds,
-        metavar="S",
-        help="no round begins later than S after the first that counts",
-    )
+    add("--seconds", type=seconds, metavar="S", help="begin no round later than S after the first")
+    add("--timeout", type=seconds, default=180.0, metavar="S", help="for a start or a round; default 180")
+
+
+def _add_network(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("network", type=Path, metavar="NETWORK.yaml", help="what is emulated")
     add("--rates-scale", type=factor, default=1.0, metavar="X", help="times all rates; default 1")
     add(
         "--loss",
@@ -75,22 +101,13 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="have the course of changes N times, for systems with long rounds; default 1",
     )
-    add(
-        "--knowledge",
-        choices=KNOWLEDGE,
-        default=KNOWLEDGE[0],
-        help="what NetStorm is told at its start: the file's rates (default), only its links, or nothing",
-    )
     add("--congestion", default="bbr", metavar="NAME", help="TCP's congestion control; default bbr")
     add("--backend", default="auto", metavar="NAME", help="of the emulation; default auto")
     add("--loopback", action="store_true", help="no emulation, all on 127.0.0.1: tries the benchmark itself")
-    add(
-        "--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="for NetStorm's nodes"
-    )
-    add(
-        "--seed", type=int, default=1, metavar="N", help="of the choice of the average star's hubs; default 1"
-    )
-    add("--timeout", type=seconds, default=180.0, metavar="S", help="for a start or a round; default 180")
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--json", type=writable, metavar="FILE", help="write the results, after every round")
     add("--plot", type=writable, metavar="FILE", help="draw them (needs matplotlib); see also bench plot")
     add("--trace", type=writable, metavar="FILE", help="timeline of NetStorm's chunks, for ui.perfetto.dev")
@@ -101,11 +118,6 @@ def race_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="keep what each process says on its error output there; it is made if it is missing",
     )
     add("--short", action="store_true", help="a small table in plain words")
-    options = parser.parse_args(arguments)
-    options.set = dict(options.set)
-    if options.rounds is None and not options.dynamic:
-        options.rounds = _ROUNDS
-    return options
 
 
 def _folder(text: str) -> Path:

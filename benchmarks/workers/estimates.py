@@ -1,6 +1,6 @@
 """One node of `estimates.py --wan`: sums arrays of ones, and writes what it has measured of its links.
 
-    estimates_node.py FOLDER ROUNDS MEGABYTES [caps]
+    workers/estimates.py FOLDER ROUNDS MEGABYTES [caps]
 
 With `caps` also what the scheduler, which must show the job on all its interfaces, knows of its access line.
 """

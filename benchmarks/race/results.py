@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.arguments import megabytes
-from harness.course import Course
 from harness.emulated import DROPPED
 from harness.results import Row
+from race.course import Course
 from systems.base import Case
 from systems.entrants import Entrant
 

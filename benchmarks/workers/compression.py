@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import netstorm.frontends.mxnet  # noqa: F401 - registers dist_sync_netstorm
 from harness.serving import Answer, serve

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from systems.openmpi import rank_of_this_process
+from systems.openmpi.system import rank_of_this_process
 
 _CONNECT_S = 30.0
 
@@ -37,6 +37,6 @@ if __name__ == "__main__":
     os.dup2(link.fileno(), 1)
     link.close()
     from harness.serving import serve
-    from worker import join
+    from workers.allreduce import join
 
     serve(join)

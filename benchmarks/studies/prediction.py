@@ -1,6 +1,6 @@
 """How well `predict` agrees with the simulated cluster: real nodes and scheduler on virtual time.
 
-    python -m benchmarks.prediction --json prediction.json
+    python benchmarks/studies/prediction.py --json prediction.json
 
 Random cases of 2 to 9 nodes, in meshes, sparse networks whose pairs share links, and behind access caps, with
 tensors of 4 to 20 MB. Prints each case, and how (predicted - simulated) / simulated is distributed.

@@ -1,7 +1,7 @@
 """What auxiliary paths gain, and whether they ever cost anything, on static networks of nine nodes.
 
-    python benchmarks/auxiliary.py --json auxiliary.json
-    python benchmarks/auxiliary.py --grid --json grid.json
+    python benchmarks/studies/auxiliary.py --json auxiliary.json
+    python benchmarks/studies/auxiliary.py --grid --json grid.json
 
 Real nodes and the real scheduler on virtual time over a virtual network: each scheme with and without
 detours, by the rule of earliest arrival and by the paper's rule of queues. `--grid` varies the two bounds of
@@ -43,7 +43,7 @@ def networks(seed: int) -> Iterator[tuple[str, Network]]:
     """Yield five networks, which don't change."""
     for family in sorted(FAMILIES):
         yield family, generate(family, NODES, seed)
-    path = Path(__file__).parent.parent / "examples" / "networks" / "internet2.yaml"
+    path = Path(__file__).parents[2] / "examples" / "networks" / "internet2.yaml"
     yield "internet2.yaml", replace(load_network(str(path)), changes=())
 
 

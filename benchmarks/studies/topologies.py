@@ -1,10 +1,10 @@
 """How near the schemes come to the optimum, how long they take to form, and what wrong estimates cost.
 
-    python benchmarks/topologies.py fractions                                         # 4 minutes
-    python benchmarks/topologies.py fractions --nodes 32 --seeds 10 --chunk 1000000   # 5 minutes
-    python benchmarks/topologies.py fractions --nodes 32 --tensor 24400000000 --fluid # 2 minutes
-    python benchmarks/topologies.py formation                                         # 1 minute
-    python benchmarks/topologies.py estimates                                         # 2 minutes
+    python benchmarks/studies/topologies.py fractions                                         # 4 minutes
+    python benchmarks/studies/topologies.py fractions --nodes 32 --seeds 10 --chunk 1000000   # 5 minutes
+    python benchmarks/studies/topologies.py fractions --nodes 32 --tensor 24400000000 --fluid # 2 minutes
+    python benchmarks/studies/topologies.py formation                                         # 1 minute
+    python benchmarks/studies/topologies.py estimates                                         # 2 minutes
 
 fractions: the optimum's time over a scheme's, in the fluid model and as predicted, mean over seeds.
 formation: processor seconds to form a policy against the number of nodes, and the exponent that fits them; in

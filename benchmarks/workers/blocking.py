@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import netstorm.frontends.mxnet  # noqa: F401 - registers dist_sync_netstorm
 from harness.serving import Answer, serve
 from netstorm.frontends.mxnet.compat import mx

@@ -11,9 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.pattern import fill, wrong_sum
 from harness.serving import Answer, serve
