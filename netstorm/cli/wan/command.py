@@ -58,7 +58,7 @@ def up(
 
     Every rank gets a namespace; r0, r1, … are their names in each. What crashed networks have left behind is
     removed first. The file's changes begin at once.
-    """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
+    """
     from netstorm.cli.wan.text import up_text
     from netstorm.emulation.wan import Wan
     from netstorm.topology.networks.file import load_network
@@ -126,7 +126,7 @@ def run_in(
         words = Wan.attach(name).command(rank, command[command[0] == "--" :])
         sys.stdout.flush()
         try:
-            os.execvp(words[0], words)  # noqa: S606 - what the user has asked for
+            os.execvp(words[0], words)
         except OSError as error:
             raise UsageError(f"cannot run {words[0]}: {error.strerror}") from None
 
@@ -151,7 +151,7 @@ def change(
     \b
       netstorm wan set --between 0 1 --rate 40Mbit
       netstorm wan set --from 2 --to 3 --latency 50ms --loss 1%
-    """  # noqa: D301 - as above
+    """
     from netstorm.emulation.wan import Wan
     from netstorm.units import parse_duration, parse_fraction, parse_rate
 

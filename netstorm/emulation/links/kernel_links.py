@@ -94,8 +94,8 @@ class KernelLinks:
         links: dict[str, Any] = {}
         for rank in self._layout.network.ranks:
             namespace = self._layout.namespace(rank)
-            done = subprocess.run(  # noqa: S603 - our own names
-                ["tc", "-n", namespace, "-s", "-j", "qdisc", "show"],  # noqa: S607 - iproute2, wherever it is
+            done = subprocess.run(
+                ["tc", "-n", namespace, "-s", "-j", "qdisc", "show"],
                 capture_output=True,
                 text=True,
                 check=False,
