@@ -184,7 +184,7 @@ class _JobRun:
     # ----------------------------------------------------------------------------------------------- output
 
     def _print(self, child: Child, lines: Iterable[tuple[Stream, bytes]]) -> None:
-        """Print and log lines, except the scheduler's line about the first failure, which goes to `shutdown`."""
+        """Print and log lines; the scheduler's line about the first failure goes to `shutdown` instead."""
         logged = []
         for stream, line in lines:
             rank = None

@@ -179,7 +179,9 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
     routed_text = f"{len(routed)} pairs that are routed past other nodes" if routed else ""
     used = _used(status.policy.trees)
     if _LABEL + (size + 2) * _CELL > width:
-        besides = (f", beside {routed_text}" if routed_text else "") + (f"; {_CONTENDED}" if status.crowded else "")
+        besides = (f", beside {routed_text}" if routed_text else "") + (
+            f"; {_CONTENDED}" if status.crowded else ""
+        )
         yield Text(f"links: {count}{besides}; the slowest, Mbit/s", "dim")
         slowest = sorted(measured, key=lambda link: link.rate or 0.0)[:_MOST_LINKS]
         yield Text("  ".join(f"{link.source}>{link.target} {_mbit(link.rate)}" for link in slowest))
