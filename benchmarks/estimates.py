@@ -31,7 +31,7 @@ from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.settings import child_environment
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.process import LocalClock
+from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.networks.file import dump_network, load_network
 from netstorm.topology.networks.generators import FAMILIES, generate
 from netstorm.topology.networks.network import Network, Rank
@@ -126,7 +126,7 @@ def _train(
         awareness=True,
         update_time_s=_NEVER_S,
         estimator=estimator,
-        keep_time=options.clock != "none",
+        sync_clocks=options.clock != "none",
         clock_source="scheduler" if options.clock == "none" else options.clock,
     ).join()
     sent = [0, 0]

@@ -7,7 +7,7 @@ import pytest
 
 from netstorm.scheduler.observe.status import describe
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.process import LocalClock
+from netstorm.simulation.local_clock import LocalClock
 
 
 def test_the_scheduler_sees_rounds_times_bytes_and_clocks_of_all_nodes():

@@ -83,9 +83,9 @@ def test_pairs_whose_ways_lead_past_other_nodes_are_marked():
     driven.say(2, m.Measured(links=(m.LinkMeasure(source=1, rate=5e7, error=0.1),)))
     lines = shown(driven, routed=frozenset({(0, 2), (2, 0)}))
     assert line_with(lines, "0 site0").split() == ["0", "site0", "·", "·", "~", "·", "·"]
-    assert "; ~: 2 pairs whose ways lead past other nodes" in " ".join(lines)
+    assert "; ~: 2 pairs that are routed past other nodes" in " ".join(lines)
     narrow = shown(driven, 40, routed=frozenset({(0, 2), (2, 0)}))
-    assert "measured, beside 2 pairs whose ways lead past other nodes" in " ".join(narrow)
+    assert "measured, beside 2 pairs that are routed past other nodes" in " ".join(narrow)
     assert "~" not in "".join(shown(driven))
 
 
@@ -93,7 +93,7 @@ def test_pairs_whose_ways_lead_past_other_nodes_are_marked():
 def test_it_says_where_links_carry_less_in_company(width):
     driven = running(3)
     driven.say(2, m.Measured(links=(m.LinkMeasure(source=1, rate=5e7, error=0.1),)))
-    assert "links carry less in company" in " ".join(shown(driven, width, crowded=True))
+    assert "links carry less under contention" in " ".join(shown(driven, width, crowded=True))
     assert "company" not in " ".join(shown(driven, width))
 
 

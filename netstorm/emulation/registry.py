@@ -1,7 +1,7 @@
-"""Which emulated networks are up: a locked file each, and what crashed ones have left behind.
+"""The registry of emulated networks on this machine: a locked file for each that is up.
 
-A network's warden holds the lock of its file as long as it lives; the kernel lets it go, however the warden
-ends. So what is not locked is stale, whatever process ids say.
+A network's daemon holds the lock of its file while it lives; the kernel releases it, however the daemon ends.
+So a file that is not locked is stale: a crashed network has left it, and its namespaces are removed.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from netstorm.emulation.layout import PREFIX
 from netstorm.emulation.namespaces import existing, remove
+from netstorm.emulation.reports import NetworkEntry
 from netstorm.errors import UsageError
 
-__all__ = ["FOLDER", "KEEP", "Claim", "read_state", "remove_stale", "running", "socket_path"]
+__all__ = ["FOLDER", "KEEP", "Claim", "read_entry", "remove_stale", "running", "socket_path"]
 
 KEEP: Final = b"keep\n"
-"""On a warden's standard input: from now on the network outlives whoever started it."""
+"""Written to a daemon's standard input: from now on the network outlives the process that started it."""
 FOLDER: Final = Path("/run/netstorm-wan")
 _NAMESPACE: Final = re.compile(re.escape(PREFIX) + r"(.+)-r\d+")
 
 
 class Claim:
-    """A name of an emulated network, taken by this process until it ends."""
+    """The name of an emulated network, reserved by this process until it ends."""
 
     def __init__(self, name: str) -> None:
-        """Take a name, and remove whatever crashed networks have left behind.
+        """Reserve a name, and remove what crashed networks have left.
 
         Raises:
             UsageError: a network of that name is up.
         """
         self.name: Final = name
-        with _everybody_waits():
+        with _registry_lock():
             _remove_stale()
             FOLDER.mkdir(mode=0o755, exist_ok=True)
             if _is_locked(_file(name)):
@@ -48,14 +49,14 @@ class Claim:
             self._descriptor = os.open(_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
-    def write(self, **state: object) -> None:
-        """Say what others need to know of the network."""
+    def write(self, entry: NetworkEntry) -> None:
+        """Publish the network's entry, for `read_entry` in other processes."""
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(state).encode(), 0)
+        os.pwrite(self._descriptor, json.dumps(entry).encode(), 0)
 
     def release(self) -> None:
-        """Give the name back, once everything else is gone."""
-        with _everybody_waits():
+        """Release the name, after everything else is removed."""
+        with _registry_lock():
             for path in (_file(self.name), socket_path(self.name)):
                 path.unlink(missing_ok=True)
             os.close(self._descriptor)
@@ -64,7 +65,7 @@ class Claim:
 
 
 def socket_path(name: str) -> Path:
-    """Return where a network's warden listens."""
+    """Return the path of the socket of a network's daemon."""
     return FOLDER / f"{name}.sock"
 
 
@@ -75,8 +76,8 @@ def running() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json") if _is_locked(path))
 
 
-def read_state(name: str) -> dict[str, Any]:
-    """Return what the warden of a network that is up has written.
+def read_entry(name: str) -> NetworkEntry:
+    """Return the entry of a network that is up.
 
     Raises:
         UsageError: none of that name is up.
@@ -90,17 +91,17 @@ def read_state(name: str) -> dict[str, Any]:
         )
         raise UsageError(f"no emulated network {name!r} is up{hint}")
     try:
-        state: dict[str, Any] = json.loads(_file(name).read_text(encoding="utf-8"))
+        entry: NetworkEntry = json.loads(_file(name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UsageError(f"the emulated network {name!r} is being made, or taken down; try again") from None
-    return state
+    return entry
 
 
 def remove_stale() -> list[str]:
-    """Remove what crashed networks have left behind, and return their names."""
+    """Remove what crashed networks have left, and return their names."""
     if not FOLDER.is_dir() and not existing(PREFIX):
         return []
-    with _everybody_waits():
+    with _registry_lock():
         return _remove_stale()
 
 
@@ -141,8 +142,8 @@ def _is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def _everybody_waits() -> Iterator[None]:
-    descriptor = os.open(FOLDER.parent, os.O_RDONLY | os.O_CLOEXEC)  # a lock that never has to be removed
+def _registry_lock() -> Iterator[None]:
+    descriptor = os.open(FOLDER.parent, os.O_RDONLY | os.O_CLOEXEC)  # this lock never has to be removed
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.simulation.shared_capacity import SharedCapacity
+from netstorm.simulation.network.shared_capacity import SharedCapacity
 
 
 class Log:

@@ -1,6 +1,6 @@
-"""Clocks of a simulated cluster that are synchronised as real ones are: by SNTP.
+"""SNTP between simulated hosts: datagrams over the virtual network, and the clocks that they synchronise.
 
-Nodes ask the scheduler, or along the trees. Datagrams take what messages take in the network.
+Nodes ask the scheduler, or their parent in a tree. A datagram takes as long as a message in the network.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from netstorm.pslite.clock import sntp
 from netstorm.pslite.clock.source import Address, ClockSource
 from netstorm.pslite.clock.sync import ClockSync
 from netstorm.pslite.van.memory_network import MemoryNetwork
-from netstorm.simulation.process import LocalClock
+from netstorm.simulation.local_clock import LocalClock
 
-__all__ = ["Timekeeper", "Timekeepers"]
+__all__ = ["Datagrams", "SyncedClock"]
 
 _FLOWS: Final = 1 << 40
-"""Numbers of flows from here on are of datagrams; even, as those that lead away from an opener."""
+"""Flow numbers from here on belong to datagrams. They are even, as those of data that leaves an opener."""
 
 _BYTES: Final = sntp.PACKET_BYTES + 28
-"""Of a packet, with the headers of UDP and IP."""
+"""Bytes of a datagram, with the headers of UDP and IP."""
 
 Answer: TypeAlias = Callable[[bytes], bytes | None]
 
 
-class Timekeepers:
-    """The datagrams of one cluster's hosts."""
+class Datagrams:
+    """SNTP requests and answers between the hosts of one cluster."""
 
     def __init__(self, network: MemoryNetwork, *, seed: int, loss: float = 0.0) -> None:
-        """Carry nothing yet.
+        """Begin without traffic.
 
         Args:
-            network: what it takes.
-            seed: of what is lost.
-            loss: the probability that a datagram is.
+            network: carries the datagrams.
+            seed: of the random losses.
+            loss: probability that a datagram is lost.
         """
         self.timeline: Final = network.timeline
         self._network: Final = network
@@ -47,29 +47,29 @@ class Timekeepers:
         self._flows: dict[tuple[str, str], int] = {}
         self._answers: dict[str, Answer] = {}
 
-    def answer_at(self, host: str, answer: Answer) -> None:
-        """Let a host answer requests by this function; a None is no answer."""
+    def serve(self, host: str, answer: Answer) -> None:
+        """Answer requests to `host` with this function; if it returns None, the request stays unanswered."""
         self._answers[host] = answer
 
-    def tell_cluster_time(self, host: str, clock: LocalClock) -> None:
-        """Let a host, the scheduler's, answer by its clock, which is the cluster's."""
+    def serve_cluster_time(self, host: str, clock: LocalClock) -> None:
+        """Answer requests to `host`, the scheduler's, by `clock`, which is the cluster clock."""
 
         def answer(data: bytes) -> bytes:
             now = clock.cluster(self.timeline.now)
             return sntp.answer(data, received=now, transmitted=now)
 
-        self.answer_at(host, answer)
+        self.serve(host, answer)
 
-    def ask(self, source: str, target: str, request: bytes, take: Callable[[bytes], None]) -> None:
-        """Bring a request to a host, and what it answers back."""
+    def ask(self, source: str, target: str, request: bytes, receive: Callable[[bytes], None]) -> None:
+        """Send a request to a host, and call `receive` with the answer, if one arrives."""
 
-        def there() -> None:
+        def arrived() -> None:
             answer = self._answers.get(target)
             data = None if answer is None else answer(request)
             if data is not None:
-                self._carry(target, source, lambda: take(data))
+                self._carry(target, source, lambda: receive(data))
 
-        self._carry(source, target, there)
+        self._carry(source, target, arrived)
 
     def _carry(self, source: str, target: str, arrived: Callable[[], None]) -> None:
         if self._random.random() < self._loss:
@@ -82,62 +82,71 @@ class Timekeepers:
         self._network.link_model.carry(flow, source, target, _BYTES, late)
 
 
-class Timekeeper:
-    """One host's idea of the cluster clock, which is what the scheduler's host shows."""
+class SyncedClock:
+    """One host's estimate of the cluster clock, which is the clock of the scheduler's host."""
 
     def __init__(
         self,
-        hall: Timekeepers,
+        datagrams: Datagrams,
         host: str,
         clock: LocalClock,
         *,
         scheduler: Address,
-        whom: Callable[[], Address | None],
+        parent: Callable[[], Address | None],
         seed: int,
     ) -> None:
-        """Ask at once; `whom` as of `SntpClient`."""
+        """Send the first request at once.
+
+        Args:
+            datagrams: carries requests and answers.
+            host: this clock's.
+            clock: the host's own clock.
+            scheduler: asked if `parent` returns None.
+            parent: returns the address to ask.
+            seed: of the random intervals between requests.
+        """
         self.sync: Final = ClockSync(seed=seed)
-        self._hall: Final = hall
+        self._datagrams: Final = datagrams
         self._host: Final = host
         self._clock: Final = clock
         self._source: Final = ClockSource(scheduler)
-        self._whom: Final = whom
-        hall.answer_at(host, self._answer)
-        hall.timeline.after(0.0, self._poll)
+        self._parent: Final = parent
+        datagrams.serve(host, self._answer)
+        datagrams.timeline.after(0.0, self._poll)
 
     def cluster(self) -> float:
-        """Return what this host takes for the cluster clock's time, now."""
-        now = self._hall.timeline.now
+        """Return this host's estimate of the cluster clock, now."""
+        now = self._datagrams.timeline.now
         if not self.sync.synchronised:
             return self._clock.cluster(now)
         return self.sync.cluster_time(self._local())
 
     def error_bound(self) -> float:
-        """Return the most that it may be off, in s."""
+        """Return the largest possible error of the estimate, in s."""
         return self.sync.error_bound(self._local())
 
-    def told(self, outside: DriverStatus) -> DriverStatus:
-        """Return what a node's driver knows, with the clock as it is known here."""
+    def with_clock(self, status: DriverStatus) -> DriverStatus:
+        """Return a driver's status with the offset, drift and error of this clock."""
         known = self.sync.synchronised
         return replace(
-            outside,
-            clock_offset=self.cluster() - self._clock.cluster(self._hall.timeline.now),
+            status,
+            clock_offset=self.cluster() - self._clock.cluster(self._datagrams.timeline.now),
             clock_drift=self.sync.drift,
             clock_error=self.error_bound() if known else -1.0,
             clock_hops=self.sync.hops,
         )
 
     def _local(self) -> float:
-        return self._clock.local(self._hall.timeline.now)
+        return self._clock.local(self._datagrams.timeline.now)
 
     def _poll(self) -> None:
         local = self._local()
-        self._source.follow(self._whom())
+        self._source.follow(self._parent())
         host, _ = self._source.ask(local)
-        self._hall.ask(self._host, host, self.sync.poll(local), self._take)
-        self._hall.timeline.at(self._clock.virtual(self.sync.next_poll()), self._poll)
+        self._datagrams.ask(self._host, host, self.sync.poll(local), self._receive)
+        self._datagrams.timeline.at(self._clock.virtual(self.sync.next_poll()), self._poll)
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
             self.sync.take(data, self._local())
         except FrameError:

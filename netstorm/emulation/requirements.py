@@ -1,4 +1,4 @@
-"""What this process lacks for making network namespaces, in words that say how to get it."""
+"""What emulating a network needs of this process and machine: capabilities, programs, the TUN device."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Final
 
 from netstorm.errors import UsageError
 
-__all__ = ["MissingRights", "missing_rights", "require_rights"]
+__all__ = ["UnmetRequirements", "check_requirements", "unmet_requirements"]
 
 _TUN: Final = Path("/dev/net/tun")
 _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""Devices, routes and sysctls need the first; namespaces the second: capabilities(7)."""
+"""The first for devices, routes and sysctls, the second for namespaces: capabilities(7)."""
 
 
-class MissingRights(UsageError):
-    """This process may not emulate a network; the message says what is missing and how to get it."""
+class UnmetRequirements(UsageError):
+    """This process cannot emulate a network; the message says what is missing and how to get it."""
 
 
-def missing_rights() -> list[str]:
-    """Return everything that is missing, in sentences; empty: nothing is."""
+def unmet_requirements() -> list[str]:
+    """Return one sentence for each thing that is missing, and how to get it."""
     if not sys.platform.startswith("linux"):
         return [f"this is {sys.platform}, and network namespaces are Linux's"]
     missing = []
@@ -46,11 +46,11 @@ def missing_rights() -> list[str]:
     return missing
 
 
-def require_rights() -> None:
-    """Raise `MissingRights` if anything is missing."""
-    missing = missing_rights()
+def check_requirements() -> None:
+    """Raise `UnmetRequirements` if anything is missing."""
+    missing = unmet_requirements()
     if missing:
-        raise MissingRights("cannot emulate a network on this machine; missing: " + "; ".join(missing))
+        raise UnmetRequirements("cannot emulate a network on this machine; missing: " + "; ".join(missing))
 
 
 def _effective_capabilities() -> int:

@@ -1,18 +1,12 @@
-"""What is wrong about settings, in sentences that name the value and what is allowed."""
+"""Settings that are each allowed, but not together. A new check between two settings belongs here."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from netstorm.errors import SettingsError
-from netstorm.settings.kinds import Declaration, Source
+from netstorm.settings.sections import Sections
 
-if TYPE_CHECKING:
-    from netstorm.settings.values import Settings
-
-__all__ = ["contradictions", "raise_all", "unknown", "wrong"]
+__all__ = ["conflicts"]
 
 _FREEZABLE: Final = ("fapt", "packing", "auto", "star")
 """As `topology.schemes.frozen`: each of these can form other trees for the same roots and shares."""
@@ -21,8 +15,8 @@ _WIDEST_ELEMENT: Final = 8
 """Bytes of a float64 or int64, the widest types of a key."""
 
 
-def contradictions(s: Settings) -> list[str]:
-    """Return what is wrong about settings that are each allowed."""
+def conflicts(s: Sections) -> list[str]:
+    """Return one sentence for each conflict: the value, what was expected, and why."""
     found = []
     nodes = f"DMLC_NUM_WORKER={s.num_workers}"
     if s.heartbeat_timeout_s < 2 * s.heartbeat_interval_s:
@@ -61,34 +55,3 @@ def contradictions(s: Settings) -> list[str]:
             f"bytes, one chunk of CHUNK_SIZE={s.chunk_size} elements of {_WIDEST_ELEMENT} bytes"
         )
     return found
-
-
-def wrong(name: str, declaration: Declaration, value: object, source: Source) -> str:
-    """Say that a value is not allowed."""
-    variable = declaration.variable
-    place = (
-        f"{variable}={value!r}"
-        if source == "environment"
-        else f"{name}={value!r} (an argument, for {variable})"
-    )
-    about = declaration.meaning.split(";")[0]
-    return f"{place}: expected {declaration.kind.allowed} ({about})"
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Say that there is no setting of that name."""
-    # The prefix that all have in common would make any two names look alike.
-    by_rest = {other.removeprefix("NETSTORM_"): other for other in known}
-    close = difflib.get_close_matches(name.removeprefix("NETSTORM_"), by_rest, n=1)
-    hint = f"did you mean {by_rest[close[0]]}?" if close else "`netstorm env` lists all settings"
-    return f"{name}: there is no setting of that name ({what}); {hint}"
-
-
-def raise_all(problems: list[str]) -> None:
-    """Raise what is wrong, if anything is."""
-    if len(problems) == 1:
-        raise SettingsError(problems[0])
-    if problems:
-        raise SettingsError(
-            f"{len(problems)} settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems)
-        )

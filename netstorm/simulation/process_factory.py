@@ -1,4 +1,4 @@
-"""How the processes of a simulated cluster are put together: as the real ones are, on a van in memory."""
+"""Builds the processes of a simulated cluster: like real ones, but on an in-memory van and virtual clocks."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies.adaptation import Assumed
 from netstorm.scheduler.policies.formation import Formation, form
 from netstorm.settings import Settings
-from netstorm.simulation.process import LocalClock, SimulatedProcess
-from netstorm.simulation.timekeeping import Timekeeper, Timekeepers
+from netstorm.simulation.clock_sync import Datagrams, SyncedClock
+from netstorm.simulation.local_clock import LocalClock
+from netstorm.simulation.process import SimulatedProcess
 from netstorm.topology.policy import Policy
 
-__all__ = ["Starter", "host_of"]
+__all__ = ["ProcessFactory", "host_of"]
 
 M = TypeVar("M", bound=Machine)
 
 
 def host_of(rank: int) -> str:
-    """Return the name of a rank's host, or of the scheduler's."""
+    """Return the host name of a rank, or of the scheduler."""
     return "scheduler" if rank == SCHEDULER else f"node{rank}"
 
 
-class Starter:
+class ProcessFactory:
     """Starts processes on one network."""
 
     def __init__(
@@ -56,27 +57,26 @@ class Starter:
         *,
         seed: int,
         clocks: Callable[[int], LocalClock] | None = None,
-        keep_time: Timekeepers | None = None,
+        datagrams: Datagrams | None = None,
     ) -> None:
-        """Start nothing yet.
+        """Keep what all processes share.
 
         Args:
-            network: between them.
-            settings: of all.
-            seed: of identities and clocks.
-            clocks: by rank; None: random ones.
-            keep_time: brings the datagrams by which nodes' clocks are synchronised; None: they are as the
-                clocks say, for good.
+            network: connects the processes.
+            settings: of all processes.
+            seed: of random identities and clocks.
+            clocks: each rank's clock; None: random clocks.
+            datagrams: by which the nodes synchronise their clocks; None: their error stays as `clocks` says.
         """
         self._network: Final = network
         self._settings: Final = settings
         self._seed: Final = seed
         self._clocks: Final = clocks or self._random_clock
-        self._keep_time: Final = keep_time
+        self._datagrams: Final = datagrams
         self._started = 0
 
     def several_jobs(self, forming_s: float = 0.5) -> SimulatedProcess[SeveralJobs]:
-        """Start a scheduler of several jobs. A policy is formed in no time, and said to take `forming_s`."""
+        """Start a scheduler of several jobs. Forming a policy takes `forming_s` of virtual time."""
         van = MemoryVan(self._network, host_of(SCHEDULER))
         van.bind(van.host, self._settings.scheduler_port)
         clock = self._clocks(SCHEDULER)
@@ -111,10 +111,13 @@ class Starter:
         *,
         log: bytearray | None = None,
     ) -> SimulatedProcess[SchedulerMachine]:
-        """Start a scheduler, whose job begins under `policy`, formed for what is `assumed`.
+        """Start a scheduler whose job begins under `policy`.
 
-        A policy is formed in no time, and its formation said to take `forming_s`. What is in `log` is taken
-        over, and what is to be written down appended to it.
+        Args:
+            policy: the first one.
+            assumed: the network estimate that it was formed for.
+            forming_s: virtual seconds that it takes to form another policy.
+            log: the scheduler's log. Its records are replayed, and new ones appended. None: no log.
         """
         past = None
         if log is not None:
@@ -136,16 +139,16 @@ class Starter:
             past=past,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
-        if self._keep_time is not None:
-            self._keep_time.tell_cluster_time(van.host, clock)
+        if self._datagrams is not None:
+            self._datagrams.serve_cluster_time(van.host, clock)
 
-        def ask(question: Formation) -> None:
+        def form_later(question: Formation) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
             self._network.timeline.after(
                 forming_s, lambda: process.call(lambda now: machine.formed(answer, now))
             )
 
-        machine.on_form = ask
+        machine.on_form = form_later
         return process
 
     def node(self, rank: int, host: str) -> SimulatedProcess[GeneralNode]:
@@ -177,31 +180,31 @@ class Starter:
             now=clock.local(self._network.timeline.now),
             counters=counters,
         )
-        keeper = self._timekeeper(rank, host, clock, machine)
+        synced = self._synced_clock(rank, host, clock, machine)
         process = self._run(
             van,
             machine,
             clock,
             counters,
             ordered=lambda peer: peer == SCHEDULER,
-            cluster=None if keeper is None else keeper.cluster,
+            cluster=None if synced is None else synced.cluster,
         )
-        process.timekeeper = keeper
+        process.synced_clock = synced
         process.stack.endpoint.observer = machine.meter
         if machine.meter is not None:
             machine.meter.progress = lambda: progress_by_peer(van, process.stack.endpoint.connections())
 
-        def look(now: float) -> DriverStatus:
+        def driver_status(now: float) -> DriverStatus:
             links = process.stack.endpoint.links()
-            outside = DriverStatus(
+            status = DriverStatus(
                 bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
                 clock_offset=self._network.timeline.now + clock.sync_error_s - now,
                 clock_drift=1.0 / (1.0 + clock.drift) - 1.0,
                 clock_error=abs(clock.sync_error_s),
             )
-            return outside if keeper is None else keeper.told(outside)
+            return status if synced is None else synced.with_clock(status)
 
-        machine.standing.look = look
+        machine.standing.look = driver_status
         return process
 
     def _run(
@@ -231,16 +234,18 @@ class Starter:
         )
         return SimulatedProcess(timeline, van, clock, Stack(machine, endpoint))
 
-    def _timekeeper(self, rank: int, host: str, clock: LocalClock, machine: GeneralNode) -> Timekeeper | None:
-        if self._keep_time is None:
+    def _synced_clock(
+        self, rank: int, host: str, clock: LocalClock, machine: GeneralNode
+    ) -> SyncedClock | None:
+        if self._datagrams is None:
             return None
         along_trees = self._settings.clock_source == "trees"
-        return Timekeeper(
-            self._keep_time,
+        return SyncedClock(
+            self._datagrams,
             host,
             clock,
             scheduler=(host_of(SCHEDULER), self._settings.scheduler_port),
-            whom=lambda: (
+            parent=lambda: (
                 clock_address(machine.policy, machine.rank, machine.members) if along_trees else None
             ),
             seed=self._seed << 16 | rank,

@@ -1,7 +1,7 @@
-"""Capacities that flows share on virtual time, max-min fairly, as TCP connections of like round-trip time do.
+"""Flows that share capacities on virtual time, max-min fairly, as TCP connections with equal round trips do.
 
-A flow has one message at a time in service, at the rate that all its resources together allow; those behind
-it wait their turn. Latency is no matter of this module.
+A flow serves one message at a time, at the rate that its resources allow; the other messages wait. Latency is
+added elsewhere.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Flow:
         self.number: Final = number
         self.resources: Final = resources
         self.messages: Final[deque[tuple[float, Callable[[], None]]]] = deque()
-        """(Bits, what to do when they are through); the first is in service."""
+        """(Bits, called when they are sent); the first is in service."""
         self.left = 0.0
-        """Bits of the first that were not through at `since`."""
+        """Bits of the first message that were not sent at `since`."""
         self.since = 0.0
         self.rate = 0.0
         self.timer: Timer | None = None
-        """When we look again: when the first is through or, after the rate has fallen, earlier."""
+        """Set to when the first message is sent or, if the rate has fallen since, to an earlier time."""
 
     def ends(self) -> float:
-        """Return when the first message is through at the present rate."""
+        """Return when the first message is sent, at the present rate."""
         return self.since + max(0.0, self.left) / self.rate if self.rate > 0 else math.inf
 
 
@@ -49,11 +49,11 @@ class SharedCapacity:
         self._sharing: Final = MaxMin(capacities)
         self._flows: Final[dict[int, Flow]] = {}
         self._limits: Final[dict[int, float]] = {}
-        """New limits of flows."""
+        """New limits of flows, for the next `_settle`."""
         self._changed = False
         self._settles = False
         self.bits: Final = [0.0] * len(self._capacities)
-        """By resource: bits of all messages that are through."""
+        """By resource: bits of all messages that are sent."""
 
     def set_capacity(self, resource: int, capacity: float) -> None:
         """Change a capacity from now on, also for what is in service."""
@@ -62,7 +62,7 @@ class SharedCapacity:
         self._settle_soon()
 
     def open(self, resources: Sequence[int], limit: float = math.inf) -> Flow:
-        """Return a new flow over these resources, at least one, that never takes more than `limit`."""
+        """Return a new flow over these resources, at least one, with a rate of at most `limit` bit/s."""
         flow = Flow(self._sharing.add(resources, limit), tuple(resources))
         self._flows[flow.number] = flow
         return flow
@@ -74,7 +74,7 @@ class SharedCapacity:
         self._settle_soon()
 
     def send(self, flow: Flow, bits: float, through: Callable[[], None]) -> None:
-        """Add a message to a flow; call `through` when its last bit is."""
+        """Add a message to a flow; call `through` when its last bit is sent."""
         flow.messages.append((bits, through))
         if len(flow.messages) == 1:
             flow.left, flow.since, flow.rate = bits, self._timeline.now, 0.0
@@ -82,7 +82,7 @@ class SharedCapacity:
             self._settle_soon()
 
     def close(self, flow: Flow) -> None:
-        """Drop what a flow has here, and the flow."""
+        """Remove a flow and its messages."""
         if self._flows.pop(flow.number, None) is None:
             return
         if flow.timer is not None:
@@ -92,7 +92,7 @@ class SharedCapacity:
         self._settle_soon()
 
     def _settle_soon(self) -> None:
-        """Share anew after all that happens at this moment."""
+        """Compute new rates after everything else that happens at this virtual time."""
         if not self._settles:
             self._settles = True
             self._timeline.after(0.0, self._settle)
@@ -114,10 +114,10 @@ class SharedCapacity:
     def _watch(self, flow: Flow) -> None:
         if flow.timer is not None:
             flow.timer.cancel()
-        flow.timer = self._timeline.at(flow.ends(), lambda: self._look(flow))
+        flow.timer = self._timeline.at(flow.ends(), lambda: self._check_sent(flow))
 
-    def _look(self, flow: Flow) -> None:
-        """The first message of a flow is through, unless its rate has fallen in the meantime."""
+    def _check_sent(self, flow: Flow) -> None:
+        """End the first message of a flow, unless its rate has fallen in the meantime."""
         flow.timer = None
         now = self._timeline.now
         if flow.ends() > now:

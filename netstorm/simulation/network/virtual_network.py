@@ -1,15 +1,15 @@
-"""The times that a network gives to messages: links, access lines and what shares them, on virtual time.
+"""How long messages take over a network's links and access lines, which they share, on virtual time.
 
 Modelled:
 
-* each direction of a link is a capacity, and so are each node's egress and ingress, if capped; connections
-  that have something to send share them max-min fairly, as TCP connections of like round-trip time do;
-* under underlay routing a pair's messages cross the links of its route, sharing them with all other pairs;
-* a message takes all its resources at once: a path costs its bottleneck once, and all its latencies;
-* loss lowers a link's goodput to rate · (1 - loss), the repetitions' share of it; with `tcp="reno"` it also
-  bounds each connection to what a loss-driven congestion control reaches [1]_;
-* acknowledgements over a link that leads one way only come back with its latency, using nobody's capacity;
-* changes of rate, latency and loss at their times, also for what is under way.
+* each direction of a link has a capacity, and so have each node's egress and ingress, if capped; busy
+  connections share them max-min fairly, as TCP connections with equal round-trip times do;
+* under underlay routing the messages of a pair cross the links of its route, and share them with all pairs;
+* a message uses all its resources at once: a path costs its bottleneck once, and the sum of its latencies;
+* loss lowers a link's goodput to rate · (1 - loss), because of retransmissions; with `tcp="reno"` it also
+  limits each connection to what a loss-driven congestion control reaches [1]_;
+* acknowledgements of a one-way link return with its latency, and use no capacity;
+* rate, latency and loss change at their times, also for messages in flight.
 
 Not modelled: slow start, router queues and their drops, header overhead (rates are goodput), processing time
 at the nodes.
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.simulation.shared_capacity import Flow, SharedCapacity
+from netstorm.simulation.network.shared_capacity import Flow, SharedCapacity
 from netstorm.topology.networks.network import Change, Link, Network, Rank
 from netstorm.topology.trees.resources import Resources
 
@@ -47,12 +47,12 @@ class _Direction:
     is_open: bool = True
 
     def arrived(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return `action`, unless the connection is gone by then."""
+        """Return a function that calls `action` if the connection is still open then."""
         return lambda: action() if self.is_open else None
 
 
 class VirtualNetwork:
-    """A `LinkModel` of a `Network`. Hosts without a rank (the scheduler's) are reached in a fixed time."""
+    """A `LinkModel` of a `Network`. Hosts without a rank (the scheduler's) have a fixed latency."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class VirtualNetwork:
         outside_latency_s: float = 0.005,
         tcp: Literal["ideal", "reno"] = "ideal",
     ) -> None:
-        """Build the network as it is at its start, which is now.
+        """Begin with the network as it is at its start.
 
         Args:
-            timeline: the clock.
+            timeline: virtual time.
             network: links and their changes.
-            ranks: which host is which node.
-            outside_latency_s: one way, between any node and a host that is none.
-            tcp: whether loss slows each connection down by itself.
+            ranks: the node at which a host is.
+            outside_latency_s: one way, between a node and a host without a rank.
+            tcp: with "reno", loss also limits each connection.
         """
         self._timeline: Final = timeline
         self._network: Final = network
@@ -81,7 +81,7 @@ class VirtualNetwork:
         resources = Resources.of(network)
         self._shared: Final = SharedCapacity(timeline, resources.capacities.tolist())
         self._number: Final = {ends: number for number, ends in enumerate(self._links)}
-        """Of each link among the resources, which begin with the links in this order."""
+        """Number of each link among the resources, which begin with the links in this order."""
         self._uses: Final = {pair: resources.used_by(pair) for pair in resources.pairs}
         self._flows: dict[int, _Direction] = {}
         for change in network.changes:
@@ -93,16 +93,16 @@ class VirtualNetwork:
         Raises:
             Unreachable: the two nodes have no link, or no path.
         """
-        one, other = self._ranks.get(source), self._ranks.get(target)
-        if one is None or other is None or one == other:
-            self._timeline.after(self._outside_latency_s if one != other else 0.0, arrived)
+        here, there = self._ranks.get(source), self._ranks.get(target)
+        if here is None or there is None or here == there:
+            self._timeline.after(self._outside_latency_s if here != there else 0.0, arrived)
             return
-        if flow % 2 == 1 and not self._leads(one, other):
-            self._timeline.after(self._latency(other, one), arrived)
+        if flow % 2 == 1 and not self._leads(here, there):
+            self._timeline.after(self._latency(there, here), arrived)
             return
         found = self._flows.get(flow)
         if found is None:
-            found = self._flows[flow] = self._open(one, other)
+            found = self._flows[flow] = self._open(here, there)
         direction = found
 
         def through() -> None:
@@ -121,18 +121,18 @@ class VirtualNetwork:
 
     def round_trip(self, source: str, target: str) -> float:
         """See `LinkModel`."""
-        one, other = self._ranks.get(source), self._ranks.get(target)
-        if one is None or other is None or one == other:
-            return 2 * self._outside_latency_s if one != other else 0.0
-        back = (other, one) if self._leads(other, one) else (one, other)
-        return self._latency(one, other) + self._latency(*back)
+        here, there = self._ranks.get(source), self._ranks.get(target)
+        if here is None or there is None or here == there:
+            return 2 * self._outside_latency_s if here != there else 0.0
+        back = (there, here) if self._leads(there, here) else (here, there)
+        return self._latency(here, there) + self._latency(*back)
 
     def bits(self, source: Rank, target: Rank) -> float:
-        """Return how much a link has carried so far."""
+        """Return the bits that a link has carried so far."""
         return self._shared.bits[self._number[source, target]]
 
     def _open(self, source: Rank, target: Rank) -> _Direction:
-        self._network.route(source, target)  # says what is missing, if it is
+        self._network.route(source, target)  # raises if there is none
         limit = self._reno_rate(source, target) if self._reno else math.inf
         return _Direction(self._shared.open(self._uses[source, target], limit), source, target)
 
@@ -146,7 +146,7 @@ class VirtualNetwork:
         return _SEGMENT_BITS / round_trip * math.sqrt(1.5 / loss)
 
     def _leads(self, source: Rank, target: Rank) -> bool:
-        """Return whether data may go this way."""
+        """Return whether the network lets data go this way."""
         return (source, target) in self._uses
 
     def _latency(self, source: Rank, target: Rank) -> float:
@@ -162,7 +162,8 @@ class VirtualNetwork:
             link = self._links[ends] = change.apply(self._links[ends])
             self._shared.set_capacity(self._number[ends], link.rate * (1.0 - link.loss))
             if self._reno:
-                for one in self._flows.values():
-                    self._shared.set_limit(one.flow, self._reno_rate(one.source, one.target))
+                for direction in self._flows.values():
+                    limit = self._reno_rate(direction.source, direction.target)
+                    self._shared.set_limit(direction.flow, limit)
 
         return apply
