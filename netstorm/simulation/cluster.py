@@ -26,10 +26,10 @@ from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.pslite.van.link_model import FixedDelay, LinkModel
 from netstorm.pslite.van.memory_network import MemoryNetwork
-from netstorm.scheduler.log.records import MAGIC
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies.adaptation import Assumed
 from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.replay_log.records import MAGIC
 from netstorm.settings import Settings
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 from netstorm.simulation.process import LocalClock, SimulatedProcess
@@ -258,7 +258,7 @@ class SimulatedCluster:
 
     def install_policy(self, policy: Policy) -> None:
         """Let the scheduler change over to a policy, now."""
-        self.scheduler.call(lambda _: self.scheduler.machine.install_policy(policy))
+        self.scheduler.call(lambda now: self.scheduler.machine.policies.install(policy, now))
 
     # ------------------------------------------------------------------------------------- what is done to it
 
@@ -318,7 +318,7 @@ class SimulatedCluster:
         lines = [f"at {self.now:.3f} s, seed {self._seed}:"]
         if self._scheduler is not None:
             alive = "" if self._scheduler.alive else "dead; it was: "
-            text = self._scheduler.machine.status_text()
+            text = self._scheduler.machine.view.status_text()
             lines.append(f"  scheduler: {alive}{text}")
         for rank in range(self.size):
             node = self._nodes.get(rank)

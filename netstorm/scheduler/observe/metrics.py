@@ -1,4 +1,4 @@
-"""A job's status as metrics for Prometheus. Names and labels are append-only: dashboards know them. Pure."""
+"""A job's status as metrics for Prometheus. Names and labels are append-only: dashboards use them. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ _LINK_GAUGES: Final = (
     ("age_s", "netstorm_link_age_seconds", "Since the link was last measured."),
 )
 
-
 _EVENTS: Final = "netstorm_scheduler_events"
 _EVENTS_ABOUT: Final = "What the scheduler counts."
 
@@ -78,7 +77,7 @@ def metrics_of_several(statuses: Iterable[JobStatus], process: Mapping[str, floa
 
     Args:
         statuses: of the jobs.
-        process: what the scheduler's process counts that belongs to no job; these have no such label.
+        process: the counters of the scheduler's process, which belong to no job; they have no such label.
     """
     families: dict[str, Metric] = {}
     for status in statuses:
@@ -97,8 +96,8 @@ def _job(status: JobStatus) -> Iterator[Metric]:
     info.add_metric([], {"job": status.job, "release": status.release})
     yield info
     phase = GaugeMetricFamily("netstorm_job_phase", "1 at where the job is in its life.", labels=["phase"])
-    for one in Phase:
-        phase.add_metric([one.value], float(one.value == status.phase))
+    for known in Phase:
+        phase.add_metric([known.value], float(known.value == status.phase))
     yield phase
     policy = status.policy
     for name, about, value in (

@@ -121,7 +121,7 @@ class Driven:
         self._take()
 
     def install(self, policy: Policy) -> None:
-        self.machine.install_policy(policy)
+        self.machine.policies.install(policy, self.now)
         self._take()
 
     # ----------------------------------------------------------------------------------------- out
@@ -139,7 +139,7 @@ class Driven:
         return found
 
     def peer_of(self, rank: int) -> Peer:
-        return self.peers[self.machine.members[rank].host]
+        return self.peers[self.machine.view.members[rank].host]
 
     def forget(self) -> None:
         self.told.clear()

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
 from netstorm.protocol.messages import KeySpec, Member
-from netstorm.scheduler.log import records as r
-from netstorm.scheduler.log.replay import LEASE, Leases, ReplayedJob
 from netstorm.scheduler.process.state_file import StateFile, boot_identity
+from netstorm.scheduler.replay_log import records as r
+from netstorm.scheduler.replay_log.leases import LEASE, Leases
+from netstorm.scheduler.replay_log.replay import ReplayedJob
 from tests.unit.scheduler.driving import star
 
 MEMBERS = tuple(Member(rank, "10.0.0.1", 4000 + rank, "denver", 77 + rank) for rank in range(3))
@@ -35,7 +36,7 @@ STORY = [
     r.Leased(rounds=((0, 17), (1, 17))),
     r.Installed(policy=star(3, version=2), starts=((0, 5), (1, 3))),
     r.Leased(rounds=((0, 33),)),
-    r.BarrierCome(rank=2, number=0),
+    r.BarrierArrival(rank=2, number=0),
     r.Finished(rank=2, last_rounds={0: 4}),
 ]
 
@@ -45,15 +46,15 @@ def test_a_job_is_as_its_log_says():
     records, size = r.read(data, "log")
     assert records == STORY
     assert size == len(data)
-    past = ReplayedJob.of(records, "log")
-    assert past is not None
-    assert past.members == MEMBERS
-    assert past.version == 2
-    assert [spec.name for _, spec in past.keys] == ["w", "b"]
-    assert past.rows == [[(0, 1), (5, 2)], [(0, 1), (3, 2)]]
-    assert past.granted == [33, 17]
-    assert past.barriers == [0, 0, 1]
-    assert past.finished == {2: {0: 4}}
+    job = ReplayedJob.replay(records, "log")
+    assert job is not None
+    assert job.members == MEMBERS
+    assert job.version == 2
+    assert [spec.name for _, spec in job.keys] == ["w", "b"]
+    assert job.rows == [[(0, 1), (5, 2)], [(0, 1), (3, 2)]]
+    assert job.granted == [33, 17]
+    assert job.barriers == [0, 0, 1]
+    assert job.finished == {2: {0: 4}}
 
 
 @given(st.integers(0, 10_000))
@@ -94,39 +95,39 @@ def test_what_is_no_log_of_this_version_is_an_error_that_says_so(data):
 
 def test_a_story_without_a_beginning_is_an_error():
     with pytest.raises(UsageError, match="in the middle of a job"):
-        ReplayedJob.of(STORY[1:], "log")
+        ReplayedJob.replay(STORY[1:], "log")
 
 
 def test_a_job_that_is_over_is_no_past():
-    assert ReplayedJob.of([*STORY, r.Ended(text="well")], "log") is None
+    assert ReplayedJob.replay([*STORY, r.Ended(text="well")], "log") is None
 
 
 def test_grants_are_written_down_ahead_and_only_once():
     leases = Leases()
-    assert leases.take([(0, 1), (1, 1)]) == r.Leased(rounds=((0, 1 + LEASE), (1, 1 + LEASE)))
+    assert leases.extend([(0, 1), (1, 1)]) == r.Leased(rounds=((0, 1 + LEASE), (1, 1 + LEASE)))
     for round in range(2, 2 + LEASE):
-        assert leases.take([(0, round)]) is None
-    assert leases.take([(0, 2 + LEASE)]) == r.Leased(rounds=((0, 2 + 2 * LEASE),))
+        assert leases.extend([(0, round)]) is None
+    assert leases.extend([(0, 2 + LEASE)]) == r.Leased(rounds=((0, 2 + 2 * LEASE),))
 
 
 def test_a_file_is_gone_on_with_behind_its_last_whole_record(tmp_path):
     file = StateFile(tmp_path / "new" / "folder", "job/1")
-    assert file.past is None
+    assert file.replayed is None
     file.write(STORY)
     file.close()
     with file.path.open("ab") as torn:
         torn.write(b"\x50\0\0\0half a rec")
     again = StateFile(tmp_path / "new" / "folder", "job/1")
-    assert again.past is not None
-    again.write([r.BarrierCome(rank=0, number=0)])
+    assert again.replayed is not None
+    again.write([r.BarrierArrival(rank=0, number=0)])
     again.close()
     third = StateFile(tmp_path / "new" / "folder", "job/1")
-    assert third.past is not None
-    assert third.past.barriers == [1, 0, 1]
+    assert third.replayed is not None
+    assert third.replayed.barriers == [1, 0, 1]
     third.write([r.Ended(text="well")])
     third.close()
     fourth = StateFile(tmp_path / "new" / "folder", "job/1")
-    assert fourth.past is None
+    assert fourth.replayed is None
     assert fourth.path.read_bytes() == r.MAGIC
     fourth.close()
 
