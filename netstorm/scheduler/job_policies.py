@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from netstorm.observe.counters import Counters
@@ -14,7 +15,20 @@ from netstorm.scheduler.policies.formation import Formation, Formed
 from netstorm.scheduler.policies.policy_check import check_policy, unformed
 from netstorm.topology.policy import Policy
 
-__all__ = ["JobPolicies"]
+__all__ = ["FirstPolicy", "JobPolicies"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstPolicy:
+    """The policy that a job begins under, if it was formed only once all nodes had joined."""
+
+    policy: Policy
+    planned: Assumed
+    """What it was formed for, and later policies are."""
+    aware: bool
+    """Later policies follow what is measured."""
+    link_share: float = 1.0
+    """The part of each link's rate that the job plans with."""
 
 
 class JobPolicies:
@@ -67,26 +81,17 @@ class JobPolicies:
         """The policy of all rounds that no node has been granted yet."""
         return self._first if self._job is None else self._job.rounds.policy
 
-    def set_first(
-        self, policy: Policy, planned: Assumed, now: float, *, aware: bool, link_share: float
-    ) -> None:
+    def set_first(self, first: FirstPolicy, now: float) -> None:
         """Set the policy that the job begins under.
-
-        Args:
-            policy: formed for what is `planned`.
-            planned: what later policies are formed for.
-            now: the time.
-            aware: later policies follow what is measured.
-            link_share: the part of each link's rate that the job plans with.
 
         Raises:
             UsageError: the policy is for another number of nodes.
         """
-        check_policy(policy, nodes=self._nodes, after=-1)
+        check_policy(first.policy, nodes=self._nodes, after=-1)
         self.ready = True
-        self._first, self.link_share = policy, link_share
-        self.assumed, self.planned = planned if aware else None, planned
-        self.history = PolicyHistory(policy, now)
+        self._first, self.link_share = first.policy, first.link_share
+        self.assumed, self.planned = first.planned if first.aware else None, first.planned
+        self.history = PolicyHistory(first.policy, now)
 
     def begin(self, job: Job) -> None:
         """Go on with the policies of a job whose nodes have all joined."""

@@ -21,7 +21,7 @@ from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.job_lifecycle import JobLifecycle, abort_reason
 from netstorm.scheduler.job_phase import Outcome, Phase
-from netstorm.scheduler.job_policies import JobPolicies
+from netstorm.scheduler.job_policies import FirstPolicy, JobPolicies
 from netstorm.scheduler.job_view import JobView
 from netstorm.scheduler.membership.member_texts import describe_member, format_address, list_some
 from netstorm.scheduler.membership.process_registry import ProcessRegistry
@@ -131,22 +131,13 @@ class SchedulerMachine:
         if self.phase is Phase.RUNNING:
             self.policies.formed(answer, now)
 
-    def set_first_policy(
-        self, policy: Policy, planned: Assumed, now: float, *, aware: bool, link_share: float = 1.0
-    ) -> None:
+    def set_first_policy(self, first: FirstPolicy, now: float) -> None:
         """Receive the policy that the job begins under, which `on_all_joined` was called for.
-
-        Args:
-            policy: formed for what is `planned`.
-            planned: what later policies are formed for.
-            now: the time.
-            aware: later policies follow what is measured.
-            link_share: the part of each link's rate that the job plans with.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
         """
-        self.policies.set_first(policy, planned, now, aware=aware, link_share=link_share)
+        self.policies.set_first(first, now)
         if self.phase is Phase.GATHERING and self._startup.complete():  # no node has left since
             self._begin(now)
 

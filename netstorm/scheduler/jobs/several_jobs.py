@@ -26,6 +26,7 @@ from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
 from netstorm.scheduler.job_lifecycle import abort_reason
 from netstorm.scheduler.job_phase import Outcome
+from netstorm.scheduler.job_policies import FirstPolicy
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, FirstPolicyResult
 from netstorm.scheduler.jobs.job_opening import JobOpening
 from netstorm.scheduler.jobs.job_slot import JobLog, JobSlot, LoggedJob
@@ -151,15 +152,13 @@ class SeveralJobs:
         if answer.policy is None or answer.planned is None:
             self._run(slot, functools.partial(machine.first_policy_failed, answer.problem, now), now)
         else:
-            begin = functools.partial(
-                machine.set_first_policy,
-                answer.policy,
-                answer.planned,
-                now,
+            first = FirstPolicy(
+                policy=answer.policy,
+                planned=answer.planned,
                 aware=slot.settings.awareness,
                 link_share=slot.link_share,
             )
-            self._run(slot, begin, now)
+            self._run(slot, functools.partial(machine.set_first_policy, first, now), now)
 
     def policy_formed(self, answer: Formed, now: float) -> None:
         """Receive the result of a formation that `on_form` was called for."""
