@@ -64,7 +64,7 @@ def pages(by_path: Mapping[str, Page | QueryPage | Application]) -> Application:
             return page(environ, start_response)
         except NetStormError as error:
             return answer("503 Service Unavailable", f"no answer from the job: {error}\n".encode())
-        except Exception:  # noqa: BLE001 - the client may have caused it, and it must not harm others
+        except Exception:  # noqa: BLE001 - the client may have caused it; others must not suffer
             _log.warning("while making a page", exc_info=True)
             return answer("500 Internal Server Error", b"this page cannot be made; the log says why\n")
 

@@ -149,7 +149,7 @@ class JobPolicies:
             found = job.link_failures.formed(answer, in_force)
         elif job.awareness is not None:
             found = job.awareness.formed(answer, in_force, now)
-            if found is not None and not job.link_failures.suits(found):
+            if found is not None and not job.link_failures.usable(found):
                 return
         if found is not None:
             self.install(found, now)

@@ -109,7 +109,7 @@ class LinkFailures:
             for source, target in sorted(self.failures)
         )
 
-    def suits(self, policy: Policy) -> bool:
+    def usable(self, policy: Policy) -> bool:
         """Return whether a policy uses none of the avoided links."""
         return not self.failures or not pairs_of(policy) & self.avoided
 
@@ -137,7 +137,7 @@ class LinkFailures:
             if first is None or not restoring or policy.version != self._own_version:
                 return None
             return self._next(first, policy, why)
-        if self.suits(policy) and not (restoring and policy.version == self._own_version):
+        if self.usable(policy) and not (restoring and policy.version == self._own_version):
             return self._without_detours(policy, why)
         return self._ask(self._planned, policy, summed, estimate, why)
 
@@ -149,8 +149,8 @@ class LinkFailures:
         self._request = None
         if self._why:  # another link failed or was restored since
             return None
-        if answer.policy is None or not self.suits(answer.policy):
-            if request.topology != _GENERAL and not self.suits(policy):
+        if answer.policy is None or not self.usable(answer.policy):
+            if request.topology != _GENERAL and not self.usable(policy):
                 self._why = f"{self._request_why}; {request.topology} cannot do without it"
                 self._general = True
             return None

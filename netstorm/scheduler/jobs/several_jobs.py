@@ -276,7 +276,7 @@ class SeveralJobs:
             action()
         except PeerError:
             raise
-        except Exception as error:  # noqa: BLE001 -- one job's end is enough
+        except Exception as error:  # noqa: BLE001 -- an error in one job must not end the others
             _log.exception("an error in the scheduler ends job %r", slot.name)
             self._end_broken(slot, error, now)
         finally:

@@ -22,7 +22,7 @@ def join_problem(join: Join, options: SchedulerOptions) -> str | None:
     if not (_NAME.fullmatch(join.host) and 1 <= join.port <= _LAST_PORT and _SITE.fullmatch(join.site)):
         return (
             f"a node says that it can be reached at host {join.host[:_SHOWN]!r}, port {join.port}, site "
-            f"{join.site[:_SHOWN]!r}: nobody can use that; look at its DMLC_NODE_HOST, "
+            f"{join.site[:_SHOWN]!r}: no node can use that; check its DMLC_NODE_HOST, "
             "NETSTORM_ADVERTISED_PORT and NETSTORM_SITE"
         )
     name = format_address(join.host, join.port, join.site)

@@ -161,7 +161,7 @@ class Liveness:
             reason=(
                 f"the link from {by} to {target} cannot be re-established ({suspicion.reason}); both nodes "
                 f"are alive (rank {suspicion.rank} was heard {alive:.1f} s ago), and without that link there "
-                "is no way from each node to each other one: look at the network and firewalls between the "
+                "is no way from each node to each other one: check the network and firewalls between the "
                 "two"
             ),
         )

@@ -55,7 +55,7 @@ def main() -> None:
 def _formed(request: Formation) -> Formed:
     try:
         return form(request)
-    except Exception as error:  # noqa: BLE001 -- the next request may do
+    except Exception as error:  # noqa: BLE001 -- the next request may succeed
         _log.exception("while forming a policy")
         return Formed(number=request.number, problem=f"forming failed: {error!r}")
 

@@ -151,7 +151,9 @@ def open_status_server(settings: Settings, driver: Driver[HostedMachine]) -> Sta
         )
         return None
     if settings.http_port > 0 and server.port != settings.http_port:
-        _log.warning("NETSTORM_HTTP_PORT=%d is taken: port %d it is", settings.http_port, server.port)
+        _log.warning(
+            "NETSTORM_HTTP_PORT=%d is taken: port %d is used instead", settings.http_port, server.port
+        )
     return server
 
 

@@ -1,7 +1,7 @@
 """Bindings: which policy each round of each key runs under, the same at every rank (design, §7).
 
 Keys advance at different paces, so bindings are per key: a table of (first round, version). What has been
-granted never changes; a new version starts, for each key, one round after the highest that anybody has been
+granted never changes; a new version starts, for each key, one round after the highest that any rank has been
 granted. A rank asks about round t + 1 when it begins round t, so that a topology request (TRP,
 arXiv 2404.11352 §VII-A) costs no waiting.
 """

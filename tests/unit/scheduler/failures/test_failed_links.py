@@ -124,7 +124,7 @@ def test_a_policy_without_the_link_is_found_whatever_the_topology(topology):
     assert scenario.fail(*pair)
     asked = scenario.settle()
     assert asked[0] == topology
-    assert scenario.failures.suits(scenario.policy)
+    assert scenario.failures.usable(scenario.policy)
     assert scenario.policy.version == 1
     assert f"link {pair[0]}→{pair[1]} has failed" in scenario.policy.reason
 
@@ -133,7 +133,7 @@ def test_where_routes_are_shared_pairs_that_are_no_links_do_too():
     scenario = Scenario(linked(4, [(0, 1), (1, 2), (2, 3)], Routing.UNDERLAY))
     assert scenario.fail(0, 1)
     scenario.settle()
-    assert scenario.failures.suits(scenario.policy)
+    assert scenario.failures.usable(scenario.policy)
 
 
 def test_when_the_last_link_is_back_the_policy_from_before_is_again():
@@ -145,7 +145,7 @@ def test_when_the_last_link_is_back_the_policy_from_before_is_again():
     scenario.settle()
     assert scenario.failures.restore(0, 1)
     scenario.settle()
-    assert scenario.failures.suits(scenario.policy)
+    assert scenario.failures.usable(scenario.policy)
     assert scenario.failures.restore(0, 2)
     scenario.settle()
     assert scenario.policy.trees == before.trees
@@ -182,7 +182,7 @@ def test_an_answer_that_is_outdated_by_the_next_failure_is_asked_for_again():
     scenario.fail(0, 2)
     assert scenario.failures.formed(form(request), scenario.policy) is None
     scenario.settle()
-    assert scenario.failures.suits(scenario.policy)
+    assert scenario.failures.usable(scenario.policy)
 
 
 def test_what_cannot_be_formed_leaves_the_job_with_ways_around():
