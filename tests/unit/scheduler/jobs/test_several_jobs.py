@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admit, Call, Disconnect, Send
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Send
 from netstorm.scheduler.job_phase import Outcome, Phase
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.policies.formation import Formation, form
 from netstorm.settings import Settings
-from tests.unit.scheduler.driving import RELEASE, refused
+from tests.unit.scheduler.driving import RELEASE, M, refused
 
 NETWORK = """
 nodes: {0: {}, 1: {}, 2: {}}
@@ -28,9 +27,9 @@ links:
 
 
 class Several:
-    """The machine, and what it said to whom. Processes are told apart by "job/host"."""
+    """The machine, and what it sent to each process. A process is known as "job/host"."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         self.now = 100.0
         own = Settings.from_environment({}, **{"jobs": 0, "topology": "fapt", **settings})
         self.machine = SeveralJobs(own, release=RELEASE, now=self.now, network_nodes=network_file_nodes(own))
@@ -42,7 +41,7 @@ class Several:
         self.machine.on_job_over = self.over.append
         self.hold = False
         self.peers: dict[str, Peer] = {}
-        self.told: dict[Peer, list[m.Message]] = {}
+        self.sent: dict[Peer, list[m.Message]] = {}
         self.disconnected: list[Peer] = []
 
     def _form_first(self, request: FirstPolicyRequest) -> None:
@@ -50,7 +49,7 @@ class Several:
         if not self.hold:
             self.machine.first_policy_formed(form_first_policy(request), self.now)
 
-    def hello(self, who: str, *, sender: int = -1) -> Any:
+    def hello(self, who: str, *, sender: int = -1) -> Admission:
         hello = m.Hello(
             job=who.rpartition("/")[0],
             sender=sender,
@@ -91,7 +90,7 @@ class Several:
             for instruction in instructions:
                 match instruction:
                     case Send(peer=peer, message=message):
-                        self.told.setdefault(peer, []).append(message)
+                        self.sent.setdefault(peer, []).append(message)
                     case Disconnect(peer=peer):
                         self.disconnected.append(peer)
                     case Call(function=function):
@@ -105,14 +104,14 @@ class Several:
             self.take()
         self.now = end
 
-    def heard(self, who: str, kind: type[m.Message]) -> list[Any]:
-        return [one for one in self.told.get(self.peers[who], []) if isinstance(one, kind)]
+    def heard(self, who: str, kind: type[M]) -> list[M]:
+        return [message for message in self.sent.get(self.peers[who], []) if isinstance(message, kind)]
 
     def why_refused(self, who: str) -> str:
         (gone,) = self.heard(who, m.PeerGone)
         assert gone.kind == "refused"
         assert self.peers[who] in self.disconnected
-        return str(gone.reason)
+        return gone.reason
 
     def phases(self) -> dict[str, Phase]:
         return {one.options.job: one.phase for one in self.machine.jobs}
@@ -282,7 +281,7 @@ def test_there_is_no_job_of_an_unknown_name():
 # --------------------------------------------------------------------------------------- the shares of links
 
 
-def network(tmp_path: Path) -> dict[str, Any]:
+def network(tmp_path: Path) -> dict[str, str]:
     file = tmp_path / "network.yaml"
     file.write_text(NETWORK)
     return {"network_file": str(file)}

@@ -192,4 +192,4 @@ def test_heartbeats_of_strangers_are_ignored():
     driven = Driven(2)
     driven.hello("a")
     driven.say("a", m.Heartbeat(busy="x"))
-    assert driven.told == {}
+    assert driven.sent == {}

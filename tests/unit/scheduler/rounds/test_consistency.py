@@ -204,7 +204,7 @@ class AnyOrder(RuleBasedStateMachine):
     def start(self):
         self.consistency = Consistency(self.ranks, 1)
         self.version = 1
-        self.told: dict[tuple[int, int], int] = {}
+        self.sent: dict[tuple[int, int], int] = {}
         """(key, round) -> version, as the first rank to know was told."""
         self.known: dict[tuple[int, int], tuple[dict[int, int], int]] = {}
         """(rank, key) -> rows by first round, highest granted: what a node keeps."""
@@ -258,7 +258,7 @@ class AnyOrder(RuleBasedStateMachine):
         for round in range(granted + 1):
             version = self.version_of(rank, key, round)
             if version is not None:
-                assert self.told.setdefault((key, round), version) == version, "all ranks are told the same"
+                assert self.sent.setdefault((key, round), version) == version, "all ranks are told the same"
 
     def version_of(self, rank, key, round):
         rows, granted = self.known[rank, key]

@@ -134,7 +134,7 @@ def test_after_a_failure_requests_are_not_answered():
     driven.say(0, m.TopologyRequest(begun=(begun(0, 0),)))
     driven.say(0, m.Barrier(number=0))
     driven.say(0, m.Heartbeat())
-    assert driven.told == {}
+    assert driven.sent == {}
 
 
 def test_a_stopped_scheduler_tells_all_nodes():
