@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from netstorm.scheduler.job_phase import Phase
-from netstorm.scheduler.observe.status import JobStatus
+from netstorm.scheduler.observe.status import JobStatus, NodeView
 
 __all__ = ["metrics", "metrics_of_several"]
 
@@ -52,24 +52,28 @@ def metrics(status: JobStatus) -> Iterator[Metric]:
         who = {"host": node.host, "port": str(node.port), "site": node.site, "state": node.state}
         info.add_metric([str(node.rank)], who)
     yield info
-    for field, name, about in _NODE_GAUGES:
-        gauge = GaugeMetricFamily(name, about, labels=["rank"])
-        for node in nodes:
-            if (value := getattr(node, field)) is not None:
-                gauge.add_metric([str(node.rank)], value)
-        yield gauge
-    for field, name, about in _NODE_COUNTERS:
-        counter = CounterMetricFamily(name, about, labels=["rank"])
-        for node in nodes:
-            if (value := getattr(node, field)) is not None:
-                counter.add_metric([str(node.rank)], value)
-        yield counter
+    yield from _of_nodes(nodes, GaugeMetricFamily, _NODE_GAUGES)
+    yield from _of_nodes(nodes, CounterMetricFamily, _NODE_COUNTERS)
     for field, name, about in _LINK_GAUGES:
         gauge = GaugeMetricFamily(name, about, labels=["source", "target"])
         for link in status.links:
             if link.measured and (value := getattr(link, field)) is not None:
                 gauge.add_metric([str(link.source), str(link.target)], value)
         yield gauge
+
+
+def _of_nodes(
+    nodes: Sequence[NodeView],
+    family: type[GaugeMetricFamily | CounterMetricFamily],
+    fields: Sequence[tuple[str, str, str]],
+) -> Iterator[Metric]:
+    """Yield a metric for each (field of a node, name, text), with a sample for each node that has a value."""
+    for field, name, about in fields:
+        metric = family(name, about, labels=["rank"])
+        for node in nodes:
+            if (value := getattr(node, field)) is not None:
+                metric.add_metric([str(node.rank)], value)
+        yield metric
 
 
 def metrics_of_several(statuses: Iterable[JobStatus], process: Mapping[str, float]) -> Iterator[Metric]:
