@@ -98,7 +98,7 @@ def scheduler(
             settings,
             any_port=port == 0,
             ready_file=ready_file,
-            say=_say,
+            print_line=_say,
             on_outcome=(lambda outcome: _say(first_failure_line(outcome.rank))) if print_outcome else None,
         )
     raise typer.Exit(code)

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from netstorm.errors import UsageError
 from netstorm.protocol.ids import SCHEDULER
-from netstorm.scheduler.log.records import MAGIC
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies.adaptation import Assumed
 from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.replay_log.records import MAGIC
 from netstorm.settings import Settings
 from netstorm.simulation.clock_sync import Datagrams
 from netstorm.simulation.cluster_faults import AnyProcess, ClusterFaults
@@ -220,8 +220,8 @@ class SimulatedCluster(Simulation):
         self.run_until(lambda: self.scheduler.machine.outcome is not None, limit_s, "the scheduler's end")
 
     def install_policy(self, policy: Policy) -> None:
-        """Install a policy in the scheduler, now."""
-        self.scheduler.call(lambda _: self.scheduler.machine.install_policy(policy))
+        """Let the scheduler change over to a policy, now."""
+        self.scheduler.call(lambda now: self.scheduler.machine.policies.install(policy, now))
 
     # ------------------------------------------------------------------------------------- processes
 
@@ -253,7 +253,7 @@ class SimulatedCluster(Simulation):
         lines = [f"at {self.now:.3f} s, seed {self._seed}:"]
         if self._scheduler is not None:
             alive = "" if self._scheduler.alive else "dead; it was: "
-            text = self._scheduler.machine.status_text()
+            text = self._scheduler.machine.view.status_text()
             lines.append(f"  scheduler: {alive}{text}")
         for rank in range(self.size):
             node = self._nodes.get(rank)

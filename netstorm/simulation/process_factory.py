@@ -23,14 +23,14 @@ from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.van.interface import progress_by_peer
 from netstorm.pslite.van.memory_network import MemoryNetwork
 from netstorm.pslite.van.memory_van import MemoryVan
-from netstorm.scheduler.jobs.first_policy import Preparation, described_nodes, prepare
+from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
-from netstorm.scheduler.log.records import encode, read
-from netstorm.scheduler.log.replay import ReplayedJob
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies.adaptation import Assumed
 from netstorm.scheduler.policies.formation import Formation, form
+from netstorm.scheduler.replay_log.records import encode, read
+from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.settings import Settings
 from netstorm.simulation.clock_sync import Datagrams, SyncedClock
 from netstorm.simulation.local_clock import LocalClock
@@ -85,7 +85,7 @@ class ProcessFactory:
             self._settings,
             release=__version__,
             now=clock.local(self._network.timeline.now),
-            described=described_nodes(self._settings),
+            network_nodes=network_file_nodes(self._settings),
             counters=counters,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
@@ -93,14 +93,16 @@ class ProcessFactory:
 
         def form_later(question: Formation) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
-            timeline.after(forming_s, lambda: process.call(lambda now: machine.formed(answer, now)))
+            timeline.after(forming_s, lambda: process.call(lambda now: machine.policy_formed(answer, now)))
 
-        def prepare_later(question: Preparation) -> None:
-            answer = prepare(question)
-            timeline.after(forming_s, lambda: process.call(lambda now: machine.prepared(answer, now)))
+        def form_first_later(request: FirstPolicyRequest) -> None:
+            answer = form_first_policy(request)
+            timeline.after(
+                forming_s, lambda: process.call(lambda now: machine.first_policy_formed(answer, now))
+            )
 
         machine.on_form = form_later
-        machine.on_prepare = prepare_later
+        machine.on_first_policy = form_first_later
         return process
 
     def scheduler(
@@ -119,10 +121,10 @@ class ProcessFactory:
             forming_s: virtual seconds that it takes to form another policy.
             log: the scheduler's log. Its records are replayed, and new ones appended. None: no log.
         """
-        past = None
+        replayed = None
         if log is not None:
             records, size = read(bytes(log), "the log")
-            past = ReplayedJob.of(records, "the log")
+            replayed = ReplayedJob.replay(records, "the log")
             del log[size:]
         van = MemoryVan(self._network, host_of(SCHEDULER))
         van.bind(van.host, self._settings.scheduler_port)
@@ -136,7 +138,7 @@ class ProcessFactory:
             assumed=assumed if self._settings.awareness else None,
             planned=assumed,
             write=None if log is None else lambda records: log.extend(encode(records)),
-            past=past,
+            replayed=replayed,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
         if self._datagrams is not None:
@@ -145,7 +147,7 @@ class ProcessFactory:
         def form_later(question: Formation) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
             self._network.timeline.after(
-                forming_s, lambda: process.call(lambda now: machine.formed(answer, now))
+                forming_s, lambda: process.call(lambda now: machine.policy_formed(answer, now))
             )
 
         machine.on_form = form_later

@@ -1,10 +1,10 @@
-"""What the scheduler writes down of a job, so that another process can take over: records <-> bytes. Pure.
+"""The records of a replay log, and their form in the file: records <-> bytes. Pure.
 
     the file    magic with the format's version, then records
     a record    length of its body, CRC-32C of its body (each u32, little-endian), body in MessagePack
 
-Records are appended before anybody is told what they say. So a last record that is torn has been told to
-nobody, and is left out; anything else that does not fit together is an error.
+A record is written before any node is told what it says. So no node knows of a record whose writing was cut
+off at the end of the file: it is left out. Any other damage is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from netstorm.topology.policy import Policy
 
 __all__ = [
     "MAGIC",
-    "BarrierCome",
+    "BarrierArrival",
     "Began",
     "Ended",
     "Finished",
@@ -38,8 +38,8 @@ MAGIC: Final = b"NSSTATE\x01"
 
 _HEAD: Final = struct.Struct("<II")
 
-_ROUGHLY_A_RECORD: Final = 64 * 2**20
-"""A policy of 512 nodes has 5 MB. What is announced as larger is no length."""
+_MOST_RECORD_BYTES: Final = 64 * 2**20
+"""A policy of 512 nodes has 5 MB. A larger length is damage."""
 
 
 class _Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -47,20 +47,20 @@ class _Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False
 
 
 class Began(_Base, frozen=True, tag=1):
-    """All nodes are here."""
+    """All nodes have joined."""
 
     job: str
     release: str
     boot: str
-    """Identity of the machine's present run: what was written before it went down may lack its end."""
+    """Identity of the host's run since it was last started: a log from before may lack its end."""
     chunks: tuple[int, int, int]
-    """Sizes of chunks, which all keys depend on."""
+    """Sizes of chunks: smallest, largest, and how many are enough (`ChunkSizes`)."""
     members: tuple[Member, ...]
     policy: Policy
     owners: tuple[int, ...] = ()
-    """Weights by rank, of asynchronous training."""
-    said: dict[str, str] = msgspec.field(default_factory=dict)
-    """Settings by variable that the first node said, where jobs may differ: on a scheduler of several."""
+    """Weights by rank, for asynchronous training."""
+    first_node_settings: dict[str, str] = msgspec.field(default_factory=dict)
+    """By variable: the settings of the job's first node, on a scheduler of several jobs."""
 
 
 class KeyAdded(_Base, frozen=True, tag=2):
@@ -72,7 +72,7 @@ class KeyAdded(_Base, frozen=True, tag=2):
 
 
 class Leased(_Base, frozen=True, tag=3):
-    """Rounds up to these may have been granted: (key, round). They run under what is known now."""
+    """Rounds up to these may have been granted: (key, round). Their policies are in the records before."""
 
     rounds: tuple[tuple[int, int], ...]
 
@@ -84,8 +84,8 @@ class Installed(_Base, frozen=True, tag=4):
     starts: tuple[tuple[int, int], ...]
 
 
-class BarrierCome(_Base, frozen=True, tag=5):
-    """A rank has come to a barrier."""
+class BarrierArrival(_Base, frozen=True, tag=5):
+    """A rank has arrived at a barrier."""
 
     rank: int
     number: int
@@ -104,7 +104,7 @@ class Ended(_Base, frozen=True, tag=7):
     text: str
 
 
-Record: TypeAlias = Began | KeyAdded | Leased | Installed | BarrierCome | Finished | Ended
+Record: TypeAlias = Began | KeyAdded | Leased | Installed | BarrierArrival | Finished | Ended
 
 _DECODER: Final = msgspec.msgpack.Decoder(Record)
 
@@ -119,14 +119,14 @@ def encode(records: Iterable[Record]) -> bytes:
 
 
 def read(data: bytes, name: str) -> tuple[list[Record], int]:
-    """Return the records of a file, and how many of its bytes they take: what follows is a torn record.
+    """Return the records of a file, and how many of its bytes they take. What follows was cut off.
 
     Args:
-        data: all of it.
+        data: the whole file.
         name: what errors call it.
 
     Raises:
-        UsageError: it is no such file, of another version, or damaged; says where.
+        UsageError: the file is no such log, of another version, or damaged; says where.
     """
     if not data.startswith(MAGIC):
         if MAGIC.startswith(data):
@@ -144,8 +144,8 @@ def read(data: bytes, name: str) -> tuple[list[Record], int]:
         size, crc = _HEAD.unpack_from(rest)
         end = _HEAD.size + size
         body = rest[_HEAD.size : end]
-        if size == 0 or size > _ROUGHLY_A_RECORD or len(body) < size or checksum(bytes(body)) != crc:
-            if (end >= len(rest) and size <= _ROUGHLY_A_RECORD) or not any(rest):
+        if size == 0 or size > _MOST_RECORD_BYTES or len(body) < size or checksum(bytes(body)) != crc:
+            if (end >= len(rest) and size <= _MOST_RECORD_BYTES) or not any(rest):
                 break  # cut off, or never written
             raise UsageError(_damaged(name, at))
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from netstorm.scheduler.awareness.collector import Collector
 from netstorm.scheduler.policies.formation import Formation, Formed, form
-from netstorm.scheduler.process.formation_client import COMMAND, Former
+from netstorm.scheduler.process.formation_client import COMMAND, FormationClient
 from netstorm.topology.networks.generators import mesh
 from netstorm.topology.schemes.form import form_policy
 
@@ -18,7 +18,7 @@ ANSWER_S = 100.0
 """Longest wait for an answer; the process loads SciPy, which takes seconds on a busy machine."""
 
 
-def question(number=1, **fields):
+def request(number=1, **fields):
     network = mesh(5, seed=2)
     return Formation.of(
         Collector(network, known=True).picture(0.0),
@@ -36,13 +36,13 @@ def question(number=1, **fields):
 @contextlib.contextmanager
 def forming(*command, **options):
     answers: queue.Queue[Formed] = queue.Queue()
-    former = Former(command=command or COMMAND, **options)
-    former.deliver = answers.put
+    client = FormationClient(command=command or COMMAND, **options)
+    client.deliver = answers.put
     try:
-        yield former, answers
+        yield client, answers
     finally:
-        former.close()
-        former.close()
+        client.close()
+        client.close()
 
 
 def python(source):
@@ -50,12 +50,12 @@ def python(source):
 
 
 def test_what_is_formed_elsewhere_is_what_would_be_formed_here():
-    with forming() as (former, answers):
-        former.ask(question())
+    with forming() as (client, answers):
+        client.submit(request())
         found = answers.get(timeout=ANSWER_S)
-        former.ask(question(2, topology="custom", custom="/nowhere"))
+        client.submit(request(2, topology="custom", custom="/nowhere"))
         wrong = answers.get(timeout=ANSWER_S)
-    here = form(question())
+    here = form(request())
     assert found.policy == here.policy
     assert (found.number, found.seconds, found.seconds_before) == (1, here.seconds, here.seconds_before)
     assert found.took_s > 0
@@ -71,10 +71,10 @@ def test_what_is_formed_elsewhere_is_what_would_be_formed_here():
         ("import sys; sys.stdin.buffer.read(4); sys.stdout.write('junk that is no answer')", "has ended"),
     ],
 )
-def test_a_process_that_dies_or_babbles_is_logged_and_the_next_question_gets_a_new_one(source, says, caplog):
-    with forming(*python(source)) as (former, answers):
+def test_a_process_that_dies_or_babbles_is_logged_and_the_next_request_gets_a_new_one(source, says, caplog):
+    with forming(*python(source)) as (client, answers):
         for number in (1, 2):
-            former.ask(question(number))
+            client.submit(request(number))
             found = answers.get(timeout=ANSWER_S)
             assert (found.number, found.policy) == (number, None)
             assert says in found.problem
@@ -82,17 +82,17 @@ def test_a_process_that_dies_or_babbles_is_logged_and_the_next_question_gets_a_n
 
 
 def test_a_formation_that_takes_too_long_is_broken_off():
-    with forming(*python("import time; time.sleep(1000)"), limit_s=0.2) as (former, answers):
-        former.ask(question())
+    with forming(*python("import time; time.sleep(1000)"), limit_s=0.2) as (client, answers):
+        client.submit(request())
         assert "longer than 0.2 s" in answers.get(timeout=ANSWER_S).problem
 
 
 def test_closing_in_the_middle_of_a_formation_does_not_wait_for_it():
-    with forming(*python("import time; time.sleep(1000)")) as (former, answers):
-        former.ask(question())
+    with forming(*python("import time; time.sleep(1000)")) as (client, answers):
+        client.submit(request())
     assert answers.empty()
 
 
-def test_a_former_that_nobody_asked_starts_nothing():
-    with forming(*python("raise SystemExit(1)")) as (former, _):
-        assert former._process is None
+def test_a_client_without_a_request_starts_nothing():
+    with forming(*python("raise SystemExit(1)")) as (client, _):
+        assert client._process is None

@@ -71,7 +71,7 @@ def take(driven: Driven, steps: list[Any]) -> None:
                 driven.say(who, what)
             except PeerError as error:
                 assert str(error)
-        for told in driven.told.values():
+        for told in driven.sent.values():
             for message in told:
                 assert msgspec.msgpack.decode(encode_body(message)), "what it says can be sent"
 

@@ -1,27 +1,23 @@
-"""What a scheduler must know of a job that another process served before it. Pure."""
+"""A job as its replay log describes it: what another scheduler process needs to take it over. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.protocol.messages import KeySpec, Member
-from netstorm.scheduler.log import records as r
-from netstorm.scheduler.rounds.consistency import needed
+from netstorm.scheduler.replay_log import records as r
+from netstorm.scheduler.replay_log.leases import LEASE
+from netstorm.scheduler.rounds.consistency import policies_needed
 from netstorm.topology.policy import Policy
 
-__all__ = ["LEASE", "Leases", "ReplayedJob"]
-
-LEASE: Final = 16
-"""Rounds of a key that are written down as granted at once: one record for many answers. After a restart the
-next policy applies that much later at most."""
+__all__ = ["ReplayedJob"]
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayedJob:
-    """A job, as its log says."""
+    """The state of a job after all records of its log."""
 
     began: r.Began
     policies: dict[int, Policy]
@@ -29,14 +25,15 @@ class ReplayedJob:
     version: int
     """The policy in force."""
     keys: list[tuple[int, KeySpec]] = field(default_factory=list)
-    """Who registered what first, in the order of their numbers."""
+    """The rank that registered each key first, and the key, in the order of their numbers."""
     rows: list[list[tuple[int, int]]] = field(default_factory=list)
     """By key: (first round, version)."""
     granted: list[int] = field(default_factory=list)
-    """By key: no round beyond was granted."""
+    """By key: no round beyond this one was granted."""
     barriers: list[int]
-    """By rank: how many it has come to."""
+    """By rank: at how many barriers it has arrived."""
     finished: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By rank that will push no more: the last round that it pushed, by key."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -44,37 +41,43 @@ class ReplayedJob:
         return self.began.members
 
     @classmethod
-    def of(cls, records: Iterable[r.Record], name: str) -> ReplayedJob | None:
-        """Return the job that `records` tell of; None if there is none, or it is over.
+    def replay(cls, records: Iterable[r.Record], name: str) -> ReplayedJob | None:
+        """Return the job that a log describes; None if there is none, or it is over.
+
+        Args:
+            records: of the log.
+            name: what errors call the log.
 
         Raises:
-            UsageError: they make no sense; `name` is what they are called.
+            UsageError: the records contradict each other.
         """
-        past: ReplayedJob | None = None
+        job: ReplayedJob | None = None
         for record in records:
             if isinstance(record, r.Began):
                 first = record.policy
-                past = cls(
+                job = cls(
                     began=record,
                     policies={first.version: first},
                     version=first.version,
                     barriers=[0] * len(record.members),
                 )
             elif isinstance(record, r.Ended):
-                past = None
-            elif past is None:
+                job = None
+            elif job is None:
                 raise UsageError(f"{name} begins in the middle of a job: remove the file to begin anew")
             else:
                 try:
-                    past.take(record)
+                    job.apply(record)
                 except (IndexError, KeyError) as error:
-                    raise UsageError(f"{name} makes no sense ({error!r}): remove it to begin anew") from None
-        if past is not None:
-            past.forget()
-        return past
+                    raise UsageError(
+                        f"{name} contradicts itself ({error!r}): remove it to begin anew"
+                    ) from None
+        if job is not None:
+            job.prune()
+        return job
 
-    def take(self, record: r.Record) -> None:
-        """Take one more record, of a job that has begun."""
+    def apply(self, record: r.Record) -> None:
+        """Apply one more record of a job that has begun."""
         match record:
             case r.KeyAdded():
                 self.keys.append((record.rank, record.spec))
@@ -91,30 +94,15 @@ class ReplayedJob:
                     while rows and rows[-1][0] >= start:
                         rows.pop()
                     rows.append((start, self.version))
-            case r.BarrierCome():
+            case r.BarrierArrival():
                 self.barriers[record.rank] = record.number + 1
             case r.Finished():
                 self.finished[record.rank] = record.last_rounds
 
-    def forget(self) -> None:
-        """Forget what no round can need any more: those that ranks are in are close to one another."""
+    def prune(self) -> None:
+        """Forget policies that no round needs any more: ranks are never many rounds apart."""
         for rows, granted in zip(self.rows, self.granted, strict=True):
             while len(rows) > 1 and rows[1][0] <= granted - 2 * LEASE:
                 rows.pop(0)
         used = {self.version}.union(version for rows in self.rows for _, version in rows)
-        self.policies = needed(self.policies, used)
-
-
-class Leases:
-    """Which grants are written down, by key."""
-
-    def __init__(self, granted: Iterable[int] = ()) -> None:
-        self._until: Final = dict(enumerate(granted))
-
-    def take(self, grants: Iterable[tuple[int, int]]) -> r.Leased | None:
-        """Return what is to be written before these (key, round) are granted; None: it is written."""
-        news = {}
-        for key, round in grants:
-            if round > self._until.get(key, 0):
-                self._until[key] = news[key] = round + LEASE
-        return r.Leased(rounds=tuple(news.items())) if news else None
+        self.policies = policies_needed(self.policies, used)

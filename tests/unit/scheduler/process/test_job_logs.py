@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,11 +14,14 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
-from netstorm.scheduler.log.records import MAGIC
-from netstorm.scheduler.process.hosted import plan
+from netstorm.scheduler.process.hosted import plan_hosting
+from netstorm.scheduler.replay_log.records import MAGIC
 from netstorm.settings import Settings
-from tests.unit.scheduler.driving import RELEASE
+from tests.unit.scheduler.driving import RELEASE, refused
 from tests.unit.scheduler.jobs.test_several_jobs import Several
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +32,17 @@ def _release(monkeypatch):
 class Logged(Several):
     """As `Several`, with logs in a folder. Ends as a process that is killed does."""
 
-    def __init__(self, folder: Any, **settings: Any) -> None:
+    def __init__(self, folder: Path, **settings: object) -> None:
         super().__init__(**settings)
         own = {"jobs": 0, "topology": "fapt", "state_dir": str(folder), **settings}
-        self.plan = plan(Settings.from_environment({}, **own))
-        machine = self.plan.make(Counters())
+        self.plan = plan_hosting(Settings.from_environment({}, **own))
+        machine = self.plan.make_machine(Counters())
         assert isinstance(machine, SeveralJobs)
-        machine.on_prepare, machine.on_form = self._prepare, self.formations.append
+        machine.on_first_policy, machine.on_form = self._form_first, self.formations.append
         machine.on_job_over = self.over.append
         self.machine, self.now = machine, clock.monotonic()
 
-    def __enter__(self) -> Logged:  # noqa: PYI034 -- Self is Python 3.11's
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -59,7 +63,7 @@ def test_the_next_process_knows_each_running_job_and_what_its_first_node_said(tm
         after.hello("a/1", sender=1)
         after.say("a/1", m.Resume(keys=(), begun=(), barriers=(), last_rounds=None, suspected=()))
         assert after.heard("a/1", m.Resumed)
-        assert "does not know this rank 0" in after.hello("c/0", sender=0).reason
+        assert "does not know this rank 0" in refused(after.hello("c/0", sender=0))
 
 
 def test_a_name_is_free_again_while_the_nodes_of_a_failed_job_are_told_why(tmp_path):
@@ -79,7 +83,7 @@ def test_a_name_is_free_again_while_the_nodes_of_a_failed_job_are_told_why(tmp_p
         before.run(0.0)
     with Logged(tmp_path) as after:
         (job,) = after.machine.jobs
-        assert {one.host for one in job.members} == {"a.2", "a.3"}
+        assert {one.host for one in job.view.members} == {"a.2", "a.3"}
 
 
 def test_two_schedulers_cannot_write_one_log(tmp_path):
@@ -105,4 +109,4 @@ def test_a_folder_that_is_none_is_an_error_before_anything_listens(tmp_path):
     (tmp_path / "file").write_text("")
     settings = Settings.from_environment({}, jobs=0, state_dir=str(tmp_path / "file"))
     with pytest.raises(UsageError, match="NETSTORM_STATE_DIR="):
-        plan(settings)
+        plan_hosting(settings)

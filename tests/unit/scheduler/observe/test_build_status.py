@@ -6,13 +6,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from netstorm.protocol import messages as m
+from netstorm.scheduler.observe.build_status import build_status
 from netstorm.scheduler.observe.metrics import metrics
-from netstorm.scheduler.observe.status import JobStatus, describe
+from netstorm.scheduler.observe.status import JobStatus
 from tests.unit.scheduler.driving import Driven, key, running, star
 
 
 def status_of(driven):
-    return describe(driven.machine.snapshot(driven.now), time=0.0, scheduler="h:1", http="h:2")
+    return build_status(driven.machine.view.snapshot(driven.now), time=0.0, scheduler="h:1", http="h:2")
 
 
 def report(**changed):
