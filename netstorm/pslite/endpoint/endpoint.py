@@ -264,7 +264,7 @@ class Endpoint:
                 header.sent_at,
                 self.stamp(),
                 resent=header.resent,
-                crowded=header.crowded,
+                contended=header.contended,
             )
         for arrival in receiving.take(sequence, (message, payload, header.payload_crc)):
             self._deliver(session, *arrival, now)
@@ -287,7 +287,7 @@ class Endpoint:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
         self._stamped_at = header.sent_at
         if self.observer is not None and session.state is State.UP:
-            self.observer.signalled(session.peer, header.sent_at, self.stamp())
+            self.observer.control_arrived(session.peer, header.sent_at, self.stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
@@ -468,9 +468,9 @@ class Endpoint:
             return SendingHalf(window, noted)
         return TracedSendingHalf(window, peer, self._trace, noted)
 
-    def crowded(self, peer: Peer) -> bool:
+    def contended(self, peer: Peer) -> bool:
         """Return whether other links are busy that may slow the one to `peer`."""
-        if self.observer is None or not self.observer.may_crowd:
+        if self.observer is None or not self.observer.may_contend:
             return False
         return any(
             other.sending.window.in_flight + other.sending.queue.bytes > _BUSY_BYTES

@@ -48,12 +48,12 @@ class Driver(Generic[M]):
         """Say how far the connections that were opened here have come. On the I/O thread only."""
         return progress_by_peer(self.van, self.endpoint.connections())
 
-    def start_anew(self, peer: Peer) -> bool:
+    def restart_bbr(self, peer: Peer) -> bool:
         """Have BBR find out anew what the link to a peer carries; return whether it does. On the I/O thread
         only.
         """
         connection = self.endpoint.connections().get(peer)
-        return connection is not None and self.van.start_anew(connection)
+        return connection is not None and self.van.restart_bbr(connection)
 
     def ask(self, method: Ask) -> Future[None]:
         """Call a method of the machine on the I/O thread; the future ends when the machine says so.

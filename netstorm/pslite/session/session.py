@@ -69,7 +69,7 @@ class Shared(Protocol):
     def new_sending(self, peer: Peer) -> SendingHalf:
         """Return the sending half of a new session."""
 
-    def crowded(self, peer: Peer) -> bool:
+    def contended(self, peer: Peer) -> bool:
         """Return whether other links are busy that may slow the one to `peer`."""
 
     def release(self, connection: Connection) -> None:
@@ -267,7 +267,7 @@ class Session:
                 sent_at=stamp,
                 payload_crc=message.crc(),
                 resent=again,
-                crowded=message.payload is not None and self._shared.crowded(self.peer),
+                contended=message.payload is not None and self._shared.contended(self.peer),
             )
             taken = wire.transmit(self.connection, header, message.payload)
             size = len(header) + message.size - len(body)

@@ -21,13 +21,13 @@ _POLL_AT_MOST: Final = 256
 _SILENT: Final = Progress(
     delivered=0,
     segment=0,
-    sent_again=0,
-    waiting=0,
+    retransmitted=0,
+    unsent=0,
     window=0,
     busy_s=0.0,
-    starved_s=0.0,
-    round_trip_s=0.0,
-    shortest_s=0.0,
+    receiver_limited_s=0.0,
+    smoothed_rtt_s=0.0,
+    min_rtt_s=0.0,
 )
 """What says nothing of what a connection carries."""
 
@@ -95,7 +95,7 @@ class MemoryVan:
         if pipe is None or not pipe.established:
             return None
         trip = self._network.link_model.round_trip(self.host, pipe.host)
-        return _SILENT._replace(round_trip_s=trip, shortest_s=trip)
+        return _SILENT._replace(smoothed_rtt_s=trip, min_rtt_s=trip)
 
     def wake(self) -> None:
         """Make the `poll` that waits, or the next one, return."""

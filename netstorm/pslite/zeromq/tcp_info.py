@@ -13,7 +13,7 @@ from typing import Final
 
 from netstorm.pslite.measurement.tcp_progress import Progress
 
-__all__ = ["progress_of", "start_anew"]
+__all__ = ["progress_of", "restart_bbr"]
 
 _BYTES: Final = 196
 """Up to `tcpi_delivered`, which Linux has since 4.18; older ones say less."""
@@ -61,18 +61,18 @@ def progress_of(descriptor: int) -> Progress | None:
     return Progress(
         delivered=delivered,
         segment=segment,
-        sent_again=again,
-        waiting=waiting,
+        retransmitted=again,
+        unsent=waiting,
         window=window,
         busy_s=busy * 1e-6,
-        starved_s=starved * 1e-6,
-        round_trip_s=trip * 1e-6,
-        shortest_s=shortest * 1e-6,
+        receiver_limited_s=starved * 1e-6,
+        smoothed_rtt_s=trip * 1e-6,
+        min_rtt_s=shortest * 1e-6,
         bandwidth=8.0 * ((high << 32) + low),
     )
 
 
-def start_anew(descriptor: int) -> bool:
+def restart_bbr(descriptor: int) -> bool:
     """Have BBR forget what it takes the link for, and find out anew; return whether it does.
 
     A connection whose congestion control is set to another and back has it in its first state; nothing under

@@ -36,7 +36,7 @@ from netstorm.pslite.van.interface import Broken, Connection, VanEvent
 from netstorm.pslite.zeromq import options as zmq_options
 from netstorm.pslite.zeromq.link import ZmqLink, bracketed
 from netstorm.pslite.zeromq.reader import ZmqReader, identity_of
-from netstorm.pslite.zeromq.tcp_info import progress_of, start_anew
+from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
 
 __all__ = ["ZmqVan"]
 
@@ -217,10 +217,10 @@ class ZmqVan:
         link = self._links.get(connection)
         return None if link is None or not link.up else progress_of(link.descriptor)
 
-    def start_anew(self, connection: Connection) -> bool:
+    def restart_bbr(self, connection: Connection) -> bool:
         """Have BBR find out anew what a connection carries that was opened here; return whether it does."""
         link = self._links.get(connection)
-        return link is not None and link.up and start_anew(link.descriptor)
+        return link is not None and link.up and restart_bbr(link.descriptor)
 
     def wake(self) -> None:
         """Make a waiting `poll` return. Any thread."""

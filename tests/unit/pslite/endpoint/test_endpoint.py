@@ -45,15 +45,15 @@ class LinkEstimate:
     """Keeps what an endpoint tells its observer."""
 
     def __init__(self):
-        self.arrivals, self.signals, self.acknowledgements, self.crowded = [], [], [], []
+        self.arrivals, self.signals, self.acknowledgements, self.contended = [], [], [], []
 
-    may_crowd = True
+    may_contend = True
 
-    def arrived(self, peer, size, sent_at, arrived_at, *, resent, crowded):
-        self.crowded.append(crowded)
+    def arrived(self, peer, size, sent_at, arrived_at, *, resent, contended):
+        self.contended.append(contended)
         self.arrivals.append((peer, size, sent_at, arrived_at, resent))
 
-    def signalled(self, peer, sent_at, arrived_at):
+    def control_arrived(self, peer, sent_at, arrived_at):
         self.signals.append((peer, sent_at, arrived_at))
 
     def acknowledged(self, peer, size, sent, heard, stamped_at, *, resent):
@@ -316,14 +316,14 @@ def test_acknowledgements_are_reported_with_the_receivers_time():
     assert seen.signals
 
 
-@pytest.mark.parametrize("may_crowd", [True, False])
-def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_crowd):
+@pytest.mark.parametrize("may_contend", [True, False])
+def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_contend):
     world = World(3, delay_s=0.1)
     here, there, elsewhere = world.parties
     for party in (there, elsewhere):
         here.connect(party)
     here.endpoint.observer = LinkEstimate()
-    here.endpoint.observer.may_crowd = may_crowd
+    here.endpoint.observer.may_contend = may_contend
     seen = there.endpoint.observer = LinkEstimate()
     here.send(there, part(0), bytes(100_000))
     world.run(2)
@@ -333,7 +333,7 @@ def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_crowd):
     here.send(elsewhere, part(2), bytes(100_000))
     here.send(there, part(1), bytes(100_000))
     world.run(2)
-    assert seen.crowded == [False, may_crowd]
+    assert seen.contended == [False, may_contend]
 
 
 def test_the_last_thing_heard_is_known_with_its_time():
