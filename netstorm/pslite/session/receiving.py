@@ -48,7 +48,7 @@ class ReceivingHalf:
             return [arrival]
         if len(self.beyond) >= _BEYOND and sequence != self.received + 1:
             raise ProtocolViolation(
-                f"message {sequence} arrived, {self.received + 1} is missing, and {_BEYOND} messages wait for it"
+                f"message {sequence} arrived, {self.received + 1} is missing, and {_BEYOND} wait for it"
             )
         self.beyond.add(sequence)
         if self.ordered:
