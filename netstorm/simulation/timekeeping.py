@@ -132,14 +132,14 @@ class Timekeeper:
 
     def _poll(self) -> None:
         local = self._local()
-        self._source.follow(self._whom())
-        host, _ = self._source.ask(local)
+        self._source.set_parent(self._whom())
+        host, _ = self._source.next_server(local)
         self._hall.ask(self._host, host, self.sync.poll(local), self._take)
         self._hall.timeline.at(self._clock.virtual(self.sync.next_poll()), self._poll)
 
     def _take(self, data: bytes) -> None:
         try:
-            self.sync.take(data, self._local())
+            self.sync.receive(data, self._local())
         except FrameError:
             return
         self._source.answered()
