@@ -172,7 +172,7 @@ def send(arguments: argparse.Namespace) -> dict[str, Any]:
             clock.sleep(1.0)
             alone = count() / (clock.monotonic() - began)
         links = endpoint.links()
-        window = endpoint.window_of(RECEIVER)
+        window = endpoint.link_state(RECEIVER).window
         stop(thread)
         receiver.communicate()
     return {

@@ -49,7 +49,7 @@ MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _MAGIC: Final = b"NS"
 _HAS_PAYLOAD: Final = 1
 _RESENT: Final = 2
-_CROWDED: Final = 4
+_CONTENDED: Final = 4
 _PREFIX: Final = struct.Struct("<2sBBIIQq")
 _UNCHECKED: Final = struct.Struct("<2sBBI")
 _CHECKED: Final = struct.Struct("<IQq")
@@ -79,7 +79,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     has_payload: bool
     resent: bool = False
     """Sent before, over this connection or an earlier one."""
-    crowded: bool = False
+    contended: bool = False
     """Sent while other links out of the sender were busy, too, which may have slowed this one."""
 
 
@@ -109,13 +109,13 @@ def seal(
     sent_at: int,
     payload_crc: int | None,
     resent: bool = False,
-    crowded: bool = False,
+    contended: bool = False,
 ) -> bytes:
     """Return frame 0 for an encoded body. `payload_crc` is None if there is no payload."""
     flags = (
         (0 if payload_crc is None else _HAS_PAYLOAD)
         | (_RESENT if resent else 0)
-        | (_CROWDED if crowded else 0)
+        | (_CONTENDED if contended else 0)
     )
     rest = _CHECKED.pack(payload_crc or 0, sequence, sent_at) + body
     return _UNCHECKED.pack(_MAGIC, PROTOCOL_VERSION, flags, google_crc32c.value(rest)) + rest
@@ -156,5 +156,5 @@ def open_frames(frame: Buffer, frames: int) -> Header:
         payload_crc=payload_crc,
         has_payload=has_payload,
         resent=bool(flags & _RESENT),
-        crowded=bool(flags & _CROWDED),
+        contended=bool(flags & _CONTENDED),
     )

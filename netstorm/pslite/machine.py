@@ -1,5 +1,4 @@
-"""What a protocol state machine looks like to whatever drives it. No I/O here: time and messages come in,
-instructions come out.
+"""The interface of protocol state machines: time and messages go in, instructions come out. Pure.
 
 A process is three layers, the same on real sockets and in the simulated cluster:
 
@@ -37,7 +36,8 @@ __all__ = [
 ]
 
 Order: TypeAlias = tuple[int, ...]
-"""Smaller goes first on a link: (-priority, round, byte offset). Ties keep their order."""
+"""Order of messages on a link, smallest first: (-priority, round, byte offset). Equal ones keep their
+order."""
 
 URGENT: Order = ()
 """Before everything else: control messages."""
@@ -45,7 +45,7 @@ URGENT: Order = ()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """Make a peer's address known. A connection is opened when something is first sent to it."""
+    """Announce a peer's address. A connection is opened when the first message is sent to it."""
 
     peer: Peer
     host: str
@@ -54,7 +54,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send a message; sequenced unless it is a `Datagram`. `payload` must not change until it is
+    """Send a message; it is sequenced unless it is a `Datagram`. `payload` must not change until it is
     acknowledged.
     """
 
@@ -63,31 +63,31 @@ class Send:
     payload: Buffer | None = None
     order: Order = URGENT
     payload_crc: int | None = None
-    """Known already (a forwarded payload), or None: computed when it is sent."""
+    """Checksum of the payload if it is known, as that of a forwarded one; None: it is computed when sent."""
     back: bool = False
-    """Over the connection that the peer opened, as acknowledgements go: where links lead one way only, there
-    may be no other.
-    """
+    """Use the connection that the peer opened, as acknowledgements do: where links lead one way only, there
+    may be no other."""
     tag: Hashable | None = None
-    """What `TakeBack` knows it by; None: it is never taken back."""
+    """Identifies the message for `TakeBack`; None: it is never taken back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeBack:
-    """Take out of all links' queues what is `wanted`, by its tag, as far as it has not been transmitted, and
-    call `then` with it. What has been may be sent again: its payload is copied, and may change from now on.
+    """Remove the messages whose tag is `wanted` from all queues, unless they were transmitted; call `then`
+    with them.
+
+    A transmitted message may have to be sent again. Its payload is copied, so the original may change from
+    now on.
     """
 
     wanted: Callable[[Hashable], bool]
     then: Callable[[list[Send]], None] | None = None
-    """None: it is forgotten."""
+    """None: the messages are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnect:
-    """End the sessions with a peer on purpose, once what is queued for it is acknowledged or `now` it is
-    not.
-    """
+    """End the sessions with a peer on purpose: once everything queued is acknowledged, or at once."""
 
     peer: Peer
     at_once: bool = False
@@ -95,14 +95,14 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Call something outside the machine (complete an operation) once the machine's state is consistent."""
+    """Call a function outside the machine (complete an operation) once the machine's state is consistent."""
 
     function: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Become:
-    """This process has been given a rank: say so in every `Hello` from now on."""
+    """Use this rank in every `Hello` from now on."""
 
     rank: int
 
@@ -112,19 +112,19 @@ Instruction: TypeAlias = Connect | Send | TakeBack | Disconnect | Become | Call
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A `Hello` is welcome; its sender is known as `peer` from now on."""
+    """Admit the sender of a `Hello`, as `peer` from now on."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """This process cannot tell yet; the endpoint asks again at its next tick."""
+    """This process cannot decide yet; the endpoint asks again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A `Hello` from somebody who has no business here."""
+    """Refuse the sender of a `Hello`; the reason is for a person."""
 
     reason: str
 
@@ -141,7 +141,8 @@ class Machine(Protocol):
     def receive(
         self, peer: Peer, message: Message, payload: Buffer | None, payload_crc: int, now: float
     ) -> None:
-        """Take a message, exactly once. `payload` is this machine's own: it may be changed in place.
+        """Process a message, delivered exactly once. `payload` belongs to the machine and may be changed in
+        place.
 
         When this returns, the message counts as stored, and is acknowledged. A `PeerError` raised here is
         counted and logged with the sender; the message is dropped.
@@ -154,7 +155,7 @@ class Machine(Protocol):
         """Do what is due."""
 
     def next_tick(self) -> float:
-        """Return when `tick` wants to be called next (`math.inf`: never)."""
+        """Return when `tick` is due next (`math.inf`: never)."""
 
     def abort(self, error: Exception, now: float) -> None:
         """Fail everything that is outstanding with `error`: the process is ending, or its I/O thread has
@@ -162,15 +163,16 @@ class Machine(Protocol):
         """
 
     def take_instructions(self) -> list[Instruction]:
-        """Return what is to be done, in order, and forget it."""
+        """Return the instructions since the last call, in order."""
 
 
 @runtime_checkable
 class Rerouter(Protocol):
-    """A machine that takes back what could not be delivered."""
+    """A machine that sends undeliverable messages another way."""
 
     def link_lost(self, peer: Peer, reason: str, undelivered: Sequence[Send], now: float) -> None:
         """Learn, instead of by `peer_lost`, that a session that was opened here is lost.
 
-        What is in `undelivered`, in order, the peer has not acknowledged: it may have it or not.
+        The peer has not acknowledged the messages in `undelivered`, which are in order; it may have received
+        them.
         """

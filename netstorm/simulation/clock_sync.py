@@ -141,14 +141,14 @@ class SyncedClock:
 
     def _poll(self) -> None:
         local = self._local()
-        self._source.follow(self._parent())
-        host, _ = self._source.ask(local)
+        self._source.set_parent(self._parent())
+        host, _ = self._source.next_server(local)
         self._datagrams.ask(self._host, host, self.sync.poll(local), self._receive)
         self._datagrams.timeline.at(self._clock.virtual(self.sync.next_poll()), self._poll)
 
     def _receive(self, data: bytes) -> None:
         try:
-            self.sync.take(data, self._local())
+            self.sync.receive(data, self._local())
         except FrameError:
             return
         self._source.answered()

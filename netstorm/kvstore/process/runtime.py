@@ -130,7 +130,7 @@ class Runtime:
         if self.node.meter is not None:
             self.node.meter.progress = self._driver.progress
             self.node.meter.clock_ns = self._sntp.now_ns
-            self.node.meter.start_anew = self._driver.start_anew
+            self.node.meter.restart_bbr = self._driver.restart_bbr
         self.node.standing.look = self._outside
         self._shown: WebServer | None = None
         self._signals: Final = SignalWatch(self._driver.thread, self.interrupted)

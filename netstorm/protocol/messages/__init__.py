@@ -45,7 +45,7 @@ from netstorm.protocol.messages.rounds import (
 )
 from netstorm.protocol.messages.session import Ack, Goodbye, Hello, Nack, Query, Refused, Welcome
 from netstorm.protocol.messages.status import (
-    CARRIED_S,
+    THROUGHPUT_PERIOD_S,
     Heartbeat,
     LinkMeasure,
     LinkThroughput,
@@ -57,7 +57,7 @@ from netstorm.protocol.messages.status import (
 
 __all__ = [
     "ANY_RULE",
-    "CARRIED_S",
+    "THROUGHPUT_PERIOD_S",
     "Ack",
     "AllFinished",
     "Applied",

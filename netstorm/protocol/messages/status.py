@@ -10,7 +10,7 @@ import msgspec
 from netstorm.protocol.messages.kinds import Datagram
 
 __all__ = [
-    "CARRIED_S",
+    "THROUGHPUT_PERIOD_S",
     "Heartbeat",
     "LinkMeasure",
     "LinkThroughput",
@@ -20,8 +20,8 @@ __all__ = [
     "Waiting",
 ]
 
-CARRIED_S: Final = 0.5
-"""Seconds that a `ThroughputReport` is about."""
+THROUGHPUT_PERIOD_S: Final = 0.5
+"""Seconds that a `ThroughputReport` covers."""
 
 
 class Heartbeat(Datagram, frozen=True, tag=20):
@@ -72,8 +72,8 @@ class LinkThroughput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     target: int
     rate: float
     """Bit/s."""
-    eager: bool
-    """There was more to send all the time."""
+    backlogged: bool
+    """There was unsent data all the time."""
 
 
 class ThroughputReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -100,8 +100,8 @@ class Measured(Datagram, frozen=True, tag=22):
     know of what is shared at either end (`shared` is of this end alone here); for their latency, and for
     links whose receivers say nothing.
     """
-    carried: tuple[ThroughputReport, ...] = ()
-    """What the links out of this node have carried since the last report."""
+    throughput: tuple[ThroughputReport, ...] = ()
+    """What the links out of this node have delivered since the last report."""
 
 
 class NodeStatus(Datagram, frozen=True, tag=23):

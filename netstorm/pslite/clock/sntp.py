@@ -1,4 +1,4 @@
-"""SNTP packets (RFC 4330), built and parsed with ntplib. Pure: bytes and times in, bytes and times out."""
+"""SNTP packets (RFC 4330), built and parsed with ntplib. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from netstorm.errors import FrameError
 __all__ = ["PACKET_BYTES", "Answer", "answer", "new_nonce", "read_answer", "request"]
 
 PACKET_BYTES: Final = 48
-"""Without the authenticator that may follow."""
+"""Without the optional authenticator."""
 
 _CLIENT: Final = 3
 _SERVER: Final = 4
 _VERSION: Final = 4
 _UNSYNCHRONISED: Final = 3
 _LOCAL_CLOCK: Final = 0x7F7F0100
-"""127.127.1.0: what NTP calls the clock of a host that nobody disciplines."""
+"""127.127.1.0: NTP's address of an undisciplined local clock."""
 
 _LOCAL_STRATUM: Final = 10
-"""Of such a clock, by convention: any real time server beats it. Those who ask a node see one more a hop."""
+"""Stratum of such a clock, by convention: any real time server is preferred to it. Each hop adds one."""
 
 _WORST_STRATUM: Final = 15
 _MOST_ERROR_S: Final = 16.0
-"""A clock that may be off by more is no clock (RFC 5905's MAXDISP)."""
+"""A clock that may be off by more is not used (RFC 5905's MAXDISP)."""
 _PRECISION: Final = -20
 """Log2 s: ntplib's times are doubles, whose last bit is half a microsecond."""
 
@@ -35,31 +35,31 @@ _NONCE_FRACTION: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said. Times are seconds on its clock, since the Unix epoch."""
+    """A server's answer. Times are in s on its clock, since the Unix epoch."""
 
     nonce: float
     """From the request."""
     received: float
-    """When the request came."""
+    """When the request arrived."""
     transmitted: float
     """When the answer left."""
     hops: int
     """Between the server's clock and the cluster clock."""
     error: float
-    """Most that the server's clock may be off the cluster clock, by its own word; s."""
+    """Largest error of the server's clock relative to the cluster clock, as it says itself; s."""
 
 
 def new_nonce(bits: int) -> float:
     """Return a number for a request, made of 52 random bits.
 
-    It stands where the client's time is usual, which servers only copy: so the client's clock is nobody's
-    business, and an answer that was made up does not match.
+    It is sent instead of the client's time, which servers only copy. So the client's clock is not disclosed,
+    and a forged answer does not match.
     """
     return (bits >> 20 & 0xFFFFFFFF) + (bits & _NONCE_FRACTION - 1) / _NONCE_FRACTION
 
 
 def request(nonce: float) -> bytes:
-    """Return a client's question for the time."""
+    """Return a client's request."""
     return bytes(ntplib.NTPPacket(version=_VERSION, mode=_CLIENT, tx_timestamp=nonce).to_data())
 
 
@@ -68,14 +68,14 @@ def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0, e
 
     Args:
         data: the request.
-        received: when it came, in seconds since the Unix epoch on the cluster clock.
+        received: when it arrived, in seconds since the Unix epoch on the cluster clock.
         transmitted: when the answer leaves.
         hops: between the server's clock and the cluster clock: 0 at the scheduler.
-        error: most that the server's clock may be off the cluster clock, in s; infinite: it does not know
-            the time, and the answer says so.
+        error: largest error of the server's clock relative to the cluster clock, in s; infinite: it does not
+            know the time, and the answer says so.
 
     Raises:
-        FrameError: `data` is no request.
+        FrameError: `data` is not a request.
     """
     asked = _parse(data)
     if asked.mode != _CLIENT or not 1 <= asked.version <= _VERSION:
@@ -95,14 +95,14 @@ def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0, e
     try:
         return bytes(reply.to_data())
     except ntplib.NTPException as problem:  # a clock before 1900 or after 2036
-        raise FrameError(f"the time {received} cannot be said in SNTP: {problem}") from None
+        raise FrameError(f"the time {received} cannot be expressed in SNTP: {problem}") from None
 
 
 def read_answer(data: bytes) -> Answer:
     """Parse a server's answer.
 
     Raises:
-        FrameError: it is none, or its server says that it does not know the time.
+        FrameError: it is not an answer, or its server does not know the time.
     """
     packet = _parse(data)
     if packet.mode != _SERVER:

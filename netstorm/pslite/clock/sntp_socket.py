@@ -1,7 +1,7 @@
-"""The cluster clock over UDP: a server's socket and a client's, for a thread that watches descriptors.
+"""The cluster clock over UDP: sockets of a server and of a client, for a thread that watches descriptors.
 
-Arrival times are the kernel's (SO_TIMESTAMPNS): a thread that a busy training loop keeps from running would
-otherwise measure the interpreter and not the network.
+Arrival times are the kernel's (SO_TIMESTAMPNS). Otherwise, while a busy training loop keeps the thread from
+running, the measured delay would be that of the interpreter and not that of the network.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SO_TIMESTAMPNS: Final = 35
 
 _TIMESPEC: Final = struct.Struct("@ll")
 _DATAGRAMS_AT_ONCE: Final = 64
-"""Read before the thread's other sockets get a turn."""
+"""Most datagrams that are read before the thread's other sockets get a turn."""
 
 _LONGEST_WAIT_S: Final = 10.0
 """A datagram that seems to have waited longer shows that the wall clock was set."""
@@ -47,7 +47,7 @@ class Watcher(Protocol):
 
 
 class SntpServer:
-    """Tells the cluster's time to whoever asks."""
+    """Answers requests for the cluster's time."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class SntpServer:
             host: address to listen on; "" or "*" for all of them.
             port: 0: any that is free.
             now: the cluster clock, in seconds since the Unix epoch.
-            quality: of `now`: hops from the cluster clock, and the most that it may be off it, in s.
-            counters: what is counted.
+            quality: of `now`: hops from the cluster clock, and its largest error in s.
+            counters: requests and errors are counted there.
 
         Raises:
             SettingsError: the address or port cannot be listened on.
@@ -90,13 +90,13 @@ class SntpServer:
         watcher.watch(self._socket.fileno(), self._readable)
 
     def stop(self, watcher: Watcher) -> None:
-        """Stop answering, and close the socket. Twice does no harm."""
+        """Stop answering, and close the socket. A second call does nothing."""
         if self._socket.fileno() >= 0:
             watcher.unwatch(self._socket.fileno())
             self._socket.close()
 
     def _readable(self) -> None:
-        """Answer what has come. Whatever was sent, nothing is raised."""
+        """Answer all requests. Nothing that a client sends raises an exception."""
         for data, address, waited in _datagrams(self._socket):
             try:
                 now, (hops, error) = self._now(), self._quality()
@@ -104,7 +104,7 @@ class SntpServer:
             except FrameError:
                 self.counters.add("sntp_garbage")
                 continue
-            with contextlib.suppress(OSError):  # a full buffer or an unreachable client: it will ask again
+            with contextlib.suppress(OSError):  # full buffer or unreachable client: it asks again
                 self._socket.sendto(reply, address)
             self.counters.add("sntp_answers")
 
@@ -125,8 +125,8 @@ class SntpClient:
         Args:
             host: address of the scheduler.
             port: its UDP port.
-            parent: says whom to ask instead, as long as that answers; None: nobody.
-            counters: what is counted.
+            parent: returns the server to ask instead, as long as it answers; None: no other.
+            counters: requests and errors are counted there.
         """
         self.counters: Final = counters or Counters()
         self.sync: Final = ClockSync(seed=secrets.randbits(64))
@@ -135,7 +135,7 @@ class SntpClient:
         self._asked: Address | None = None
         self._socket: Final = _udp_socket(host)
         self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
-        with contextlib.suppress(OSError):  # no route yet: polls will tell
+        with contextlib.suppress(OSError):  # no route yet: later polls try again
             self._connect((host, port))
         self._timer: Final = TimerFd()
         self._timer.arm(0.0)
@@ -146,7 +146,7 @@ class SntpClient:
         watcher.watch(self._timer.fileno(), self._due)
 
     def stop(self, watcher: Watcher) -> None:
-        """Stop asking, and close everything. Twice does no harm."""
+        """Stop asking, and close everything. A second call does nothing."""
         if self._socket.fileno() >= 0:
             watcher.unwatch(self._timer.fileno())
             watcher.unwatch(self._socket.fileno())
@@ -161,26 +161,26 @@ class SntpClient:
     def _ask(self) -> None:
         self.counters.add("sntp_requests")
         now = clock.monotonic()
-        self._source.follow(self._parent())
-        whom = self._source.ask(now)
+        self._source.set_parent(self._parent())
+        server = self._source.next_server(now)
         request = self.sync.poll(now)
         try:
-            self._connect(whom)
+            self._connect(server)
             self._socket.send(request)
         except OSError:  # the server is not there (yet): an ICMP error of the last packet shows here
             self.counters.add("sntp_unreachable")
 
-    def _connect(self, whom: Address) -> None:
-        """Send to this address; from now on the kernel drops what others send."""
-        if whom != self._asked:
-            self._socket.connect(whom)
-            self._asked = whom
+    def _connect(self, server: Address) -> None:
+        """Send to this address; from now on the kernel drops datagrams of others."""
+        if server != self._asked:
+            self._socket.connect(server)
+            self._asked = server
 
     def _readable(self) -> None:
-        """Take what has come. Whatever was sent, nothing is raised."""
+        """Process all answers. Nothing that a server sends raises an exception."""
         for data, _, waited in _datagrams(self._socket):
             try:
-                self.sync.take(data, clock.monotonic() - waited)
+                self.sync.receive(data, clock.monotonic() - waited)
             except FrameError:
                 self.counters.add("sntp_garbage")
                 continue
@@ -189,15 +189,15 @@ class SntpClient:
         self._timer.arm(self.sync.next_poll() - clock.monotonic())  # sooner, if a clock has been set
 
     def now_ns(self) -> int:
-        """Return the cluster clock in ns; until it is known, this host's own idea of the time."""
+        """Return the cluster clock in ns; until it is known, this host's own time."""
         local = clock.monotonic_ns()
         if not self.sync.synchronised:
             return local + self._wall_offset_ns
         return local + round(self.sync.offset(local / 1e9) * 1e9)
 
     def quality(self) -> tuple[int, float]:
-        """Return how many exchanges lie between this clock and the scheduler's, and the most that it may be
-        off it, in s.
+        """Return how many exchanges lie between this clock and the scheduler's, and its largest error in
+        s.
         """
         return self.sync.hops, self.sync.error_bound(clock.monotonic())
 
@@ -205,13 +205,13 @@ class SntpClient:
 def _udp_socket(host: str) -> socket.socket:
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
     made.setblocking(False)
-    with contextlib.suppress(OSError):  # elsewhere the time of reading has to do
+    with contextlib.suppress(OSError):  # elsewhere the time of reading is used
         made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     return made
 
 
 def _datagrams(source: socket.socket) -> list[tuple[bytes, tuple[object, ...], float]]:
-    """Read what is there: data, sender, and for how many seconds it has waited for us."""
+    """Read all datagrams: data, sender, and for how many seconds each has waited in the kernel."""
     found = []
     for _ in range(_DATAGRAMS_AT_ONCE):
         try:
@@ -219,7 +219,7 @@ def _datagrams(source: socket.socket) -> list[tuple[bytes, tuple[object, ...], f
         except BlockingIOError:
             break
         except OSError as error:
-            if error.errno == errno.ECONNREFUSED:  # nobody listened when we last sent
+            if error.errno == errno.ECONNREFUSED:  # nobody listened at the last request
                 continue
             break
         waited = 0.0

@@ -1,8 +1,8 @@
-"""Whom a node asks for the time. Pure.
+"""Which server a node asks for the time. Pure.
 
-Always the scheduler, or as in the paper (arXiv 2404.11352 §VI) along the trees: roots ask the scheduler, and
-everybody else its parent. A parent may be a process that has not opened its port, or sit behind a firewall
-that lets no UDP through: who gets no answer asks the scheduler, and tries the parent again later.
+It is always the scheduler or, as in the paper (arXiv 2404.11352 §VI), the parent in a tree; roots ask the
+scheduler. A parent may not have opened its port, or may be behind a firewall that drops UDP. A node that gets
+no answer asks the scheduler, and tries the parent again later.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Address: TypeAlias = tuple[str, int]
 """Host and UDP port."""
 
 _UNANSWERED: Final = 3
-"""Requests in a row after which a parent is given up: packets get lost."""
+"""Unanswered requests in a row after which a parent is given up; single packets get lost."""
 
 _PAUSE_S: Final = 120.0
-"""How long the scheduler is asked instead."""
+"""For how long the scheduler is then asked instead."""
 
 
 class ClockSource:
-    """One node's choice. Times are local s."""
+    """The choice of one node. Times are in s on the local clock."""
 
     def __init__(self, scheduler: Address) -> None:
         self._scheduler: Final = scheduler
@@ -31,15 +31,15 @@ class ClockSource:
         self._unanswered = 0
         self._scheduler_until = -math.inf
 
-    def follow(self, parent: Address | None) -> None:
+    def set_parent(self, parent: Address | None) -> None:
         """Ask this node from now on; None: the scheduler."""
         if parent != self._parent:
             self._parent = parent
             self._unanswered = 0
             self._scheduler_until = -math.inf
 
-    def ask(self, now: float) -> Address:
-        """Return whom to ask; it counts as unanswered until `answered`."""
+    def next_server(self, now: float) -> Address:
+        """Return the server to ask; the request counts as unanswered until `answered`."""
         if self._parent is None or now < self._scheduler_until:
             return self._scheduler
         if self._unanswered >= _UNANSWERED:
@@ -50,5 +50,5 @@ class ClockSource:
         return self._parent
 
     def answered(self) -> None:
-        """Note an answer that could be used."""
+        """Record a valid answer."""
         self._unanswered = 0

@@ -1,9 +1,9 @@
-"""Learns the cluster clock from SNTP exchanges. Pure.
+"""Estimates the cluster clock from SNTP exchanges. Pure.
 
-The local clock is monotonic; the cluster clock is the scheduler's. An exchange bounds their offset by half
-its round trip, and hits it exactly if both directions took equally long; if it was not the scheduler that
-answered, its own error is added (the root dispersion of RFC 5905). So of the last exchanges the fastest
-counts (the clock filter of RFC 5905, section 10), moved on by the drift between the two clocks.
+The local clock is monotonic; the cluster clock is the scheduler's. An exchange bounds their offset by half of
+its round trip, and is exact if both directions took equally long. If another node answered, that node's own
+error is added (the root dispersion of RFC 5905). So the fastest of the last exchanges counts (the clock
+filter of RFC 5905, section 10), extrapolated by the drift between the two clocks.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ _WORST_DRIFT: Final = 500e-6
 """Beyond what any working clock does (RFC 5905 gives up there, too)."""
 
 _UNKNOWN_DRIFT: Final = 15e-6
-"""By how much an exchange gets worse with its age (RFC 5905's PHI), in s/s."""
+"""Growth of an exchange's error with its age (RFC 5905's PHI), in s/s."""
 
 _OUTSTANDING: Final = 8
-"""Requests whose answers are still accepted."""
+"""Most requests whose answers are still accepted."""
 
 _LEAST_SPAN_S: Final = 120.0
-"""Time that exchanges must span before they tell a drift: queueing within seconds looks like hundreds of
-ppm.
-"""
+"""Least time that exchanges must span for a drift estimate: queueing within seconds looks like hundreds of
+ppm."""
 
 _SIGNIFICANT: Final = 3.0
 """A drift counts if it is so many times its own standard error."""
 
 _LEAST_ERROR_S: Final = 20e-6
-"""What even the fastest exchange on a loopback may be off."""
+"""Error of even the fastest exchange on a loopback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,12 @@ class Exchange:
 
 
 class ClockSync:
-    """One process's idea of the cluster clock. All times are seconds; local ones are monotonic."""
+    """One process's estimate of the cluster clock. All times are in s; local ones are monotonic."""
 
     def __init__(self, *, seed: int) -> None:
-        """Know nothing yet. `seed` makes the nonces, which nobody should guess, and spreads the polls."""
+        """Begin without an estimate. `seed` makes the nonces, which must not be guessed, and spreads the
+        polls.
+        """
         self._random: Final = random.Random(seed)
         self._outstanding: dict[float, float] = {}
         """Nonce -> local time of the request."""
@@ -87,12 +88,12 @@ class ClockSync:
 
     @property
     def synchronised(self) -> bool:
-        """Whether there was any exchange: before, `offset` is 0 and means nothing."""
+        """Whether there was any exchange; before that, `offset` is 0 and means nothing."""
         return self._best is not None
 
     @property
     def drift(self) -> float:
-        """How much faster the cluster clock goes than the local one; 0 while that is not known."""
+        """How much faster the cluster clock runs than the local one, in s/s; 0: unknown."""
         return self._drift
 
     def offset(self, local: float) -> float:
@@ -127,20 +128,20 @@ class ClockSync:
             del self._outstanding[next(iter(self._outstanding))]
         full = len(self._recent) == _FILTER
         self._interval = min(2 * self._interval, _LONGEST_S) if full else _BURST_S
-        # Nodes that were started together shall not ask together for ever.
+        # Nodes that were started together must not keep asking at the same time.
         self._poll_at = local + self._interval * self._random.uniform(0.9, 1.1)
         return sntp.request(nonce)
 
-    def take(self, data: bytes, local: float) -> Exchange:
-        """Take an answer that arrived at the local time `local`.
+    def receive(self, data: bytes, local: float) -> Exchange:
+        """Process an answer that arrived at the local time `local`.
 
         Raises:
-            FrameError: it is no answer to a question of ours.
+            FrameError: it is not an answer to a recent request.
         """
         answer = sntp.read_answer(data)
         sent = self._outstanding.pop(answer.nonce, None)
         if sent is None:
-            raise FrameError("an SNTP answer to a question that was not asked, or long ago")
+            raise FrameError("an SNTP answer to a request that was not made, or long ago")
         served = answer.transmitted - answer.received
         exchange = Exchange(
             at=local,
@@ -156,11 +157,13 @@ class ClockSync:
         self._recent.append(exchange)
         self._history.append(exchange)
         self._drift = _drift(list(self._history))
-        self._best = min(self._recent, key=lambda one: _distance(one, local))
+        self._best = min(self._recent, key=lambda recent: _distance(recent, local))
         return exchange
 
     def _contradicts(self, new: Exchange) -> bool:
-        """Both exchanges bound the offset: if the bounds are apart, a clock was set or a host slept."""
+        """Return whether the bounds of two exchanges do not overlap: a clock was set, or a host was
+        suspended.
+        """
         if self._best is None:
             return False
         age = new.at - self._best.at
@@ -182,8 +185,8 @@ def _distance(exchange: Exchange, local: float) -> float:
 def _drift(exchanges: list[Exchange]) -> float:
     """Return the slope of the offsets over time, by least squares; 0 if it cannot be told from noise.
 
-    An exchange weighs less the more slowly it went than the fastest: the rest of its delay was queueing, in
-    one direction or the other.
+    An exchange has less weight the slower it was compared to the fastest one: the rest of its delay was
+    queueing, in one direction or the other.
     """
     fastest = min(one.delay for one in exchanges)
     weights = [1.0 / (one.delay - fastest + _LEAST_ERROR_S + 0.1 * fastest) ** 2 for one in exchanges]
@@ -200,9 +203,9 @@ def _drift(exchanges: list[Exchange]) -> float:
     span = max(one.at for one in exchanges) - min(one.at for one in exchanges)
     if span < _LEAST_SPAN_S:
         return 0.0
-    # A weight is one over the square of what the offset may be off, so this is the slope's standard error. If
-    # even the fastest exchange was queued, the weights don't know it; so a drift must also move offsets by
-    # more than exchanges differ.
+    # A weight is 1 / (error of the offset)², so 1 / sqrt(spread) is the slope's standard error. The weights
+    # do not show it if even the fastest exchange was queued; so a drift must also move offsets by more than
+    # exchanges differ.
     noise = sorted(one.delay for one in exchanges)[len(exchanges) // 2] - fastest + _LEAST_ERROR_S
     if not max(_SIGNIFICANT / math.sqrt(spread), noise / span) <= abs(slope) <= _WORST_DRIFT:
         return 0.0

@@ -1,7 +1,7 @@
-"""Virtual time: what is due when, in an order that nothing but the program decides.
+"""Virtual time: actions and when they are due, in a deterministic order. Pure.
 
-Whoever runs a test or a simulated cluster drives it; nothing here waits. Actions due at the same time run in
-the order in which they were asked for, so a run is a function of its inputs.
+A test or a simulated cluster drives it; nothing here waits. Actions that are due at the same time run in the
+order in which they were scheduled, so a run is a function of its inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Timeline", "Timer"]
 
 
 class Timer:
-    """Something that will be done. It can be called off until then."""
+    """A scheduled action, which can be cancelled."""
 
     __slots__ = ("_action", "time")
 
@@ -23,11 +23,11 @@ class Timer:
         self._action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
-        """Don't do it; late or twice does no harm."""
+        """Cancel the action; a late or second call does nothing."""
         self._action = None
 
     def take(self) -> Callable[[], None] | None:
-        """Return the action, once; None if it was called off."""
+        """Return the action, once; None if it was cancelled."""
         action, self._action = self._action, None
         return action
 
@@ -38,9 +38,9 @@ class Timeline:
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
         self._due: list[tuple[float, int, Timer]] = []
-        self._asked = 0
+        self._scheduled = 0
         self.steps = 0
-        """Actions done so far."""
+        """Number of actions run so far."""
 
     @property
     def now(self) -> float:
@@ -48,19 +48,19 @@ class Timeline:
         return self._now
 
     def at(self, time: float, action: Callable[[], None]) -> Timer:
-        """Do `action` at `time`, or as soon as may be if that is past. What never comes (inf) is not kept."""
+        """Schedule `action` at `time`, or at once if that is past. An infinite time is never kept."""
         timer = Timer(max(time, self._now), action)
         if timer.time < math.inf:
-            heapq.heappush(self._due, (timer.time, self._asked, timer))
-            self._asked += 1
+            heapq.heappush(self._due, (timer.time, self._scheduled, timer))
+            self._scheduled += 1
         return timer
 
     def after(self, delay: float, action: Callable[[], None]) -> Timer:
-        """Do `action` when `delay` has passed."""
+        """Schedule `action` after `delay`."""
         return self.at(self._now + delay, action)
 
     def step(self, limit: float = math.inf) -> bool:
-        """Go to the next due action and do it; False, and the time is `limit`, if none is due up to then."""
+        """Go to the next action and run it; False, and the time is `limit`, if none is due until then."""
         while self._due:
             time, _, timer = self._due[0]
             if time > limit:
@@ -77,7 +77,7 @@ class Timeline:
         return False
 
     def run_until(self, wanted: Callable[[], bool], limit: float) -> bool:
-        """Go on until `wanted` holds or `limit` is reached; return whether it holds."""
+        """Run actions until `wanted` holds or `limit` is reached; return whether it holds."""
         while not wanted():
             if not self.step(limit):
                 return wanted()

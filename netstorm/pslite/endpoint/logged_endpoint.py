@@ -1,4 +1,4 @@
-"""The endpoint of a process that logs its connections and messages (PS_VERBOSE). Pure but for the log."""
+"""An endpoint that logs its connections and messages (PS_VERBOSE). Pure apart from the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Header
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
-from netstorm.pslite.machine import Connect, Disconnect, Refuse, Send
+from netstorm.pslite.machine import Connect, Disconnect, Send
 from netstorm.pslite.session.session import Session
 from netstorm.pslite.van.interface import Connection
 
@@ -29,57 +29,60 @@ _MEMBERSHIP: Final = (
 )
 
 _LONGEST: Final = 300
-"""Characters of a message. A policy of many nodes has megabytes."""
+"""Most characters of a message in the log. A policy of many nodes has megabytes."""
 
 
 class LoggedEndpoint(Endpoint):
-    """Logs connections and membership (level info) and every message (level debug), without its values. A
-    class of its own, so that others pay nothing.
+    """Logs connections and membership (level info) and every message (level debug), without its values.
+
+    It is a class of its own so that logging costs other endpoints nothing.
     """
 
     def connect(self, instruction: Connect, now: float) -> None:
         """Learn a peer's address."""
-        _log.info("%s is at %s:%d", self.name_of(instruction.peer), instruction.host, instruction.port)
+        _log.info(
+            "%s is at %s:%d", self.process.name_of(instruction.peer), instruction.host, instruction.port
+        )
         super().connect(instruction, now)
 
     def disconnect(self, instruction: Disconnect, now: float) -> None:
         """End the sessions with a peer."""
-        _log.info("parting with %s", self.name_of(instruction.peer))
+        _log.info("ending the session with %s", self.process.name_of(instruction.peer))
         super().disconnect(instruction, now)
 
     def send(self, instruction: Send, now: float) -> None:
         """Send a message to a peer over the session with it."""
-        self._say("to", instruction.peer, instruction.message, instruction.payload)
+        self._log_message("to", instruction.peer, instruction.message, instruction.payload)
         super().send(instruction, now)
 
     def _deliver(
         self, session: Session, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
     ) -> None:
-        self._say("from", session.peer, message, payload)
+        self._log_message("from", session.peer, message, payload)
         super()._deliver(session, message, payload, payload_crc, now)
 
     def _session_message(
         self, session: Session, message: m.SessionMessage, header: Header, now: float
     ) -> None:
         if isinstance(message, m.Welcome):
-            _log.info("connected to %s", self.name_of(session.peer))
+            _log.info("connected to %s", self.process.name_of(session.peer))
         super()._session_message(session, message, header, now)
 
-    def _admit(self, connection: Connection, hello: m.Hello, peer: Peer, now: float) -> Refuse | None:
-        refused = super()._admit(connection, hello, peer, now)
-        if refused is None:
-            _log.info("%s has connected", self.name_of(peer))
-        return refused
+    def _accept(self, connection: Connection, hello: m.Hello, now: float) -> Peer | None:
+        peer = super()._accept(connection, hello, now)
+        if peer is not None:
+            _log.info("%s has connected", self.process.name_of(peer))
+        return peer
 
     def _lost(self, session: Session, now: float) -> None:
-        _log.info("the link with %s is lost: %s", self.name_of(session.peer), session.reason)
+        _log.info("the link with %s is lost: %s", self.process.name_of(session.peer), session.reason)
         super()._lost(session, now)
 
-    def _say(self, direction: str, peer: Peer, message: m.Message, payload: Buffer | None) -> None:
+    def _log_message(self, direction: str, peer: Peer, message: m.Message, payload: Buffer | None) -> None:
         level = logging.INFO if isinstance(message, _MEMBERSHIP) else logging.DEBUG
         if _log.isEnabledFor(level):
             values = "" if payload is None else f" and {memoryview(payload).nbytes} bytes"
-            _log.log(level, "%s %s: %s%s", direction, self.name_of(peer), _text(message), values)
+            _log.log(level, "%s %s: %s%s", direction, self.process.name_of(peer), _text(message), values)
 
 
 def _text(message: m.Message) -> str:

@@ -1,4 +1,4 @@
-"""Those who said Hello before this process could tell whether they are welcome. Pure."""
+"""Hellos that the machine cannot decide on yet. Pure."""
 
 from __future__ import annotations
 
@@ -10,36 +10,40 @@ from netstorm.pslite.van.interface import Connection
 
 __all__ = ["PendingHellos"]
 
-_ASK_AGAIN_S: Final = 0.05
+_RETRY_S: Final = 0.05
 """How often the machine is asked again: it is about to learn who its peers are."""
 
 
 class PendingHellos:
-    """A bounded number of connections, each with its Hello."""
+    """A bounded number of connections, each with its Hello.
 
-    def __init__(self, seats: int) -> None:
-        self._seats: Final = seats
-        self._waiting: dict[Connection, Hello] = {}
-        self.ask_again_at = math.inf
+    Attributes:
+        retry_at: when to ask the machine again; infinite if nothing is pending.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity: Final = capacity
+        self._pending: dict[Connection, Hello] = {}
+        self.retry_at = math.inf
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._pending)
 
-    def sit(self, connection: Connection, hello: Hello, now: float) -> None:
-        """Let somebody wait; an older connection of the same session leaves, and the oldest of all if it is
-        full.
+    def add(self, connection: Connection, hello: Hello, now: float) -> None:
+        """Keep a Hello. It replaces an older one of the same session, and the oldest of all if there is no
+        room.
         """
-        for other, waiting in list(self._waiting.items()):
-            if (waiting.incarnation, waiting.session) == (hello.incarnation, hello.session):
-                del self._waiting[other]
-        if len(self._waiting) >= self._seats:
-            del self._waiting[next(iter(self._waiting))]
-        self._waiting[connection] = hello
-        self.ask_again_at = min(self.ask_again_at, now + _ASK_AGAIN_S)
+        for other, pending in list(self._pending.items()):
+            if (pending.incarnation, pending.session) == (hello.incarnation, hello.session):
+                del self._pending[other]
+        if len(self._pending) >= self._capacity:
+            del self._pending[next(iter(self._pending))]
+        self._pending[connection] = hello
+        self.retry_at = min(self.retry_at, now + _RETRY_S)
 
-    def call(self) -> list[tuple[Connection, Hello]]:
-        """Take all who wait, in order; whoever must go on waiting sits down again."""
-        called = list(self._waiting.items())
-        self._waiting.clear()
-        self.ask_again_at = math.inf
-        return called
+    def take_all(self) -> list[tuple[Connection, Hello]]:
+        """Return all pending Hellos in order, and forget them; what is still undecided is added again."""
+        taken = list(self._pending.items())
+        self._pending.clear()
+        self.retry_at = math.inf
+        return taken

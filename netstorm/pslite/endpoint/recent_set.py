@@ -1,4 +1,4 @@
-"""What happened of late: a set that forgets its oldest members. Pure."""
+"""A set of bounded size that forgets its oldest members. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RecentSet(Generic[T]):
         return member in self._members
 
     def add(self, member: T) -> None:
-        """Remember a member, as the newest."""
+        """Add a member as the newest."""
         self._members.pop(member, None)
         self._members[member] = None
         if len(self._members) > self._size:

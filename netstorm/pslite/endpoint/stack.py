@@ -1,4 +1,4 @@
-"""A machine on its endpoint: what every driver drives, on real sockets and in the simulated cluster. Pure.
+"""A machine on its endpoint: what drivers drive, on real sockets and in the simulated cluster. Pure.
 
 A driver's turn is: `handle` each event, `call` what the program wants, `tick`, then `flush` into the van.
 """
@@ -11,8 +11,7 @@ from typing import Final, Generic, TypeVar
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.machine import Become, Call, Connect, Disconnect, Instruction, Machine, Send, TakeBack
 from netstorm.pslite.session.link_state import Dispatcher
-from netstorm.pslite.session.session import Wire
-from netstorm.pslite.van.interface import VanEvent
+from netstorm.pslite.van.interface import Transmitter, VanEvent
 
 __all__ = ["Stack"]
 
@@ -21,7 +20,7 @@ M = TypeVar("M", bound=Machine)
 
 
 class Stack(Generic[M]):
-    """Carries out what a machine decides."""
+    """Carries out the instructions of a machine."""
 
     def __init__(self, machine: M, endpoint: Endpoint) -> None:
         self.machine: Final = machine
@@ -30,10 +29,14 @@ class Stack(Generic[M]):
         self._dispatcher: Final = any_machine if isinstance(any_machine, Dispatcher) else None
 
     def handle(self, event: VanEvent, now: float) -> None:
-        """Take an event of the van. Whatever a peer sends, nothing is raised; an error of the machine is."""
+        """Process an event of the van. Nothing that a peer sends raises an exception; an error of the machine
+        does.
+        """
         self.endpoint.handle(event, now)
         for instruction in self.machine.take_instructions():
-            self._carry_out_one(instruction, now)  # the next event may be a Hello, for a rank given just now
+            self._carry_out_one(
+                instruction, now
+            )  # the next event may be a Hello that names a rank just given
 
     def call(self, function: Callable[[float], T], now: float) -> T:
         """Call something that uses the machine, with the time."""
@@ -49,28 +52,28 @@ class Stack(Generic[M]):
         """Return when `tick` has something to do; `math.inf`: never."""
         return min(self.machine.next_tick(), self.endpoint.next_tick())
 
-    def flush(self, wire: Wire, now: float) -> None:
-        """Carry out the machine's instructions until it is quiet, acknowledge, and hand over to the van."""
+    def flush(self, van: Transmitter, now: float) -> None:
+        """Carry out all instructions of the machine, acknowledge, and hand messages over to the van."""
         self._carry_out(now)
-        self.endpoint.flush(wire, now)
+        self.endpoint.flush(van, now)
 
     def abort(self, error: Exception, now: float) -> None:
-        """Fail everything that is outstanding, and call those who wait for it; nothing is sent any more."""
+        """Fail everything that is outstanding, and call its callbacks; nothing is sent any more."""
         self.machine.abort(error, now)
         for instruction in self.machine.take_instructions():
             if isinstance(instruction, Call):
                 instruction.function()
 
     def _carry_out(self, now: float) -> None:
-        while instructions := self._decided(now):
+        while instructions := self._instructions(now):
             for instruction in instructions:
                 self._carry_out_one(instruction, now)
 
-    def _decided(self, now: float) -> list[Instruction]:
+    def _instructions(self, now: float) -> list[Instruction]:
         instructions = self.machine.take_instructions()
         if instructions or self._dispatcher is None:
             return instructions
-        if self._dispatcher.dispatch(self.endpoint.link_state, now):  # links have what was decided so far
+        if self._dispatcher.dispatch(self.endpoint.link_state, now):  # links have everything decided so far
             return self.machine.take_instructions()
         return []
 
@@ -87,4 +90,4 @@ class Stack(Generic[M]):
         elif isinstance(instruction, TakeBack):
             endpoint.take_back(instruction)
         elif isinstance(instruction, Become):
-            endpoint.rank = instruction.rank
+            endpoint.process.rank = instruction.rank

@@ -1,4 +1,4 @@
-"""When to look at what again: a heap of timers that are only ever set earlier. Pure."""
+"""A heap of timers, each of which is only ever set earlier. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 class Timers(Generic[T]):
-    """At most one timer for each item. Whoever takes one looks whether anything is due, and sets the next.
+    """At most one timer for each item. Whoever takes an item checks whether anything is due, and sets the
+    next timer.
 
-    A time that moves away, as it does with every acknowledgement, costs nothing: the old timer just goes off
-    early.
+    A deadline that moves into the future, as with every acknowledgement, costs nothing: the old timer just
+    goes off early.
     """
 
     def __init__(self) -> None:
@@ -25,13 +26,13 @@ class Timers(Generic[T]):
         self._numbers: Final = itertools.count()
 
     def set(self, item: T, due: float) -> None:
-        """Have an item taken at `due` at the latest; `math.inf`: no matter when."""
+        """Make an item due at `due` at the latest; `math.inf`: never."""
         if due < self._set.get(item, math.inf):
             self._set[item] = due
             heapq.heappush(self._heap, (due, next(self._numbers), item))
 
     def take(self, now: float) -> T | None:
-        """Take an item that is due; None if there is none."""
+        """Return an item that is due, and drop its timer; None if there is none."""
         while self._heap and self._heap[0][0] <= now:
             due, _, item = heapq.heappop(self._heap)
             if self._set.get(item) == due:

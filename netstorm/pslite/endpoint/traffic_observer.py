@@ -1,4 +1,4 @@
-"""What an endpoint tells whoever measures its links."""
+"""What an endpoint reports to whoever measures its links."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ __all__ = ["TrafficObserver"]
 
 
 class TrafficObserver(Protocol):
-    """Told by an endpoint of what comes and goes. Times in ns are of the cluster clock."""
+    """Called by an endpoint for messages that arrive or are acknowledged. Times in ns are on the cluster
+    clock.
+    """
 
     @property
-    def may_crowd(self) -> bool:
+    def may_contend(self) -> bool:
         """Whether links out of this node may slow one another."""
 
     def arrived(
-        self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, crowded: bool
+        self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, contended: bool
     ) -> None:
-        """Take note of a data message.
+        """Record a data message.
 
         Args:
             peer: its sender.
             size: bytes.
-            sent_at: when it was handed over.
-            arrived_at: when it was here.
+            sent_at: when the sender handed it over, in ns.
+            arrived_at: when it arrived, in ns.
             resent: it was sent before, and measures nothing.
-            crowded: other links out of its sender were busy.
+            contended: other links out of its sender were busy.
         """
 
-    def signalled(self, peer: Peer, sent_at: int, arrived_at: int) -> None:
-        """Take note of an acknowledgement or another small message of a session."""
+    def control_arrived(self, peer: Peer, sent_at: int, arrived_at: int) -> None:
+        """Record an acknowledgement or another small message of a session; times in ns."""
 
     def acknowledged(
         self, peer: Peer, size: int, sent: float, heard: float, stamped_at: int, *, resent: bool
     ) -> None:
-        """Take note of the acknowledgement of a data message.
+        """Record the acknowledgement of a data message.
 
         Args:
             peer: its receiver.
             size: bytes.
-            sent: when it was handed over, and `heard`: when the acknowledgement was, in s of the local clock.
-            heard: see there.
-            stamped_at: when the receiver sent the acknowledgement.
-            resent: which of several transmissions it is about is not known.
+            sent: when it was handed over, in s on the local clock.
+            heard: when the acknowledgement arrived, in s on the local clock.
+            stamped_at: when the receiver sent the acknowledgement, in ns on the cluster clock.
+            resent: it was transmitted more than once; which transmission was acknowledged is unknown.
         """

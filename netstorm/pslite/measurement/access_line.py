@@ -1,10 +1,13 @@
-"""Whether the links of a node share an access line: is there a ceiling that their total keeps to while each
-of them could do more? Pure.
+"""Whether the links of a node share an access line: does their total keep to a ceiling that each of them
+alone is not bound by? Pure.
 
-Looked at are windows of time in which several links were busy. Behind a common line the total is often the
-same, at its highest, and links that had less company before and after did clearly more then: both before
-and after, since rates change, and a link that has become slow would look like one in company. Links that know
-nothing of each other do the same in any company.
+The detector compares windows of time in which several links were busy. Behind a common line the total often
+reaches the same highest value, and the links carry clearly more while fewer of them are busy. That must be so
+both before and after the window: rates change, and a link that has just become slow looks like one under
+contention. Independent links carry the same under any contention.
+
+docs/awareness.md, "How good they are", has the share of access lines that this finds in simulated networks.
+The thresholds were chosen there.
 """
 
 from __future__ import annotations
@@ -20,55 +23,56 @@ from typing import Final
 
 from netstorm.pslite.measurement.busy_periods import BusyPeriod
 
-__all__ = ["AccessLineDetector", "Slice", "Verdict", "slices"]
+__all__ = ["AccessLineDetector", "Contention", "Slice", "slices"]
 
 _WINDOW_S: Final = 0.2
-"""Least duration of a window; it is as long as its longest stretch, too, which has only one rate."""
+"""Least duration of a window. It also lasts as long as its longest busy period, which has only one rate."""
 
 _MEMORY_S: Final = 20.0
 _LEAST_WINDOWS: Final = 6
 _KEPT_WINDOWS: Final = 30
-"""So many are kept for longer, where chunks take seconds."""
+"""So many windows are kept for longer, where chunks take seconds."""
 
 _LONG_MEMORY_S: Final = 60.0
 
 _CEILING: Final = 0.9
-"""Where in the order of the windows' totals the ceiling is looked for: below those that only look fast
-because a batch came late."""
+"""The ceiling is this quantile of the windows' totals: higher ones may look fast only because a batch came
+late."""
 
 _NEAR: Final = 0.05
-"""Totals that are so near to it are at the ceiling."""
+"""Relative distance up to which a total counts as being at the ceiling."""
 
 _OFTEN: Final = 0.25
-"""Part of the time that they make at a cap."""
+"""Least part of the time at the ceiling, if it is a cap."""
 
-_COULD_DO_MORE: Final = 1.18
-"""What the links do in less company, over their total at a cap."""
+_CAPPED_RATIO: Final = 1.18
+"""Least ratio of what the links carry under less contention to their total, if that is at a cap."""
 
-_AT_THEIR_BEST: Final = 1.12
-"""The same for links that are independent."""
+_INDEPENDENT_RATIO: Final = 1.12
+"""Largest such ratio of independent links."""
 
 _ALONE_S: Final = 0.05
-"""How long a link must have been busy for its rate to count."""
+"""Least time for which a link must have been busy for its rate to count."""
 
 _KEPT_RATES: Final = 256
 
-_LESS: Final = 0.5
-"""Links fewer that are less company."""
+_FEWER_LINKS: Final = 0.5
+"""Contention is less if so many fewer links were busy on average."""
 
 _SAMPLES: Final = 5
-"""Rates in less company, before and after, of which the last but one counts: some were slow for other
-reasons."""
+"""Most rates under less contention, before and after each. Of these the last but one counts, since some were
+slow for other reasons."""
 
 _COMPARED: Final = 0.3
-"""Part of a window's bits that must be of links that were seen in less company, too."""
+"""Least part of a window's bits from links that were also seen under less contention."""
 
 _ALWAYS: Final = 0.75
-"""A total that was at its ceiling for a larger part of the time has told nothing of what it could be."""
+"""A total that was at its ceiling for a larger part of the time does not show that the links are
+independent."""
 
 
-class Verdict(enum.Enum):
-    """What the links of a node are to each other."""
+class Contention(enum.Enum):
+    """How the links of a node affect each other."""
 
     UNKNOWN = "unknown"
     CAPPED = "capped"
@@ -77,7 +81,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A time during which the same links were busy."""
+    """A time during which the same links were busy, in s on one clock."""
 
     start: float
     end: float
@@ -86,32 +90,32 @@ class Slice:
 
 
 def slices(links: Mapping[int, Iterable[tuple[float, float, BusyPeriod]]]) -> Iterable[Slice]:
-    """Cut the time in which any link was busy where one begins or ends to be.
+    """Cut the time in which any link was busy wherever a busy period begins or ends.
 
     Args:
-        links: start, end and stretch of each, by link; all on one clock.
+        links: start, end and the busy period itself, by link; all on one clock.
     """
     events: list[tuple[float, bool, int, BusyPeriod]] = []
-    for link, stretches in links.items():
-        for start, end, stretch in stretches:
+    for link, periods in links.items():
+        for start, end, period in periods:
             if end > start:
-                events.append((start, True, link, stretch))
-                events.append((end, False, link, stretch))
+                events.append((start, True, link, period))
+                events.append((end, False, link, period))
     events.sort(key=lambda event: event[:3])  # at one moment, ends come before begins
     busy: dict[int, BusyPeriod] = {}
     last = -math.inf
-    for time, begins, link, stretch in events:
+    for time, begins, link, period in events:
         if busy and time > last:
             yield Slice(last, time, dict(busy))
         last = time
         if begins:
-            busy[link] = stretch
-        elif busy.get(link) is stretch:
+            busy[link] = period
+        elif busy.get(link) is period:
             del busy[link]
 
 
 class _Window:
-    """Some time, and what each link did in it."""
+    """Some time, and how much each link carried in it."""
 
     __slots__ = ("at", "bits", "busy", "duration", "longest")
 
@@ -126,53 +130,53 @@ class _Window:
         duration = part.end - part.start
         self.at = part.end
         self.duration += duration
-        for link, stretch in part.busy.items():
+        for link, period in part.busy.items():
             self.busy[link] = self.busy.get(link, 0.0) + duration
-            self.bits[link] = self.bits.get(link, 0.0) + stretch.bits * duration / stretch.duration
-            self.longest = max(self.longest, stretch.duration)
+            self.bits[link] = self.bits.get(link, 0.0) + period.bits * duration / period.duration
+            self.longest = max(self.longest, period.duration)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """What a link did in a window."""
+    """What a link carried in a window, in bit/s."""
 
     at: float
     rate: float
-    company: float
+    busy_links: float
 
 
 class _Compared:
-    """A window that is over, and what its links did in less company before and after."""
+    """A window that is over, and its links' rates under less contention before and after."""
 
-    __slots__ = ("_after", "_before", "at", "bits", "busy", "company", "duration", "total", "volume")
+    __slots__ = ("_after", "_before", "at", "bits", "busy", "busy_links", "duration", "total", "volume")
 
     def __init__(self, window: _Window, rates: Mapping[int, Iterable[_Rate]]) -> None:
-        """`rates`: of each link, all that came before the window's end, the newest first."""
+        """`rates`: of each link, all rates before the window's end, newest first."""
         self.at: Final = window.at
         self.duration: Final = window.duration
         self.bits: Final = window.bits
         self.busy: Final = window.busy
         self.volume: Final = sum(window.bits.values())
         self.total: Final = self.volume / self.duration
-        self.company: Final = sum(window.busy.values()) / window.duration
-        """How many links were busy, on average."""
+        self.busy_links: Final = sum(window.busy.values()) / window.duration
+        """How many links were busy on average."""
         self._before: Final[dict[int, float]] = {}
         self._after: Final[dict[int, list[float]]] = {}
         for link in self.bits:
-            near = itertools.takewhile(lambda one: one.at >= self.at - _MEMORY_S, rates.get(link, ()))
-            less = (one.rate for one in near if one.company <= self.company - _LESS)
+            near = itertools.takewhile(lambda rate: rate.at >= self.at - _MEMORY_S, rates.get(link, ()))
+            less = (rate.rate for rate in near if rate.busy_links <= self.busy_links - _FEWER_LINKS)
             if found := list(itertools.islice(less, _SAMPLES)):
                 self._before[link] = _last_but_one(found)
                 self._after[link] = []
 
-    def later(self, link: int, one: _Rate) -> None:
-        """Take note of what a link did after this window."""
+    def add_later(self, link: int, rate: _Rate) -> None:
+        """Record a link's rate after this window."""
         after = self._after.get(link)
-        if after is not None and len(after) < _SAMPLES and one.company <= self.company - _LESS:
-            after.append(one.rate)
+        if after is not None and len(after) < _SAMPLES and rate.busy_links <= self.busy_links - _FEWER_LINKS:
+            after.append(rate.rate)
 
-    def could_do(self) -> float | None:
-        """Return what the links that were busy do in less company, over what they did; None: nobody knows."""
+    def unshared_ratio(self) -> float | None:
+        """Return what the busy links carry under less contention, relative to this window; None: unknown."""
         able, compared = 0.0, 0.0
         for link, bits in self.bits.items():
             after = self._after.get(link)
@@ -192,11 +196,11 @@ class AccessLineDetector:
         self._windows: Final[deque[_Compared]] = deque()
         self._window = _Window()
         self._rates: Final[dict[int, deque[_Rate]]] = {}
-        """Of each link, the newest first."""
+        """Of each link, newest first."""
         self._alone: Final[dict[int, _Window]] = {}
 
-    def take(self, part: Slice) -> None:
-        """Take note of a slice; they come in order."""
+    def add(self, part: Slice) -> None:
+        """Add the next slice."""
         if len(part.busy) == 1:
             (link,) = part.busy
             alone = self._alone.setdefault(link, _Window())
@@ -207,21 +211,21 @@ class AccessLineDetector:
         self._window.add(part)
         if self._window.duration >= max(_WINDOW_S, self._window.longest):
             over = _Compared(self._window, self._rates)
-            self._note(self._window, over.company)
+            self._note(self._window, over.busy_links)
             self._windows.append(over)
             self._window = _Window()
             self._forget(part.end)
 
-    def _note(self, window: _Window, company: float) -> None:
+    def _note(self, window: _Window, busy_links: float) -> None:
         for link, busy in window.busy.items():
             if busy < _ALONE_S:
                 continue
-            one = _Rate(window.at, window.bits[link] / busy, company)
-            self._rates.setdefault(link, deque(maxlen=_KEPT_RATES)).appendleft(one)
+            rate = _Rate(window.at, window.bits[link] / busy, busy_links)
+            self._rates.setdefault(link, deque(maxlen=_KEPT_RATES)).appendleft(rate)
             for earlier in reversed(self._windows):
                 if earlier.at < window.at - _MEMORY_S:
                     break
-                earlier.later(link, one)
+                earlier.add_later(link, rate)
 
     def _forget(self, now: float) -> None:
         windows = self._windows
@@ -231,34 +235,34 @@ class AccessLineDetector:
                 break
             windows.popleft()
 
-    def verdict(self) -> tuple[Verdict, float]:
-        """Return what is known, and the cap in bit/s (0 unless capped)."""
+    def classify(self) -> tuple[Contention, float]:
+        """Return how the links affect each other, and the line's cap in bit/s (0 unless capped)."""
         windows = self._windows
         if len(windows) < _LEAST_WINDOWS:
-            return Verdict.UNKNOWN, 0.0
-        ceiling = _quantile([(one.total, one.duration) for one in windows], _CEILING)
-        near = [one for one in windows if abs(one.total - ceiling) <= _NEAR * ceiling]
-        time = sum(one.duration for one in near)
-        often = time / sum(one.duration for one in windows)
-        more = [found for one in near if (found := one.could_do()) is not None]
+            return Contention.UNKNOWN, 0.0
+        ceiling = _quantile([(window.total, window.duration) for window in windows], _CEILING)
+        near = [window for window in windows if abs(window.total - ceiling) <= _NEAR * ceiling]
+        time = sum(window.duration for window in near)
+        often = time / sum(window.duration for window in windows)
+        more = [ratio for window in near if (ratio := window.unshared_ratio()) is not None]
         if 2 * len(more) < len(near):
-            return Verdict.UNKNOWN, 0.0
-        could_do = statistics.median(more)
-        if often >= _OFTEN and could_do >= _COULD_DO_MORE:
-            return Verdict.CAPPED, sum(one.volume for one in near) / time
-        if often <= _ALWAYS and could_do <= min(_AT_THEIR_BEST, 1 + _deviation(windows)):
-            return Verdict.INDEPENDENT, 0.0
-        return Verdict.UNKNOWN, 0.0
+            return Contention.UNKNOWN, 0.0
+        unshared_ratio = statistics.median(more)
+        if often >= _OFTEN and unshared_ratio >= _CAPPED_RATIO:
+            return Contention.CAPPED, sum(window.volume for window in near) / time
+        if often <= _ALWAYS and unshared_ratio <= min(_INDEPENDENT_RATIO, 1 + _deviation(windows)):
+            return Contention.INDEPENDENT, 0.0
+        return Contention.UNKNOWN, 0.0
 
 
 def _last_but_one(rates: list[float]) -> float:
-    """Return the rate that counts of some that a link had in less company."""
+    """Return the rate that counts of some that a link had under less contention."""
     return sorted(rates)[(3 * len(rates)) // 4]
 
 
 def _deviation(windows: Iterable[_Compared]) -> float:
     """Return the relative standard deviation of the windows' totals."""
-    totals = [one.total for one in windows]
+    totals = [window.total for window in windows]
     return statistics.pstdev(totals) / statistics.fmean(totals)
 
 

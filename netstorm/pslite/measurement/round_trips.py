@@ -1,7 +1,7 @@
-"""The shortest round trips of a node's connections, by its kernel, and which of them are to be told. Pure.
+"""The shortest round trips of a node's connections, by its kernel, and which of them to report. Pure.
 
-TCP takes the first one from the connection's own handshake, before anything waits in a queue. A report may be
-lost, and a scheduler that was started again knows nothing: so all are told again once in a while.
+TCP takes the first one from the connection's handshake, before anything waits in a queue. All of them are
+reported again from time to time, since a report may be lost and a restarted scheduler knows nothing.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from netstorm.protocol.ids import Peer
 
 __all__ = ["RoundTrips"]
 
-_OTHER: Final = 0.02
-"""One that has changed by no more, as a part of it, is the same."""
+_SAME: Final = 0.02
+"""Relative change up to which a round trip counts as unchanged."""
 
-_AGAIN_S: Final = 30.0
-"""How often all are told."""
+_REPEAT_S: Final = 30.0
+"""How often all round trips are reported."""
 
 
 class RoundTrips:
-    """Of one node."""
+    """The round trips of one node, by peer."""
 
     def __init__(self) -> None:
         self._shortest: Final[dict[Peer, float]] = {}
-        self._new: Final[set[Peer]] = set()
-        self._told_at = -math.inf
+        self._changed: Final[set[Peer]] = set()
+        self._repeated_at = -math.inf
 
     @property
-    def news(self) -> bool:
-        """Whether there is one that nobody was told."""
-        return bool(self._new)
+    def changed(self) -> bool:
+        """Whether some round trip has changed since the last report."""
+        return bool(self._changed)
 
     def of(self, peer: Peer) -> float:
-        """Return the shortest one, in s; 0: not known."""
+        """Return the shortest round trip in s; 0: unknown."""
         return self._shortest.get(peer, 0.0)
 
     def peers(self) -> list[Peer]:
-        """Return those whose is known."""
+        """Return the peers whose round trip is known."""
         return list(self._shortest)
 
-    def take(self, peer: Peer, seconds: float) -> None:
-        """Take what the kernel says; 0: it does not know."""
+    def record(self, peer: Peer, seconds: float) -> None:
+        """Record the kernel's value; 0: the kernel does not know it."""
         before = self.of(peer)
-        if seconds > 0.0 and abs(seconds - before) > _OTHER * before:
+        if seconds > 0.0 and abs(seconds - before) > _SAME * before:
             self._shortest[peer] = seconds
-            self._new.add(peer)
+            self._changed.add(peer)
 
-    def tell(self, now: float) -> list[Peer]:
-        """Return whose are to be told now, in s of the local clock; they will have been."""
-        if now >= self._told_at + _AGAIN_S:
-            self._told_at = now
-            self._new.update(self._shortest)
-        told = sorted(self._new)
-        self._new.clear()
-        return told
+    def take_changes(self, now: float) -> list[Peer]:
+        """Return the peers to report now (s on the local clock), and count them as reported."""
+        if now >= self._repeated_at + _REPEAT_S:
+            self._repeated_at = now
+            self._changed.update(self._shortest)
+        peers = sorted(self._changed)
+        self._changed.clear()
+        return peers

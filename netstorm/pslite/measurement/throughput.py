@@ -1,8 +1,8 @@
-"""What the links out of a node have carried in each half second of the cluster clock, by its kernel. Pure.
+"""What each link out of a node delivered in each half second of the cluster clock, by its kernel. Pure.
 
-All nodes cut time alike, so that the scheduler can put together what was carried on all links at one
-time (`netstorm.scheduler.awareness.access_lines`). What a kernel says to be delivered arrived half a round
-trip before.
+All nodes cut time alike, so the scheduler can add up what was delivered on all links at one time
+(`netstorm.scheduler.awareness.access_lines`). What the kernel counts as delivered arrived half a round trip
+earlier.
 """
 
 from __future__ import annotations
@@ -13,105 +13,105 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import CARRIED_S, LinkThroughput, ThroughputReport
+from netstorm.protocol.messages import THROUGHPUT_PERIOD_S, LinkThroughput, ThroughputReport
 from netstorm.pslite.measurement.tcp_progress import Progress
 
 __all__ = ["ThroughputSampler"]
 
 _BUSY: Final = 0.9
-"""Part of a half second in which a connection must have had something under way to have been eager."""
+"""Part of a half second for which a backlogged connection must have had data in flight."""
 
-_LONGEST_S: Final = 1.0
-"""Between two looks; what was between others is not known well enough."""
+_LONGEST_GAP_S: Final = 1.0
+"""Longest time between two samples; what happened within a longer one is not known well enough."""
 
-_KEPT: Final = 8
-"""Half seconds that wait to be told; what is older is of no use any more."""
+_MOST_REPORTS: Final = 8
+"""Half seconds that wait to be reported; older ones are of no use."""
 
 
-class _Look(NamedTuple):
-    """How far a connection had come at some time."""
+class _Sample(NamedTuple):
+    """How much a connection had delivered at some time."""
 
     at: float
-    """When it arrived, in s of the cluster clock."""
+    """When it arrived, in s on the cluster clock."""
     bits: float
     busy_s: float
-    waits: bool
+    backlogged: bool
 
-    def until(self, later: _Look, at: float) -> _Look:
-        """Return how far it had come at a time between this look and a later one."""
+    def until(self, later: _Sample, at: float) -> _Sample:
+        """Return the sample at a time between this one and a later one, interpolated."""
         part = (at - self.at) / (later.at - self.at)
-        return _Look(
+        return _Sample(
             at,
             self.bits + part * (later.bits - self.bits),
             self.busy_s + part * (later.busy_s - self.busy_s),
-            self.waits and later.waits,
+            self.backlogged and later.backlogged,
         )
 
 
-class _Link:
-    """One connection."""
+class _Connection:
+    """The samples of one connection."""
 
-    __slots__ = ("_began", "_eager", "_last")
+    __slots__ = ("_backlogged", "_began", "_last")
 
     def __init__(self) -> None:
-        self._last: _Look | None = None
-        self._began: _Look | None = None
-        """Where the present half second began; None: before it was looked at."""
-        self._eager = False
-        """There has been more to send since, as far as looks tell."""
+        self._last: _Sample | None = None
+        self._began: _Sample | None = None
+        """The begin of the current half second; None: it was not sampled."""
+        self._backlogged = False
+        """There was unsent data in all samples since then."""
 
-    def look(self, now: _Look) -> Iterator[tuple[int, float, bool]]:
-        """Yield the half seconds that have passed: number, bit/s, whether there was more to send."""
-        last, self._last = self._last, now
+    def add(self, sample: _Sample) -> Iterator[tuple[int, float, bool]]:
+        """Add a sample; yield the half seconds that are over: number, bit/s, whether it was backlogged."""
+        last, self._last = self._last, sample
         if (
             last is None
-            or not 0.0 < now.at - last.at <= _LONGEST_S  # nobody looked, or a clock was put right
-            or now.bits < last.bits  # another connection
-            or now.busy_s < last.busy_s
+            or not 0.0 < sample.at - last.at <= _LONGEST_GAP_S  # no samples, or a clock was set
+            or sample.bits < last.bits  # another connection
+            or sample.busy_s < last.busy_s
         ):
             self._began = None
             return
-        number = math.floor(last.at / CARRIED_S) + 1
-        self._eager = self._eager and last.waits
-        while number * CARRIED_S <= now.at:
-            edge = last.until(now, number * CARRIED_S)
+        number = math.floor(last.at / THROUGHPUT_PERIOD_S) + 1
+        self._backlogged = self._backlogged and last.backlogged
+        while number * THROUGHPUT_PERIOD_S <= sample.at:
+            edge = last.until(sample, number * THROUGHPUT_PERIOD_S)
             if self._began is not None:
-                busy = edge.busy_s - self._began.busy_s >= _BUSY * CARRIED_S
-                rate = (edge.bits - self._began.bits) / CARRIED_S
-                yield number - 1, rate, self._eager and edge.waits and busy
-            self._began, self._eager = edge, edge.waits
+                busy = edge.busy_s - self._began.busy_s >= _BUSY * THROUGHPUT_PERIOD_S
+                rate = (edge.bits - self._began.bits) / THROUGHPUT_PERIOD_S
+                yield number - 1, rate, self._backlogged and edge.backlogged and busy
+            self._began, self._backlogged = edge, edge.backlogged
             number += 1
-        self._eager = self._eager and now.waits
+        self._backlogged = self._backlogged and sample.backlogged
 
 
 class ThroughputSampler:
-    """All links out of a node."""
+    """Samples all links out of a node."""
 
     def __init__(self) -> None:
-        self._links: dict[Peer, _Link] = {}
+        self._connections: dict[Peer, _Connection] = {}
         self._open: Final[dict[int, list[LinkThroughput]]] = {}
-        self._over: Final[deque[ThroughputReport]] = deque(maxlen=_KEPT)
+        self._reports: Final[deque[ThroughputReport]] = deque(maxlen=_MOST_REPORTS)
 
-    def look(self, told: Mapping[Peer, Progress], now: float) -> None:
-        """Take how far all connections have come; `now` in s of the cluster clock."""
-        self._links = {peer: self._links.get(peer) or _Link() for peer in told}
-        for peer, one in told.items():
-            arrived = now - one.shortest_s / 2
-            look = _Look(arrived, 8.0 * one.delivered * one.segment, one.busy_s, one.waiting > 0)
-            for number, rate, eager in self._links[peer].look(look):
+    def sample(self, progress: Mapping[Peer, Progress], now: float) -> None:
+        """Record how much all connections have delivered; `now` in s on the cluster clock."""
+        self._connections = {peer: self._connections.get(peer) or _Connection() for peer in progress}
+        for peer, tcp in progress.items():
+            arrived = now - tcp.min_rtt_s / 2
+            sample = _Sample(arrived, 8.0 * tcp.delivered * tcp.segment, tcp.busy_s, tcp.unsent > 0)
+            for number, rate, backlogged in self._connections[peer].add(sample):
                 if rate > 0.0:
-                    self._open.setdefault(number, []).append(LinkThroughput(int(peer), rate, eager))
-        known = now - max((one.shortest_s for one in told.values()), default=0.0) / 2
+                    self._open.setdefault(number, []).append(LinkThroughput(int(peer), rate, backlogged))
+        complete = now - max((tcp.min_rtt_s for tcp in progress.values()), default=0.0) / 2
         for number in sorted(self._open):
-            if (number + 1) * CARRIED_S <= known:
-                self._over.append(ThroughputReport(number, tuple(self._open.pop(number))))
+            if (number + 1) * THROUGHPUT_PERIOD_S <= complete:
+                self._reports.append(ThroughputReport(number, tuple(self._open.pop(number))))
 
     def __len__(self) -> int:
-        """Return how many links and half seconds wait to be told."""
-        return sum(1 + len(one.links) for one in self._over)
+        """Return how many links and half seconds wait to be reported."""
+        return sum(1 + len(report.links) for report in self._reports)
 
-    def take(self) -> tuple[ThroughputReport, ...]:
-        """Return what was carried in half seconds that are over and were not told yet; it will have been."""
-        told = tuple(self._over)
-        self._over.clear()
-        return told
+    def take_reports(self) -> tuple[ThroughputReport, ...]:
+        """Return the half seconds that are over and were not reported, and count them as reported."""
+        reports = tuple(self._reports)
+        self._reports.clear()
+        return reports

@@ -1,1 +1,1 @@
-"""The thread and the event loop of a real process: what puts a machine on real sockets."""
+"""The I/O thread of a real process, and what puts a machine on real sockets."""

@@ -1,4 +1,4 @@
-"""Puts a machine to work on real sockets: van, endpoint, stack and I/O thread of one process."""
+"""Runs a machine on real sockets: makes the van, endpoint, stack and I/O thread of a process."""
 
 from __future__ import annotations
 
@@ -29,34 +29,33 @@ __all__ = ["Ask", "Driver", "start_driver"]
 M = TypeVar("M", bound=Machine)
 
 Ask: TypeAlias = Callable[[Callable[[Exception | None], None], float], None]
-"""A method of a machine that calls its first argument when done; the second is the time."""
+"""A method of a machine: calls its first argument when done, with an error or None; the second is the
+time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Driver(Generic[M]):
-    """A machine at work, and what belongs to it."""
+    """A running machine, and what belongs to it."""
 
     machine: M
     endpoint: Endpoint
     thread: IoThread[M]
     port: int
-    """Where others can connect."""
+    """Port that others connect to."""
     van: ZmqVan
-    """The thread's own."""
+    """Owned by the thread."""
 
     def progress(self) -> Iterator[tuple[Peer, Progress]]:
-        """Say how far the connections that were opened here have come. On the I/O thread only."""
+        """Yield how much the connections opened here have delivered. On the I/O thread only."""
         return progress_by_peer(self.van, self.endpoint.connections())
 
-    def start_anew(self, peer: Peer) -> bool:
-        """Have BBR find out anew what the link to a peer carries; return whether it does. On the I/O thread
-        only.
-        """
+    def restart_bbr(self, peer: Peer) -> bool:
+        """Restart BBR on the connection to a peer; return whether that worked. On the I/O thread only."""
         connection = self.endpoint.connections().get(peer)
-        return connection is not None and self.van.start_anew(connection)
+        return connection is not None and self.van.restart_bbr(connection)
 
     def ask(self, method: Ask) -> Future[None]:
-        """Call a method of the machine on the I/O thread; the future ends when the machine says so.
+        """Call a method of the machine on the I/O thread; the future ends when the machine calls back.
 
         Raises:
             Closed: the thread has ended, or belongs to the process that this one was forked from.
@@ -72,19 +71,19 @@ class Driver(Generic[M]):
         self.tell(lambda now: method(done, now), done)
         return future
 
-    def tell(self, function: Callable[[float], None], refused: Callable[[Exception], None]) -> None:
-        """Call a function on the I/O thread; `refused` is called if that never happens, or if it raises.
+    def tell(self, function: Callable[[float], None], failed: Callable[[Exception], None]) -> None:
+        """Call a function on the I/O thread; `failed` is called if that never happens, or if it raises.
 
         Raises:
             Closed: as for `ask`.
         """
 
-        def look(call: Future[None]) -> None:
+        def report(call: Future[None]) -> None:
             error = call.exception()
             if isinstance(error, Exception):
-                refused(error)
+                failed(error)
 
-        self.thread.call(function).add_done_callback(look)
+        self.thread.call(function).add_done_callback(report)
 
 
 def start_driver(
@@ -102,25 +101,26 @@ def start_driver(
     dscp: int = 0,
     unmarked: tuple[str, int] | None = None,
 ) -> Driver[M]:
-    """Listen, and let a machine work.
+    """Listen, and start a machine.
 
     Args:
-        make_machine: makes it, given the port that others can connect to.
+        make_machine: makes it, given the port that others connect to.
+        settings: of this process.
+        counters: what was dropped or refused is counted there.
         bind_host: address to listen on.
         port: 0: any that is free.
-        rank: as every Hello says it: -1 for the scheduler, and for a node until it has one.
+        rank: for every Hello; -1 for the scheduler, and for a node until it has one.
         ordered: see `Endpoint`.
-        stamp: the cluster clock, in ns.
+        stamp: returns the cluster clock, in ns.
         name: of the thread.
-        trace: takes note of all that is delivered.
-        dscp: mark of packets; 0: none.
-        unmarked: host and port to which connections have no mark.
+        trace: records all deliveries.
+        dscp: differentiated services code point of packets; 0: none.
+        unmarked: host and port to which packets are not marked.
 
     Raises:
         SettingsError: the address or port cannot be listened on.
     """
     keep_freed_memory()
-    incarnation = secrets.randbits(63)
     van = ZmqVan(
         max_message_bytes=settings.max_message_bytes,
         link_timeout_s=settings.link_timeout_s,
@@ -131,21 +131,38 @@ def start_driver(
     try:
         bound = van.bind(bind_host, port)
         machine = make_machine(bound)
-        endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
-            machine,
-            job=settings.job,
-            incarnation=incarnation,
-            rank=rank,
-            ordered=ordered,
-            stamp=stamp,
-            limits=Limits(link_timeout_s=settings.link_timeout_s, window_bytes=settings.window_bytes),
-            rng=random.Random(incarnation),
-            counters=counters,
-            trace=trace,
+        endpoint = _make_endpoint(
+            machine, settings, counters=counters, rank=rank, ordered=ordered, stamp=stamp, trace=trace
         )
-        stack = Stack(machine, endpoint)
-        thread = IoThread(stack, van, switch_interval_s=settings.switch_interval_s, name=name)
+        thread = IoThread(
+            Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name
+        )
     except BaseException:
         van.shut(0.0)
         raise
     return Driver(machine, endpoint, thread, bound, van)
+
+
+def _make_endpoint(
+    machine: Machine,
+    settings: Settings,
+    *,
+    counters: Counters,
+    rank: int,
+    ordered: Callable[[Peer], bool],
+    stamp: Callable[[], int],
+    trace: Trace | None,
+) -> Endpoint:
+    incarnation = secrets.randbits(63)
+    return (LoggedEndpoint if settings.verbose else Endpoint)(
+        machine,
+        job=settings.job,
+        incarnation=incarnation,
+        rank=rank,
+        ordered=ordered,
+        stamp=stamp,
+        limits=Limits(link_timeout_s=settings.link_timeout_s, window_bytes=settings.window_bytes),
+        rng=random.Random(incarnation),
+        counters=counters,
+        trace=trace,
+    )

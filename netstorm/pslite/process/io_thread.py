@@ -1,7 +1,7 @@
-"""The one thread of a process that owns its sockets, timers and protocol state. Everybody else comes in here.
+"""The thread of a process that owns its sockets, timers and protocol state; other threads call it here.
 
-A call from another thread is put on a deque and the thread is woken, if it sleeps. An exception on the thread
-ends it and fails every call, outstanding and later: nothing hangs.
+A call from another thread is put on a deque, and the I/O thread is woken if it sleeps. An exception on the
+thread ends it and fails every outstanding and later call, so nothing hangs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from netstorm import clock
 from netstorm.errors import Closed
 from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.system.interpreter_lock import calls, give_way, intervals
+from netstorm.pslite.system.interpreter_lock import active_calls, switch_intervals, yield_to_call
 from netstorm.pslite.van.interface import Van
 
 __all__ = ["IoThread", "WatchingVan"]
@@ -31,10 +31,10 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Machine)
 
 _LONGEST_SLEEP_S: Final = 1.0
-"""Even with nothing to do the thread looks around once in a while, should a wake-up ever get lost."""
+"""An idle thread checks everything at this interval, in case a wake-up is lost."""
 
 _CALLS_AT_ONCE: Final = 256
-"""Calls taken before sockets and timers get a turn again."""
+"""Most calls made before sockets and timers get a turn again."""
 
 
 class WatchingVan(Van, Protocol):
@@ -47,11 +47,57 @@ class WatchingVan(Van, Protocol):
         """Stop watching."""
 
 
+class _Call(Protocol):
+    """A function that waits to be called on the thread."""
+
+    def run(self, now: float) -> None:
+        """Call the function with the time."""
+
+    def fail(self, error: Exception) -> None:
+        """Report that the function will not be called."""
+
+
+class _Posted:
+    """A call without a result; an exception in it ends the thread."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[float], None]) -> None:
+        self._function = function
+
+    def run(self, now: float) -> None:
+        self._function(now)
+
+    def fail(self, error: Exception) -> None:
+        pass
+
+
+class _CallWithFuture(Generic[T]):
+    """A call whose result or exception goes to a future."""
+
+    __slots__ = ("_function", "future")
+
+    def __init__(self, function: Callable[[float], T]) -> None:
+        self._function = function
+        self.future: Future[T] = Future()
+
+    def run(self, now: float) -> None:
+        if self.future.set_running_or_notify_cancel():
+            try:
+                self.future.set_result(self._function(now))
+            except Exception as error:
+                self.future.set_exception(error)
+
+    def fail(self, error: Exception) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
 class IoThread(Generic[M]):
     """Runs a stack on a van.
 
     Attributes:
-        error: what has ended the thread; None while it runs, and after an orderly end.
+        error: the exception that has ended the thread; None while it runs, and after an orderly end.
     """
 
     def __init__(
@@ -65,21 +111,24 @@ class IoThread(Generic[M]):
         """Start the thread; it owns `stack` and `van` from now on, and closes `van` at its end.
 
         Args:
-            switch_interval_s: the interpreter's thread switch interval while any such thread lives (the
-                smallest, if they differ); None: as it is.
+            stack: what to run.
+            van: its van.
+            switch_interval_s: the interpreter's thread switch interval while any such thread exists (the
+                smallest, if they differ); None: unchanged.
+            name: of the thread.
         """
         self.error: BaseException | None = None
         self._stack: Final = stack
         self._van: Final = van
         self._pid: Final = os.getpid()
-        self._inbox: deque[tuple[Callable[[float], Any], Future[Any] | None]] = deque()
+        self._inbox: deque[_Call] = deque()
         self._asleep = False
         self._closing = False
         self._close_at = math.inf
         self._closed = False
         self._switch_interval: Final = switch_interval_s
         self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
-        intervals.add(self, switch_interval_s)
+        switch_intervals.add(self, switch_interval_s)
         self._thread.start()
 
     # -------------------------------------------------------------------------------------- from any thread
@@ -90,9 +139,9 @@ class IoThread(Generic[M]):
         Raises:
             Closed: the thread has ended, or belongs to the process that this one was forked from.
         """
-        future: Future[T] = Future()
-        self._put(function, future)
-        return future
+        call = _CallWithFuture(function)
+        self._put(call)
+        return call.future
 
     def post(self, function: Callable[[float], None]) -> None:
         """Call `function` on the thread, with the time; an exception in it ends the thread.
@@ -100,12 +149,12 @@ class IoThread(Generic[M]):
         Raises:
             Closed: as for `call`.
         """
-        self._put(function, None)
+        self._put(_Posted(function))
 
     def wake(self) -> None:
-        """Make the thread look around; callable from any thread."""
+        """Make the thread check everything; may be called by any thread."""
         if self._asleep and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the thread has just ended
                 self._van.wake()
 
     def is_current(self) -> bool:
@@ -128,32 +177,33 @@ class IoThread(Generic[M]):
             self.call(lambda _: self._van.unwatch(fd)).result()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """End the thread and join it: what was accepted is finished, and has `linger_s` to reach the peers.
+        """End the thread and join it: accepted calls are finished, and messages have `linger_s` to reach the
+        peers.
 
-        Twice does no harm; in a forked child it does nothing. Calls that have not been made by then fail
+        A second call does nothing, nor does one in a forked child. Calls that have not been made by then fail
         with `Closed`.
         """
         if os.getpid() != self._pid:
             return
         if not self._closed:
             with contextlib.suppress(Closed):
-                self._put(lambda now: self._begin_to_close(now + linger_s), None)
+                self._put(_Posted(lambda now: self._begin_to_close(now + linger_s)))
         if not self.is_current():
             self._thread.join()
 
     # ------------------------------------------------------------------------------------------ on the thread
 
-    def _put(self, function: Callable[[float], Any], future: Future[Any] | None) -> None:
+    def _put(self, call: _Call) -> None:
         if os.getpid() != self._pid:
             raise Closed(
                 f"this belongs to process {self._pid}; process {os.getpid()}, forked from it, cannot use it"
             )
         if self._closed:
             raise self._closed_error()
-        self._inbox.append((function, future))
+        self._inbox.append(call)
         if self._asleep:
             self.wake()
-        if self._thread_is_over():  # in between, maybe without having seen this call
+        if self._thread_is_over():  # in the meantime, maybe without having seen this call
             self._fail_calls()
 
     def _thread_is_over(self) -> bool:
@@ -173,7 +223,7 @@ class IoThread(Generic[M]):
     def _run(self) -> None:
         try:
             self._loop()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+        except BaseException as error:
             _log.critical("the I/O thread has died", exc_info=True)
             self.error = error
         self._end()
@@ -182,57 +232,49 @@ class IoThread(Generic[M]):
         stack, van, inbox = self._stack, self._van, self._inbox
         now, longest = clock.monotonic(), 0.0
         while not (self._closing and not inbox and (now >= self._close_at or stack.endpoint.idle())):
-            self._asleep = True  # before looking at the inbox: who appends after the look will wake us
+            self._asleep = True  # before the inbox is checked: a thread that appends later wakes this one
             due = min(stack.next_tick(), self._close_at) - now
             timeout = 0.0 if inbox else min(max(due, 0.0), longest)
             events = van.poll(timeout)
             self._asleep = False
             now = clock.monotonic()
-            longest = min(_LONGEST_SLEEP_S, intervals.look(now))
+            longest = min(_LONGEST_SLEEP_S, switch_intervals.update(now))
             for event in events:
-                if calls:
-                    give_way()
+                if active_calls:
+                    yield_to_call()
                 stack.handle(event, now)
             if inbox:
-                self._take_calls(now)
+                self._make_calls(now)
             stack.tick(now)
-            if calls:
-                give_way()
+            if active_calls:
+                yield_to_call()
             stack.flush(van, now)
 
-    def _take_calls(self, now: float) -> None:
+    def _make_calls(self, now: float) -> None:
         for _ in range(min(len(self._inbox), _CALLS_AT_ONCE)):
-            if calls:
-                give_way()
-            function, future = self._inbox.popleft()
-            if future is None:
-                self._stack.call(function, now)
-            elif future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(self._stack.call(function, now))
-                except Exception as error:  # noqa: BLE001 - the caller's error, and its future
-                    future.set_exception(error)
+            if active_calls:
+                yield_to_call()
+            self._inbox.popleft().run(now)
 
     def _end(self) -> None:
         """Fail what is left, and close the sockets."""
         self._closed = True
         try:
             self._stack.abort(self._closed_error(), clock.monotonic())
-        except Exception:  # noqa: BLE001 - the thread ends anyhow, and the rest must be done
+        except Exception:
             _log.exception("while failing what was outstanding")
         self._fail_calls()
         linger_s = 0.0 if self.error is not None else max(0.0, self._close_at - clock.monotonic())
         try:
             self._van.shut(linger_s)
-        except Exception:  # noqa: BLE001 - the thread ends anyhow, and the rest must be done
+        except Exception:
             _log.exception("while closing the sockets")
-        intervals.remove(self)
+        switch_intervals.remove(self)
 
     def _fail_calls(self) -> None:
         while True:
             try:
-                _, future = self._inbox.popleft()
+                call = self._inbox.popleft()
             except IndexError:
                 return
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_exception(self._closed_error())
+            call.fail(self._closed_error())

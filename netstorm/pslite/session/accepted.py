@@ -1,4 +1,4 @@
-"""The side of a session that waits for connections. Pure."""
+"""The side of a session that waits for its peer's connections. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.session.link_counters import LinkCounters
-from netstorm.pslite.session.session import Session, Shared
+from netstorm.pslite.session.session import Session, SessionContext
 from netstorm.pslite.session.states import Event, State
 from netstorm.pslite.van.interface import Connection
 
@@ -18,13 +18,15 @@ class AcceptedSession(Session):
     """The side that waits for connections."""
 
     def __init__(
-        self, shared: Shared, peer: Peer, hello: m.Hello, *, counters: LinkCounters, ordered: bool
+        self, context: SessionContext, peer: Peer, hello: m.Hello, *, counters: LinkCounters, ordered: bool
     ) -> None:
-        super().__init__(shared, peer, hello.session, counters=counters, ordered=ordered, state=State.AWAY)
+        super().__init__(
+            context, peer, hello.session, counters=counters, ordered=ordered, state=State.DISCONNECTED
+        )
         self.incarnation: int = hello.incarnation
 
     def is_that_of(self, hello: m.Hello) -> bool:
-        """Return whether a Hello wants to go on with this session."""
+        """Return whether a Hello goes on with this session."""
         return (hello.incarnation, hello.session) == (self.incarnation, self.identity)
 
     def hello(self, hello: m.Hello, connection: Connection, now: float) -> None:
@@ -35,27 +37,27 @@ class AcceptedSession(Session):
         """
         self.sending.check(hello.received, hello.beyond)  # before the present connection is given up for it
         if self.state is State.UP:
-            self.broken("replaced by another one", now)
-        received, beyond = self.receiving.missing_from()
+            self.broken("replaced by a new connection", now)
+        received, beyond = self.receiving.received_numbers()
         self._control = [
             m.Welcome(
-                incarnation=self._shared.incarnation, session=self.identity, received=received, beyond=beyond
+                incarnation=self._context.incarnation, session=self.identity, received=received, beyond=beyond
             )
         ]
-        self._come_up(Event.HELLO, hello.received, hello.beyond, now)
+        self._establish(Event.HELLO, hello.received, hello.beyond, now)
         self.connection = connection
 
     def _unanswered(self, reason: str, now: float) -> None:
-        """Lose the session: giving up the connection would not bring another one."""
-        self._lose(Event.TOO_LATE, reason, now)
+        """Lose the session: this side cannot make another connection."""
+        self._lose(Event.TIMED_OUT, reason, now)
 
     def due(self) -> float:
         """Return when `tick` has something to do."""
-        if self.state is State.AWAY and not self.sending.has_work():
-            return math.inf  # nothing to say: the other side comes back when it has something
+        if self.state is State.DISCONNECTED and not self.sending.has_work():
+            return math.inf  # nothing to send: the peer connects again when it has something to send
         return super().due()
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if self.state is not State.AWAY or self.sending.has_work():
+        if self.state is not State.DISCONNECTED or self.sending.has_work():
             super().tick(now)

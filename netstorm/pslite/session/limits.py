@@ -1,4 +1,4 @@
-"""How patient a session is, and how much it may take."""
+"""Time-outs of sessions, and bounds on memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ class Limits:
     """Times in s, sizes in bytes."""
 
     link_timeout_s: float = 10.0
-    """A connection that is not re-established within this time is lost, and so is its session."""
+    """A session that has no connection for this long is lost."""
     window_bytes: int = 0
-    """Most un-acknowledged bytes of a session; 0: adapt to the bandwidth-delay product."""
+    """Most unacknowledged bytes of a session; 0: adapt to the bandwidth-delay product."""
     query_after_s: float = 2.0
-    """No acknowledgement for this long (or four round trips): ask."""
+    """A query is sent after this time, or four round trips, without an acknowledgement."""
     slowest_link: float = 125_000.0
-    """bytes/s that are taken for granted when judging how long an answer may take: a query waits behind what
-    is in flight. 1 Mbit/s."""
-    greeting_s: float = 5.0
-    """How long a Hello waits for its answer before it is said again over another connection; doubled with
+    """bytes/s of the slowest link to expect (1 Mbit/s). The answer to a query may take as long as such a link
+    needs for the bytes in flight."""
+    handshake_s: float = 5.0
+    """How long a Hello waits for its answer before it is sent again over another connection; doubled with
     each failure, up to half of `link_timeout_s`."""
     first_retry_s: float = 0.05
-    """Wait before the second attempt to connect; doubled with each, so that a restarted switch is no
-    stampede.
-    """
+    """Wait before the second attempt to connect; doubled with each attempt, so that processes do not all
+    connect at once after a switch was restarted."""
     longest_retry_s: float = 1.0
     goodbye_s: float = 1.0
-    """How long a session that ends waits for the other side's goodbye."""
-    waiting_hellos: int = 1024
-    """Most processes that wait for being admitted."""
+    """How long an ending session waits for the other side's Goodbye."""
+    pending_hellos: int = 1024
+    """Most processes that wait to be admitted."""
     sessions: int = 16_384
-    """Most sessions that others may have with this process."""
+    """Most sessions that other processes may open."""

@@ -1,16 +1,14 @@
-"""What went over one link, both ways, in all its sessions."""
+"""What went over one link, in both directions and in all its sessions."""
 
 from __future__ import annotations
 
 import math
 
-from netstorm.protocol.messages import Message
-
 __all__ = ["LinkCounters"]
 
 
 class LinkCounters:
-    """Numbers that only grow. Bytes are those of frames, without ZeroMQ's and TCP's own."""
+    """Numbers that only grow. Bytes are those of frames, without the headers of ZeroMQ and TCP."""
 
     __slots__ = (
         "bytes_received",
@@ -19,7 +17,6 @@ class LinkCounters:
         "connections",
         "dropped",
         "duplicates",
-        "heard",
         "heard_at",
         "messages_received",
         "messages_resent",
@@ -36,20 +33,18 @@ class LinkCounters:
         self.messages_received = 0
         self.duplicates = 0
         self.connections = 0
-        """Connections that it has had."""
+        """Connections that the link has had."""
         self.dropped: dict[str, int] = {}
         """By reason."""
-        self.heard: Message | None = None
-        """The last message that came, of any kind."""
         self.heard_at = -math.inf
-        """When it came."""
+        """When the last message of any kind arrived, on the local clock."""
 
     def drop(self, reason: str) -> None:
         """Count a message that was dropped."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def snapshot(self) -> dict[str, int]:
-        """Return all numbers by name; those dropped as `dropped_REASON`."""
-        others = ("dropped", "heard", "heard_at")
+        """Return all numbers by name; dropped messages as `dropped_REASON`."""
+        others = ("dropped", "heard_at")
         numbers = {name: getattr(self, name) for name in self.__slots__ if name not in others}
         return numbers | {f"dropped_{reason}": number for reason, number in self.dropped.items()}

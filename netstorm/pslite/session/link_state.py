@@ -1,4 +1,4 @@
-"""What a machine may know of the links that leave it."""
+"""What a machine may know about its outgoing links."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ __all__ = ["Dispatcher", "LinkState", "Links"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkState:
-    """A link as its sender sees it now."""
+    """The present state of a link, as its sender sees it."""
 
     messages: int = 0
-    """Handed to the endpoint and not acknowledged: queued or in flight."""
+    """Messages that are queued or in flight."""
     bytes: int = 0
-    """Of those messages."""
+    """Their size."""
     window: int = 0
     """Bytes that may be in flight."""
     rate: float = 0.0
-    """Bytes/s that it delivers of late while it is busy; 0: not known."""
+    """Bytes/s that it has delivered lately while it was busy; 0: unknown."""
     latency_s: float = 0.0
-    """One way, as far as the shortest round trip tells; 0 while not known."""
+    """One way, by the shortest round trip; 0: unknown."""
 
 
 Links: TypeAlias = Callable[[Peer], LinkState]
-"""Looks at the link to a peer."""
+"""Returns the state of the link to a peer."""
 
 
 @runtime_checkable
 class Dispatcher(Protocol):
-    """A machine that decides as late as it can which link a message takes."""
+    """A machine that decides as late as possible which link a message takes."""
 
     def dispatch(self, links: Links, now: float) -> bool:
-        """Look at links and decide; return whether `take_instructions` may have something. Called whenever
-        something has come, acknowledgements too, and all instructions so far are carried out.
+        """Decide, given the links; return whether `take_instructions` may return something.
+
+        Called after anything has arrived, also acknowledgements, once all earlier instructions are carried
+        out.
         """

@@ -1,7 +1,7 @@
 """A link's outgoing messages, the most urgent first.
 
-A heap by (order, arrival): first-in-first-out queues cost packed trees up to 25 points of the optimum
-(design, section 4), since the chunks that fill the pipeline must go first.
+A heap by (order, arrival): the chunks that fill the pipeline must go first. With first-in-first-out queues,
+packed trees reached up to 25 percentage points less of the optimum (docs/design.md, section 4).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Outgoing", "OutgoingQueue"]
 
 
 class Outgoing:
-    """A message on its way out: queued, then kept until it is acknowledged."""
+    """An outgoing message: queued, then kept until it is acknowledged."""
 
     __slots__ = (
         "_crc",
@@ -45,7 +45,7 @@ class Outgoing:
     ) -> None:
         self.body = body
         self.tag = tag
-        """What its sender knows it by."""
+        """Identifies the message to the machine that sent it; see `TakeBack`."""
         self.payload = payload
         self.order = order
         self._crc = payload_crc
@@ -53,11 +53,11 @@ class Outgoing:
         """Bytes that count in the window."""
         self.sequence = 0
         self.transmission = 0
-        """Place in the order of everything transmitted on the link."""
+        """Position in the order of all transmissions on the link."""
         self.transmissions = 0
-        """How often it was transmitted."""
+        """Number of its transmissions."""
         self.resend = False
-        """Waits to be transmitted again."""
+        """It waits to be retransmitted."""
         self.sent_at = 0.0
         """When it was last transmitted."""
         self.delivered_by = 0
@@ -65,7 +65,7 @@ class Outgoing:
         self.delivered_at = 0.0
         """When the last of those was acknowledged."""
         self.flight_began_at = 0.0
-        """When the last of those had been sent."""
+        """When the last of those was sent."""
 
     def crc(self) -> int | None:
         """Return the payload's checksum, computed at most once; None if there is no payload."""
@@ -95,17 +95,17 @@ class OutgoingQueue:
         heapq.heappush(self._heap, (message.order, self._arrivals, message))
 
     def first(self) -> Outgoing | None:
-        """Return the message that goes next, and leave it."""
+        """Return the message that goes next, and keep it."""
         return self._heap[0][2] if self._heap else None
 
     def pop(self) -> Outgoing:
-        """Take the message that goes next."""
+        """Remove and return the message that goes next."""
         message = heapq.heappop(self._heap)[2]
         self.bytes -= message.size
         return message
 
     def take_out(self, wanted: Callable[[Hashable], bool]) -> list[Outgoing]:
-        """Take all messages whose tags are wanted, in order."""
+        """Remove and return all messages whose tags are wanted, in order."""
         taken: list[tuple[Order, int, Outgoing]] = []
         left: list[tuple[Order, int, Outgoing]] = []
         for item in self._heap:
@@ -118,6 +118,6 @@ class OutgoingQueue:
         return [message for _, _, message in sorted(taken, key=lambda item: item[:2])]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all messages."""
         self._heap.clear()
         self.bytes = 0

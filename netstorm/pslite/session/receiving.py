@@ -1,4 +1,6 @@
-"""The receiving half of a session: each message once, and, if the session is ordered, in order. Pure."""
+"""The receiving half of a session: delivers each message once and, if the session is ordered, in order.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,8 @@ Arrival: TypeAlias = tuple[Message, "Buffer | None", int]
 """A message, its payload, the payload's checksum."""
 
 _BEYOND: Final = 16_384
-"""Most messages that may come before an earlier one. A correct sender has fewer in flight; a bound on
-memory.
-"""
+"""Most messages that may arrive before a missing one: a bound on memory. A correct sender has fewer in
+flight."""
 
 
 class ReceivingHalf:
@@ -27,17 +28,17 @@ class ReceivingHalf:
     def __init__(self, *, ordered: bool) -> None:
         self.ordered: Final = ordered
         self.received = 0
-        """Highest contiguous sequence number that is here."""
+        """Highest contiguous sequence number received."""
         self.beyond: Final[set[int]] = set()
-        """Sequence numbers beyond it that are here."""
+        """Sequence numbers received beyond it."""
         self._held: Final[dict[int, Arrival]] = {}
 
     def has(self, sequence: int) -> bool:
-        """Return whether a message is here already."""
+        """Return whether a message has been received already."""
         return sequence <= self.received or sequence in self.beyond
 
-    def take(self, sequence: int, arrival: Arrival) -> list[Arrival]:
-        """Take a message that is not here yet; return those that are to be delivered now.
+    def receive(self, sequence: int, arrival: Arrival) -> list[Arrival]:
+        """Add a message that was not received yet; return the messages to deliver now.
 
         Raises:
             ProtocolViolation: too many messages are missing before it.
@@ -47,7 +48,7 @@ class ReceivingHalf:
             return [arrival]
         if len(self.beyond) >= _BEYOND and sequence != self.received + 1:
             raise ProtocolViolation(
-                f"message {sequence} came, {self.received + 1} is missing, and {_BEYOND} wait for it already"
+                f"message {sequence} arrived, {self.received + 1} is missing, and {_BEYOND} wait for it"
             )
         self.beyond.add(sequence)
         if self.ordered:
@@ -60,6 +61,6 @@ class ReceivingHalf:
                 ready.append(self._held.pop(self.received))
         return ready
 
-    def missing_from(self) -> tuple[int, tuple[int, ...]]:
-        """Return what an acknowledgement says: highest contiguous number, and those beyond it."""
+    def received_numbers(self) -> tuple[int, tuple[int, ...]]:
+        """Return what an acknowledgement names: the highest contiguous number, and those beyond it."""
         return self.received, tuple(sorted(self.beyond)) if self.beyond else ()

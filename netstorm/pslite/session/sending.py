@@ -1,9 +1,9 @@
-"""The sending half of a session: numbers messages, keeps them until they are acknowledged, sends again what
-is known to be lost. Pure.
+"""The sending half of a session: numbers messages, keeps them until they are acknowledged, retransmits lost
+ones. Pure.
 
-A connection keeps its order. So a message is known to be lost as soon as one transmitted after it on the same
-connection has arrived; nothing is ever sent again because time has passed: on a live but slow connection that
-doubles the load (design, section 4).
+A connection keeps its order. So a message is lost if one that was transmitted after it on the same connection
+has arrived. Nothing is ever retransmitted because time has passed: on a live but slow connection that would
+double the load (docs/design.md, section 4).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from netstorm.pslite.session.link_state import LinkState
 from netstorm.pslite.session.queue import Outgoing, OutgoingQueue
 from netstorm.pslite.session.window import Window
 
-__all__ = ["Noted", "SendingHalf"]
+__all__ = ["OnAcknowledged", "SendingHalf"]
 
-Noted = Callable[[Outgoing, float], None]
+OnAcknowledged = Callable[[Outgoing, float], None]
+"""Called with each message that is acknowledged, and the time."""
 
 
 class SendingHalf:
@@ -28,7 +29,7 @@ class SendingHalf:
 
     __slots__ = (
         "_acknowledged",
-        "_noted",
+        "_on_acknowledged",
         "_resend",
         "_sequence",
         "_transmissions",
@@ -37,26 +38,26 @@ class SendingHalf:
         "window",
     )
 
-    def __init__(self, window: Window, noted: Noted | None = None) -> None:
-        """Send within a window; `noted` is told of each message that has arrived, and when that was known."""
-        self._noted: Final = noted
+    def __init__(self, window: Window, on_acknowledged: OnAcknowledged | None = None) -> None:
+        """Send within a window."""
+        self._on_acknowledged: Final = on_acknowledged
         self.window: Final = window
         self.queue: Final = OutgoingQueue()
         self.unacknowledged: Final[dict[int, Outgoing]] = {}
         """By sequence number."""
         self._resend: deque[Outgoing] = deque()
-        """Those of `unacknowledged` that must be transmitted again, in sequence order."""
+        """Those of `unacknowledged` that must be retransmitted, in sequence order."""
         self._sequence = 0
         self._acknowledged = 0
         """Everything up to here has been acknowledged."""
         self._transmissions = 0
 
     def has_work(self) -> bool:
-        """Return whether anything is queued or un-acknowledged."""
+        """Return whether anything is queued or unacknowledged."""
         return bool(self.queue or self.unacknowledged)
 
     def state(self) -> LinkState:
-        """Return how the link is now."""
+        """Return the present state of the link."""
         window = self.window
         round_trip_s = min(window.min_rtt_s, window.smooth_rtt_s)  # infinite on a new connection, then 0
         rate = window.busy_rate
@@ -74,7 +75,7 @@ class SendingHalf:
         self.queue.push(message)
 
     def next(self, now: float) -> Outgoing | None:
-        """Take what is to be transmitted now, numbered; None if there is nothing, or the window is full."""
+        """Return the message to transmit now, numbered; None if there is none, or the window is full."""
         first = self.queue.first()
         urgent = first is not None and first.order == URGENT
         if self._resend:
@@ -94,17 +95,20 @@ class SendingHalf:
         return self._transmitted(first, now)
 
     def mark(self) -> int:
-        """Return a place in the order of transmissions: everything transmitted so far is before it."""
+        """Return a position in the order of transmissions: everything transmitted so far is before it."""
         self._transmissions += 1
         return self._transmissions
 
     def acknowledge(self, received: int, beyond: tuple[int, ...], now: float, *, mark: int = 0) -> bool:
-        """Forget what has arrived, and send again what is lost; return whether anything was news.
+        """Forget what has arrived, and retransmit what is lost; return whether anything was newly
+        acknowledged.
 
         Args:
             received: highest contiguous sequence number that the other side has.
-            beyond: those beyond it.
-            mark: whatever was transmitted before it and has not arrived is lost.
+            beyond: sequence numbers that it has beyond that.
+            now: s on the local clock.
+            mark: position in the order of transmissions; what was transmitted before it and has not arrived
+                is lost.
 
         Raises:
             ProtocolViolation: numbers that were never used.
@@ -129,7 +133,7 @@ class SendingHalf:
         return news
 
     def check(self, received: int, beyond: tuple[int, ...]) -> None:
-        """Look whether an acknowledgement can be true.
+        """Check that an acknowledgement is possible.
 
         Raises:
             ProtocolViolation: it names numbers that were never used.
@@ -139,8 +143,8 @@ class SendingHalf:
                 f"acknowledges up to {max((received, *beyond))}, and {self._sequence} messages were sent"
             )
 
-    def not_received(self, sequence: int) -> bool:
-        """Send one message again; False if it needs none (any more)."""
+    def resend(self, sequence: int) -> bool:
+        """Retransmit a message; False if it has been acknowledged, or is waiting for that already."""
         message = self.unacknowledged.get(sequence)
         if message is None or message.resend:
             return False
@@ -148,15 +152,18 @@ class SendingHalf:
         return True
 
     def disconnected(self) -> None:
-        """Expect nothing of what is in flight any more: after the next welcome what is left goes again."""
+        """Note that everything in flight is lost; what the next Welcome does not acknowledge is
+        retransmitted.
+        """
         self.window.restart()
         for message in self.unacknowledged.values():
             message.resend = True
         self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
 
     def take_back(self, wanted: Callable[[Hashable], bool]) -> list[Outgoing]:
-        """Take what is wanted, by its tag, and was not transmitted yet; copy the payloads of what was, since
-        it may have to be sent again.
+        """Remove and return what is wanted, by its tag, and was not transmitted yet.
+
+        The payloads of transmitted messages are copied, since these may have to be sent again.
         """
         for message in self.unacknowledged.values():
             if message.payload is not None and message.tag is not None and wanted(message.tag):
@@ -164,7 +171,7 @@ class SendingHalf:
         return self.queue.take_out(wanted)
 
     def take_all(self) -> list[Outgoing]:
-        """Return what has not been acknowledged, in order, and forget it."""
+        """Return what has not been acknowledged, in order, and drop it."""
         left = [self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged)]
         while self.queue:
             left.append(self.queue.pop())
@@ -172,7 +179,7 @@ class SendingHalf:
         return left
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self.queue.clear()
         self.unacknowledged.clear()
         self._resend.clear()
@@ -186,13 +193,13 @@ class SendingHalf:
         return message
 
     def _arrived(self, message: Outgoing, now: float) -> int:
-        """Take a message out of the books; return its place in the order of transmissions."""
-        if message.resend:  # lost, we thought, but here it is: a nack and an acknowledgement have crossed
+        """Record an acknowledged message; return its position in the order of transmissions."""
+        if message.resend:  # it was taken for lost: a nack and an acknowledgement have crossed
             self._resend.remove(message)
             return 0
         self.window.acknowledged(message, now)
-        if self._noted is not None:
-            self._noted(message, now)
+        if self._on_acknowledged is not None:
+            self._on_acknowledged(message, now)
         return message.transmission
 
     def _lose_before(self, transmission: int) -> None:

@@ -1,9 +1,8 @@
-"""A session: one exactly-once stream of messages in both directions, over one connection after the other.
-Pure.
+"""A session: one exactly-once stream of messages in both directions, over successive connections. Pure.
 
-The process that opened it (`OpenedSession`) makes the connections; the other one (`AcceptedSession`) can only
-wait for them. On every connection the opener says Hello before anything else, with what it has received so
-far; data flows after the Welcome, which says the same of the other side. What neither has is transmitted
+The process that opened it (`OpenedSession`) makes the connections; the other process (`AcceptedSession`)
+waits for them. On every connection the opener first sends a Hello that says what it has received so far. Data
+flows after the Welcome, which says the same of the other side. What has not been received is transmitted
 again.
 """
 
@@ -15,7 +14,7 @@ from typing import Final, Protocol
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, encode_body, seal
+from netstorm.protocol.frames import encode_body, seal
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.link_counters import LinkCounters
@@ -24,30 +23,17 @@ from netstorm.pslite.session.queue import Outgoing
 from netstorm.pslite.session.receiving import ReceivingHalf
 from netstorm.pslite.session.sending import SendingHalf
 from netstorm.pslite.session.states import TRANSITIONS, Event, State
-from netstorm.pslite.van.interface import Connection
+from netstorm.pslite.van.interface import Connection, Transmitter
 
-__all__ = ["Session", "Shared", "Wire"]
-
-
-class Wire(Protocol):
-    """The part of a van that sessions use."""
-
-    def open(self, connection: Connection, host: str, port: int) -> None:
-        """See `Van`."""
-
-    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
-        """See `Van`."""
-
-    def close(self, connection: Connection) -> None:
-        """See `Van`."""
+__all__ = ["Session", "SessionContext"]
 
 
-class Shared(Protocol):
-    """What all sessions of a process share; the endpoint is it."""
+class SessionContext(Protocol):
+    """What all sessions of a process share."""
 
     @property
     def limits(self) -> Limits:
-        """How patient to be."""
+        """Time-outs and bounds."""
 
     @property
     def incarnation(self) -> int:
@@ -55,7 +41,7 @@ class Shared(Protocol):
 
     @property
     def random(self) -> random.Random:
-        """Where randomness comes from."""
+        """Source of random numbers."""
 
     def stamp(self) -> int:
         """Return the cluster clock, in ns."""
@@ -64,26 +50,41 @@ class Shared(Protocol):
         """Return a connection number that was never used."""
 
     def hello(self, session: Session) -> m.Hello:
-        """Return how this process introduces itself over a session's new connection."""
+        """Return this process's Hello for the new connection of a session."""
 
     def new_sending(self, peer: Peer) -> SendingHalf:
         """Return the sending half of a new session."""
 
-    def crowded(self, peer: Peer) -> bool:
-        """Return whether other links are busy that may slow the one to `peer`."""
+    def contended(self, peer: Peer) -> bool:
+        """Return whether other busy links may slow the link to `peer`."""
 
     def release(self, connection: Connection) -> None:
-        """Close a connection; what comes over it from now on is ignored."""
+        """Close a connection; messages that still arrive over it are ignored."""
 
 
 class Session:
-    """What both sides of a session have in common."""
+    """The common part of both sides of a session.
+
+    Attributes:
+        peer: the other process.
+        identity: random number of the session.
+        state: see `states`.
+        connection: the present one; None while there is none.
+        incarnation: random number of the other process; None before it is known.
+        sending: messages to the peer.
+        receiving: messages from the peer.
+        counters: of the link.
+        reason: why the session is disconnected or lost.
+        ending: it is to end once everything is acknowledged.
+        undelivered: what was not acknowledged when the session was lost, in order.
+        acknowledge: something was received that has to be acknowledged.
+    """
 
     opened_here = False
 
     def __init__(
         self,
-        shared: Shared,
+        context: SessionContext,
         peer: Peer,
         identity: int,
         *,
@@ -91,72 +92,67 @@ class Session:
         ordered: bool,
         state: State,
     ) -> None:
-        self._shared: Final = shared
-        self._limits: Final = shared.limits
+        self._context: Final = context
+        self._limits: Final = context.limits
         self.peer: Final = peer
         self.identity: Final = identity
         self.state = state
         self.connection: Connection | None = None
         self.incarnation: int | None = None
-        """Of the other process; None before it has said so."""
-        self.sending: Final = shared.new_sending(peer)
+        self.sending: Final = context.new_sending(peer)
         self.receiving: Final = ReceivingHalf(ordered=ordered)
         self.counters: Final = counters
         self.reason = ""
-        """Why it is away or lost."""
         self.ending = False
-        """The end is wanted once everything is acknowledged."""
         self.undelivered: list[Outgoing] = []
-        """What was not acknowledged when it was lost, in order."""
         self.acknowledge = False
-        """Something came that has to be acknowledged."""
         self._control: list[m.SessionMessage] = []
         self._datagrams: list[bytes] = []
         self._since = 0.0
-        """When the present state began; for a session that is not up, when it last was."""
-        # Whoever opened it tries another connection then, for as long again; the other side can only wait.
-        patience_s = shared.limits.link_timeout_s * (1 if self.opened_here else 2)
-        self._queries: Final = QueryTimer(shared.limits, self.sending.window, patience_s)
+        """When the present state began; for a session that is not up, when it was up last."""
+        # The opener then tries another connection, for as long again; the other side can only wait for that.
+        answer_timeout_s = context.limits.link_timeout_s * (1 if self.opened_here else 2)
+        self._queries: Final = QueryTimer(context.limits, self.sending.window, answer_timeout_s)
         self._answer_to = 0
         """Number of the query that the next acknowledgement answers."""
 
-    # ---------------------------------------------------------------------------------------------- the user
+    # ------------------------------------------------------------------------------------------ the endpoint
 
     def submit(self, message: Outgoing, now: float) -> None:
         """Queue a message for exactly-once delivery."""
-        if self.state is State.AWAY and not self.sending.has_work():
-            self._since = now  # until now nobody missed the connection
+        if self.state is State.DISCONNECTED and not self.sending.has_work():
+            self._since = now  # until now no connection was needed
         self.sending.submit(message)
 
     def submit_datagram(self, body: bytes, now: float) -> None:
-        """Send a message that may be lost; it is, if there is no connection now."""
+        """Send a message that may be lost; without a connection it is dropped."""
         if self.state is State.UP:
             self._datagrams.append(body)
 
     def end(self, now: float, *, at_once: bool) -> None:
-        """End it on purpose; unless `at_once`, after everything queued is acknowledged."""
+        """End the session on purpose; unless `at_once`, after everything queued is acknowledged."""
         self.ending = True
         if at_once:
             self.sending.clear()
         if self.state is State.UP:
             if not self.sending.has_work():
-                self._part(now)
-        elif self.state in (State.IDLE, State.GREETING, State.AWAY) and not self.sending.has_work():
-            self._go(Event.DROPPED, now)
-            self._forget_connection()
+                self._close(now)
+        elif self.state in (State.IDLE, State.CONNECTING, State.DISCONNECTED) and not self.sending.has_work():
+            self._transition(Event.ABORTED, now)
+            self._release_connection()
 
     # ----------------------------------------------------------------------------------------- the other side
 
-    def take_session_message(self, message: m.SessionMessage, now: float) -> None:
-        """Take a message that is for the session itself; not Hello.
+    def receive_session_message(self, message: m.SessionMessage, now: float) -> None:
+        """Process a message for the session itself, other than Hello, Welcome and Refused.
 
         Raises:
-            ProtocolViolation: it makes no sense now.
+            ProtocolViolation: the message is not legal in the present state.
         """
         if isinstance(message, m.Ack):
             self._acknowledged(message, now)
         elif isinstance(message, m.Nack):
-            if self.sending.not_received(message.sequence):
+            if self.sending.resend(message.sequence):
                 self.counters.drop("nacked")
         elif isinstance(message, m.Query):
             self._answer_to = message.number
@@ -164,22 +160,22 @@ class Session:
         elif isinstance(message, m.Goodbye):
             self._goodbye(now)
         else:
-            raise ProtocolViolation(f"{type(message).__name__} has no place in state {self.state.value}")
+            raise ProtocolViolation(f"{type(message).__name__} is not legal in state {self.state.value}")
 
-    def corrupt(self, sequence: int) -> None:
-        """Ask for a message again whose payload failed its checksum."""
+    def request_again(self, sequence: int) -> None:
+        """Ask for a message again: its payload failed its checksum."""
         self._control.append(m.Nack(sequence=sequence))
 
     def broken(self, reason: str, now: float) -> None:
-        """Go on without the present connection."""
-        if self.state in (State.GREETING, State.UP, State.PARTING):
+        """Note that the present connection is gone."""
+        if self.state in (State.CONNECTING, State.UP, State.CLOSING):
             was_up = self.state is State.UP
-            self._forget_connection()
+            self._release_connection()
             self.reason = reason
             since = self._since
-            self._go(Event.BROKEN, now)
+            self._transition(Event.BROKEN, now)
             if not was_up:
-                self._since = since  # being away began earlier
+                self._since = since  # it has been disconnected for longer
             self.sending.disconnected()
 
     # -------------------------------------------------------------------------------------------------- time
@@ -187,54 +183,56 @@ class Session:
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self.state is State.UP:
-            self._watch(now)
-        elif self.state is State.PARTING and now >= self._since + self._limits.goodbye_s:
-            self._go(Event.ENOUGH, now)
-            self._forget_connection()
-        elif self.state is State.AWAY and now >= self._lost_at():
-            self._lose(Event.TOO_LATE, self._away_text(), now)
+            self._check_liveness(now)
+        elif self.state is State.CLOSING and now >= self._since + self._limits.goodbye_s:
+            self._transition(Event.CLOSE_TIMED_OUT, now)
+            self._release_connection()
+        elif self.state is State.DISCONNECTED and now >= self._link_deadline():
+            self._lose(Event.TIMED_OUT, self._disconnected_text(), now)
 
     def due(self) -> float:
         """Return when `tick` has something to do."""
         if self.state is State.UP:
             return self._queries.due()
-        if self.state is State.PARTING:
+        if self.state is State.CLOSING:
             return self._since + self._limits.goodbye_s
-        if self.state is State.AWAY:
-            return self._lost_at()
+        if self.state is State.DISCONNECTED:
+            return self._link_deadline()
         return math.inf
 
-    def flush(self, wire: Wire, now: float) -> None:
-        """Hand over everything that may be handed over now."""
-        if self.state is not State.UP and self.state is not State.PARTING:
+    def flush(self, van: Transmitter, now: float) -> None:
+        """Hand over to the van everything that may be sent now."""
+        if self.state is not State.UP and self.state is not State.CLOSING:
             return
         if self._control or self._datagrams:
             bodies = [encode_body(message) for message in self._control] + self._datagrams
             self._control, self._datagrams = [], []
             for body in bodies:
-                if not self._transmit(wire, body, None, now):
+                if not self._transmit(van, body, None, now):
                     return
         if self.acknowledge:
             self.acknowledge = False
-            received, beyond = self.receiving.missing_from()
-            if not self._hand_over(wire, m.Ack(received=received, beyond=beyond, query=self._answer_to), now):
+            received, beyond = self.receiving.received_numbers()
+            if not self._transmit_message(
+                van, m.Ack(received=received, beyond=beyond, query=self._answer_to), now
+            ):
                 return
         if self.state is State.UP:
-            self._pump(wire, now)
+            self._pump(van, now)
             if self.ending and not self.sending.has_work():
-                self._part(now)
-                self.flush(wire, now)
+                self._close(now)
+                self.flush(van, now)
 
     # ------------------------------------------------------------------------------------------------- inside
 
-    def _go(self, event: Event, now: float) -> None:
+    def _transition(self, event: Event, now: float) -> None:
         following = TRANSITIONS[self.state].get(event)
         if following is None:
-            raise ProtocolViolation(f"{event.value} has no place in state {self.state.value}")
+            raise ProtocolViolation(f"{event.value} is not legal in state {self.state.value}")
         self.state = following
         self._since = now
 
-    def _pump(self, wire: Wire, now: float) -> None:
+    def _pump(self, van: Transmitter, now: float) -> None:
         sending = self.sending
         idle = not sending.unacknowledged
         message = sending.next(now)
@@ -244,20 +242,20 @@ class Session:
             self._queries.progress(now)
             self._queries.expect(something=True)
         while message is not None:
-            if not self._transmit(wire, message.body, message, now):
+            if not self._transmit(van, message.body, message, now):
                 return
             message = sending.next(now)
 
-    def _hand_over(self, wire: Wire, message: m.Message, now: float) -> bool:
-        return self._transmit(wire, encode_body(message), None, now)
+    def _transmit_message(self, van: Transmitter, message: m.Message, now: float) -> bool:
+        return self._transmit(van, encode_body(message), None, now)
 
-    def _transmit(self, wire: Wire, body: bytes, message: Outgoing | None, now: float) -> bool:
+    def _transmit(self, van: Transmitter, body: bytes, message: Outgoing | None, now: float) -> bool:
         assert self.connection is not None
-        stamp = self._shared.stamp()
+        stamp = self._context.stamp()
         counters = self.counters
         if message is None:
             header = seal(body, sequence=0, sent_at=stamp, payload_crc=None)
-            taken = wire.transmit(self.connection, header, None)
+            taken = van.transmit(self.connection, header, None)
             size = len(header)
         else:
             again = message.transmissions > 1
@@ -267,9 +265,9 @@ class Session:
                 sent_at=stamp,
                 payload_crc=message.crc(),
                 resent=again,
-                crowded=message.payload is not None and self._shared.crowded(self.peer),
+                contended=message.payload is not None and self._context.contended(self.peer),
             )
-            taken = wire.transmit(self.connection, header, message.payload)
+            taken = van.transmit(self.connection, header, message.payload)
             size = len(header) + message.size - len(body)
             if again and taken:
                 counters.messages_resent += 1
@@ -287,39 +285,39 @@ class Session:
             queries.progress(now)
         queries.expect(something=bool(sending.unacknowledged))
 
-    def _watch(self, now: float) -> None:
-        """Ask if nothing is acknowledged any more."""
+    def _check_liveness(self, now: float) -> None:
+        """Send a query if nothing has been acknowledged for a while; give up if no answer comes."""
         silence = self._queries.silence(self.counters.heard_at, now)
         if silence:
             self._unanswered(f"no answer for {silence:.1f} s", now)
-        elif self._queries.wants_to_ask(now):
-            self._control.append(m.Query(number=self._queries.ask(self.sending.mark(), now)))
+        elif self._queries.query_due(now):
+            self._control.append(m.Query(number=self._queries.query_sent(self.sending.mark(), now)))
 
     def _unanswered(self, reason: str, now: float) -> None:
-        """Give up a connection that lives, but over which nobody answers."""
+        """Give up a connection that exists, but over which the peer does not answer."""
         self.broken(reason, now)
 
-    def _part(self, now: float) -> None:
-        self._go(Event.DRAINED, now)
+    def _close(self, now: float) -> None:
+        self._transition(Event.DRAINED, now)
         self._control.append(m.Goodbye())
 
     def _goodbye(self, now: float) -> None:
         if self.state is State.UP:
             self._control.append(m.Goodbye())
-        self._go(Event.GOODBYE, now)
+        self._transition(Event.GOODBYE, now)
         self.sending.clear()
-        if self.state is State.OVER:
-            self._forget_connection()
+        if self.state is State.CLOSED:
+            self._release_connection()
 
-    def _come_up(self, event: Event, received: int, beyond: tuple[int, ...], now: float) -> None:
-        """Begin on a new connection, knowing what the other side has.
+    def _establish(self, event: Event, received: int, beyond: tuple[int, ...], now: float) -> None:
+        """Go on over a new connection, given what the other side has received.
 
         Raises:
-            ProtocolViolation: it has what was never sent.
+            ProtocolViolation: it acknowledges what was never sent.
         """
         self.sending.disconnected()
         self.sending.acknowledge(received, beyond, now)
-        self._go(event, now)
+        self._transition(event, now)
         self.counters.connections += 1
         self.reason = ""
         self._answer_to = 0
@@ -327,23 +325,23 @@ class Session:
         self._queries.progress(now)
         self._queries.expect(something=bool(self.sending.unacknowledged))
         if self.ending and not self.sending.has_work():
-            self._part(now)
+            self._close(now)
 
-    def _lost_at(self) -> float:
+    def _link_deadline(self) -> float:
         return self._since + self._limits.link_timeout_s
 
-    def _away_text(self) -> str:
+    def _disconnected_text(self) -> str:
         return f"no connection for {self._limits.link_timeout_s:.1f} s: {self.reason}"
 
     def _lose(self, event: Event, reason: str, now: float) -> None:
-        self._forget_connection()
-        self._go(event, now)
+        self._release_connection()
+        self._transition(event, now)
         self.reason = reason
         self.undelivered = self.sending.take_all()
 
-    def _forget_connection(self) -> None:
+    def _release_connection(self) -> None:
         if self.connection is not None:
-            self._shared.release(self.connection)
+            self._context.release(self.connection)
             self.connection = None
         self._control.clear()
         self._datagrams.clear()

@@ -1,6 +1,4 @@
-"""The states of a session, and what leads from one to another: a table, from which docs draw their figure.
-Pure.
-"""
+"""The states of a session and its transitions, as a table. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +11,19 @@ __all__ = ["TRANSITIONS", "Event", "State"]
 
 
 class State(enum.Enum):
-    """Where a session is in its life."""
+    """The state of a session."""
 
     IDLE = "idle"
     """Opened here, and nothing has been sent yet: no connection."""
-    GREETING = "greeting"
-    """A connection has been asked for and Hello handed over; no answer yet."""
+    CONNECTING = "connecting"
+    """A connection was opened and Hello handed over; no answer yet."""
     UP = "up"
     """Messages flow."""
-    AWAY = "away"
+    DISCONNECTED = "disconnected"
     """Between two connections."""
-    PARTING = "parting"
-    """Goodbye has been said here; the other side's is awaited, but not for long."""
-    OVER = "over"
+    CLOSING = "closing"
+    """Goodbye was sent; the session waits for the other side's, but not for long."""
+    CLOSED = "closed"
     """Ended on purpose."""
     LOST = "lost"
     """Could not be re-established in time, or was refused."""
@@ -34,47 +32,47 @@ class State(enum.Enum):
 class Event(enum.Enum):
     """What can happen to a session."""
 
-    WANTED = "first message"
+    CONNECT = "first message"
     RETRY = "time for another attempt"
     HELLO = "Hello on a new connection"
     WELCOME = "Welcome"
     BROKEN = "connection broken or silent"
     REFUSED = "Refused, or another process answers"
-    TOO_LATE = "nobody there within the link time-out"
-    DRAINED = "everything acknowledged, and the end is wanted"
+    TIMED_OUT = "no connection within the link time-out"
+    DRAINED = "everything is acknowledged, and the session is to end"
     GOODBYE = "Goodbye"
-    DROPPED = "the end is wanted at once, and there is no connection"
-    ENOUGH = "no Goodbye in time"
+    ABORTED = "the session is to end, has nothing to send, and is not up"
+    CLOSE_TIMED_OUT = "no Goodbye in time"
 
 
 _S, _E = State, Event
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
     {
-        _S.IDLE: {_E.WANTED: _S.GREETING, _E.DROPPED: _S.OVER},
-        _S.GREETING: {
+        _S.IDLE: {_E.CONNECT: _S.CONNECTING, _E.ABORTED: _S.CLOSED},
+        _S.CONNECTING: {
             _E.WELCOME: _S.UP,
-            _E.BROKEN: _S.AWAY,
+            _E.BROKEN: _S.DISCONNECTED,
             _E.REFUSED: _S.LOST,
-            _E.TOO_LATE: _S.LOST,
-            _E.DROPPED: _S.OVER,
-            _E.GOODBYE: _S.OVER,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
+            _E.GOODBYE: _S.CLOSED,
         },
         _S.UP: {
             _E.HELLO: _S.UP,
-            _E.BROKEN: _S.AWAY,
+            _E.BROKEN: _S.DISCONNECTED,
             _E.REFUSED: _S.LOST,
-            _E.TOO_LATE: _S.LOST,
-            _E.DRAINED: _S.PARTING,
-            _E.GOODBYE: _S.PARTING,
+            _E.TIMED_OUT: _S.LOST,
+            _E.DRAINED: _S.CLOSING,
+            _E.GOODBYE: _S.CLOSING,
         },
-        _S.AWAY: {
-            _E.RETRY: _S.GREETING,
+        _S.DISCONNECTED: {
+            _E.RETRY: _S.CONNECTING,
             _E.HELLO: _S.UP,
-            _E.TOO_LATE: _S.LOST,
-            _E.DROPPED: _S.OVER,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
         },
-        _S.PARTING: {_E.GOODBYE: _S.OVER, _E.BROKEN: _S.OVER, _E.ENOUGH: _S.OVER},
-        _S.OVER: {},
+        _S.CLOSING: {_E.GOODBYE: _S.CLOSED, _E.BROKEN: _S.CLOSED, _E.CLOSE_TIMED_OUT: _S.CLOSED},
+        _S.CLOSED: {},
         _S.LOST: {},
     }
 )

@@ -1,4 +1,4 @@
-"""The sending half of a session whose deliveries are traced. Pure: the trace has the clock."""
+"""The sending half of a session that records its deliveries in a trace. Pure: the trace has the clock."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ from typing import Final
 from netstorm.observe.trace import Delivery, Trace
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.sending import Noted, SendingHalf
+from netstorm.pslite.session.sending import OnAcknowledged, SendingHalf
 from netstorm.pslite.session.window import Window
 
 __all__ = ["TracedSendingHalf"]
 
 
 class TracedSendingHalf(SendingHalf):
-    """Takes note of each message that is acknowledged. A class of its own, so that others pay nothing."""
+    """Records each message that is acknowledged.
+
+    It is a class of its own so that tracing costs other sessions nothing.
+    """
 
     __slots__ = ("_peer", "_queued_at", "_states", "_trace")
 
-    def __init__(self, window: Window, peer: Peer, trace: Trace, noted: Noted | None = None) -> None:
-        super().__init__(window, noted)
+    def __init__(
+        self, window: Window, peer: Peer, trace: Trace, on_acknowledged: OnAcknowledged | None = None
+    ) -> None:
+        super().__init__(window, on_acknowledged)
         self._peer: Final = peer
         self._trace: Final = trace
         self._queued_at: Final[dict[Outgoing, float]] = {}
         self._states: Final[dict[Outgoing, tuple[int, int, int]]] = {}
-        """In flight, window and waiting when a message was handed over last."""
+        """Bytes in flight, window and queue length at a message's last transmission."""
 
     def submit(self, message: Outgoing) -> None:
         """Queue a message."""
@@ -32,7 +37,7 @@ class TracedSendingHalf(SendingHalf):
         super().submit(message)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         super().clear()
         self._queued_at.clear()
         self._states.clear()

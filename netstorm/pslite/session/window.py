@@ -1,12 +1,12 @@
-"""How many bytes may be un-acknowledged on a link.
+"""The window of a link: how many bytes may be unacknowledged.
 
-Small enough to re-prioritise what waits and to measure the link; large enough to fill its bandwidth-delay
-product: max(4 messages, 4 x delivery rate x minimum RTT). With twice instead of four times a round took 15 %
-longer, and with the mean RTT window and queue feed each other (design, section 4).
+It is max(4 messages, 4 x delivery rate x minimum RTT): small enough that urgent messages can overtake what
+waits, and large enough to fill the bandwidth-delay product. With a factor of two a round took 15 % longer.
+With the mean RTT, a longer queue would enlarge the window, and that the queue (docs/design.md, section 4).
 
 The delivery rate is measured as BBR does [1]_: bytes acknowledged between a message's transmission and its
-acknowledgement, over the time that this took or, if longer, the time that it took to send them; so neither
-bursts of acknowledgements nor pauses of the sender count.
+acknowledgement, divided by the time that this took or, if that is longer, by the time that it took to send
+them. So neither bursts of acknowledgements nor pauses of the sender count.
 
 References:
     .. [1] Cheng et al., Delivery Rate Estimation, draft-cheng-iccrg-delivery-rate-estimation.
@@ -22,25 +22,24 @@ from netstorm.pslite.session.queue import Outgoing
 __all__ = ["Window"]
 
 _SMALLEST: Final = 1024 * 1024
-"""Bytes: four chunks of the default size. Less cannot hide the latency of a thread that waits for its
-turn.
-"""
+"""Bytes: four chunks of the default size. Less cannot hide the time for which a thread waits for a
+processor."""
 
 _LARGEST: Final = 64 * 1024 * 1024
-"""Bytes: four times the bandwidth-delay product of 1 Gbit/s at 130 ms. Bounds the copies that wait in libzmq
-where processors, not links, are what is slow; NETSTORM_WINDOW can set more for a longer and fatter link."""
+"""Bytes: four times the bandwidth-delay product of 1 Gbit/s at 130 ms. It bounds the copies that wait in
+libzmq where processors, not links, are slow. NETSTORM_WINDOW can set more for a longer and faster link."""
 
 _MESSAGES: Final = 4096
 """Most messages in flight, however small: a receiver keeps the number of each that comes out of order."""
 
 _FACTOR: Final = 4
 _BUSY_MEMORY: Final = 16
-"""Messages over which the rate of a busy link is averaged; older ones fade."""
+"""Messages over which the rate of a busy link is averaged; the weight of older ones halves."""
 
 _INSTANT_S: Final = 1e-6
 
 _RATE_MEMORY_S: Final = 10.0
-"""A rate that was not seen again for this long is forgotten (BBR: ten round trips; ours are short)."""
+"""A rate that was not reached again for 10 to 20 s is forgotten (BBR forgets after ten round trips)."""
 
 
 class Window:
@@ -74,13 +73,13 @@ class Window:
         self.min_rtt_s = math.inf
         self.smooth_rtt_s = 0.0
         self.largest_message = 0
-        """Bytes of the largest one sent so far."""
+        """Bytes."""
         self._delivered = 0
         self._delivered_at = 0.0
         self._flight_began_at = 0.0
         """When the message was sent that was acknowledged last."""
         self._busy_bytes = 0
-        """Acknowledged of late while the link had more to carry, and the time that this took."""
+        """Recently acknowledged while the link had more to carry, and the time that this took."""
         self._busy_s = 0.0
         self._rate = 0.0
         self._earlier_rate = 0.0
@@ -88,15 +87,15 @@ class Window:
 
     @property
     def rate(self) -> float:
-        """The best delivery rate of late, in bytes/s; 0 while unknown."""
+        """The highest recent delivery rate, in bytes/s; 0: unknown."""
         return max(self._rate, self._earlier_rate)
 
     @property
     def busy_rate(self) -> float:
-        """What the link delivers in bytes/s while it is busy; 0 while unknown.
+        """What the link delivers in bytes/s while it is busy; 0: unknown.
 
-        Messages that were under way together are acknowledged as fast as the link carries them. `rate` is
-        less than that where a sender has but a few messages at a time: it counts their round trip, too.
+        Messages that were in flight together are acknowledged as fast as the link carries them. `rate` is
+        lower where a sender has only a few messages at a time, since it includes their round trip.
         """
         return self._busy_bytes / self._busy_s if self._busy_s > 0.0 else 0.0
 
@@ -108,7 +107,7 @@ class Window:
 
     def sent(self, message: Outgoing, now: float) -> None:
         """Note a transmission."""
-        if self.in_flight == 0:  # the pause before it is not the link's
+        if self.in_flight == 0:  # the sender paused, not the link
             self._delivered_at = self._flight_began_at = now
         message.sent_at = now
         message.delivered_by = self._delivered
@@ -121,7 +120,7 @@ class Window:
             self._resize()
 
     def returned(self, message: Outgoing) -> None:
-        """Note that a message is not in flight any more, without having been acknowledged."""
+        """Note that a message is no longer in flight, without having been acknowledged."""
         self.in_flight -= message.size
         self.messages_in_flight -= 1
 
@@ -132,7 +131,8 @@ class Window:
         self.messages_in_flight -= 1
         self._delivered += message.size
         if message.sent_at <= self._delivered_at - self.min_rtt_s + _INSTANT_S:
-            # the one before it left no sooner than that: the link went from one to the other
+            # the message before it was still in flight then: the link went from one to the other without a
+            # pause
             self._busy_bytes += message.size
             self._busy_s += now - self._delivered_at
             if self._busy_bytes > _BUSY_MEMORY * self.largest_message:
@@ -141,7 +141,7 @@ class Window:
         self._delivered_at = now
         self._flight_began_at = message.sent_at
         if message.transmissions > 1:
-            return  # which transmission was it? (Karn's rule)
+            return  # it is unknown which transmission was acknowledged (Karn's rule)
         rtt = now - message.sent_at
         self.min_rtt_s = min(self.min_rtt_s, rtt)
         self.smooth_rtt_s = (
@@ -152,13 +152,14 @@ class Window:
             self._sample((self._delivered - message.delivered_by) / interval, now, was_full=was_full)
 
     def restart(self) -> None:
-        """Begin on a new connection, maybe over another path: nothing is in flight, no RTT is known."""
+        """Reset for a new connection, maybe over another path: nothing is in flight, no RTT is known."""
         self.in_flight = self.messages_in_flight = 0
         self.min_rtt_s = math.inf
 
     def _sample(self, rate: float, now: float, *, was_full: bool) -> None:
         if now - self._rate_since > _RATE_MEMORY_S and was_full:
-            # a sender that has too little to send says nothing about the link, so only a full window forgets
+            # with too little to send the rate says nothing about the link, so only a full window drops old
+            # rates
             self._earlier_rate, self._rate, self._rate_since = self._rate, 0.0, now
         self._rate = max(self._rate, rate)
         self._resize()

@@ -1,4 +1,4 @@
-"""Which address a node advertises: the one by which others can reach it."""
+"""Which address a node advertises to others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a forked child does with the sockets that it inherits from a process with a van: closes them.
+"""Closes the sockets that a forked child inherits from a process with a van.
 
-It could not use them, and keeping them would keep connections open for a parent that has died. Python's and
-ZeroMQ's objects are left alone: what they hold (locks, threads) did not survive the fork. libzmq does not say
+The child cannot use them, and keeping them would keep connections open for a parent that has died. Python's
+and ZeroMQ's objects are left alone: their locks and threads did not survive the fork. libzmq does not tell
 which descriptors are its own, so they are recognised by their addresses.
 """
 
@@ -20,24 +20,24 @@ _OWN_DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
 class Abandonable(Protocol):
-    """Something that is of no use in a forked child."""
+    """An object that cannot be used in a forked child."""
 
     def abandon(self) -> None:
-        """In the child: give up what was inherited, without a word to anybody outside."""
+        """Release in the child what was inherited, without sending anything."""
 
 
-_heirs: Final[WeakSet[Abandonable]] = WeakSet()
+_abandonables: Final[WeakSet[Abandonable]] = WeakSet()
 
 
-def abandon_after_fork(heir: Abandonable) -> None:
-    """Have `heir.abandon` called in every child that this process forks, as long as `heir` lives."""
-    _heirs.add(heir)
+def abandon_after_fork(abandonable: Abandonable) -> None:
+    """Have `abandonable.abandon` called in every child that this process forks, while the object exists."""
+    _abandonables.add(abandonable)
 
 
 def _abandon_all() -> None:
-    for heir in list(_heirs):
-        heir.abandon()
-    _heirs.clear()
+    for abandonable in list(_abandonables):
+        abandonable.abandon()
+    _abandonables.clear()
 
 
 os.register_at_fork(after_in_child=_abandon_all)
@@ -46,11 +46,11 @@ os.register_at_fork(after_in_child=_abandon_all)
 def close_inherited(port: int, remotes: set[tuple[str, int]]) -> None:
     """Close TCP sockets that listen on `port`, were accepted there, or are connected to one of `remotes`."""
     for entry in list(_OWN_DESCRIPTORS.iterdir()):
-        if _is_ours(int(entry.name), port, remotes):
+        if _matches(int(entry.name), port, remotes):
             os.close(int(entry.name))
 
 
-def _is_ours(descriptor: int, port: int, remotes: set[tuple[str, int]]) -> bool:
+def _matches(descriptor: int, port: int, remotes: set[tuple[str, int]]) -> bool:
     try:
         inherited = socket.socket(fileno=descriptor)
     except OSError:

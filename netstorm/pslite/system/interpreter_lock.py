@@ -1,15 +1,16 @@
-"""Who runs Python when: the one interpreter lock of a process, its I/O thread's needs and a script's calls.
+"""Which thread holds the interpreter lock: the switch interval, and how threads yield to a short call.
 
-A busy Python thread gives the interpreter lock away only when asked to, after a switch interval: at Python's
-5 ms a stream of 1 MB chunks fell from 1635 to 92 MB/s (design, section 4). So I/O threads shorten it.
+A busy Python thread releases the interpreter lock only when another thread asks for it, after a switch
+interval. At Python's 5 ms a stream of 1 MB chunks fell from 1635 to 92 MB/s (docs/design.md, section 4). So
+I/O threads shorten it.
 
-During a burst of calls on a store it is long instead. Each of them takes a tenth of a ms, and one in five
-would be asked for the lock, and get it back only when the system has run whoever asked: ms, where there are
-more threads than cores. The whole burst takes no longer for it.
+During a burst of calls on a store the interval is long instead. Each call takes a tenth of a ms. With a short
+interval one call in five would have to release the lock, and get it back only after the other thread has run:
+that takes ms where there are more threads than cores. The burst as a whole does not take longer.
 
-A call that has lost the lock nevertheless would wait for it for a whole interval, once for each thread that
-is before it: 10 to 25 ms were seen. So our threads look whether they run in the middle of a call, and if
-so sleep for a moment, which gives the lock back.
+A call that has lost the lock nevertheless would wait for a whole interval, once for each thread before it: 10
+to 25 ms were measured. So NetStorm's threads check whether a call is in progress, and then sleep for a
+moment, which releases the lock.
 """
 
 from __future__ import annotations
@@ -22,57 +23,58 @@ from typing import Final
 
 from netstorm import clock
 
-__all__ = ["SHORT_CALL", "ShortCall", "calls", "give_way", "intervals"]
+__all__ = ["SHORT_CALL", "ShortCall", "active_calls", "switch_intervals", "yield_to_call"]
 
 _BURST_INTERVAL_S: Final = (0.005, 0.02)
-"""The switch interval during a burst of calls, at least and at most: what is more than the burst takes is
-lost where the script is busy in Python next, and 160 keys take half of the longest."""
+"""The shortest and the longest switch interval during a burst of calls. Time beyond the end of the burst is
+lost if the script is busy in Python afterwards; 160 keys take half of the longest interval."""
 
 _OF_LAST_BURST: Final = 1.5
-"""It is so many times as long as the last burst was: the next has the same keys."""
+"""The interval is so many times as long as the last burst: the next one has the same keys."""
 
 _BURST_ENDS_S: Final = 0.002
-"""Without a call for so long a burst is over."""
+"""A burst is over after so long without a call."""
 
 _LONGEST_CALL_S: Final = 0.01
-"""For so long a call is let go first. One that takes longer waits for something, maybe for the I/O thread."""
+"""Threads yield to a call for so long. A call that takes longer waits for something, maybe for the I/O
+thread."""
 
-_GIVES_WAY_S: Final = 50e-6
+_YIELD_S: Final = 50e-6
 
-calls: Final[list[float]] = []
-"""When each of the short calls began that threads are in now, in s. To append and to pop takes no lock."""
+active_calls: Final[list[float]] = []
+"""When each short call in progress began, in s. Appending and popping need no lock."""
 
 
-def give_way() -> None:
-    """Let a short call go on that this thread runs in the middle of. Call it if there are any `calls`, from a
-    thread that is in none.
+def yield_to_call() -> None:
+    """Let a short call in progress continue. Call it if there are any `active_calls`, from a thread that
+    makes none.
     """
     if _in_a_call(clock.monotonic()):
-        clock.sleep(_GIVES_WAY_S)
+        clock.sleep(_YIELD_S)
 
 
 class ShortCall:
-    """A call that must be short, and probably more follow at once: a context manager, of which one is enough
-    for all.
+    """Context manager around a call that is short and probably followed by more at once; one object serves
+    all.
     """
 
     __slots__ = ()
 
     def __enter__(self) -> None:
         now = clock.monotonic()
-        calls.append(now)
-        intervals.expect_burst(now)
+        active_calls.append(now)
+        switch_intervals.expect_burst(now)
 
     def __exit__(self, *_: object) -> None:
-        del calls[-1:]  # in a child that was forked in a call there is none
+        del active_calls[-1:]  # in a child that was forked during a call the list is empty
 
 
 SHORT_CALL: Final = ShortCall()
 
 
 class _SwitchIntervals:
-    """Keeps the interpreter's thread switch interval at the smallest that anybody wants, or at that of a
-    burst of calls, and restores it.
+    """Sets the interpreter's thread switch interval to the smallest requested one, or to that of a burst;
+    restores it.
     """
 
     def __init__(self) -> None:
@@ -84,15 +86,15 @@ class _SwitchIntervals:
         self._in_burst = False
 
     def expect_burst(self, now: float) -> None:
-        """Let the calling thread keep the lock, if it wants, until it has not called this for a while."""
+        """Let the calling thread keep the lock until it has not called this for a while."""
         self._last_call = now
         if not self._in_burst and self._wanted:
             self._in_burst = True
             self._first_call = now
             sys.setswitchinterval(self._burst_interval)
 
-    def look(self, now: float) -> float:
-        """End a burst that is over; return after how long it is to be looked again, in s."""
+    def update(self, now: float) -> float:
+        """End a burst that is over; return after how many s to call this again."""
         if not self._in_burst:
             return math.inf
         if now - self._last_call <= _BURST_ENDS_S or _in_a_call(now):
@@ -105,37 +107,37 @@ class _SwitchIntervals:
             sys.setswitchinterval(min(self._wanted.values(), default=self._before))
         return math.inf
 
-    def add(self, who: object, interval_s: float | None) -> None:
-        """Change it while `who` lives."""
+    def add(self, owner: object, interval_s: float | None) -> None:
+        """Request an interval until `remove`; None: no request."""
         if interval_s is None:
             return
         with self._lock:
             if not self._wanted:
                 self._before = sys.getswitchinterval()
-            self._wanted[who] = interval_s
+            self._wanted[owner] = interval_s
             sys.setswitchinterval(min(self._wanted.values()))
 
-    def remove(self, who: object) -> None:
-        """Go back to what the others want, or to what it was."""
+    def remove(self, owner: object) -> None:
+        """Withdraw a request."""
         with self._lock:
-            if self._wanted.pop(who, None) is not None:
+            if self._wanted.pop(owner, None) is not None:
                 self._in_burst = False
                 sys.setswitchinterval(min(self._wanted.values(), default=self._before))
 
-    def forked(self) -> None:
-        """In a child, which has none of the threads, and maybe somebody else's lock."""
+    def reset_after_fork(self) -> None:
+        """Reset in a forked child: it has none of the threads, and the lock may be held by one of them."""
         self._lock = threading.Lock()
         self._in_burst = False
-        calls.clear()
+        active_calls.clear()
         if self._wanted:
             self._wanted.clear()
             sys.setswitchinterval(self._before)
 
 
-intervals: Final = _SwitchIntervals()
-os.register_at_fork(after_in_child=intervals.forked)
+switch_intervals: Final = _SwitchIntervals()
+os.register_at_fork(after_in_child=switch_intervals.reset_after_fork)
 
 
 def _in_a_call(now: float) -> bool:
-    began = calls[-1:]
+    began = active_calls[-1:]
     return bool(began) and now - began[0] < _LONGEST_CALL_S

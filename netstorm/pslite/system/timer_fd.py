@@ -1,6 +1,6 @@
-"""A timer that is a file descriptor (timerfd_create(2)): for whoever lives by watched descriptors alone.
+"""A timer that is a file descriptor (timerfd_create(2)), for event loops that only watch descriptors.
 
-Python has it from 3.13 on; before, libc is asked.
+Python has it from 3.13 on; here libc is called.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class TimerFd:
-    """One shot at a time: armed, it becomes readable once."""
+    """A one-shot timer: once armed, it becomes readable one time."""
 
     def __init__(self) -> None:
         """Make a timer that is not armed."""
@@ -43,20 +43,20 @@ class TimerFd:
         return self._fd
 
     def arm(self, seconds: float) -> None:
-        """Become readable in `seconds`, at once if that is not positive; forget what was armed before."""
+        """Become readable in `seconds`, at once if that is not positive; replaces an earlier setting."""
         fraction, whole = math.modf(max(seconds, _SOONEST_S))
         spec = _TimerSpec(value=_TimeSpec(int(whole), int(fraction * 1e9) or int(whole == 0)))
         if _libc.timerfd_settime(self._fd, 0, ctypes.byref(spec), None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def take(self) -> bool:
-        """Return whether it has gone off since the last call; it is not readable any more."""
+        """Return whether it has gone off since the last call; afterwards it is not readable."""
         with contextlib.suppress(BlockingIOError):
             return bool(os.read(self._fd, 8))
         return False
 
     def close(self) -> None:
-        """Close the descriptor; it must not be watched any more. Twice does no harm."""
+        """Close the descriptor; it must not be watched any more. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,8 +1,8 @@
-"""The transport interface: what moves frames between processes. Two implementations ship, and one conformance
-suite.
+"""The transport interface: what moves frames between processes.
 
-A van knows connections, not peers, sessions or messages. It may lose what is in flight when a connection
-breaks; it never reorders within a connection and never duplicates.
+`ZmqVan` and `MemoryVan` implement it; `netstorm.testing.van_conformance` tests any implementation. A van
+knows connections, not peers, sessions or messages. It may lose what is in flight when a connection breaks. It
+never reorders messages of a connection and never duplicates them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.measurement.tcp_progress import Progress
 
-__all__ = ["Broken", "Connection", "Received", "Van", "VanEvent", "progress_by_peer"]
+__all__ = ["Broken", "Connection", "Received", "Transmitter", "Van", "VanEvent", "progress_by_peer"]
 
 Connection = NewType("Connection", int)
 """Positive: opened here, numbered by the endpoint. Negative: opened by another process, numbered by the
@@ -25,7 +25,7 @@ van.
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came in. `payload` is writable and belongs to the receiver."""
+    """A message arrived. Its payload, frame 1, is writable and belongs to the receiver."""
 
     connection: Connection
     frames: tuple[Buffer, ...]
@@ -33,13 +33,26 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A connection opened here is gone (or never came to be); it will not come back by itself."""
+    """A connection opened here is gone, or was never established; it does not come back by itself."""
 
     connection: Connection
     reason: str
 
 
 VanEvent: TypeAlias = Received | Broken
+
+
+class Transmitter(Protocol):
+    """The part of a van that sessions use."""
+
+    def open(self, connection: Connection, host: str, port: int) -> None:
+        """See `Van`."""
+
+    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+        """See `Van`."""
+
+    def close(self, connection: Connection) -> None:
+        """See `Van`."""
 
 
 class Van(Protocol):
@@ -52,29 +65,30 @@ class Van(Protocol):
         """Begin to connect under a fresh identity. Frames may be sent at once."""
 
     def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
-        """Hand over a message without blocking; the payload may be changed once this returns, unless it is a
-        frame that this van received itself (which is shared, not copied). False: not taken, and the
-        connection is or will be `Broken`.
+        """Hand over a message without blocking; False: not taken, and the connection is or will be `Broken`.
+
+        The payload may be changed once this returns, unless it is a frame that this van received itself: such
+        a frame is shared, not copied.
         """
 
     def close(self, connection: Connection) -> None:
-        """Forget a connection; unsent frames are dropped."""
+        """Close a connection; unsent frames are dropped."""
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
-        """Wait for something to happen, at most `timeout_s`; return everything that has (bounded)."""
+        """Wait for events, at most `timeout_s`; return a bounded number of those that have happened."""
 
     def progress(self, connection: Connection) -> Progress | None:
-        """Return how far a connection that was opened here has come; None: nobody can tell."""
+        """Return how much a connection that was opened here has delivered; None: unknown."""
 
     def wake(self) -> None:
-        """Make a waiting `poll` return. Any thread."""
+        """Make a waiting `poll` return. May be called by any thread."""
 
     def shut(self, linger_s: float) -> None:
-        """Close everything, giving frames handed over up to `linger_s` to leave. Twice does no harm."""
+        """Close everything; frames handed over have up to `linger_s` to leave. A second call does nothing."""
 
 
 def progress_by_peer(van: Van, connections: Mapping[Peer, Connection]) -> Iterator[tuple[Peer, Progress]]:
-    """Say how far these connections have come, as far as somebody can tell."""
+    """Yield how much these connections have delivered, where that is known."""
     for peer, connection in connections.items():
         found = van.progress(connection)
         if found is not None:

@@ -1,4 +1,4 @@
-"""How long messages take in a network in memory: the interface, and the simplest of models."""
+"""How long messages take in a network in memory: the interface, and the simplest model."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["FixedDelay", "LinkModel"]
 
 
 class LinkModel(Protocol):
-    """How long things take."""
+    """How long messages take."""
 
     def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
         """Call `arrived` when `size` bytes, handed over now at host `source`, are at host `target`.
 
-        A flow is one direction of a connection: even numbers lead away from its opener, odd ones back. If
-        what it carries overtakes, the network restores the order.
+        A flow is one direction of a connection: even numbers lead away from its opener, odd ones back. The
+        network restores the order if messages of a flow overtake one another.
         """
 
     def forget(self, flow: int) -> None:
-        """Drop what a flow has under way: its connection is gone. The calls to `arrived` may be left out."""
+        """Drop what a flow has in flight: its connection is gone. The calls to `arrived` may be left out."""
 
     def round_trip(self, source: str, target: str) -> float:
-        """Return the seconds that something small takes there and back while nothing is in its way."""
+        """Return the round trip of a small message in s, without queues."""
 
 
 class FixedDelay:
-    """Everything takes the same time, give or take; no capacities."""
+    """All messages take about the same time; there are no capacities."""
 
     def __init__(
         self, timeline: Timeline, *, delay_s: float = 0.001, jitter_s: float = 0.0, seed: int = 0
@@ -46,7 +46,7 @@ class FixedDelay:
         self._timeline.after(self.delay_s + jitter, arrived)
 
     def forget(self, flow: int) -> None:
-        """See `LinkModel`; what is under way arrives, and is ignored."""
+        """See `LinkModel`; what is in flight arrives, and is ignored."""
 
     def round_trip(self, source: str, target: str) -> float:
         """See `LinkModel`."""

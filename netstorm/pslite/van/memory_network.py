@@ -1,116 +1,43 @@
 """A network in memory on virtual time: connections that carry frames in order and break as TCP's do.
 
-What it shares with TCP and ZeroMQ: a connection keeps its order and loses nothing while it lives; when it
-breaks, what was in flight is gone, in both directions; the side that opened it is told, the other is not (a
-ROUTER's peer just vanishes); frames can be handed over that will never arrive; a path that swallows
-everything is noticed only after a while.
+What it shares with TCP and ZeroMQ: a connection keeps its order and loses nothing while it exists. When it
+breaks, what was in flight is lost, in both directions. The side that opened it is told; the other is not, as
+a ROUTER's peer just vanishes. Frames can be handed over that never arrive. A path that drops everything is
+noticed only after a while.
 
-What it leaves out: ZeroMQ's handshake takes one round trip here, not three; queues are unbounded (the
-sessions' windows bound them); names are not resolved.
+What it leaves out: ZeroMQ's handshake takes one round trip here, not three; queues are unbounded, since the
+sessions' windows bound them; names are not resolved.
 """
 
 from __future__ import annotations
 
-import enum
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.pslite.van.interface import Broken, Connection, Received, VanEvent
+from netstorm.pslite.van.interface import Broken, Connection, Received
 from netstorm.pslite.van.link_model import FixedDelay, LinkModel
+from netstorm.pslite.van.memory_pipes import Flight, FlightKind, NetworkVan, Pipe, ReceivedFrame
+from netstorm.pslite.van.partitions import Partitions
 
-__all__ = ["Inbox", "MemoryNetwork", "Pipe", "ReceivedFrame"]
-
-_FRAME_OVERHEAD: Final = 9
-"""Bytes that ZMTP 3 puts before a frame (RFC 37)."""
-
-_SIGNAL_BYTES: Final = 64
-"""A TCP segment without data."""
-
-
-class ReceivedFrame(bytearray):
-    """A payload that came in. Passed to `transmit` it is shared, not copied, and must not change any more."""
-
-    __slots__ = ()
-
-
-class _Kind(enum.Enum):
-    OPEN = enum.auto()
-    ACCEPT = enum.auto()
-    DATA = enum.auto()
-    END = enum.auto()
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """One message on its way."""
-
-    kind: _Kind
-    header: bytes = b""
-    payload: Buffer | None = None
-    digest: int | None = None
-    """Checksum of a payload that the sender shares with us, at hand-over."""
-    reason: str = ""
-    arrived: bool = False
-
-    def size(self) -> int:
-        """Return the bytes on the wire."""
-        if self.kind is not _Kind.DATA:
-            return _SIGNAL_BYTES
-        payload = 0 if self.payload is None else len(self.payload) + _FRAME_OVERHEAD
-        return len(self.header) + _FRAME_OVERHEAD + payload
-
-
-class Inbox(Protocol):
-    """What the network needs of a van."""
-
-    host: str
-
-    def deliver(self, event: VanEvent) -> None:
-        """Something has happened."""
-
-    def accept(self, pipe: Pipe) -> Connection:
-        """Number a connection that somebody else has opened."""
-
-
-@dataclass(slots=True, eq=False)
-class Pipe:
-    """A connection between two vans, as the network sees it."""
-
-    number: int
-    opener: Inbox
-    connection: Connection
-    """Its number at the opener."""
-    host: str
-    """The host it was opened to."""
-    port: int
-    acceptor: Inbox | None = None
-    accepted_as: Connection | None = None
-    established: bool = False
-    """The opener knows that it was accepted; until then its frames are held."""
-    opener_knows_end: bool = False
-    acceptor_knows_end: bool = False
-    forward: deque[_Flight] = field(default_factory=deque)
-    """From the opener, in order."""
-    backward: deque[_Flight] = field(default_factory=deque)
-    held: deque[_Flight] = field(default_factory=deque)
+__all__ = ["MemoryNetwork"]
 
 
 class MemoryNetwork:
-    """Hosts, listeners and connections, and what is done to them.
+    """Hosts, listeners and connections, and the faults injected into them.
 
     Attributes:
-        corrupt_probability: that one byte of a payload changes on its way.
+        corrupt_probability: that one bit of a payload changes on its way.
         break_probability: that a connection breaks instead of delivering a message.
-        detect_s: how long until a path that swallows everything is taken for broken (ZMTP heartbeats).
-        extra_delay_s: what is added to the link model's times, by (source host, target host).
+        detect_s: how long until a path that drops everything counts as broken (ZMTP heartbeats).
+        extra_delay_s: added to the link model's times, by (source host, target host).
         traffic: bytes and messages delivered, by (source host, target host).
-        watch: called with (source host, target host, frame 0, payload) of everything that is delivered.
+        watch: called with (source host, target host, frame 0, payload) of every delivered message.
+        corrupted: number of payloads that were changed.
     """
 
     def __init__(
@@ -134,18 +61,17 @@ class MemoryNetwork:
         self.watch: Callable[[str, str, bytes, Buffer | None], None] | None = None
         self.corrupted = 0
         self._random = random.Random(f"faults {seed}")
-        self._listeners: dict[tuple[str, int], Inbox] = {}
+        self._listeners: dict[tuple[str, int], NetworkVan] = {}
         self._pipes: dict[int, Pipe] = {}
         self._opened = 0
         self._next_port = 49152
-        self._cut_since: dict[tuple[str, str], float] = {}
-        self._down: set[str] = set()
+        self._partitions: Final = Partitions()
 
     # ------------------------------------------------------------------------------------------- for the vans
 
-    def listen(self, inbox: Inbox, host: str, port: int) -> int:
-        """Let `inbox` be connected to; return its port."""
-        names = sorted({inbox.host, host})
+    def listen(self, van: NetworkVan, host: str, port: int) -> int:
+        """Accept connections to `van`; return its port."""
+        names = sorted({van.host, host})
         if port == 0:
             while any((name, self._next_port) in self._listeners for name in names):
                 self._next_port += 1
@@ -154,18 +80,18 @@ class MemoryNetwork:
         for name in names:
             if (name, port) in self._listeners:
                 raise UsageError(f"{name}:{port} is taken: choose another port, or 0 for any that is free")
-            self._listeners[name, port] = inbox
-        self._down.discard(inbox.host)
+            self._listeners[name, port] = van
+        self._partitions.power_on(van.host)
         return port
 
-    def connect(self, inbox: Inbox, connection: Connection, host: str, port: int) -> Pipe:
-        """Begin to connect `inbox` to whoever listens at `host`:`port`."""
+    def connect(self, van: NetworkVan, connection: Connection, host: str, port: int) -> Pipe:
+        """Begin to connect `van` to the van that listens at `host`:`port`."""
         self._opened += 1
         listener = self._listeners.get((host, port))
         host = host if listener is None else listener.host
-        pipe = Pipe(number=self._opened, opener=inbox, connection=connection, host=host, port=port)
+        pipe = Pipe(number=self._opened, opener=van, connection=connection, host=host, port=port)
         self._pipes[pipe.number] = pipe
-        self._launch(pipe, pipe.forward, _Flight(_Kind.OPEN))
+        self._launch(pipe, pipe.forward, Flight(FlightKind.OPEN))
         self._expect_silence(pipe)
         return pipe
 
@@ -173,7 +99,7 @@ class MemoryNetwork:
         """Hand over a message; False if this side knows that the connection is gone."""
         if pipe.opener_knows_end if from_opener else pipe.acceptor_knows_end:
             return False
-        flight = _Flight(_Kind.DATA, header=header)
+        flight = Flight(FlightKind.DATA, header=header)
         if isinstance(payload, ReceivedFrame):
             flight.payload, flight.digest = payload, checksum(payload)
         elif payload is not None:
@@ -185,7 +111,7 @@ class MemoryNetwork:
         return True
 
     def hang_up(self, pipe: Pipe, *, from_opener: bool, drop: bool, reason: str) -> None:
-        """Close one side's end; what it handed over arrives before, unless it is to be dropped."""
+        """Close one side's end; what it handed over arrives before, unless `drop`."""
         way = pipe.forward if from_opener else pipe.backward
         if from_opener:
             pipe.opener_knows_end = True
@@ -194,48 +120,49 @@ class MemoryNetwork:
             pipe.acceptor_knows_end = True
         if drop:
             self._drop(pipe, way)
-        self._launch(pipe, way, _Flight(_Kind.END, reason=reason))
+        self._launch(pipe, way, Flight(FlightKind.END, reason=reason))
 
-    def unlisten(self, inbox: Inbox) -> None:
-        """Let nobody connect to `inbox` any more."""
-        for address in [address for address, listener in self._listeners.items() if listener is inbox]:
+    def unlisten(self, van: NetworkVan) -> None:
+        """Accept no more connections to `van`."""
+        for address in [address for address, listener in self._listeners.items() if listener is van]:
             del self._listeners[address]
 
-    # ---------------------------------------------------------------------------------------- for experiments
+    # ------------------------------------------------------------------------------------------------- faults
 
     def cut(self, source: str, target: str, *, one_way: bool = False) -> None:
-        """Swallow everything between two hosts from now on. After `detect_s` of it connections break."""
+        """Drop everything between two hosts from now on. After `detect_s` connections break."""
         for pair in ((source, target),) if one_way else ((source, target), (target, source)):
-            self._cut_since.setdefault(pair, self.timeline.now)
+            self._partitions.cut(*pair, self.timeline.now)
         for pipe in self._pipes_between(source, target):
             self._expect_silence(pipe)
 
     def heal(self, source: str, target: str) -> None:
-        """End a cut, in both directions. What was under way on connections that still live arrives now."""
-        self._cut_since.pop((source, target), None)
-        self._cut_since.pop((target, source), None)
+        """End a cut, in both directions. What is in flight on connections that still exist arrives now."""
+        self._partitions.heal(source, target)
         for pipe in self._pipes_between(source, target):
             self._arrive(pipe, pipe.forward)
             self._arrive(pipe, pipe.backward)
 
     def reset(self, source: str, target: str) -> int:
-        """Break all connections between two hosts now, as a router that forgot them; return how many."""
+        """Break all connections between two hosts now, as a router that lost its state; return how many."""
         pipes = self._pipes_between(source, target)
         for pipe in pipes:
             self._break(pipe, f"connection between {source} and {target} reset")
         return len(pipes)
 
-    def crash(self, inbox: Inbox, *, silent: bool = False) -> None:
-        """End a van without warning: a killed process, whose peers get resets; silent: a host loses power."""
-        self.unlisten(inbox)
+    def crash(self, van: NetworkVan, *, silent: bool = False) -> None:
+        """End a van without warning: a killed process, whose peers get resets; `silent`: a host without
+        power.
+        """
+        self.unlisten(van)
         if silent:
-            self._down.add(inbox.host)
+            self._partitions.power_off(van.host)
         for pipe in list(self._pipes.values()):
-            if pipe.opener is inbox:
+            if pipe.opener is van:
                 pipe.opener_knows_end = True
-            elif pipe.acceptor is inbox:
+            elif pipe.acceptor is van:
                 pipe.acceptor_knows_end = True
-            elif not (silent and pipe.host == inbox.host):
+            elif not (silent and pipe.host == van.host):
                 continue
             self._drop(pipe, pipe.forward)
             self._drop(pipe, pipe.backward)
@@ -243,11 +170,11 @@ class MemoryNetwork:
             if silent:
                 self._expect_silence(pipe)
             else:
-                way = pipe.forward if pipe.opener is inbox else pipe.backward
-                self._launch(pipe, way, _Flight(_Kind.END, reason=f"connection reset by {inbox.host}"))
+                way = pipe.forward if pipe.opener is van else pipe.backward
+                self._launch(pipe, way, Flight(FlightKind.END, reason=f"connection reset by {van.host}"))
 
     def connections(self) -> int:
-        """Return how many connections somebody still believes in."""
+        """Return how many connections have an end that does not know that they are gone."""
         return len(self._pipes)
 
     # ------------------------------------------------------------------------------------------------- inside
@@ -255,13 +182,13 @@ class MemoryNetwork:
     def _pipes_between(self, one: str, other: str) -> list[Pipe]:
         return [pipe for pipe in self._pipes.values() if {pipe.opener.host, pipe.host} == {one, other}]
 
-    def _ends(self, pipe: Pipe, way: deque[_Flight]) -> tuple[str, str]:
+    def _ends(self, pipe: Pipe, way: deque[Flight]) -> tuple[str, str]:
         return (pipe.opener.host, pipe.host) if way is pipe.forward else (pipe.host, pipe.opener.host)
 
-    def _flow(self, pipe: Pipe, way: deque[_Flight]) -> int:
+    def _flow(self, pipe: Pipe, way: deque[Flight]) -> int:
         return 2 * pipe.number + (way is pipe.backward)
 
-    def _launch(self, pipe: Pipe, way: deque[_Flight], flight: _Flight) -> None:
+    def _launch(self, pipe: Pipe, way: deque[Flight], flight: Flight) -> None:
         way.append(flight)
         source, target = self._ends(pipe, way)
 
@@ -278,20 +205,20 @@ class MemoryNetwork:
 
         self.link_model.carry(self._flow(pipe, way), source, target, flight.size(), late)
 
-    def _drop(self, pipe: Pipe, way: deque[_Flight]) -> None:
+    def _drop(self, pipe: Pipe, way: deque[Flight]) -> None:
         way.clear()
         self.link_model.forget(self._flow(pipe, way))
 
-    def _arrive(self, pipe: Pipe, way: deque[_Flight]) -> None:
-        """Deliver what has come in, in order."""
+    def _arrive(self, pipe: Pipe, way: deque[Flight]) -> None:
+        """Deliver what has arrived, in order."""
         source, target = self._ends(pipe, way)
-        while way and way[0].arrived and (source, target) not in self._cut_since and target not in self._down:
+        while way and way[0].arrived and not self._partitions.block(source, target):
             flight = way.popleft()
-            if flight.kind is _Kind.DATA:
+            if flight.kind is FlightKind.DATA:
                 self._deliver(pipe, way, flight)
-            elif flight.kind is _Kind.OPEN:
+            elif flight.kind is FlightKind.OPEN:
                 self._opened_at_target(pipe)
-            elif flight.kind is _Kind.ACCEPT:
+            elif flight.kind is FlightKind.ACCEPT:
                 pipe.established = True
                 while pipe.held:
                     self._launch(pipe, pipe.forward, pipe.held.popleft())
@@ -306,13 +233,13 @@ class MemoryNetwork:
         if listener is None:
             pipe.acceptor_knows_end = True
             reason = f"connection refused: nobody listens at {pipe.host}:{pipe.port}"
-            self._launch(pipe, pipe.backward, _Flight(_Kind.END, reason=reason))
+            self._launch(pipe, pipe.backward, Flight(FlightKind.END, reason=reason))
         else:
             pipe.acceptor = listener
             pipe.accepted_as = listener.accept(pipe)
-            self._launch(pipe, pipe.backward, _Flight(_Kind.ACCEPT))
+            self._launch(pipe, pipe.backward, Flight(FlightKind.ACCEPT))
 
-    def _deliver(self, pipe: Pipe, way: deque[_Flight], flight: _Flight) -> None:
+    def _deliver(self, pipe: Pipe, way: deque[Flight], flight: Flight) -> None:
         source, target = self._ends(pipe, way)
         gone = pipe.acceptor_knows_end if way is pipe.forward else pipe.opener_knows_end
         if gone:
@@ -339,7 +266,7 @@ class MemoryNetwork:
             pipe.acceptor.deliver(Received(pipe.accepted_as, frames))
 
     def _break(self, pipe: Pipe, reason: str) -> None:
-        """Lose everything in flight; both sides' kernels notice now."""
+        """Break a connection: everything in flight is lost, and both sides' kernels notice now."""
         self._drop(pipe, pipe.forward)
         self._drop(pipe, pipe.backward)
         pipe.held.clear()
@@ -359,19 +286,12 @@ class MemoryNetwork:
     def _expect_silence(self, pipe: Pipe) -> None:
         """Break a connection once nothing has come through for `detect_s`."""
         ends = (pipe.opener.host, pipe.host)
-        since = self._silent_since(ends)
+        since = self._partitions.silent_since(*ends)
         if since is None:
             return
 
         def detect() -> None:
-            if self._silent_since(ends) == since and pipe.number in self._pipes:
+            if self._partitions.silent_since(*ends) == since and pipe.number in self._pipes:
                 self._break(pipe, f"nothing heard from {pipe.host} for {self.detect_s:g} s")
 
         self.timeline.after(self.detect_s, detect)
-
-    def _silent_since(self, ends: Iterable[str]) -> float | None:
-        one, other = ends
-        if one in self._down or other in self._down:
-            return -1.0
-        times = [self._cut_since[pair] for pair in ((one, other), (other, one)) if pair in self._cut_since]
-        return min(times, default=None)

@@ -11,25 +11,26 @@ from netstorm.errors import UsageError
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.measurement.tcp_progress import Progress
 from netstorm.pslite.van.interface import Connection, Received, VanEvent
-from netstorm.pslite.van.memory_network import MemoryNetwork, Pipe
+from netstorm.pslite.van.memory_network import MemoryNetwork
+from netstorm.pslite.van.memory_pipes import Pipe
 
 __all__ = ["MemoryVan"]
 
 _POLL_AT_MOST: Final = 256
-"""Events that one `poll` returns: the owner has timers to look after, too."""
+"""Most events that one `poll` returns: the owner also has timers to serve."""
 
 _SILENT: Final = Progress(
     delivered=0,
     segment=0,
-    sent_again=0,
-    waiting=0,
+    retransmitted=0,
+    unsent=0,
     window=0,
     busy_s=0.0,
-    starved_s=0.0,
-    round_trip_s=0.0,
-    shortest_s=0.0,
+    receiver_limited_s=0.0,
+    smoothed_rtt_s=0.0,
+    min_rtt_s=0.0,
 )
-"""What says nothing of what a connection carries."""
+"""Progress that says nothing about what a connection delivers."""
 
 
 class MemoryVan:
@@ -39,7 +40,7 @@ class MemoryVan:
         """Put a van on host `host`; several may share one."""
         self.host = host
         self.notify: Callable[[], None] | None = None
-        """Called when there is something to poll for and there was nothing before."""
+        """Called when there is an event to poll for and there was none before."""
         self._network: Final = network
         self._opened: dict[Connection, Pipe] = {}
         self._accepted: dict[Connection, Pipe] = {}
@@ -73,7 +74,9 @@ class MemoryVan:
         return taken
 
     def close(self, connection: Connection) -> None:
-        """Forget a connection. Who opened one accepted here is not told: a ROUTER cannot hang up."""
+        """Close a connection. The opener of a connection accepted here is not told: a ROUTER cannot close
+        it.
+        """
         pipe = self._opened.pop(connection, None)
         if pipe is not None:
             self._network.hang_up(pipe, from_opener=True, drop=False, reason=f"closed by {self.host}")
@@ -82,7 +85,7 @@ class MemoryVan:
             pipe.acceptor_knows_end = True
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
-        """Return what has happened; if nothing has, let at most `timeout_s` of virtual time pass first."""
+        """Return events; if there are none, let at most `timeout_s` of virtual time pass first."""
         if timeout_s > 0 and not self._events and not self._woken:
             timeline = self._network.timeline
             timeline.run_until(lambda: bool(self._events) or self._woken, timeline.now + timeout_s)
@@ -90,12 +93,12 @@ class MemoryVan:
         return [self._events.popleft() for _ in range(min(len(self._events), _POLL_AT_MOST))]
 
     def progress(self, connection: Connection) -> Progress | None:
-        """Return what a kernel would say of a connection that was opened here: only its round trip."""
+        """Return what is known of a connection that was opened here: only its round trip."""
         pipe = self._opened.get(connection)
         if pipe is None or not pipe.established:
             return None
         trip = self._network.link_model.round_trip(self.host, pipe.host)
-        return _SILENT._replace(round_trip_s=trip, shortest_s=trip)
+        return _SILENT._replace(smoothed_rtt_s=trip, min_rtt_s=trip)
 
     def wake(self) -> None:
         """Make the `poll` that waits, or the next one, return."""
@@ -124,7 +127,7 @@ class MemoryVan:
     # ------------------------------------------------------------------------------------------- the network
 
     def deliver(self, event: VanEvent) -> None:
-        """Take an event from the network."""
+        """Receive an event from the network."""
         if self._shut:
             return
         if isinstance(event, Received):
@@ -137,7 +140,7 @@ class MemoryVan:
             self.notify()
 
     def accept(self, pipe: Pipe) -> Connection:
-        """Number a connection that somebody else has opened."""
+        """Return a number for a connection that another van has opened."""
         connection = Connection(-next(self._accept_numbers))
         self._accepted[connection] = pipe
         return connection

@@ -1,4 +1,4 @@
-"""A connection opened here: a DEALER under a fresh identity, and the monitor that tells how it fares."""
+"""A connection opened here: a DEALER under a fresh identity, and the monitor that reports its state."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ _MONITORED: Final = (
 )
 _EVENT: Final = struct.Struct("=HI")
 _SLACK_S: Final = 1.0
-"""How much longer than ZeroMQ's own time-outs we wait for it to report a failure: some it never does."""
+"""Time beyond ZeroMQ's own time-outs after which a connection counts as failed: ZeroMQ does not report all
+failures."""
 
 
 class ZmqLink:
-    """One connection opened here. It never comes back once it has ended.
+    """One connection opened here. It does not come back once it has ended.
 
     Attributes:
         pending: frames handed over while the host's name is looked up; None once it is connecting.
-        address: what the name stands for.
-        descriptor: the number of its TCP socket, which is libzmq's; -1: it has none yet.
+        address: the host's address.
+        descriptor: the number of its TCP socket, which libzmq owns; -1: it has none yet.
         up: messages can flow.
-        deadline: when it counts as failed unless it is up by then.
+        deadline: when it counts as failed unless it is up by then, on the local clock.
     """
 
     __slots__ = (
@@ -99,7 +100,7 @@ class ZmqLink:
         self.socket.connect(f"tcp://{bracketed(address)}:{self.port}")
 
     def read_monitor(self) -> str | None:
-        """Take what the monitor says; if that is the end, return why, for a person."""
+        """Process the monitor's events; if the connection has ended, return why, for a person."""
         while True:
             try:
                 event, value = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -109,7 +110,7 @@ class ZmqLink:
                 self._connected, self.descriptor = True, int(value)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.up = True
-            elif event != zmq.EVENT_CLOSED or not self._connected:  # connecting has handed over to talking
+            elif event != zmq.EVENT_CLOSED or not self._connected:  # connecting has ended
                 return self._reason(event)
 
     def close(self, linger_ms: int) -> None:
@@ -118,25 +119,25 @@ class ZmqLink:
         self.monitor.close(0)
         self.socket.close(linger_ms)
 
-    def no_answer(self) -> str:
-        """Return the reason of a connection that nobody has answered."""
-        return f"no answer from {self._place} for {clock.monotonic() - self._started:.1f} s"
+    def no_answer_text(self) -> str:
+        """Return the reason of a connection that was not answered."""
+        return f"no answer from {self._address_text} for {clock.monotonic() - self._started:.1f} s"
 
     @property
-    def _place(self) -> str:
+    def _address_text(self) -> str:
         return f"{self.host}:{self.port}"
 
     def _reason(self, event: int) -> str:
         if self.up:
-            return f"the connection to {self._place} was lost"
+            return f"the connection to {self._address_text} was lost"
         if event != zmq.EVENT_CLOSED:
-            return f"what listens at {self._place} does not speak ZeroMQ's protocol, or has hung up"
+            return f"{self._address_text} does not speak ZeroMQ's protocol, or has closed the connection"
         timeout_s = int(self.socket.getsockopt(zmq.CONNECT_TIMEOUT)) / 1000
         if clock.monotonic() - self._started >= timeout_s:
-            return self.no_answer()
-        return f"{self._place} refuses connections, or cannot be reached"
+            return self.no_answer_text()
+        return f"{self._address_text} refuses connections, or cannot be reached"
 
 
 def bracketed(address: str) -> str:
-    """Return an address as it stands in an endpoint's name."""
+    """Return an address as ZeroMQ's endpoint names have it."""
     return f"[{address}]" if ":" in address else address

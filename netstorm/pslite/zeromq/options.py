@@ -1,6 +1,4 @@
-"""ZeroMQ's options, all that we rely on, each with its reason. Its defaults are written down too where we
-need them.
-"""
+"""ZeroMQ's options: all that the van relies on, also defaults, each with its reason."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
         SocketOption(
             "RCVHWM",
             1_024,
-            "messages; what a process is too slow for waits in TCP and in the sender, not in its memory",
+            "messages; what a process is too slow to read waits in TCP and at the sender, not in its memory",
         ),
         SocketOption(
             "MAXMSGSIZE", max_message_bytes, "bytes; a peer that sends a larger frame is disconnected"
@@ -40,20 +38,22 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
         SocketOption(
             "HEARTBEAT_IVL",
             max(1, link_timeout_ms // 5),
-            "ms; answered by libzmq's own thread: a busy host is not a dead one",
+            "ms; libzmq's own thread answers, so a busy process is not taken for a dead one",
         ),
         SocketOption(
             "HEARTBEAT_TIMEOUT",
             max(1, link_timeout_ms // 2),
-            "ms without a sign of life, then a connection is broken; leaves the other half for a new one",
+            "ms without an answer until a connection is broken; the other half is left for a new one",
         ),
-        SocketOption("HEARTBEAT_TTL", link_timeout_ms, "ms; lets the other side forget us if we vanish"),
         SocketOption(
-            "HANDSHAKE_IVL", link_timeout_ms, "ms; whoever connects and says nothing (a port scan) is let go"
+            "HEARTBEAT_TTL", link_timeout_ms, "ms; after that the other side drops a peer that has vanished"
+        ),
+        SocketOption(
+            "HANDSHAKE_IVL", link_timeout_ms, "ms; a connection that sends nothing (a port scan) is closed"
         ),
         SocketOption("SNDBUF", -1, "bytes; the kernel sizes TCP's buffers by the bandwidth-delay product"),
         SocketOption("RCVBUF", -1, "bytes; left to the kernel, as SNDBUF"),
-        SocketOption("IPV6", 0, "switched on only for an address that is one"),
+        SocketOption("IPV6", 0, "switched on only for IPv6 addresses"),
     )
 
 
@@ -61,7 +61,7 @@ def accepting() -> tuple[SocketOption, ...]:
     """Return the further options of the ROUTER."""
     return (
         SocketOption("ROUTER_MANDATORY", 1, "a message to a peer that is gone is an error, not silence"),
-        SocketOption("ROUTER_HANDOVER", 0, "nobody takes over a connection by naming another's identity"),
+        SocketOption("ROUTER_HANDOVER", 0, "no peer can take over a connection by using its identity"),
         SocketOption("BACKLOG", 1_024, "a whole large job connects at once when it starts"),
     )
 
@@ -82,7 +82,7 @@ def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
         SocketOption(
             "IMMEDIATE",
             0,
-            "Hello may be handed over before the connection stands; all else waits for the Welcome",
+            "Hello may be handed over before the connection is up; all else waits for the Welcome",
         ),
     )
 
@@ -104,7 +104,5 @@ def context_options() -> tuple[SocketOption, ...]:
             65_535,
             "a connection opened here takes three (itself and both ends of its monitor)",
         ),
-        SocketOption(
-            "BLOCKY", 0, "sockets that somebody forgot to close do not keep the process from ending"
-        ),
+        SocketOption("BLOCKY", 0, "sockets that were not closed do not keep the process from ending"),
     )

@@ -1,4 +1,4 @@
-"""Takes messages out of ZeroMQ sockets, from each in turn, and drops what no van sends."""
+"""Reads messages from ZeroMQ sockets, from each in turn, and drops those that no van sends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ __all__ = ["LETTER", "ZmqReader", "identity_of"]
 _IDENTITY: Final = struct.Struct(">cQ")
 
 LETTER: Final = b"N"
-"""Begins the identity of every connection: ZeroMQ keeps those that begin with 0 for itself. 8 random bytes
-follow.
-"""
+"""First byte of every connection's identity, before 8 random bytes: ZeroMQ reserves identities that begin
+with 0."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 
@@ -32,14 +31,14 @@ def identity_of(connection: Connection) -> bytes:
 class ZmqReader:
     """Sockets that may have something to read.
 
-    A connection accepted by the ROUTER is numbered by its identity, so that there is no table that those who
-    connect could fill.
+    A connection that the ROUTER accepted is numbered by its identity. So there is no table that processes
+    could fill by connecting.
     """
 
     def __init__(self, drops: Drops) -> None:
         self._drops: Final = drops
         self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
-        """In turn; None stands for the ROUTER."""
+        """In the order of their turns; None stands for the ROUTER."""
 
     def __bool__(self) -> bool:
         return bool(self._readable)
@@ -52,11 +51,13 @@ class ZmqReader:
         self._readable[socket] = connection
 
     def forget(self, socket: zmq.Socket[bytes]) -> None:
-        """Never look at a socket again."""
+        """Never read a socket again."""
         self._readable.pop(socket, None)
 
     def read(self, events: list[VanEvent], room: int) -> None:
-        """Append up to `room` messages to `events`, fairly; who has more stays marked."""
+        """Append up to `room` messages to `events`, a fair share of each socket; those that have more stay
+        marked.
+        """
         while self._readable and room > 0:
             socket, connection = next(iter(self._readable.items()))
             del self._readable[socket]
@@ -71,7 +72,7 @@ class ZmqReader:
     def read_one(
         self, socket: zmq.Socket[bytes], connection: Connection | None, events: list[VanEvent]
     ) -> bool:
-        """Append one message to `events`, unless it is none of a van's; False if there is none to read."""
+        """Append one message to `events`, unless no van sends such; False if there is nothing to read."""
         recv: Any = socket.recv
         identity = b""
         try:
@@ -92,7 +93,7 @@ class ZmqReader:
         if connection is None:
             letter, number = _IDENTITY.unpack(identity) if len(identity) == _IDENTITY.size else (b"", 0)
             if letter != LETTER or not number:
-                self._drop("identity", header, "its identity is none that a NetStorm process chooses")
+                self._drop("identity", header, "its identity is not one of a NetStorm process")
                 return True
             connection = Connection(-number)
         events.append(Received(connection, frames))

@@ -1,22 +1,20 @@
-"""The ZeroMQ van: one ROUTER that others connect to, one DEALER for each connection opened here.
+"""The ZeroMQ van: one ROUTER that others connect to, and one DEALER for each connection opened here.
 
-A connection never comes back: ZeroMQ's own reconnecting is off, and each DEALER has a fresh random identity
-(with a re-used one the new connection's messages vanish). Its monitor tells when it ends.
+A connection never comes back: ZeroMQ's own reconnection is off, and each DEALER has a fresh random identity,
+since with a re-used one the new connection's messages vanish. Its monitor reports when it ends.
 
-Sockets are watched through their file descriptors by one epoll, so idle connections cost nothing. Those
-descriptors are edge-triggered: they speak when something new is there, and a send may swallow what they said.
-So a socket is read until it is empty, and one that was written to is looked at before anybody waits.
+One epoll watches all sockets through their file descriptors, so idle connections cost nothing. These
+descriptors are edge-triggered: they are readable only when something new has happened, and a send may consume
+that event. So a socket is read until it is empty, and a socket that was written to is checked before the
+thread waits.
 
 The user's memory is never given to libzmq: payloads are copied at hand-over (9 us for 256 KiB), unless they
-are frames that were received, which libzmq counts the references of.
+are received frames, whose references libzmq counts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import os
-import select
 import socket
 import threading
 from collections import deque
@@ -34,14 +32,16 @@ from netstorm.pslite.measurement.tcp_progress import Progress
 from netstorm.pslite.system.after_fork import abandon_after_fork, close_inherited
 from netstorm.pslite.van.interface import Broken, Connection, VanEvent
 from netstorm.pslite.zeromq import options as zmq_options
+from netstorm.pslite.zeromq.descriptors import DescriptorPoller
 from netstorm.pslite.zeromq.link import ZmqLink, bracketed
 from netstorm.pslite.zeromq.reader import ZmqReader, identity_of
-from netstorm.pslite.zeromq.tcp_info import progress_of, start_anew
+from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
 
 __all__ = ["ZmqVan"]
 
 _MESSAGES_AT_ONCE: Final = 16
-"""Messages that one `poll` returns: about a ms of work; then acknowledgements and queues want their turn."""
+"""Most messages that one `poll` returns: about 1 ms of work, before acknowledgements and queues get their
+turn."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
@@ -59,14 +59,14 @@ class ZmqVan:
         dscp: int = 0,
         unmarked: tuple[str, int] | None = None,
     ) -> None:
-        """Make a van with nothing to listen to yet.
+        """Make a van that does not listen yet.
 
         Args:
             max_message_bytes: largest frame that is accepted.
             link_timeout_s: sets ZeroMQ's own time-outs (`zmq_options`).
             counters: dropped messages are counted there.
-            dscp: mark of all packets of its connections; 0: none.
-            unmarked: host and port to which connections have no mark.
+            dscp: differentiated services code point of all packets; 0: none.
+            unmarked: host and port to which packets are not marked.
         """
         self._unmarked: Final = unmarked
         self._marking: Final = zmq_options.marking(dscp)
@@ -85,20 +85,15 @@ class ZmqVan:
         self._links: dict[Connection, ZmqLink] = {}
         self._not_up: dict[Connection, ZmqLink] = {}
         self._written: dict[zmq.Socket[bytes], Connection | None] = {}
-        """Sockets that were written to since they were last looked at; None stands for the ROUTER."""
+        """Sockets that were written to since they were last checked; None stands for the ROUTER."""
         self._events: list[VanEvent] = []
         self._resolved: deque[tuple[ZmqLink, str, str]] = deque()
-        """Names that have been looked up: whose, address or "", what went wrong or ""."""
+        """Finished name look-ups: the link, the address or "", the error or ""."""
         self._shut = False
-        self._handlers: dict[int, Callable[[], None]] = {}
-        self._epoll: Final = select.epoll()
-        self._wake_fd: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._waking: Final = threading.Lock()
-        self.watch(self._wake_fd, self._woken)
+        self._descriptors: Final = DescriptorPoller(self._connect_resolved)
         abandon_after_fork(self)
 
-    # -------------------------------------------------------------------------------------------------- the
-    # van
+    # --------------------------------------------------------------------------------------------------- van
 
     def bind(self, host: str, port: int) -> int:
         """Listen; return the port (a free one if `port` is 0).
@@ -108,7 +103,7 @@ class ZmqVan:
         """
         self._check_open()
         if self._router is not None:
-            raise UsageError(f"this van listens on port {self._port} already")
+            raise UsageError(f"this van already listens on port {self._port}")
         router = self._context.socket(zmq.ROUTER)
         for option in self._accepting:
             router.setsockopt(getattr(zmq, option.name), option.value)
@@ -145,12 +140,12 @@ class ZmqVan:
             return
         self._links[connection] = self._not_up[connection] = link
         self._watch_socket(link.socket, connection)
-        self._watch_fd(link.monitor, lambda: self._look_at_monitor(link))
+        self._watch_fd(link.monitor, lambda: self._check_monitor(link))
         try:
             self._connect(link, str(ipaddress.ip_address(host)))
         except ValueError:
             threading.Thread(
-                target=self._look_up, args=(link,), name=f"netstorm-dns-{host}", daemon=True
+                target=self._resolve, args=(link,), name=f"netstorm-dns-{host}", daemon=True
             ).start()
 
     def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
@@ -180,95 +175,85 @@ class ZmqVan:
                 to.send(header, _MORE)
                 to.send(payload, _NOBLOCK, copy=not isinstance(payload, zmq.Frame))
         except zmq.ZMQError as error:
-            # EAGAIN: the queue is full; EHOSTUNREACH: the ROUTER knows nobody of that identity (any more)
+            # EAGAIN: the queue is full; EHOSTUNREACH: the ROUTER has no peer of that identity (any more)
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             if connection > 0:
-                self._events.append(Broken(connection, "it takes no more messages: its queue is full"))
+                self._events.append(Broken(connection, "the connection's queue is full"))
             return False
         return True
 
     def close(self, connection: Connection) -> None:
-        """Forget a connection; unsent frames are dropped. One that others opened is theirs to close."""
+        """Close a connection; unsent frames are dropped. Connections that others opened are theirs to
+        close.
+        """
         link = self._links.pop(connection, None)
         if link is not None:
             self._close_link(link, 0)
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
-        """Wait for something to happen, at most `timeout_s`; return everything that has (bounded)."""
-        self._look_at_written()
+        """Wait for events, at most `timeout_s`; return a bounded number of those that have happened."""
+        self._check_written()
         if self._not_up:
             soonest = min(link.deadline for link in self._not_up.values())
             timeout_s = min(timeout_s, soonest - clock.monotonic())
         if self._reader or self._events:
             timeout_s = 0.0
-        for descriptor, _ in self._epoll.poll(max(0.0, timeout_s)):
-            handler = self._handlers.get(descriptor)
-            if handler is not None:  # else a handler before it has closed it
-                handler()
+        self._descriptors.poll(timeout_s)
         if self._not_up:
-            self._give_up_late_ones()
+            self._break_overdue()
         self._reader.read(self._events, _MESSAGES_AT_ONCE)
         events, self._events = self._events, []
         return events
 
     def progress(self, connection: Connection) -> Progress | None:
-        """Return how far a connection that was opened here has come; None: nobody can tell."""
+        """Return how much a connection that was opened here has delivered; None: unknown."""
         link = self._links.get(connection)
         return None if link is None or not link.up else progress_of(link.descriptor)
 
-    def start_anew(self, connection: Connection) -> bool:
-        """Have BBR find out anew what a connection carries that was opened here; return whether it does."""
+    def restart_bbr(self, connection: Connection) -> bool:
+        """Restart BBR on a connection that was opened here; return whether that worked."""
         link = self._links.get(connection)
-        return link is not None and link.up and start_anew(link.descriptor)
+        return link is not None and link.up and restart_bbr(link.descriptor)
 
     def wake(self) -> None:
-        """Make a waiting `poll` return. Any thread."""
-        with self._waking:  # or the number of a descriptor closed meanwhile might be somebody else's by now
-            if not self._shut:
-                os.eventfd_write(self._wake_fd, 1)
+        """Make a waiting `poll` return. May be called by any thread."""
+        self._descriptors.wake()
 
     def shut(self, linger_s: float) -> None:
-        """Close everything, giving frames handed over up to `linger_s` to leave. Twice does no harm."""
-        with self._waking:
-            if self._shut:
-                return
-            self._shut = True
+        """Close everything; frames handed over have up to `linger_s` to leave. A second call does nothing."""
+        if self._shut:
+            return
+        self._shut = True
+        self._descriptors.stop_waking()
         linger_ms = max(0, round(linger_s * 1000))
         for link in list(self._links.values()):
             self._close_link(link, linger_ms)
         self._links.clear()
         if self._router is not None:
             self._router.close(linger_ms)
-        self._epoll.close()
-        os.close(self._wake_fd)
+        self._descriptors.close()
         self._context.term()
 
-    # ----------------------------------------------------------------------------------------- other
-    # descriptors
+    # ------------------------------------------------------------------------------------ other descriptors
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` from `poll` whenever `fd` is readable, until `unwatch`."""
-        self._handlers[fd] = callback
-        self._epoll.register(fd, select.EPOLLIN)
+        self._descriptors.watch(fd, callback)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; a descriptor that is not watched does no harm."""
-        if self._handlers.pop(fd, None) is not None:
-            with contextlib.suppress(OSError):  # closed already
-                self._epoll.unregister(fd)
+        """Stop watching; a descriptor that is not watched is ignored."""
+        self._descriptors.unwatch(fd)
 
     def abandon(self) -> None:
         """In a forked child: give up what was inherited (`after_fork`)."""
         if self._shut:
-            return  # its descriptors may be somebody else's by now
+            return  # the numbers of its descriptors may belong to other files by now
         self._shut = True
         close_inherited(self._port, {(link.address, link.port) for link in self._links.values()})
-        self._epoll.close()
-        os.close(self._wake_fd)
+        self._descriptors.close()
 
-    # -----------------------------------------------------------------------------------------------
-    # connecting
+    # --------------------------------------------------------------------------------------------- connecting
 
     def _connect(self, link: ZmqLink, address: str) -> None:
         link.connect(address)
@@ -277,8 +262,8 @@ class ZmqVan:
         for header, payload in pending:
             self.transmit(link.connection, header, payload)
 
-    def _look_up(self, link: ZmqLink) -> None:
-        """Find a name's address, on a thread of its own: that can take as long as a DNS server is dead."""
+    def _resolve(self, link: ZmqLink) -> None:
+        """Look up a name, on a thread of its own: without an answer from the DNS server that takes long."""
         try:
             found = socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)
             found.sort(key=lambda entry: entry[0] != socket.AF_INET)
@@ -287,9 +272,8 @@ class ZmqVan:
             self._resolved.append((link, "", f"no address for the name {link.host!r}: {error}"))
         self.wake()
 
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
+    def _connect_resolved(self) -> None:
+        """Connect the links whose names have been looked up."""
         while self._resolved:
             link, address, problem = self._resolved.popleft()
             if link.connection not in self._links:
@@ -299,19 +283,19 @@ class ZmqVan:
             else:
                 self._connect(link, address)
 
-    def _look_at_monitor(self, link: ZmqLink) -> None:
+    def _check_monitor(self, link: ZmqLink) -> None:
         reason = link.read_monitor()
         if link.up:
             self._not_up.pop(link.connection, None)
         if reason is not None:
             while self._reader.read_one(link.socket, link.connection, self._events):
-                pass  # what came before the end
+                pass  # what arrived before the end
             self._break(link, reason)
 
-    def _give_up_late_ones(self) -> None:
+    def _break_overdue(self) -> None:
         now = clock.monotonic()
         for link in [link for link in self._not_up.values() if link.deadline <= now]:
-            self._break(link, link.no_answer())
+            self._break(link, link.no_answer_text())
 
     def _break(self, link: ZmqLink, reason: str) -> None:
         self._events.append(Broken(link.connection, reason))
@@ -325,17 +309,16 @@ class ZmqVan:
             self.unwatch(int(watched.getsockopt(zmq.FD)))
         link.close(linger_ms)
 
-    # --------------------------------------------------------------------------------------------------
-    # reading
+    # ------------------------------------------------------------------------------------------------ reading
 
     def _watch_socket(self, watched: zmq.Socket[bytes], connection: Connection | None) -> None:
         self._watch_fd(watched, lambda: self._reader.mark(watched, connection))
 
     def _watch_fd(self, watched: zmq.Socket[bytes], callback: Callable[[], None]) -> None:
         self.watch(int(watched.getsockopt(zmq.FD)), callback)
-        callback()  # what happened before, nobody will say again
+        callback()  # events before this are not reported again
 
-    def _look_at_written(self) -> None:
+    def _check_written(self) -> None:
         written, self._written = self._written, {}
         for touched, connection in written.items():
             if touched not in self._reader and int(touched.getsockopt(zmq.EVENTS)) & zmq.POLLIN:

@@ -74,7 +74,7 @@ class AccessCaps:
 
     def take(self, rank: int, report: Measured, now: float) -> int:
         """Take what a node has carried, and what it says of its lines; return how many values cannot be."""
-        refused = self._access.take(rank, report.carried, now)
+        refused = self._access.take(rank, report.throughput, now)
         for end, value in enumerate((report.egress, report.ingress)):
             cap = self._caps[end, rank]
             if value == 0.0 or now < self._said_from or self.crowded or cap.shared(now):

@@ -196,7 +196,7 @@ class AccessLines:
                     refused += 1
                     continue
                 found = self._open[one.number] = _HalfSecond(now)
-            for target, rate, eager in ((link.target, link.rate, link.eager) for link in one.links):
+            for target, rate, eager in ((link.target, link.rate, link.backlogged) for link in one.links):
                 if not (0 <= target < self._size and target != source and 0.0 <= rate <= _MOST_RATE):
                     refused += 1
                 elif (source, target) not in found.rates:

@@ -98,7 +98,7 @@ def test_an_orphan_does_not_keep_the_connections_of_its_dead_parent_open(there, 
         began = time.monotonic()
         # heartbeats would notice after 30 s (link time-out 60 s): what notices now is that the connection
         # ends
-        wait_until(lambda: there.endpoint._opened[Peer(0)].reason, 10)
+        wait_until(lambda: there.endpoint._sessions.opened[Peer(0)].reason, 10)
         assert time.monotonic() - began < 5
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", forker.port))

@@ -9,7 +9,7 @@ import pytest
 
 from netstorm.observe.counters import Counters
 from netstorm.pslite.van.interface import Connection
-from netstorm.pslite.zeromq.tcp_info import progress_of, start_anew
+from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
 from netstorm.pslite.zeromq.van import ZmqVan
 
 
@@ -40,15 +40,15 @@ def test_delivered_and_waiting_are_counted(pair):
     except BlockingIOError:
         pass
     full = told(one.fileno())
-    assert full.waiting > 0
+    assert full.unsent > 0
     taken = 0
     while taken < sent:
         taken += len(other.recv(1 << 20))
     after = told(one.fileno())
-    assert after.waiting == 0
+    assert after.unsent == 0
     assert (after.delivered - before.delivered) * after.segment >= 0.9 * sent
     assert after.busy_s >= full.busy_s >= before.busy_s
-    assert 0 < after.shortest_s <= after.round_trip_s
+    assert 0 < after.min_rtt_s <= after.smoothed_rtt_s
     one.send(b"it is still open")
     assert other.recv(100)
 
@@ -73,7 +73,7 @@ def test_bbr_forgets_what_it_has_seen_and_nothing_under_way_is_lost(pair):
         taken += other.recv(100_000)
     assert told(one.fileno()).bandwidth > 0.0
     one.sendall(sent[100_000:200_000])
-    assert start_anew(one.fileno())
+    assert restart_bbr(one.fileno())
     assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"bbr"
     one.sendall(sent[200_000:])
     while len(taken) < 400_000:
@@ -89,14 +89,14 @@ def test_bbr_that_starts_anew_has_seen_nothing_yet(pair):
     taken = 0
     while taken < 100_000:
         taken += len(other.recv(100_000))
-    assert start_anew(one.fileno())
+    assert restart_bbr(one.fileno())
     assert told(one.fileno()).bandwidth == 0.0
 
 
 def test_another_congestion_control_stays_what_it_is(pair):
     one, _ = pair
     control(one, b"reno")
-    assert not start_anew(one.fileno())
+    assert not restart_bbr(one.fileno())
     assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
 
 
@@ -111,14 +111,14 @@ def test_what_is_no_connection_says_nothing():
     reading, writing = os.pipe()
     try:
         assert progress_of(reading) is None
-        assert not start_anew(reading)
+        assert not restart_bbr(reading)
     finally:
         os.close(reading)
         os.close(writing)
     assert progress_of(reading) is None
     assert progress_of(-1) is None
-    assert not start_anew(reading)
-    assert not start_anew(-1)
+    assert not restart_bbr(reading)
+    assert not restart_bbr(-1)
 
 
 def test_a_van_tells_of_connections_that_it_has_opened():
@@ -126,7 +126,7 @@ def test_a_van_tells_of_connections_that_it_has_opened():
     try:
         port = listener.bind("127.0.0.1", 0)
         assert opener.progress(Connection(1)) is None
-        assert not opener.start_anew(Connection(1))
+        assert not opener.restart_bbr(Connection(1))
         opener.open(Connection(1), "127.0.0.1", port)
         assert opener.transmit(Connection(1), b"header", bytes(500_000))
         while not listener.poll(1.0):
@@ -135,10 +135,10 @@ def test_a_van_tells_of_connections_that_it_has_opened():
         found = opener.progress(Connection(1))
         assert found is not None
         assert found.delivered * found.segment >= 500_000
-        assert opener.start_anew(Connection(1)) == (found.bandwidth > 0.0)
+        assert opener.restart_bbr(Connection(1)) == (found.bandwidth > 0.0)
         opener.close(Connection(1))
         assert opener.progress(Connection(1)) is None
-        assert not opener.start_anew(Connection(1))
+        assert not opener.restart_bbr(Connection(1))
     finally:
         listener.shut(0.0)
         opener.shut(0.0)

@@ -9,7 +9,12 @@ import pytest
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.jobs import run_job
 
-CONNECTIONS = ("connected to the scheduler", "connected to rank", "has connected", "parting with rank")
+CONNECTIONS = (
+    "connected to the scheduler",
+    "connected to rank",
+    "has connected",
+    "ending the session with rank",
+)
 MEMBERSHIP = ("to the scheduler: Join(", "from the scheduler: Joined(", "from the scheduler: AllFinished(")
 MESSAGES = ("to the scheduler: RegisterKeys(", "Part(key=0, round=1, chunk=0", " bytes")
 

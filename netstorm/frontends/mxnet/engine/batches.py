@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from netstorm.frontends.mxnet.engine.workers import compute_in_background
 from netstorm.kvstore.process.lifetime import after_close
-from netstorm.pslite.system.interpreter_lock import calls, give_way
+from netstorm.pslite.system.interpreter_lock import active_calls, yield_to_call
 
 __all__ = ["Batches"]
 
@@ -67,8 +67,8 @@ class Batches(Generic[Item]):
         goes_on = True
         while goes_on:
             taken = [self._things.get()]
-            if calls:
-                give_way()
+            if active_calls:
+                yield_to_call()
             while not self._things.empty():  # nobody else takes any
                 taken.append(self._things.get())
             things = [thing for thing in taken if thing is not None]

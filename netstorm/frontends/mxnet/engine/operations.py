@@ -61,7 +61,7 @@ from netstorm.frontends.mxnet.engine.binding import (
 )
 from netstorm.frontends.mxnet.engine.errors import as_mxnet_error
 from netstorm.frontends.mxnet.engine.workers import compute_in_background, forget_workers, normal_workers
-from netstorm.pslite.system.interpreter_lock import calls, give_way
+from netstorm.pslite.system.interpreter_lock import active_calls, yield_to_call
 
 __all__ = [
     "RUNS_INLINE",
@@ -338,8 +338,8 @@ def _run_operation(_context: int, on_complete: int, token: int) -> None:
     inline = getattr(_pushing, "token", None) == token
     if not inline:
         compute_in_background()
-        if calls:
-            give_way()
+        if active_calls:
+            yield_to_call()
     operation.run(callback, inline=inline)
 
 

@@ -41,7 +41,7 @@ class Pair:
         left = arrived + self.random.random() * 0.001
         data = sntp.answer(request, received=arrived, transmitted=left)
         self.now = left + self.delay(self.back)
-        self.sync.take(data, self.local(self.now))
+        self.sync.receive(data, self.local(self.now))
 
     def run(self, seconds):
         end = self.now + seconds
@@ -162,11 +162,11 @@ def test_nodes_that_start_together_do_not_ask_together():
 def test_an_answer_is_taken_once_and_only_to_a_question_of_ours():
     pair = Pair()
     data = sntp.answer(pair.sync.poll(1.0), received=5.0, transmitted=5.0)
-    pair.sync.take(data, 1.1)
-    with pytest.raises(FrameError, match="was not asked"):
-        pair.sync.take(data, 1.1)
-    with pytest.raises(FrameError, match="was not asked"):
-        pair.sync.take(sntp.answer(sntp.request(7.0), received=5.0, transmitted=5.0), 1.1)
+    pair.sync.receive(data, 1.1)
+    with pytest.raises(FrameError, match="was not made"):
+        pair.sync.receive(data, 1.1)
+    with pytest.raises(FrameError, match="was not made"):
+        pair.sync.receive(sntp.answer(sntp.request(7.0), received=5.0, transmitted=5.0), 1.1)
 
 
 @pytest.mark.parametrize(("received", "transmitted"), [(5.0, 4.0), (5.0, 9.0)])
@@ -174,7 +174,7 @@ def test_a_server_whose_own_times_make_no_sense_is_not_believed(received, transm
     sync = ClockSync(seed=0)
     data = sntp.answer(sync.poll(1.0), received=received, transmitted=transmitted)
     with pytest.raises(FrameError, match="a round trip of"):
-        sync.take(data, 1.1)
+        sync.receive(data, 1.1)
     assert not sync.synchronised
 
 

@@ -37,7 +37,7 @@ def established():
     here, there = world.pair()
     here.send(there, part(0))
     world.run(1)
-    [connection] = there.endpoint._by_connection
+    [connection] = there.endpoint._sessions.by_connection
     return world, here, there, connection
 
 
@@ -45,15 +45,15 @@ class LinkEstimate:
     """Keeps what an endpoint tells its observer."""
 
     def __init__(self):
-        self.arrivals, self.signals, self.acknowledgements, self.crowded = [], [], [], []
+        self.arrivals, self.signals, self.acknowledgements, self.contended = [], [], [], []
 
-    may_crowd = True
+    may_contend = True
 
-    def arrived(self, peer, size, sent_at, arrived_at, *, resent, crowded):
-        self.crowded.append(crowded)
+    def arrived(self, peer, size, sent_at, arrived_at, *, resent, contended):
+        self.contended.append(contended)
         self.arrivals.append((peer, size, sent_at, arrived_at, resent))
 
-    def signalled(self, peer, sent_at, arrived_at):
+    def control_arrived(self, peer, sent_at, arrived_at):
         self.signals.append((peer, sent_at, arrived_at))
 
     def acknowledged(self, peer, size, sent, heard, stamped_at, *, resent):
@@ -135,12 +135,12 @@ def test_dropped_messages_are_logged_with_their_sender_but_are_no_flood(caplog):
 
 
 def test_hellos_that_wait_cannot_fill_the_memory():
-    world = World(1, limits=Limits(waiting_hellos=10))
+    world = World(1, limits=Limits(pending_hellos=10))
     [party] = world.parties
     party.machine.admission = lambda _: NotYet()
     for number in range(1000):
         party.stack.handle(Received(Connection(-1 - number), (frame(hello(session=number)),)), 0.0)
-    assert len(party.endpoint._waiting) == 10
+    assert len(party.endpoint._acceptor.pending) == 10
 
 
 def test_a_connection_attempt_that_was_repeated_waits_once():
@@ -149,7 +149,7 @@ def test_a_connection_attempt_that_was_repeated_waits_once():
     party.machine.admission = lambda _: NotYet()
     for number in range(5):
         party.stack.handle(Received(Connection(-1 - number), (frame(hello()),)), 0.0)
-    assert [connection for connection, _ in party.endpoint._waiting.call()] == [-5]
+    assert [connection for connection, _ in party.endpoint._acceptor.pending.take_all()] == [-5]
 
 
 def test_sessions_that_others_begin_are_bounded():
@@ -196,7 +196,7 @@ def test_a_call_is_made_once_everything_before_it_was_carried_out():
     order = []
     here.machine.instructions += [
         Become(rank=5),
-        Call(function=lambda: order.append(here.endpoint.rank)),
+        Call(function=lambda: order.append(here.endpoint.process.rank)),
         Call(function=lambda: here.machine.instructions.append(Call(function=lambda: order.append("later")))),
     ]
     world.run(0.1)
@@ -316,14 +316,14 @@ def test_acknowledgements_are_reported_with_the_receivers_time():
     assert seen.signals
 
 
-@pytest.mark.parametrize("may_crowd", [True, False])
-def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_crowd):
+@pytest.mark.parametrize("may_contend", [True, False])
+def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_contend):
     world = World(3, delay_s=0.1)
     here, there, elsewhere = world.parties
     for party in (there, elsewhere):
         here.connect(party)
     here.endpoint.observer = LinkEstimate()
-    here.endpoint.observer.may_crowd = may_crowd
+    here.endpoint.observer.may_contend = may_contend
     seen = there.endpoint.observer = LinkEstimate()
     here.send(there, part(0), bytes(100_000))
     world.run(2)
@@ -333,18 +333,7 @@ def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_crowd):
     here.send(elsewhere, part(2), bytes(100_000))
     here.send(there, part(1), bytes(100_000))
     world.run(2)
-    assert seen.crowded == [False, may_crowd]
-
-
-def test_the_last_thing_heard_is_known_with_its_time():
-    world, here, there, _ = established()
-    assert there.endpoint.last_heard(Peer(5)) is None
-    world.run(10)
-    here.send(there, m.Barrier(number=0))
-    world.run(5)
-    time, what = there.endpoint.last_heard(Peer(0))
-    assert what == "Barrier"
-    assert time == pytest.approx(11, abs=0.1)
+    assert seen.contended == [False, may_contend]
 
 
 def test_what_went_over_a_link_is_counted_alike_on_both_sides():
@@ -364,10 +353,10 @@ def test_what_went_over_a_link_is_counted_alike_on_both_sides():
 def test_the_scheduler_and_those_who_come_to_it_have_names():
     world = World(1)
     [party] = world.parties
-    assert party.endpoint.name_of(SCHEDULER) == "the scheduler"
-    assert party.endpoint.name_of(Peer(3)) == "rank 3"
-    party.endpoint.rank = -1
-    assert party.endpoint.name_of(Peer(3)) == "process 3"
+    assert party.endpoint.process.name_of(SCHEDULER) == "the scheduler"
+    assert party.endpoint.process.name_of(Peer(3)) == "rank 3"
+    party.endpoint.process.rank = -1
+    assert party.endpoint.process.name_of(Peer(3)) == "process 3"
 
 
 def test_a_control_message_overtakes_queued_bulk():
@@ -440,11 +429,11 @@ def test_the_same_message_twice_is_delivered_once_and_acknowledged_again():
 
 def test_a_hello_that_acknowledges_what_was_never_sent_is_refused_and_the_session_lives():
     world, here, there, _ = established()
-    session = here.endpoint._opened[Peer(1)]
+    session = here.endpoint._sessions.opened[Peer(1)]
     forged = m.Hello(
         job="job",
         sender=0,
-        incarnation=here.endpoint.incarnation,
+        incarnation=here.endpoint.process.incarnation,
         receiver=1,
         session=session.identity,
         received=99,
@@ -474,7 +463,7 @@ def test_a_peer_may_begin_a_new_session_and_what_was_under_way_in_the_old_one_is
     assert there.machine.numbers() == [0, 1]
     assert here.machine.got == []
     assert there.machine.lost == []
-    assert "has begun a new session, and what was under way to it is gone" in caplog.text
+    assert "has begun a new session; messages that it has not acknowledged are lost" in caplog.text
 
 
 def test_a_session_that_the_accepting_side_ends_survives_a_break():
@@ -493,7 +482,7 @@ def test_a_session_that_the_accepting_side_ends_survives_a_break():
 
 def test_another_process_that_answers_at_the_same_address_ends_the_session():
     world, here, there, _ = established()
-    session = here.endpoint._opened[Peer(1)]
+    session = here.endpoint._sessions.opened[Peer(1)]
     world.network.reset("host0", "host1")
     world.settle()
     world.run_until(lambda: session.connection is not None)
@@ -506,11 +495,11 @@ def test_another_process_that_answers_at_the_same_address_ends_the_session():
 
 def test_a_welcome_to_another_session_is_dropped():
     world, here, there, _ = established()
-    session = here.endpoint._opened[Peer(1)]
+    session = here.endpoint._sessions.opened[Peer(1)]
     world.network.reset("host0", "host1")
     world.settle()
     world.run_until(lambda: session.connection is not None)
-    welcome = m.Welcome(incarnation=there.endpoint.incarnation, session=1, received=0)
+    welcome = m.Welcome(incarnation=there.endpoint.process.incarnation, session=1, received=0)
     here.stack.handle(Received(session.connection, (frame(welcome),)), world.now)
     assert here.endpoint.counters.get("dropped_protocol") == 1
     here.send(there, part(1))
@@ -530,8 +519,8 @@ def test_what_still_comes_over_a_connection_that_was_replaced_is_ignored_in_sile
 
 def test_the_window_of_a_link_can_be_asked_for():
     _, here, _, _ = established()
-    assert here.endpoint.window_of(Peer(1)) >= 2**20
-    assert here.endpoint.window_of(Peer(7)) == 0
+    assert here.endpoint.link_state(Peer(1)).window >= 2**20
+    assert here.endpoint.link_state(Peer(7)).window == 0
 
 
 def test_a_peer_that_hangs_is_lost_to_the_side_that_accepted_too():

@@ -74,16 +74,16 @@ def test_nobody_is_asked_while_nothing_is_due(window):
     timer = timer_for(window)
     timer.expect(something=False)
     assert timer.due() == math.inf
-    assert not timer.wants_to_ask(1e9)
+    assert not timer.query_due(1e9)
 
 
 def test_progress_puts_the_question_off(window):
     timer = timer_for(window)
-    assert timer.wants_to_ask(2.0)
+    assert timer.query_due(2.0)
     timer.progress(1.5)
     timer.expect(something=True)
-    assert not timer.wants_to_ask(3.4)
-    assert timer.wants_to_ask(3.5)
+    assert not timer.query_due(3.4)
+    assert timer.query_due(3.5)
     assert timer.due() == 3.5
 
 
@@ -92,23 +92,23 @@ def test_a_long_way_is_asked_about_later(window):
     message.transmissions = 1
     window.sent(message, 0.0)
     window.acknowledged(message, 3.0)
-    assert not timer_for(window).wants_to_ask(11.9)
-    assert timer_for(window).wants_to_ask(12.0)
+    assert not timer_for(window).query_due(11.9)
+    assert timer_for(window).query_due(12.0)
 
 
 def test_silence_counts_from_the_first_question_that_nobody_answered(window):
     timer = timer_for(window)
-    timer.ask(1, now=2.0)
-    timer.ask(2, now=4.0)
+    timer.query_sent(1, now=2.0)
+    timer.query_sent(2, now=4.0)
     assert timer.silence(heard_at=1.0, now=11.9) == 0
     assert timer.silence(heard_at=1.0, now=12.0) == 10.0
 
 
 def test_anything_heard_since_the_last_question_is_an_answer(window):
     timer = timer_for(window)
-    timer.ask(1, now=2.0)
+    timer.query_sent(1, now=2.0)
     assert timer.silence(heard_at=3.0, now=50.0) == 0
-    timer.ask(2, now=51.0)
+    timer.query_sent(2, now=51.0)
     assert timer.silence(heard_at=3.0, now=60.9) == 0
     assert timer.silence(heard_at=3.0, now=61.0) == 10.0
 
@@ -116,15 +116,15 @@ def test_anything_heard_since_the_last_question_is_an_answer(window):
 def test_patience_grows_with_what_is_on_the_way(window):
     window.sent(Outgoing(bytes(5000)), 0.0)  # 5 s on the slowest link
     timer = timer_for(window)
-    timer.ask(1, now=2.0)
+    timer.query_sent(1, now=2.0)
     assert timer.silence(heard_at=0.0, now=16.9) == 0
     assert timer.silence(heard_at=0.0, now=17.0) == 15.0
 
 
 def test_only_the_answer_to_the_last_question_tells_what_is_lost(window):
     timer = timer_for(window)
-    timer.ask(7, now=2.0)
-    timer.ask(9, now=4.0)
+    timer.query_sent(7, now=2.0)
+    timer.query_sent(9, now=4.0)
     assert timer.mark_of(0) == 0
     assert timer.mark_of(1) == 0
     assert timer.mark_of(2) == 9
@@ -144,28 +144,28 @@ def hello(number):
 
 
 def test_those_who_wait_are_called_in_order_after_a_moment():
-    room = PendingHellos(10)
-    assert room.ask_again_at == math.inf
+    pending = PendingHellos(10)
+    assert pending.retry_at == math.inf
     for number in range(3):
-        room.sit(Connection(-1 - number), hello(number), now=1.0)
-    assert 1.0 < room.ask_again_at < 2.0
-    assert [one.sender for _, one in room.call()] == [0, 1, 2]
-    assert len(room) == 0
-    assert room.ask_again_at == math.inf
+        pending.add(Connection(-1 - number), hello(number), now=1.0)
+    assert 1.0 < pending.retry_at < 2.0
+    assert [waiting.sender for _, waiting in pending.take_all()] == [0, 1, 2]
+    assert len(pending) == 0
+    assert pending.retry_at == math.inf
 
 
 def test_the_oldest_leaves_when_the_room_is_full():
-    room = PendingHellos(2)
+    pending = PendingHellos(2)
     for number in range(5):
-        room.sit(Connection(-1 - number), hello(number), now=0.0)
-    assert [one.sender for _, one in room.call()] == [3, 4]
+        pending.add(Connection(-1 - number), hello(number), now=0.0)
+    assert [waiting.sender for _, waiting in pending.take_all()] == [3, 4]
 
 
 def test_a_newer_connection_of_a_session_takes_the_place_of_the_older():
-    room = PendingHellos(10)
-    room.sit(Connection(-1), hello(0), now=0.0)
-    room.sit(Connection(-2), hello(0), now=0.0)
-    assert [connection for connection, _ in room.call()] == [-2]
+    pending = PendingHellos(10)
+    pending.add(Connection(-1), hello(0), now=0.0)
+    pending.add(Connection(-2), hello(0), now=0.0)
+    assert [connection for connection, _ in pending.take_all()] == [-2]
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 5))

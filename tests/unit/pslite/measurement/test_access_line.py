@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from netstorm.pslite.measurement.access_line import AccessLineDetector, Verdict, slices
+from netstorm.pslite.measurement.access_line import AccessLineDetector, Contention, slices
 from netstorm.pslite.measurement.busy_periods import BusyPeriod
 
 
 def stretch(start, end, rate):
-    return BusyPeriod(start, end, rate * (end - start), in_line=True, measures=True)
+    return BusyPeriod(start, end, rate * (end - start), back_to_back=True, start_known=True)
 
 
 def feed(access, links):
@@ -22,8 +22,8 @@ def feed(access, links):
             for link, times in links.items()
         }
     ):
-        access.take(part)
-    return access.verdict()
+        access.add(part)
+    return access.classify()
 
 
 def shared_line(chance, *, cap, best, seconds=40, step=0.1):
@@ -51,25 +51,25 @@ BEST = {1: 60e6, 2: 80e6, 3: 100e6, 4: 120e6}
 @pytest.mark.parametrize("seed", range(5))
 def test_a_cap_that_limits_links_is_found(seed):
     verdict, cap = feed(AccessLineDetector(), shared_line(random.Random(seed), cap=150e6, best=BEST))
-    assert verdict is Verdict.CAPPED
+    assert verdict is Contention.CAPPED
     assert cap == pytest.approx(150e6, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_links_without_a_cap_are_independent(seed):
     verdict, cap = feed(AccessLineDetector(), shared_line(random.Random(seed), cap=1e12, best=BEST))
-    assert verdict is Verdict.INDEPENDENT
+    assert verdict is Contention.INDEPENDENT
     assert cap == 0
 
 
 def test_two_links_that_are_always_busy_together_tell_nothing():
     times = [(step / 10, (step + 1) / 10, 50e6) for step in range(300)]
-    assert feed(AccessLineDetector(), {1: times, 2: times}) == (Verdict.UNKNOWN, 0.0)
+    assert feed(AccessLineDetector(), {1: times, 2: times}) == (Contention.UNKNOWN, 0.0)
 
 
 def test_a_single_link_tells_nothing():
     times = [(step / 10, (step + 1) / 10, 50e6) for step in range(300)]
-    assert feed(AccessLineDetector(), {1: times}) == (Verdict.UNKNOWN, 0.0)
+    assert feed(AccessLineDetector(), {1: times}) == (Contention.UNKNOWN, 0.0)
 
 
 def test_time_is_cut_where_links_begin_and_end():

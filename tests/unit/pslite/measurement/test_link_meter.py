@@ -21,7 +21,7 @@ class Wire:
         self.reports = []
         self.now = 0.0
 
-    def stream(self, peers, *, seconds, rates, latency=0.03, begin=1.0, crowded=False):
+    def stream(self, peers, *, seconds, rates, latency=0.03, begin=1.0, contended=False):
         """Let chunks arrive from some peers, and be acknowledged by them, at these rates in bit/s."""
         events = []
         for peer in peers:
@@ -30,9 +30,9 @@ class Wire:
         for at, peer in sorted(events):
             takes = CHUNK * 8 / rates[peer]
             sent, arrived = max(begin, at - 4 * takes), at + latency
-            self.meter.signalled(peer, int(at * SECOND), int((at + latency) * SECOND))
+            self.meter.control_arrived(peer, int(at * SECOND), int((at + latency) * SECOND))
             self.meter.arrived(
-                peer, CHUNK, int(sent * SECOND), int(arrived * SECOND), resent=False, crowded=crowded
+                peer, CHUNK, int(sent * SECOND), int(arrived * SECOND), resent=False, contended=contended
             )
             self.meter.acknowledged(peer, CHUNK, sent, arrived + latency, int(arrived * SECOND), resent=False)
             self.tick(at)
@@ -90,9 +90,9 @@ def test_little_traffic_is_not_worth_a_report():
 
 def test_the_scheduler_is_no_link():
     wire = Wire()
-    wire.meter.arrived(SCHEDULER, CHUNK, 0, SECOND, resent=False, crowded=False)
+    wire.meter.arrived(SCHEDULER, CHUNK, 0, SECOND, resent=False, contended=False)
     wire.meter.acknowledged(SCHEDULER, CHUNK, 0.0, 1.0, SECOND, resent=False)
-    wire.meter.signalled(SCHEDULER, 0, SECOND)
+    wire.meter.control_arrived(SCHEDULER, 0, SECOND)
     assert wire.meter.known().links == ()
     assert wire.meter.due() == float("inf")
 
@@ -100,7 +100,7 @@ def test_the_scheduler_is_no_link():
 def test_what_was_sent_again_measures_nothing():
     meter = LinkMeter(MeterOptions(), now=0.0)
     for number in range(100):
-        meter.arrived(A, CHUNK, 0, number * SECOND // 100, resent=True, crowded=False)
+        meter.arrived(A, CHUNK, 0, number * SECOND // 100, resent=True, contended=False)
         meter.acknowledged(A, CHUNK, 0.0, number / 100, number * SECOND // 100, resent=True)
     for now in (2.0, 3.0, 4.0):
         meter.report(now)
@@ -108,10 +108,10 @@ def test_what_was_sent_again_measures_nothing():
 
 
 def test_rates_are_lower_bounds_where_links_at_the_other_end_were_busy():
-    for crowded in (False, True):
-        wire = Wire().stream([A], seconds=5, rates={A: 100e6}, crowded=crowded).rest(7.0)
+    for contended in (False, True):
+        wire = Wire().stream([A], seconds=5, rates={A: 100e6}, contended=contended).rest(7.0)
         [into] = wire.meter.known().links
-        assert (into.shared > 0.9) == crowded
+        assert (into.shared > 0.9) == contended
 
 
 def test_rates_are_lower_bounds_where_links_at_this_end_were_busy():
@@ -137,13 +137,13 @@ def test_what_the_kernel_has_delivered_is_reported_for_each_half_second():
                 Progress(
                     delivered=int(rate * wire.now / 8 / 1448),
                     segment=1448,
-                    sent_again=0,
-                    waiting=100_000,
+                    retransmitted=0,
+                    unsent=100_000,
                     window=100,
                     busy_s=wire.now,
-                    starved_s=0.0,
-                    round_trip_s=0.06,
-                    shortest_s=0.06,
+                    receiver_limited_s=0.0,
+                    smoothed_rtt_s=0.06,
+                    min_rtt_s=0.06,
                 ),
             )
             for peer, rate in rates.items()
@@ -152,14 +152,14 @@ def test_what_the_kernel_has_delivered_is_reported_for_each_half_second():
     wire.meter.progress = progress
     wire.meter.clock_ns = lambda: int((wire.now + 5000.0) * SECOND)
     wire.stream([A, B], seconds=30, rates=rates)
-    told = [one for report in wire.reports for one in report.carried]
+    told = [one for report in wire.reports for one in report.throughput]
     numbers = [one.number for one in told]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     assert 10_000 < numbers[0] < numbers[-1] < 10_062
     assert len(numbers) > 50
     for one in told:
         assert {link.target: link.rate for link in one.links} == pytest.approx({1: 60e6, 2: 40e6}, rel=0.01)
-        assert all(link.eager for link in one.links)
+        assert all(link.backlogged for link in one.links)
 
 
 def test_the_kernels_round_trips_are_told_at_once_also_of_links_that_nothing_has_measured():
@@ -169,15 +169,15 @@ def test_the_kernels_round_trips_are_told_at_once_also_of_links_that_nothing_has
         silent = Progress(
             delivered=0,
             segment=1448,
-            sent_again=0,
-            waiting=0,
+            retransmitted=0,
+            unsent=0,
             window=10,
             busy_s=0.0,
-            starved_s=0.0,
-            round_trip_s=0.5,
-            shortest_s=0.0,
+            receiver_limited_s=0.0,
+            smoothed_rtt_s=0.5,
+            min_rtt_s=0.0,
         )
-        return [(peer, silent._replace(shortest_s=trip)) for peer, trip in shortest.items()]
+        return [(peer, silent._replace(min_rtt_s=trip)) for peer, trip in shortest.items()]
 
     wire.meter.progress = progress
     wire.meter.acknowledged(A, CHUNK, 0.0, 0.2, SECOND // 10, resent=False)
@@ -208,13 +208,13 @@ def test_bbr_starts_anew_where_it_has_less_than_half_of_what_the_link_is_known_t
                 Progress(
                     delivered=int(50e6 * wire.now / 8 / 1448),
                     segment=1448,
-                    sent_again=0,
-                    waiting=100_000,
+                    retransmitted=0,
+                    unsent=100_000,
                     window=400,
                     busy_s=wire.now,
-                    starved_s=0.0,
-                    round_trip_s=0.06,
-                    shortest_s=0.06,
+                    receiver_limited_s=0.0,
+                    smoothed_rtt_s=0.06,
+                    min_rtt_s=0.06,
                     bandwidth=2e6 if peer == B and wire.now > 6.0 else 50e6,
                 ),
             )
@@ -222,7 +222,7 @@ def test_bbr_starts_anew_where_it_has_less_than_half_of_what_the_link_is_known_t
         ]
 
     wire.meter.progress = progress
-    wire.meter.start_anew = lambda peer: told.append((peer, wire.now))
+    wire.meter.restart_bbr = lambda peer: told.append((peer, wire.now))
     wire.stream([A, B], seconds=6, rates={A: 50e6, B: 50e6})
     assert [peer for peer, _ in told] == [B]
     assert 6.0 < told[0][1] < 6.5

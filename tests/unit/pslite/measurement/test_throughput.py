@@ -7,7 +7,7 @@ import random
 import pytest
 
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import CARRIED_S
+from netstorm.protocol.messages import THROUGHPUT_PERIOD_S
 from netstorm.pslite.measurement.tcp_progress import Progress
 from netstorm.pslite.measurement.throughput import ThroughputSampler
 
@@ -23,7 +23,7 @@ class Kernel:
         self.links = ThroughputSampler()
         self.delivered = {}
         self.busy_s = {}
-        self.told = []
+        self.reports = []
 
     def look(self, rates, *, after=0.25, idle=(), trip_s=0.0):
         """Let some seconds pass; `idle`: those that have nothing more to send."""
@@ -36,33 +36,33 @@ class Kernel:
             progress[peer] = Progress(
                 delivered=round(self.delivered[peer]),
                 segment=SEGMENT,
-                sent_again=0,
-                waiting=0 if peer in idle else 100_000,
+                retransmitted=0,
+                unsent=0 if peer in idle else 100_000,
                 window=100,
                 busy_s=self.busy_s[peer],
-                starved_s=0.0,
-                round_trip_s=trip,
-                shortest_s=trip,
+                receiver_limited_s=0.0,
+                smoothed_rtt_s=trip,
+                min_rtt_s=trip,
             )
-        self.links.look(progress, self.now)
-        self.told += self.links.take()
+        self.links.sample(progress, self.now)
+        self.reports += self.links.take_reports()
 
     def rates_of(self, peer):
-        return {one.number: link.rate for one in self.told for link in one.links if link.target == peer}
+        return {one.number: link.rate for one in self.reports for link in one.links if link.target == peer}
 
 
 def test_each_half_second_has_the_rates_of_its_links():
     kernel = Kernel()
     for _ in range(20):
         kernel.look({1: 400, 2: 1200})
-    numbers = [one.number for one in kernel.told]
+    numbers = [one.number for one in kernel.reports]
     assert numbers == list(range(2001, 2001 + len(numbers)))  # the first one was not seen as a whole
     assert len(numbers) >= 8
-    for one in kernel.told:
+    for one in kernel.reports:
         assert {link.target: link.rate for link in one.links} == pytest.approx(
             {1: 400 * BIT_S, 2: 1200 * BIT_S}
         )
-        assert all(link.eager for link in one.links)
+        assert all(link.backlogged for link in one.links)
 
 
 def test_looks_need_not_be_where_half_seconds_begin():
@@ -88,7 +88,7 @@ def test_who_had_nothing_to_send_for_a_moment_was_not_eager():
     kernel = Kernel()
     for number in range(24):
         kernel.look({1: 1000, 2: 1000}, idle={2} if number == 10 else ())
-    eager = {one.number: {link.target: link.eager for link in one.links} for one in kernel.told}
+    eager = {one.number: {link.target: link.backlogged for link in one.links} for one in kernel.reports}
     assert all(links[1] for links in eager.values())
     # Seen idle at 1002.75 s, and eager again at 1003 s: nobody knows since when.
     assert [number for number, links in eager.items() if not links[2]] == [2005, 2006]
@@ -120,7 +120,7 @@ def test_links_that_carry_nothing_are_not_told():
     kernel = Kernel()
     for _ in range(10):
         kernel.look({1: 0, 2: 0})
-    assert kernel.told == []
+    assert kernel.reports == []
     assert len(kernel.links) == 0
 
 
@@ -129,9 +129,9 @@ def test_what_nobody_asks_for_is_forgotten_and_told_once():
     links = kernel.links
     for number in range(200):
         progress = Progress(number * 100, SEGMENT, 0, 1, 10, number * 0.25, 0.0, 0.02, 0.02)
-        links.look({Peer(1): progress}, 1000.0 + number * 0.25)
-    assert 0 < len(links.take()) <= 8
-    assert links.take() == ()
+        links.sample({Peer(1): progress}, 1000.0 + number * 0.25)
+    assert 0 < len(links.take_reports()) <= 8
+    assert links.take_reports() == ()
 
 
 @pytest.mark.parametrize("trip_s", [0.01, 3.0])
@@ -142,4 +142,4 @@ def test_a_clock_that_is_put_back_or_a_round_trip_that_shrinks_does_no_harm(trip
             kernel.now -= 2.0
         kernel.look({1: 1000}, trip_s=trip_s / (1 + number))
     assert all(rate <= 1300 * BIT_S for rate in kernel.rates_of(1).values())
-    assert CARRIED_S == 0.5
+    assert THROUGHPUT_PERIOD_S == 0.5

@@ -66,13 +66,13 @@ class TwoHalves(RuleBasedStateMachine):
             self.acknowledgements.append(("nack", message.sequence))
         elif fate == "arrives" and not self.receiver.has(message.sequence):
             number = int(message.body[:4])
-            taken = self.receiver.take(message.sequence, (part(number), None, 0))
+            taken = self.receiver.receive(message.sequence, (part(number), None, 0))
             assert [arrived for arrived, _, _ in taken] == [part(number)]
             self.delivered.append(number)
 
     @rule()
     def acknowledge(self):
-        self.acknowledgements.append(("ack", *self.receiver.missing_from(), 0))
+        self.acknowledgements.append(("ack", *self.receiver.received_numbers(), 0))
 
     @precondition(lambda self: self.acknowledgements)
     @rule(lost=st.booleans())
@@ -81,7 +81,7 @@ class TwoHalves(RuleBasedStateMachine):
         if lost:
             return
         if kind == "nack":
-            self.sender.not_received(*what)
+            self.sender.resend(*what)
         else:
             received, beyond, mark = what
             self.sender.acknowledge(received, beyond, 0.0, mark=mark)
@@ -91,7 +91,7 @@ class TwoHalves(RuleBasedStateMachine):
         self.on_the_way.clear()
         self.acknowledgements.clear()
         self.sender.disconnected()
-        self.sender.acknowledge(*self.receiver.missing_from(), 0.0)
+        self.sender.acknowledge(*self.receiver.received_numbers(), 0.0)
 
     @invariant()
     def nothing_twice(self):
@@ -117,7 +117,7 @@ class TwoHalves(RuleBasedStateMachine):
             # a query and its answer: whatever was transmitted before is here or lost
             mark = self.sender.mark()
             self.acknowledgements.clear()
-            self.sender.acknowledge(*self.receiver.missing_from(), 0.0, mark=mark)
+            self.sender.acknowledge(*self.receiver.received_numbers(), 0.0, mark=mark)
         assert sorted(self.delivered) == list(range(self.submitted))
         assert not self.sender.has_work()
         assert self.sender.window.in_flight == 0
@@ -142,7 +142,7 @@ def test_two_processes_exchange_everything_once_over_connections_that_fail(
     limits = Limits(
         link_timeout_s=1000,
         query_after_s=1.0,
-        greeting_s=1.0,
+        handshake_s=1.0,
         first_retry_s=0.01,
         longest_retry_s=0.2,
         window_bytes=window,

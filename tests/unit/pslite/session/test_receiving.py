@@ -21,7 +21,7 @@ def deliver(half, sequence):
     return (
         []
         if half.has(sequence)
-        else [message.chunk for message, _, _ in half.take(sequence, arrival(sequence))]
+        else [message.chunk for message, _, _ in half.receive(sequence, arrival(sequence))]
     )
 
 
@@ -54,7 +54,7 @@ def test_what_is_reported_is_what_is_here(case, ordered):
     half = ReceivingHalf(ordered=ordered)
     for sequence in sequences:
         deliver(half, sequence)
-    received, beyond = half.missing_from()
+    received, beyond = half.received_numbers()
     assert set(range(1, received + 1)) | set(beyond) == set(sequences)
     assert received + 1 not in sequences
     assert list(beyond) == sorted(set(beyond))
@@ -64,7 +64,7 @@ def test_what_is_reported_is_what_is_here(case, ordered):
 def test_a_sender_that_leaves_out_a_message_for_ever_cannot_fill_the_memory():
     half = ReceivingHalf(ordered=True)
     for sequence in range(2, 16_386):
-        assert half.take(sequence, arrival(sequence)) == []
+        assert half.receive(sequence, arrival(sequence)) == []
     with pytest.raises(ProtocolViolation, match="1 is missing"):
-        half.take(16_386, arrival(16_386))
-    assert len(half.take(1, arrival(1))) == 16_385
+        half.receive(16_386, arrival(16_386))
+    assert len(half.receive(1, arrival(1))) == 16_385

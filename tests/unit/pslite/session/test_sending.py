@@ -98,16 +98,16 @@ def test_the_answer_to_a_query_shows_that_what_was_sent_before_it_is_lost():
 def test_a_message_that_was_refused_goes_again_and_nothing_else():
     half = sender(messages=3)
     transmit_all(half)
-    assert half.not_received(2)
-    assert not half.not_received(2)
-    assert not half.not_received(99)
+    assert half.resend(2)
+    assert not half.resend(2)
+    assert not half.resend(99)
     assert transmit_all(half) == [2]
 
 
 def test_a_message_that_waits_to_go_again_and_is_acknowledged_after_all_stays():
     half = sender(messages=3)
     transmit_all(half)
-    half.not_received(2)
+    half.resend(2)
     half.acknowledge(3, (), 0.0)
     assert transmit_all(half) == []
     assert half.window.in_flight == 0

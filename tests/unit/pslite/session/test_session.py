@@ -39,7 +39,7 @@ def kinds(seen, source="host0"):
 
 
 def test_every_state_can_be_reached_and_every_one_can_end():
-    reachable, frontier = {State.IDLE, State.AWAY}, [State.IDLE, State.AWAY]
+    reachable, frontier = {State.IDLE, State.DISCONNECTED}, [State.IDLE, State.DISCONNECTED]
     while frontier:
         for following in TRANSITIONS[frontier.pop()].values():
             if following not in reachable:
@@ -52,11 +52,11 @@ def test_every_state_can_be_reached_and_every_one_can_end():
             more = {following for one in ends for following in TRANSITIONS[one].values()} - ends
             grown = bool(more)
             ends |= more
-        assert ends & {State.OVER, State.LOST}, state
+        assert ends & {State.CLOSED, State.LOST}, state
 
 
 def test_what_has_ended_stays_so():
-    assert not TRANSITIONS[State.OVER]
+    assert not TRANSITIONS[State.CLOSED]
     assert not TRANSITIONS[State.LOST]
     assert set(TRANSITIONS) == set(State)
 

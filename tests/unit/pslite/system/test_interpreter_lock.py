@@ -4,7 +4,7 @@ import pytest
 
 from netstorm import clock
 from netstorm.pslite.system import interpreter_lock
-from netstorm.pslite.system.interpreter_lock import SHORT_CALL, calls, give_way, intervals
+from netstorm.pslite.system.interpreter_lock import SHORT_CALL, active_calls, switch_intervals, yield_to_call
 
 WANTED_S = 0.0001
 
@@ -24,11 +24,11 @@ def now(monkeypatch):
     monkeypatch.setattr(clock, "monotonic", lambda: time.seconds)
     monkeypatch.setattr(clock, "sleep", time.sleep)
     before = sys.getswitchinterval()
-    intervals.add(time, WANTED_S)
+    switch_intervals.add(time, WANTED_S)
     yield time
-    intervals.remove(time)
+    switch_intervals.remove(time)
     assert sys.getswitchinterval() == before
-    assert calls == []
+    assert active_calls == []
 
 
 def test_a_burst_of_calls_has_a_long_interval_and_ends_when_no_more_follow(now):
@@ -36,10 +36,10 @@ def test_a_burst_of_calls_has_a_long_interval_and_ends_when_no_more_follow(now):
         with SHORT_CALL:
             pass
         now.seconds += 0.001
-        assert intervals.look(now.seconds) < 0.01
+        assert switch_intervals.update(now.seconds) < 0.01
         assert sys.getswitchinterval() > 10 * WANTED_S
     now.seconds += 0.002
-    intervals.look(now.seconds)
+    switch_intervals.update(now.seconds)
     assert sys.getswitchinterval() == pytest.approx(WANTED_S)
 
 
@@ -53,46 +53,46 @@ def test_a_burst_s_interval_is_half_as_long_again_as_the_last_burst_took(now, ta
             with SHORT_CALL:
                 seen = sys.getswitchinterval()
         now.seconds += 0.003
-        intervals.look(now.seconds)
+        switch_intervals.update(now.seconds)
     assert seen == pytest.approx(interval_s, abs=2e-6)  # Python counts whole microseconds
 
 
 def test_a_burst_does_not_end_in_the_middle_of_a_call(now):
     with SHORT_CALL:
         now.seconds += 0.005
-        intervals.look(now.seconds)
+        switch_intervals.update(now.seconds)
         assert sys.getswitchinterval() > 10 * WANTED_S
 
 
 def test_a_call_that_waits_for_something_is_no_short_one(now):
     with SHORT_CALL:
         now.seconds += 1
-        give_way()
-        intervals.look(now.seconds)
+        yield_to_call()
+        switch_intervals.update(now.seconds)
         assert sys.getswitchinterval() == pytest.approx(WANTED_S)
     assert now.slept_s == 0
 
 
 def test_threads_give_way_to_a_call_and_to_nothing_else(now):
-    give_way()
+    yield_to_call()
     assert now.slept_s == 0
     with SHORT_CALL:
-        give_way()
+        yield_to_call()
         assert 0 < now.slept_s < 0.001
-    give_way()
+    yield_to_call()
     assert now.slept_s < 0.001
 
 
 def test_a_call_that_fails_is_over():
     with pytest.raises(ZeroDivisionError), SHORT_CALL:
         raise ZeroDivisionError
-    assert calls == []
+    assert active_calls == []
 
 
 def test_a_child_that_was_forked_in_a_call_is_in_none_and_leaves_it(now):
     with SHORT_CALL:
-        intervals.forked()
-        assert calls == []
-        give_way()
+        switch_intervals.reset_after_fork()
+        assert active_calls == []
+        yield_to_call()
     assert now.slept_s == 0
     assert not interpreter_lock._in_a_call(now.seconds)

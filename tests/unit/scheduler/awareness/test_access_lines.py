@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.protocol.messages import CARRIED_S, LinkThroughput, ThroughputReport
+from netstorm.protocol.messages import THROUGHPUT_PERIOD_S, LinkThroughput, ThroughputReport
 from netstorm.scheduler.awareness.access_lines import AccessLines
 
 M = 1e6
@@ -30,7 +30,7 @@ class Job:
 
         `eager`: those that have more to send (all).
         """
-        for _ in range(round(seconds / CARRIED_S)):
+        for _ in range(round(seconds / THROUGHPUT_PERIOD_S)):
             now = rates() if callable(rates) else rates
             for source in {pair[0] for pair in now}:
                 links = tuple(
@@ -39,7 +39,7 @@ class Job:
                     if pair[0] == source and rate
                 )
                 self.lines.take(source, (ThroughputReport(self.number, links),), self.now)
-            self.now += CARRIED_S
+            self.now += THROUGHPUT_PERIOD_S
             self.number += 1
             self.look()
         return self
@@ -68,7 +68,7 @@ def trading(chance, cap, pairs, lasting_s=2.0):
         if left == 0:
             weights = [chance.uniform(0.1, 1.9) for _ in pairs]
             parts = {pair: cap * weight / sum(weights) for pair, weight in zip(pairs, weights, strict=True)}
-        left = (left + 1) % round(lasting_s / CARRIED_S)
+        left = (left + 1) % round(lasting_s / THROUGHPUT_PERIOD_S)
         noise = chance.uniform(0.98, 1.02)
         return {pair: rate * noise for pair, rate in parts.items()}
 

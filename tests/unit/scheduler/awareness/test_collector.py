@@ -669,7 +669,7 @@ class Carrying:
                             for target, rate in mine.items()
                             if (source, target) in tell
                         ),
-                        carried=(
+                        throughput=(
                             ThroughputReport(
                                 self.number, tuple(LinkThroughput(*one, True) for one in mine.items())
                             ),
@@ -755,5 +755,5 @@ def test_where_links_do_the_same_in_any_company_nothing_is_held_back():
 def test_what_cannot_be_carried_is_refused():
     found = collector()
     for one in (LinkThroughput(9, M, True), LinkThroughput(1, -M, True), LinkThroughput(0, M, True)):
-        found.take(0, Measured(links=(), carried=(ThroughputReport(1, (one,)),)), 1.0)
+        found.take(0, Measured(links=(), throughput=(ThroughputReport(1, (one,)),)), 1.0)
     assert found.refused == 3

@@ -1,4 +1,4 @@
-"""What the estimators make of arrivals whose link is known."""
+"""What the default estimator makes of arrivals whose link is known."""
 
 from __future__ import annotations
 
@@ -8,25 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.pslite.measurement.busy_periods import BusyLink, RunningMinimum
-from netstorm.pslite.measurement.estimators import History, PaperEstimator
-
-CHUNK = 256 * 1024 * 8.0
-
-
-def arrivals(sent, rate, latency, bits=CHUNK, clock=0.0):
-    """Return (sent, arrived) of chunks over a first-in-first-out link; the receiver's clock is fast."""
-    free = 0.0
-    found = []
-    for time in sent:
-        free = max(free, time) + bits / rate
-        found.append((time, free + latency + clock))
-    return found
-
-
-def sure(estimate):
-    assert estimate is not None
-    return estimate
+from netstorm.pslite.measurement.busy_periods import BusyLink
+from netstorm.pslite.measurement.rate_estimator import RateEstimator
+from tests.unit.pslite.measurement.arrivals import CHUNK, arrivals, sure
 
 
 def measured(times, transit=None):
@@ -35,13 +19,13 @@ def measured(times, transit=None):
 
 
 def busy_estimate(times, transit=None):
-    link, history = BusyLink(), History()
+    link, estimator = BusyLink(), RateEstimator()
     if transit is not None:
-        link.signal(-1.0, transit - 1.0)
+        link.add_small_message(-1.0, transit - 1.0)
     for sent, arrived in times:
-        link.chunk(CHUNK, sent, arrived)
-    history.extend(link.take_until(float("inf")))
-    return history.estimate(4, independent=True)
+        link.add_chunk(CHUNK, sent, arrived)
+    estimator.add_periods(link.take_until(float("inf")))
+    return estimator.estimate(4, independent=True)
 
 
 @given(
@@ -107,38 +91,38 @@ def test_even_samples_have_a_small_error_and_uneven_ones_a_large_one():
 
 
 def in_turns(link):
-    """Return stretches of a link that does 20 Mbit/s alone and 16 in company, by turns."""
-    stretches, now = [], 0.0
+    """Return periods of a link that does 20 Mbit/s alone and 16 in company, by turns."""
+    periods, now = [], 0.0
     for turn in range(12):
         rate = 16e6 if turn % 2 else 20e6
         for _ in range(6):
             now += CHUNK / rate
-            link.chunk(CHUNK, 0.0, now)
-        for stretch in link.take_until(float("inf")):
-            stretch.shared_s = stretch.duration if turn % 2 else 0.0
-            stretches.append(stretch)
-    return stretches
+            link.add_chunk(CHUNK, 0.0, now)
+        for period in link.take_until(float("inf")):
+            period.shared_s = period.duration if turn % 2 else 0.0
+            periods.append(period)
+    return periods
 
 
 def test_times_in_which_others_were_busy_are_left_out_if_there_are_others():
-    history = History()
-    history.extend(in_turns(BusyLink()))
-    assert sure(history.estimate(4, independent=False)).rate == pytest.approx(20e6, rel=0.01)
-    assert sure(history.estimate(4, independent=False)).shared == 0.0
+    estimator = RateEstimator()
+    estimator.add_periods(in_turns(BusyLink()))
+    assert sure(estimator.estimate(4, independent=False)).rate == pytest.approx(20e6, rel=0.01)
+    assert sure(estimator.estimate(4, independent=False)).shared == 0.0
 
 
 def test_a_rate_that_has_changed_is_known_after_a_few_chunks():
-    link, history = BusyLink(), History()
+    link, estimator = BusyLink(), RateEstimator()
     for sent, arrived in arrivals([0.0] * 200, 20e6, 0.0):
-        link.chunk(CHUNK, sent, arrived)
+        link.add_chunk(CHUNK, sent, arrived)
     free = link.arrived
-    history.extend(link.take_until(float("inf")))
+    estimator.add_periods(link.take_until(float("inf")))
     for _ in range(8):
         free += CHUNK / 8e6
-        link.chunk(CHUNK, 0.0, free)
-    history.extend(link.take_until(float("inf")))
-    assert history.jumped
-    assert sure(history.estimate(4, independent=False)).rate == pytest.approx(8e6, rel=0.01)
+        link.add_chunk(CHUNK, 0.0, free)
+    estimator.add_periods(link.take_until(float("inf")))
+    assert estimator.jumped
+    assert sure(estimator.estimate(4, independent=False)).rate == pytest.approx(8e6, rel=0.01)
 
 
 def test_stalls_do_not_make_a_link_slow():
@@ -149,50 +133,7 @@ def test_stalls_do_not_make_a_link_slow():
     assert measured(times).rate == pytest.approx(20e6, rel=0.02)
 
 
-def test_a_clock_that_is_set_back_ends_a_stretch_and_harms_nothing():
+def test_a_clock_that_is_set_back_ends_a_period_and_harms_nothing():
     times = arrivals([0.0] * 20, 20e6, 0.0)
     times += [(0.0, arrived - 1.5) for _, arrived in arrivals([0.0] * 40, 20e6, 0.0)[20:]]
     assert measured(times).rate == pytest.approx(20e6, rel=0.01)
-
-
-def test_the_paper_estimator_is_right_for_lone_chunks_and_synchronised_clocks():
-    paper = PaperEstimator(4)
-    for sent, arrived in arrivals([0.0, 1.0, 2.0, 3.0], 20e6, 0.0):
-        paper.chunk(CHUNK, sent, arrived)
-    assert sure(paper.estimate()).rate == pytest.approx(20e6)
-    assert sure(paper.estimate()).chunks == 4
-
-
-def test_the_paper_estimator_waits_for_enough_chunks():
-    paper = PaperEstimator(4)
-    for sent, arrived in arrivals([0.0, 1.0, 2.0], 20e6, 0.0):
-        paper.chunk(CHUNK, sent, arrived)
-    assert paper.estimate() is None
-
-
-def test_the_paper_estimator_charges_latency_and_queue_to_the_link():
-    paper = PaperEstimator(4)
-    for sent, arrived in arrivals([0.0] * 4, 20e6, 0.03):
-        paper.chunk(CHUNK, sent, arrived)
-    expected = sum(CHUNK / (0.03 + (place + 1) * CHUNK / 20e6) for place in range(4)) / 4
-    assert sure(paper.estimate()).rate == pytest.approx(expected)
-    assert sure(paper.estimate()).rate < 0.5 * 20e6
-
-
-def test_chunks_that_arrive_before_they_were_sent_are_counted_and_left_out():
-    paper = PaperEstimator(1)
-    paper.chunk(CHUNK, 10.0, 9.9)
-    assert paper.estimate() is None
-    assert paper.impossible == 1
-
-
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(-5, 5)), min_size=1, max_size=60))
-def test_the_smallest_value_is_that_of_at_least_ten_and_at_most_twenty_seconds(steps):
-    smallest = RunningMinimum()
-    seen, now = [], 0.0
-    for pause, value in steps:
-        now += pause
-        smallest.offer(value, now)
-        seen.append((now, value))
-        assert smallest.value <= min(value for at, value in seen if at >= now - 10)
-        assert smallest.value in [value for _, value in seen]

@@ -1,0 +1,133 @@
+"""Which processes get a session here: what follows from a Hello. Pure.
+
+The machine decides whom to admit. An admitted process goes on with the session that it had, or gets a new
+one; a new process or session of the same peer replaces the old one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from netstorm.errors import ProtocolViolation
+from netstorm.observe.counters import Counters
+from netstorm.observe.drops import Drops
+from netstorm.protocol import messages as m
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.endpoint.endpoint_context import EndpointContext
+from netstorm.pslite.endpoint.link_statistics import LinkStatistics
+from netstorm.pslite.endpoint.local_process import LocalProcess
+from netstorm.pslite.endpoint.pending_hellos import PendingHellos
+from netstorm.pslite.endpoint.session_table import SessionTable
+from netstorm.pslite.machine import Machine, NotYet, Refuse
+from netstorm.pslite.session.accepted import AcceptedSession
+from netstorm.pslite.van.interface import Connection
+
+__all__ = ["Acceptor"]
+
+_log = logging.getLogger(__name__)
+
+
+class Acceptor:
+    """Answers Hellos.
+
+    Attributes:
+        answers: to be sent over connections that have no session.
+        pending: Hellos that the machine cannot decide on yet.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        process: LocalProcess,
+        sessions: SessionTable,
+        context: EndpointContext,
+        statistics: LinkStatistics,
+        *,
+        ordered: Callable[[Peer], bool],
+        counters: Counters,
+        drops: Drops,
+    ) -> None:
+        """`ordered`: whether sessions with a peer deliver in order, see `Endpoint`."""
+        self.answers: Final[list[tuple[Connection, m.SessionMessage]]] = []
+        self.pending: Final = PendingHellos(context.limits.pending_hellos)
+        self._machine: Final = machine
+        self._process: Final = process
+        self._sessions: Final = sessions
+        self._context: Final = context
+        self._statistics: Final = statistics
+        self._ordered: Final = ordered
+        self._counters: Final = counters
+        self._drops: Final = drops
+
+    def receive(self, connection: Connection, hello: m.Hello, now: float) -> Peer | None:
+        """Decide on a Hello; return the peer whose session uses the connection from now on, if it is
+        admitted.
+        """
+        if self._sessions.has_ended(hello):
+            self.answers.append((connection, m.Goodbye()))
+            return None
+        admission = self._machine.admit(hello)
+        if isinstance(admission, NotYet):
+            self.pending.add(connection, hello, now)
+            return None
+        if not isinstance(admission, Refuse):
+            peer = admission.peer
+            refusal = self._admit(connection, hello, peer, now)
+            if refusal is None:
+                return peer
+            admission = refusal
+        self._counters.add("refused_hellos")
+        _log.info("refused a session to rank %d of job %r: %s", hello.sender, hello.job, admission.reason)
+        self.answers.append((connection, m.Refused(reason=admission.reason)))
+        return None
+
+    def _admit(self, connection: Connection, hello: m.Hello, peer: Peer, now: float) -> Refuse | None:
+        """Give an admitted process its session, or return why that is impossible."""
+        if hello.receiver != self._process.rank:
+            return Refuse(f"this is rank {self._process.rank}, not rank {hello.receiver} (-1: the scheduler)")
+        accepted = self._sessions.accepted
+        ending = self._sessions.find_ending(hello)
+        session = ending or self._present_session(hello, peer, now)
+        if session is None:
+            if hello.resuming:
+                return Refuse("that session is not known here (any more)")
+            if len(accepted) >= self._context.limits.sessions:
+                return Refuse(f"this process has {len(accepted)} sessions already")
+            counters = self._statistics.counters(peer, opened_here=False)
+            session = AcceptedSession(
+                self._context, peer, hello, counters=counters, ordered=self._ordered(peer)
+            )
+        try:
+            session.hello(hello, connection, now)
+        except ProtocolViolation as error:
+            self._drops.note("protocol", f"connection {connection}", str(error), now)
+            return Refuse(str(error))
+        session.counters.heard_at = now
+        if session is not ending:
+            accepted[peer] = session
+        self._sessions.by_connection[connection] = session
+        self._sessions.dirty[session] = None
+        return None
+
+    def _present_session(self, hello: m.Hello, peer: Peer, now: float) -> AcceptedSession | None:
+        """Return the peer's session if the Hello goes on with it; otherwise end that session."""
+        session = self._sessions.accepted.get(peer)
+        if session is None or session.is_that_of(hello):
+            return session
+        name = self._process.name_of(peer)
+        if session.incarnation != hello.incarnation:
+            self._replace(session, f"{name} came back as another process", now)
+            self._machine.peer_lost(peer, session.reason, now)
+        else:
+            self._replace(session, f"{name} has begun a new session", now)
+        return None
+
+    def _replace(self, session: AcceptedSession, reason: str, now: float) -> None:
+        if session.sending.has_work():
+            _log.warning("%s; messages that it has not acknowledged are lost", reason)
+        del self._sessions.accepted[session.peer]
+        session.end(now, at_once=True)
+        session.reason = reason
+        self._sessions.begin_ending(session)
