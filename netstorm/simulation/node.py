@@ -103,7 +103,7 @@ class SimulatedNode:
         self.pending: Final[list[Pending]] = []
         """Everything it was ever asked for."""
         self._timeline: Final = timeline
-        self.joined: Final = self._ask("joining", lambda done, _: self.machine.on_joined(done))
+        self.joined: Final = self._ask("joining", lambda done, _: self.machine.requests.when_joined(done))
 
     @property
     def alive(self) -> bool:
@@ -125,7 +125,7 @@ class SimulatedNode:
     ) -> Key:
         """Make a key known to the job; `form` is its codec."""
         key = self.keys[name] = Key(namespace, name, shape, dtype, form=form)
-        self.process.call(lambda now: self.machine.register(key, now))
+        self.process.call(lambda now: self.machine.requests.register(key, now))
         return key
 
     def push(
@@ -158,7 +158,7 @@ class SimulatedNode:
             key = self.register(name, values.shape, values.dtype.name, form=codec)
         source = np.array(values, order="C").ravel()
         destination = source if in_place else np.empty_like(source)
-        pending = Pending(self._timeline, f"rank {self.rank}: round {key.last_taken + 1} of {name}")
+        pending = Pending(self._timeline, f"rank {self.rank}: round {key.last_taken + 1} of key {name!r}")
         parts: RowParts = []
 
         def collect() -> Array:
@@ -193,20 +193,20 @@ class SimulatedNode:
             form=form,
         )
         self.pending.append(pending)
-        self.process.call(lambda now: self.machine.submit(operation, now))
+        self.process.call(lambda now: self.machine.requests.submit(operation, now))
         return pending
 
     def barrier(self) -> Pending:
         """Come to the next barrier."""
-        return self._ask("barrier", self.machine.barrier)
+        return self._ask("barrier", self.machine.requests.barrier)
 
     def finish(self) -> Pending:
         """Push no more; ends when nobody needs this node."""
-        return self._ask("finishing", self.machine.finish)
+        return self._ask("finishing", self.machine.requests.finish)
 
     def fail(self, reason: str) -> None:
         """Say that this rank's program has failed."""
-        self.process.call(lambda now: self.machine.fail(reason, now))
+        self.process.call(lambda now: self.machine.requests.fail(reason, now))
 
     def describe(self) -> str:
         """Say how this node is and what it waits for, for a person."""

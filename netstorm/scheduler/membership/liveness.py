@@ -118,7 +118,7 @@ class Liveness:
         self._suspicions.pop((by, rank), None)
 
     def last_heard(self, rank: int, now: float) -> str:
-        """Return "last heard: round 12 of fc1_weight, 10.2 s ago", and what the rank then waited for."""
+        """Return "last heard: round 12 of key 'fc1', 10.2 s ago", and what the rank then waited for."""
         heard = self._heard[rank]
         busy = f"; it was waiting: {heard.busy}" if heard.busy else ""
         return f"last heard: {heard.said}, {now - heard.said_at:.1f} s ago{busy}"
