@@ -1,8 +1,8 @@
 """`python -m netstorm.run train.py …`: run an unedited MXNet script with NetStorm as its distributed store.
 
-There `dist_sync`, `dist_device_sync`, `dist_sync_device`, `dist` and `dist_async` mean NetStorm. Old
-launchers start one process more for each server and one for the scheduler, all with the same command: a
-server has nothing to do and says so, and the scheduler is ours.
+There `dist_sync`, `dist_device_sync`, `dist_sync_device`, `dist` and `dist_async` mean NetStorm. MXNet's
+launchers also start a process for each server and one for the scheduler, all with the same command: a server
+has nothing to do and ends, and the scheduler is NetStorm's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["main"]
 _USAGE: Final = "usage: python -m netstorm.run [-m MODULE | SCRIPT] [ARGUMENTS …]"
 
 _RUNNERS: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
-"""Files whose frames a script's traceback begins with, and which mean nothing to its user."""
+"""Files whose frames begin a script's traceback, and mean nothing to its user."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,41 +48,43 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "-m":
         if len(arguments) == 1:
             return _refuse("-m needs the name of a module")
-        return _as_a_script(lambda: _run_module(arguments[1:]))
+        return _as_script(lambda: _run_module(arguments[1:]))
     if not Path(arguments[0]).exists():
         return _refuse(f"no script {arguments[0]!r}")
-    return _as_a_script(lambda: _run_script(arguments))
+    return _as_script(lambda: _run_script(arguments))
 
 
 def _run_module(arguments: list[str]) -> None:
-    sys.argv = arguments  # runpy puts the module's file in the first place
+    sys.argv = arguments  # runpy replaces the first one by the module's file
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
 def _run_script(arguments: list[str]) -> None:
     sys.argv = arguments
     folder = str(Path(arguments[0]).resolve().parent)
-    if getattr(sys.flags, "safe_path", False):  # python -P: the working directory is not there to be replaced
+    if getattr(
+        sys.flags, "safe_path", False
+    ):  # python -P: sys.path does not begin with the working directory
         sys.path.insert(0, folder)
     else:
         sys.path[0] = folder
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _as_a_script(run: Callable[[], None]) -> int:
-    """Run it as Python runs a script: what it does not catch is shown without our own frames."""
+def _as_script(run: Callable[[], None]) -> int:
+    """Run a script as Python does; an uncaught exception is shown without our own frames."""
     try:
         from netstorm.frontends.mxnet import take_over_dist_types
 
         take_over_dist_types()
     except UsageError as error:  # MXNet is missing, or of another version
         return _refuse(str(error))
-    # MXNet alone brings 100 000 objects, which stay: to look at them all in each full collection stops every
+    # MXNet alone makes 100 000 objects, which stay. Each full collection would traverse them, and stop every
     # thread for 70 to 100 ms. The script has made none yet.
     gc.freeze()
     try:
         run()
-    except Exception as error:  # noqa: BLE001 -- whatever it is, Python would show it and end with exit code 1
+    except Exception as error:  # noqa: BLE001 -- Python shows any exception, and ends with exit code 1
         trace = _own_frames(error.__traceback__)
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
@@ -91,7 +93,7 @@ def _as_a_script(run: Callable[[], None]) -> int:
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its script's first frame on."""
+    """Return a traceback from the script's first frame on."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _RUNNERS:
         trace = trace.tb_next
     return trace

@@ -48,8 +48,8 @@ def main() -> None:
             runtime.allreduce(operation)
             if not (total == runtime.size).all():
                 raise AssertionError("a wrong sum")
-        runtime.pass_through_io_thread()
-        measured = runtime.measured()
+        runtime.process.drain()
+        measured = runtime.process.measured()
         found = {
             "cap": _cap(settings, runtime.rank) if "caps" in sys.argv[4:] else None,
             "measured": None if measured is None else msgspec.to_builtins(measured),

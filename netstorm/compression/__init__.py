@@ -1,1 +1,1 @@
-"""Codecs: what a chunk's values look like on the wire."""
+"""Codecs: how a chunk's values are encoded on the wire. Pure."""

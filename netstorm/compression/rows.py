@@ -1,8 +1,8 @@
-"""Some rows of a matrix: their sum with others, and what they look like on the wire.
+"""Some rows of a matrix: their sums, and their encoding on the wire. Pure.
 
 A payload is the values of its rows, one row after the other, and after them the number of each row as
-`uint32`, little-endian. Its length tells how many rows it has. Numbers rise, so that there is one payload for
-each set of rows, and adding two is a merge.
+`uint32`, little-endian. Its length tells how many rows it has. Row numbers rise, so there is one payload for
+each set of rows, and adding two sets is a merge.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ON_WIRE: Final = np.dtype("<u4")
 
 
 class Rows:
-    """Rows of a matrix, the others being zeros: `numbers` rising, shape (n,), and `values`, (n, length)."""
+    """Rows of a matrix, the others being zeros: `numbers`, rising, shape (n,), and `values`, (n, length)."""
 
     __slots__ = ("numbers", "values")
 
@@ -43,9 +43,9 @@ class Rows:
 
 
 def tidy(numbers: npt.NDArray[np.integer[Any]], values: Array, count: int) -> Rows:
-    """Return rows in order, each once; values of rows that come several times are added.
+    """Return rows in order, each once; the values of repeated rows are added.
 
-    What is in order already is not copied.
+    Rows that are in order already are not copied.
 
     Args:
         numbers: shape (n,), in any order.
@@ -53,7 +53,7 @@ def tidy(numbers: npt.NDArray[np.integer[Any]], values: Array, count: int) -> Ro
         count: rows of the whole matrix.
 
     Raises:
-        UsageError: there is no row of such a number.
+        UsageError: a number is not that of a row.
     """
     own = numbers.astype(np.int64, copy=False)
     if len(own) == 0:
@@ -68,7 +68,7 @@ def tidy(numbers: npt.NDArray[np.integer[Any]], values: Array, count: int) -> Ro
     order = np.argsort(own, kind="stable")
     sorted_numbers = own[order]
     starts = np.flatnonzero(np.concatenate(([True], sorted_numbers[1:] > sorted_numbers[:-1])))
-    with np.errstate(all="ignore"):  # inf and nan are the user's to see, not warnings of ours
+    with np.errstate(all="ignore"):  # the user sees inf and nan in the values; no warnings
         sums = np.add.reduceat(values[order], starts, axis=0, dtype=values.dtype)
     return Rows(sorted_numbers[starts], sums)
 
@@ -82,7 +82,7 @@ def add(total: Rows, more: Rows) -> Rows:
         if known.all():
             total.values[places] += more.values
             return total
-        # Rows that only one side has are copied, not added to zero, which would make -0.0 a 0.0.
+        # Rows that only one side has are copied: adding zero would turn -0.0 into 0.0.
         new_numbers = more.numbers[~known]
         shift = np.searchsorted(new_numbers, total.numbers)
         new_places = places[~known] + np.arange(len(new_numbers))
@@ -97,7 +97,7 @@ def add(total: Rows, more: Rows) -> Rows:
 
 
 def encode(rows: Rows) -> bytearray:
-    """Return rows as a payload; there must be one at least."""
+    """Return rows, at least one, as a payload."""
     size = rows.values.size * rows.values.itemsize
     payload = bytearray(size + len(rows) * _ON_WIRE.itemsize)
     values = np.frombuffer(payload, rows.values.dtype, rows.values.size)
@@ -107,7 +107,7 @@ def encode(rows: Rows) -> bytearray:
 
 
 def decode(payload: bytes | bytearray | memoryview, length: int, dtype: np.dtype[np.generic]) -> Rows:
-    """Return what a payload without a `problem` says: views of its values, which can be changed if it can.
+    """Return the rows of a payload that has no `problem`, as views: writable if the payload is.
 
     Args:
         payload: of `encode`.
@@ -123,7 +123,7 @@ def decode(payload: bytes | bytearray | memoryview, length: int, dtype: np.dtype
 def problem(
     payload: bytes | bytearray | memoryview, length: int, dtype: np.dtype[np.generic], count: int
 ) -> str | None:
-    """Return why nobody sends this for `count` rows of `length` values; None: it may be decoded."""
+    """Return what is wrong with a payload for `count` rows of `length` values; None: it may be decoded."""
     size, row = memoryview(payload).nbytes, length * dtype.itemsize + _ON_WIRE.itemsize
     if size == 0 or size % row:
         return f"has {size} bytes, not {row} for each row"
@@ -131,11 +131,11 @@ def problem(
     numbers = np.frombuffer(payload, _ON_WIRE, rows, offset=rows * length * dtype.itemsize)
     if not (numbers[1:] > numbers[:-1]).all():
         return "has rows that are not in order, or one twice"
-    return None if numbers[-1] < count else f"has row {numbers[-1]} of {count}"
+    return None if numbers[-1] < count else f"has row number {numbers[-1]}, of {count} rows"
 
 
 def joined(parts: list[tuple[int, Rows]], length: int, dtype: np.dtype[np.generic]) -> Rows:
-    """Return the rows of consecutive stretches of a matrix, each with the number of its first row."""
+    """Return the rows of several parts of a matrix, each given with the number of its first row."""
     parts = sorted(parts, key=lambda part: part[0])
     return Rows(
         np.concatenate([np.empty(0, np.int64), *(first + rows.numbers for first, rows in parts)]),

@@ -1,24 +1,24 @@
-"""MXNet's gradient compression of type 2bit: of each value only whether it has reached +t, or -t.
+"""MXNet's gradient compression of type 2bit: of each value only whether it has reached +t, or -t. Pure.
 
-What is lost is kept in a residual, which the next gradient is added to, so that small values count once they
-have gathered (Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech
+A residual keeps what is lost, and is added to the next gradient, so small values count once they have
+accumulated (Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech
 2015). The arithmetic is that of MXNet's `quantize_2bit`, in float32 and in the same order, so the numbers are
 the same bit for bit.
 
 On the wire a sum over n ranks is, for each value, the integer s + n, where s from -n to n times t is the sum,
 in as many bits as 2n has (`bit_planes`). One rank's values take 2 bits, a 16th of float32; those of 9 take 5.
-Nothing is ever rounded or quantised again on the way, so all trees give the same sums.
+Sums are never rounded or quantised again on the way, so all trees give the same ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from netstorm.compression.bit_planes import Planes, exceeds, plane_bytes, unpacked
+from netstorm.protocol.frames import Buffer
 
 __all__ = ["Signs", "as_planes", "as_values", "planes_of", "problem", "quantised"]
 
@@ -48,14 +48,14 @@ class Signs:
 
 
 def quantised(gradient: Floats, residual: Floats, threshold: np.float32) -> Signs:
-    """Return what is sent of a gradient; `residual`, which is changed, keeps the rest. 6 GB/s.
+    """Return the quantised gradient; `residual` is updated, and keeps the rest. 6 GB/s.
 
     Args:
         gradient: flat.
         residual: of the same size, 0 at first.
         threshold: t, which is greater than 0.
     """
-    with np.errstate(all="ignore"):  # inf and nan are the user's to see, as with MXNet
+    with np.errstate(all="ignore"):  # the user sees inf and nan in the values, as with MXNet
         np.add(residual, gradient, out=residual)
         positive, negative = residual >= threshold, residual <= -threshold
         taken = np.multiply(positive.view(np.int8) - negative.view(np.int8), threshold, dtype=np.float32)
@@ -64,17 +64,17 @@ def quantised(gradient: Floats, residual: Floats, threshold: np.float32) -> Sign
 
 
 def planes_of(ranks: int) -> int:
-    """Return the bits of a value that is summed over so many ranks."""
+    """Return the bits of a value that is summed over `ranks` ranks."""
     return (2 * ranks).bit_length()
 
 
-def as_planes(payload: Any, ranks: int) -> Planes:
-    """Return a view of a payload of sums over so many ranks."""
+def as_planes(payload: Buffer, ranks: int) -> Planes:
+    """Return a view of a payload of sums over `ranks` ranks."""
     return np.frombuffer(payload, np.uint8).reshape(planes_of(ranks), -1)
 
 
-def problem(payload: Any, count: int, ranks: int) -> str | None:
-    """Return why these cannot be `count` values summed over so many ranks; None: they can."""
+def problem(payload: Buffer, count: int, ranks: int) -> str | None:
+    """Return what is wrong with a payload of `count` values summed over `ranks` ranks; None: nothing."""
     size, right = memoryview(payload).nbytes, planes_of(ranks) * plane_bytes(count)
     if size != right:
         return f"has {size} bytes, not {right}: {count} sums over {ranks} ranks of {planes_of(ranks)} bits"
@@ -83,19 +83,21 @@ def problem(payload: Any, count: int, ranks: int) -> str | None:
     return None
 
 
-def as_values(payload: Any, ranks: int, threshold: np.float32, out: Floats) -> None:
-    """Write the sums over so many ranks to `out`. 4 GB/s."""
+def as_values(payload: Buffer, ranks: int, threshold: np.float32, out: Floats) -> None:
+    """Write the sums over `ranks` ranks to `out`, as values of the gradient. 4 GB/s."""
     count = len(out)
     found = unpacked(as_planes(payload, ranks), count)
     if ranks < 128:
-        signed: npt.NDArray[Any] = np.subtract(found, ranks, dtype=np.uint8, casting="unsafe").view(np.int8)
+        signed: npt.NDArray[np.int8] | npt.NDArray[np.int32] = np.subtract(
+            found, ranks, dtype=np.uint8, casting="unsafe"
+        ).view(np.int8)
     else:
         signed = found.astype(np.int32) - ranks
     np.multiply(signed, threshold, out=out, dtype=np.float32, casting="unsafe")
 
 
 def _cut(bits: Bits, start: int, end: int) -> Bits:
-    """Return bits `start` to `end`, the first one first in its byte; behind the last one anything."""
+    """Return bits `start` to `end`, beginning at a byte; the bits after the last one are undefined."""
     first, offset = divmod(start, 8)
     whole = bits[first : plane_bytes(end)]
     if not offset:

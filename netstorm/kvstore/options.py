@@ -1,16 +1,17 @@
-"""What a general node must know before it joins."""
+"""The options of a general node: what it must know before it joins."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
+import netstorm
 from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.protocol.messages import Join
 from netstorm.pslite.measurement.link_meter import MeterOptions
 from netstorm.settings import JOB_WIDE, Settings, declarations
 
-__all__ = ["NodeOptions", "given", "meter_options"]
+__all__ = ["NodeOptions", "explicit_job_settings", "meter_options"]
 
 _ELEMENT: Final = 4
 """Bytes of a float32: PROBE_CHUNK_SIZE counts elements, a link bytes."""
@@ -18,7 +19,7 @@ _ELEMENT: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """Who a node is, where the scheduler is, and how patient to be."""
+    """Who a node is, where the scheduler is, and how long to wait."""
 
     scheduler_host: str
     scheduler_port: int
@@ -40,8 +41,40 @@ class NodeOptions:
     """How links are measured; None: not at all."""
     auxiliary: AuxiliaryOptions = field(default_factory=AuxiliaryOptions)
 
+    @classmethod
+    def from_settings(
+        cls, settings: Settings, *, scheduler: str, host: str, port: int, pid: int
+    ) -> NodeOptions:
+        """Return the options that the settings of a process ask for.
+
+        Args:
+            settings: of the process.
+            scheduler: the scheduler's address, resolved.
+            host: address that others can reach this node at.
+            port: where this process listens; the settings may advertise another one.
+            pid: of the process.
+        """
+        return cls(
+            scheduler_host=scheduler,
+            scheduler_port=settings.scheduler_port,
+            host=host,
+            port=settings.advertised_port or port,
+            job=settings.job,
+            site=settings.site,
+            asked_rank=settings.rank,
+            num_workers=settings.num_workers,
+            release=netstorm.__version__,
+            pid=pid,
+            must_agree=explicit_job_settings(settings),
+            join_timeout_s=settings.join_timeout_s,
+            wait_timeout_s=settings.wait_timeout_s,
+            link_retry_s=settings.link_retry_s,
+            meter=meter_options(settings),
+            auxiliary=AuxiliaryOptions.from_settings(settings),
+        )
+
     def join(self) -> Join:
-        """Return the message that asks the scheduler for a place."""
+        """Return the message that asks the scheduler to join the job."""
         return Join(
             asked_rank=self.asked_rank,
             num_workers=self.num_workers,
@@ -58,8 +91,8 @@ class NodeOptions:
         return f"the scheduler at {self.scheduler_host}:{self.scheduler_port}"
 
 
-def given(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Return the job-wide settings that this process was given explicitly, by variable."""
+def explicit_job_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Return the job-wide settings that this process sets explicitly, as (variable, value)."""
     return tuple(
         (declarations()[name].variable, str(getattr(settings, name)))
         for name in JOB_WIDE
@@ -68,7 +101,7 @@ def given(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def meter_options(settings: Settings) -> MeterOptions | None:
-    """Return how these settings want links to be measured; None: not at all."""
+    """Return how the settings ask for links to be measured; None: not at all."""
     if not settings.awareness:
         return None
     elements = settings.probe_chunk_size or settings.chunk_size // 4

@@ -133,10 +133,10 @@ class JobRounds:
             conflict = self._consistency.begun(rank, event)
             name = self.keys.name(event.key)
             if conflict is not None:
-                reason = f"round {event.round} of {name}: {conflict}"
+                reason = f"round {event.round} of key {name!r}: {conflict}"
                 return m.PeerGone(rank=-1, kind="disagreement", reason=reason)
             bindings += self._consistency.bindings(event.key, event.round)
-            self._members.liveness.heard(rank, now, f"round {event.round} of {name}")
+            self._members.liveness.heard(rank, now, f"round {event.round} of key {name!r}")
         self._members.send([rank], m.TopologyAnswer(bindings=tuple(bindings)))
         return None
 

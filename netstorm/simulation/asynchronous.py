@@ -109,7 +109,7 @@ class AsynchronousStore:
             rule: the update rule's name.
         """
         self.node: Final = node
-        self.machine: Final[Asynchronous] = node.machine.owners()
+        self.machine: Final[Asynchronous] = node.machine.requests.asynchronous
         self.whole: Final = whole
         self.rule: Final = rule
         self._timeline: Final = timeline
@@ -158,7 +158,7 @@ class AsynchronousStore:
         priority: int = 0,
     ) -> Pending:
         key, count = self.node.keys[name], self._pushes[name]
-        pending = Pending(self._timeline, f"rank {self.node.rank}: push {count.total} of {name}")
+        pending = Pending(self._timeline, f"rank {self.node.rank}: push {count.total} of key {name!r}")
         pending.collect_with(collect)
         operation = PushOperation(
             key=key,
@@ -178,7 +178,7 @@ class AsynchronousStore:
     def pull(self, name: str, *, rows: Numbers | None = None, priority: int = 0) -> Pending:
         """Read the newest value, or some rows of it."""
         key, count = self.node.keys[name], self._pushes[name]
-        pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of {name}")
+        pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of key {name!r}")
         shape = key.spec.shape if rows is None else (len(rows), *key.spec.shape[1:])
         destination = np.empty(math.prod(shape), key.dtype)
         pending.collect_with(lambda: destination.reshape(shape))
@@ -200,7 +200,7 @@ class AsynchronousStore:
     def pull_states(self, name: str) -> tuple[Pending, dict[int, bytes]]:
         """Read the number of each block's updates, as text."""
         key, count = self.node.keys[name], self._pushes[name]
-        pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of {name}")
+        pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of key {name!r}")
         found: dict[int, bytes] = {}
         operation = StatesOperation(
             key=key,

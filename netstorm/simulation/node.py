@@ -36,7 +36,7 @@ class SimulatedNode:
         self.pending: Final[list[Pending]] = []
         """All operations of this node, in order."""
         self._timeline: Final = timeline
-        self.joined: Final = self._ask("joining", lambda done, _: self.machine.on_joined(done))
+        self.joined: Final = self._ask("joining", lambda done, _: self.machine.requests.when_joined(done))
 
     @property
     def alive(self) -> bool:
@@ -58,7 +58,7 @@ class SimulatedNode:
     ) -> Key:
         """Register a key with the job; `form` is its codec."""
         key = self.keys[name] = Key(namespace, name, shape, dtype, form=form)
-        self.process.call(lambda now: self.machine.register(key, now))
+        self.process.call(lambda now: self.machine.requests.register(key, now))
         return key
 
     def push(
@@ -89,7 +89,7 @@ class SimulatedNode:
         if key is None:
             codec = 0 if threshold is None else Quantised.codec
             key = self.register(name, values.shape, values.dtype.name, form=codec)
-        pending = Pending(self._timeline, f"rank {self.rank}: round {key.last_taken + 1} of {name}")
+        pending = Pending(self._timeline, f"rank {self.rank}: round {key.last_taken + 1} of key {name!r}")
         if threshold is not None:
             contribution = self._quantised(key, values, threshold, in_place=in_place)
         elif as_rows:
@@ -108,20 +108,20 @@ class SimulatedNode:
             form=contribution.form,
         )
         self.pending.append(pending)
-        self.process.call(lambda now: self.machine.submit(operation, now))
+        self.process.call(lambda now: self.machine.requests.submit(operation, now))
         return pending
 
     def barrier(self) -> Pending:
         """Enter the next barrier."""
-        return self._ask("barrier", self.machine.barrier)
+        return self._ask("barrier", self.machine.requests.barrier)
 
     def finish(self) -> Pending:
         """Push no more; completes when no other node needs this one."""
-        return self._ask("finishing", self.machine.finish)
+        return self._ask("finishing", self.machine.requests.finish)
 
     def fail(self, reason: str) -> None:
         """Report that this rank's program has failed."""
-        self.process.call(lambda now: self.machine.fail(reason, now))
+        self.process.call(lambda now: self.machine.requests.fail(reason, now))
 
     def describe(self) -> str:
         """Return the state of this node, and what it waits for, for a person."""

@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from netstorm import __version__
-from netstorm.kvstore.membership.clock_parent import clock_address
 from netstorm.kvstore.membership.node_status import DriverStatus
+from netstorm.kvstore.membership.time_server import time_server_address
 from netstorm.kvstore.node.general_node import GeneralNode
-from netstorm.kvstore.options import NodeOptions, given, meter_options
+from netstorm.kvstore.options import NodeOptions, explicit_job_settings, meter_options
 from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER, Peer
@@ -172,7 +172,7 @@ class ProcessFactory:
                 num_workers=settings.num_workers,
                 release=__version__,
                 pid=rank,
-                must_agree=given(settings),
+                must_agree=explicit_job_settings(settings),
                 join_timeout_s=settings.join_timeout_s,
                 wait_timeout_s=settings.wait_timeout_s,
                 link_retry_s=settings.link_retry_s,
@@ -206,7 +206,7 @@ class ProcessFactory:
             )
             return status if synced is None else synced.with_clock(status)
 
-        machine.standing.look = driver_status
+        machine.status.sample_driver = driver_status
         return process
 
     def _run(
@@ -248,7 +248,7 @@ class ProcessFactory:
             clock,
             scheduler=(host_of(SCHEDULER), self._settings.scheduler_port),
             parent=lambda: (
-                clock_address(machine.policy, machine.rank, machine.members) if along_trees else None
+                time_server_address(machine.policy, machine.rank, machine.members) if along_trees else None
             ),
             seed=self._seed << 16 | rank,
         )

@@ -17,7 +17,7 @@ ELEMENTS = 500_000
 
 
 def send(node, report):
-    node.process.call(lambda _: node.machine._outbox.tell(report))
+    node.process.call(lambda _: node.machine._life.outbox.send_to_scheduler(report))
 
 
 def rounds(cluster, count, elements=ELEMENTS):

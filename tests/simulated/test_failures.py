@@ -138,7 +138,7 @@ def test_a_rank_that_finishes_early_is_named_with_its_last_round_and_the_one_tha
     for one, rank in zip(waiting, (0, 2), strict=True):
         with pytest.raises(UnevenRounds) as error:
             one.result()
-        assert f"rank {rank} waits for round 1 of w" in str(error.value)
+        assert f"rank {rank} waits for round 1 of key 'w'" in str(error.value)
         assert "rank 1 (node1:" in str(error.value)
         assert "finished after round 0" in str(error.value)
 
@@ -234,7 +234,7 @@ def test_a_wait_that_is_in_vain_says_what_every_process_waits_for():
     one = cluster.nodes[0].push("w", np.ones(3))
     with pytest.raises(WaitTimeout) as error:
         cluster.run_until_ended([one], 2.0)
-    assert "rank 0 is running, waits for round 0 of w" in str(error.value)
+    assert "rank 0 is running, waits for round 0 of key 'w'" in str(error.value)
     assert "rank 1 is running, waits for nothing" in str(error.value)
     assert "scheduler: " in str(error.value)
     assert "Heartbeat" in str(error.value)

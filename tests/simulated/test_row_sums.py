@@ -24,7 +24,7 @@ from tests.simulated.jobs import random_detours, random_policy
 
 def register(node, name, shape, dtype="float32"):
     key = node.keys[name] = Key(0, name, shape, dtype, form=ROW_SPARSE)
-    node.process.call(lambda now: node.machine.register(key, now))
+    node.process.call(lambda now: node.machine.requests.register(key, now))
     return key
 
 
@@ -32,7 +32,9 @@ class Pushed(Pending):
     """A round of a key, and the rows that have arrived."""
 
     def __init__(self, cluster, node, key):
-        super().__init__(cluster.timeline, f"rank {node.rank}: round {key.last_taken + 1} of {key.name}")
+        super().__init__(
+            cluster.timeline, f"rank {node.rank}: round {key.last_taken + 1} of key {key.name!r}"
+        )
         self.key = key
         self.parts: RowParts = []
 
@@ -55,7 +57,7 @@ def push(cluster, node, key, rows, *, priority=0):
         done=pending.done,
         priority=priority,
     )
-    node.process.call(lambda now: node.machine.submit(operation, now))
+    node.process.call(lambda now: node.machine.requests.submit(operation, now))
     return pending
 
 

@@ -1,4 +1,4 @@
-"""What an owner sends those who pull: values, rows, or the states of its updates. Pure."""
+"""An owner's answers to pulls: values, rows, or the states of its update rule. Pure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from netstorm.protocol.chunks import row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import PullRows, PullStates, States, Value
 
-__all__ = ["Answer", "states_for", "values_for", "wanted_rows", "wants_states"]
+__all__ = ["Answer", "requested_rows", "states_for", "values_for", "wants_states"]
 
 Answer = tuple[int, Value | States, Buffer]
-"""For which rank, a message with an empty path, and its payload."""
+"""The receiver's rank, a message with an empty path, and its payload."""
 
 _PIECE_BYTES: Final = 2**20
-"""Of states: far less than a message may have."""
+"""Size of a piece of states: far less than the largest message."""
 
 
 def wants_states(waiting: WaitingPull) -> bool:
-    """Return whether a pull is one of states, and not of values."""
+    """Return whether a pull asks for states, not for values."""
     return isinstance(waiting.pull, PullStates)
 
 
-def wanted_rows(pull: PullRows, payload: Buffer | None, key: Key) -> np.typing.NDArray[np.int64]:
-    """Return which rows of a chunk a pull wants.
+def requested_rows(pull: PullRows, payload: Buffer | None, key: Key) -> np.typing.NDArray[np.int64]:
+    """Return which rows of a chunk a pull asks for.
 
     Raises:
-        ProtocolViolation: no correct node wants these.
+        ProtocolViolation: no correct node asks for these.
     """
     size = 0 if payload is None else memoryview(payload).nbytes
     assert key.layout is not None
@@ -48,47 +48,49 @@ def wanted_rows(pull: PullRows, payload: Buffer | None, key: Key) -> np.typing.N
         start, end = extent(key, pull.chunk)
         if (numbers[1:] > numbers[:-1]).all() and numbers[-1] < (end - start) // row_length(key.spec.shape):
             return numbers
-    raise ProtocolViolation(f"a pull of rows of chunk {pull.chunk} of {key.name} that it does not have")
+    raise ProtocolViolation(
+        f"a pull of rows of chunk {pull.chunk} of key {key.name!r} that the chunk does not have"
+    )
 
 
 def values_for(block: Block, ready: Iterable[WaitingPull]) -> Iterator[Answer]:
-    """Yield the answers to pulls that have waited for the value that is in `block.snapshot`."""
+    """Yield the answers to the pulls that wait for the value in `block.snapshot`."""
     key = block.key
     assert block.snapshot is not None
     value = np.frombuffer(block.snapshot, key.dtype)
     first = extent(key, block.chunks[0])[0]
-    for one in ready:
-        for chunk in block.chunks if one.rows is None else (one.chunk,):
+    for waiting in ready:
+        for chunk in block.chunks if waiting.rows is None else (waiting.chunk,):
             start, end = extent(key, chunk)
             part = value[start - first : end - first]
-            if one.rows is not None:
-                part = part.reshape(-1, row_length(key.spec.shape))[one.rows].reshape(-1)
+            if waiting.rows is not None:
+                part = part.reshape(-1, row_length(key.spec.shape))[waiting.rows].reshape(-1)
             message = Value(
                 path=(),
                 hop=0,
                 key=key.identity,
                 chunk=chunk,
-                number=one.pull.number,
-                others=block.others(one.rank),
+                number=waiting.pull.number,
+                others=block.others(waiting.rank),
                 dtype=key.spec.dtype,
-                priority=one.pull.priority,
+                priority=waiting.pull.priority,
             )
-            yield one.rank, message, part
+            yield waiting.rank, message, part
 
 
 def states_for(block: Block, ready: Iterable[WaitingPull], states: bytes) -> Iterator[Answer]:
-    """Yield the answers to pulls that have waited for the states of a block."""
+    """Yield the answers to the pulls that wait for the states of a block."""
     pieces = max(1, -(-len(states) // _PIECE_BYTES))
-    for one in ready:
+    for waiting in ready:
         for piece in range(pieces):
             message = States(
                 path=(),
                 hop=0,
                 key=block.key.identity,
                 block=block.number,
-                number=one.pull.number,
+                number=waiting.pull.number,
                 piece=piece,
                 pieces=pieces,
-                priority=one.pull.priority,
+                priority=waiting.pull.priority,
             )
-            yield one.rank, message, states[piece * _PIECE_BYTES : (piece + 1) * _PIECE_BYTES]
+            yield waiting.rank, message, states[piece * _PIECE_BYTES : (piece + 1) * _PIECE_BYTES]

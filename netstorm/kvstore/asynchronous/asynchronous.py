@@ -1,7 +1,7 @@
 """Asynchronous training on one node: its own requests, and what it forwards and serves. Pure.
 
-Each block of a key has an owner, fixed for the job (`owners`). A push goes to the owners, who apply it at
-once and say so; a pull asks them for the newest values, and waits there for this rank's own pushes and, if
+Each block of a key has an owner, fixed for the job (`owners`). A push goes to the owners, which apply it at
+once and confirm it. A pull asks them for the newest values. It waits there for this rank's own pushes and, if
 staleness is bounded, for the slowest rank. Nothing here waits for all ranks.
 """
 
@@ -15,12 +15,13 @@ from typing import Final
 import msgspec
 
 from netstorm.errors import NetStormError
+from netstorm.kvstore.asynchronous.block_store import BlockStore
 from netstorm.kvstore.asynchronous.owners import Owners
 from netstorm.kvstore.asynchronous.requests import Requests
-from netstorm.kvstore.asynchronous.serving import BlockStore, Serving
+from netstorm.kvstore.asynchronous.serving import Serving
 from netstorm.kvstore.operations.asynchronous import AsyncOperation
 from netstorm.kvstore.operations.outbox import Outbox
-from netstorm.kvstore.paths.source_routes import check_route, order_of, passed_on
+from netstorm.kvstore.paths.source_routes import check_route, forwarded, queue_order
 from netstorm.kvstore.values.key import Key
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
@@ -35,7 +36,7 @@ __all__ = ["Asynchronous"]
 
 @dataclass(slots=True)
 class _EndedClock:
-    """A clock that has ended here, and that owners have not been told of."""
+    """A clock that has ended here, and that is not announced to owners yet."""
 
     namespace: int
     clock: int
@@ -44,7 +45,7 @@ class _EndedClock:
 
 
 class Asynchronous:
-    """All of it on one node."""
+    """The asynchronous side of one node."""
 
     def __init__(
         self,
@@ -54,17 +55,17 @@ class Asynchronous:
         *,
         outbox: Outbox,
         counters: Counters,
-        blame: Callable[[NetStormError], None],
+        end_job: Callable[[NetStormError], None],
     ) -> None:
-        """Begin.
+        """Begin without keys.
 
         Args:
             rank: of this node.
-            policy: over whose links others are reached.
+            policy: its links lead to the other ranks.
             weights: of the owners, by rank.
-            outbox: what is to be done.
+            outbox: takes instructions.
             counters: of the process.
-            blame: ends the job.
+            end_job: fails the whole job.
         """
         self.owners: Final = Owners(weights)
         self._rank: Final = rank
@@ -74,8 +75,8 @@ class Asynchronous:
         self._size: Final = policy.size
         self._keys: dict[int, Key] = {}
         self._waiting: list[AsyncOperation] = []
-        """Their keys have not been granted."""
-        self._requests: Final = Requests(self.owners, counters, send=self._send, complete=outbox.call)
+        """Operations whose keys have not been granted."""
+        self._requests: Final = Requests(self.owners, counters, send=self._send, complete=outbox.complete)
         self._ended_clocks: list[_EndedClock] = []
         self._local: list[tuple[Routed, Buffer | None]] = []
         """Messages from this rank to itself."""
@@ -88,16 +89,16 @@ class Asynchronous:
             outbox,
             counters,
             answer=self._send,
-            blame=blame,
-            settled=self._deliver_local,
+            end_job=end_job,
+            on_progress=self._deliver_local,
         )
 
-    # ------------------------------------------------------------------------------------ what the user wants
+    # ------------------------------------------------------------------------------------ the user's requests
 
     def submit(self, operation: AsyncOperation, now: float) -> None:
         """Begin a push or a pull; its `done` is called in any case."""
         if self._failure is not None:
-            self._outbox.call(operation.done, self._failure)
+            self._outbox.complete(operation.done, self._failure)
             return
         operation.begun_at = now
         if operation.key.identity < 0:
@@ -107,15 +108,15 @@ class Asynchronous:
             self._deliver_local()
 
     def clock(self, namespace: int, clock: int, pushes: dict[Key, int], *, whole: bool) -> None:
-        """A clock of this rank has ended, its `clock`-th, in which it pushed these keys so often."""
+        """End a clock of this rank, its `clock`-th, in which it pushed each key so often."""
         self._ended_clocks.append(_EndedClock(namespace, clock, pushes, whole))
-        self._tell_clocks()
+        self._announce_clocks()
         self._deliver_local()
 
-    def serve(self, key: Key, keeper: BlockStore) -> None:
+    def serve(self, key: Key, store: BlockStore) -> None:
         """Begin to serve what this rank owns of a key."""
         if self._failure is None:
-            self._serving.serve(key, keeper)
+            self._serving.serve(key, store)
             self._deliver_local()
 
     def outstanding(self) -> Iterator[AsyncOperation]:
@@ -123,41 +124,41 @@ class Asynchronous:
         yield from self._waiting
         yield from self._requests.outstanding()
 
-    # --------------------------------------------------------------------------------------- what is told it
+    # ---------------------------------------------------------------------------- events and messages come in
 
-    def granted(self, key: Key) -> None:
-        """A key has its number."""
+    def key_granted(self, key: Key) -> None:
+        """Begin the operations on a key that the scheduler has numbered."""
         self._keys[key.identity] = key
-        ready = [one for one in self._waiting if one.key is key]
-        self._waiting = [one for one in self._waiting if one.key is not key]
+        ready = [operation for operation in self._waiting if operation.key is key]
+        self._waiting = [operation for operation in self._waiting if operation.key is not key]
         for operation in ready:
             self._begin(operation)
-        self._tell_clocks()
+        self._announce_clocks()
         self._deliver_local()
 
     def new_policy(self, policy: Policy) -> None:
-        """Send what comes over the links of a newer policy: some of the older one's may be gone."""
+        """Send over the links of a newer policy from now on: some links of the old one may have failed."""
         if policy.version > self._version:
             self._version = policy.version
             self._paths = paths_from(policy, self._rank)
 
     def finished(self, rank: int) -> None:
-        """A rank will push no more."""
+        """Record that a rank pushes no more."""
         self._serving.finished(rank)
         self._deliver_local()
 
     def receive(self, peer: Peer, message: Routed, payload: Buffer | None, payload_crc: int) -> None:
-        """Take a source-routed message.
+        """Handle a source-routed message: forward it, or receive it at its end.
 
         Raises:
-            ProtocolViolation: no correct node sends that.
+            ProtocolViolation: no correct node sends it.
         """
         check_route(message, peer, self._rank, self._size)
-        further = passed_on(message, payload, payload_crc, self._offset(message))
+        further = forwarded(message, payload, payload_crc, self._offset(message))
         if further is not None:
             self._outbox.add(further)
             return
-        self._take(message.path[0], message, payload)
+        self._handle(message.path[0], message, payload)
         self._deliver_local()
 
     def fail_all(self, error: NetStormError) -> None:
@@ -169,16 +170,16 @@ class Asynchronous:
         self._local.clear()
         self._serving.stop()
         for operation in operations:
-            self._outbox.call(operation.done, error)
+            self._outbox.complete(operation.done, error)
 
-    # ----------------------------------------------------------------------------------------------- its own
+    # ---------------------------------------------------------------------------------------- this rank's own
 
     def _begin(self, operation: AsyncOperation) -> None:
         self._keys[operation.key.identity] = operation.key
         self._requests.begin(operation)
 
-    def _tell_clocks(self) -> None:
-        """Tell owners of clocks that have ended, as soon as it is known what they own of what was pushed."""
+    def _announce_clocks(self) -> None:
+        """Announce ended clocks to owners, once it is known what they own of the pushed keys."""
         while self._ended_clocks:
             ended = self._ended_clocks[0]
             if any(key.identity < 0 for key in ended.pushes):
@@ -200,7 +201,7 @@ class Asynchronous:
 
     # ------------------------------------------------------------------------------------------------ sending
 
-    def _take(self, origin: int, message: Routed, payload: Buffer | None) -> None:
+    def _handle(self, origin: int, message: Routed, payload: Buffer | None) -> None:
         if isinstance(message, Push):
             self._serving.push(origin, message, payload)
         elif isinstance(message, (Pull, PullRows, PullStates)):
@@ -224,19 +225,19 @@ class Asynchronous:
                 peer=Peer(path[1]),
                 message=msgspec.structs.replace(message, path=path, hop=1),
                 payload=payload,
-                order=order_of(message, self._offset(message)),
+                order=queue_order(message, self._offset(message)),
             )
         )
 
     def _deliver_local(self) -> None:
-        """Take what this rank has sent itself, and what follows from that."""
+        """Handle what this rank has sent to itself, until nothing is left."""
         while self._local:
             messages, self._local = self._local, []
             for message, payload in messages:
-                self._take(self._rank, message, payload)
+                self._handle(self._rank, message, payload)
 
     def _offset(self, message: Routed) -> int:
-        """Return the place of a message's chunk among the job's bytes; 0 if that is not known here."""
+        """Return the offset of a message's chunk among the job's bytes; 0 if it is not known here."""
         if not isinstance(message, (Push, Value)):
             return 0
         key = self._keys.get(message.key)
@@ -244,11 +245,11 @@ class Asynchronous:
 
     # --------------------------------------------------------------------------------------------- for people
 
-    def waits(self, since: float) -> str:
-        """Say what this rank has been waiting for since `since`, for a person; empty if for nothing."""
+    def waiting_text(self, since: float) -> str:
+        """Return what this rank has been waiting for since `since`, for a person; empty if for nothing."""
         for operation in self.outstanding():
             if operation.begun_at <= since:
-                return self._requests.missing_in(operation)
+                return self._requests.waiting_text_of(operation)
         return ""
 
     def oldest(self) -> float:

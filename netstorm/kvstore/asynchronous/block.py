@@ -17,24 +17,24 @@ __all__ = ["Block", "WaitingPull"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingPull:
-    """A pull that a block has not answered."""
+    """A pull that has not been answered for a block."""
 
     rank: int
     pull: Pull | PullRows | PullStates
     rows: Numbers | None = None
-    """Of `chunk`, those that are wanted; None: everything."""
+    """The rows of `chunk` to send; None: all of the block."""
     chunk: int = 0
 
 
 class Block:
-    """A block's place in the order of things; its value is its keeper's.
+    """The queues of one block; its value is in the block store.
 
-    Pushes of one rank are applied in the order in which it made them, however their parts come.
+    Pushes of one rank are applied in the order in which the rank made them, in whatever order parts come.
     """
 
     __slots__ = (
         "_arrived",
-        "_gathering",
+        "_assembling",
         "applied",
         "busy",
         "chunks",
@@ -49,34 +49,34 @@ class Block:
     def __init__(self, key: Key, number: int, chunks: range, ranks: int) -> None:
         self.key: Final = key
         self.number: Final = number
-        """Of its first chunk."""
+        """That of its first chunk."""
         self.chunks: Final = chunks
         self.version = 0
         """How many pushes are in the value."""
         self.applied: Final = [0] * ranks
         """The same by rank."""
         self.queue: Final[deque[tuple[int, GradientAssembly]]] = deque()
-        """Pushes with their ranks, to be applied."""
+        """Complete pushes to be applied, with their ranks."""
         self.pulls: list[WaitingPull] = []
         self.busy = False
-        """The keeper has been asked for something."""
+        """The store has been asked for something."""
         self.snapshot: Buffer | None = None
-        """The value, if somebody has asked for it since it last changed."""
+        """A copy of the value, if it was read since it last changed."""
         self._arrived = [0] * ranks
-        self._gathering: dict[tuple[int, int], GradientAssembly] = {}
+        self._assembling: dict[tuple[int, int], GradientAssembly] = {}
 
-    def take(self, rank: int, push: Push, payload: Buffer | None) -> bool:
-        """Take a part of a push; return False if it was here before."""
+    def add_part(self, rank: int, push: Push, payload: Buffer | None) -> bool:
+        """Add a part of a push; return False if it was here before."""
         if push.number < self._arrived[rank]:
             return False
         owner = (rank, push.number)
-        gathering = self._gathering.get(owner)
-        if gathering is None:
-            gathering = self._gathering[owner] = GradientAssembly(push, self.key, self.chunks)
-        if not gathering.add(push, payload):
+        assembly = self._assembling.get(owner)
+        if assembly is None:
+            assembly = self._assembling[owner] = GradientAssembly(push, self.key, self.chunks)
+        if not assembly.add(push, payload):
             return False
-        while (following := self._gathering.get((rank, self._arrived[rank]))) and following.complete:
-            del self._gathering[rank, self._arrived[rank]]
+        while (following := self._assembling.get((rank, self._arrived[rank]))) and following.complete:
+            del self._assembling[rank, self._arrived[rank]]
             self._arrived[rank] += 1
             self.queue.append((rank, following))
         return True

@@ -1,6 +1,6 @@
-"""What a push to owners carries: all values of a chunk, quantised ones, or some rows. Pure.
+"""The content of a push to owners: all values of a chunk, quantised ones, or some rows. Pure.
 
-The forms are those that sums have; a push is a sum over one rank.
+It has the forms of sums: a push is a sum over one rank.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from netstorm.protocol.messages import Push
 __all__ = ["Gradient", "GradientAssembly", "as_dense", "check_push", "form_of", "payload_of"]
 
 Gradient: TypeAlias = Array | Rows
-"""What an owner updates a block with: a value for each element, flat, or some of its rows."""
+"""The gradient of a block: a value for each element, flat, or some of its rows."""
 
 _ONE: Final = 1
-"""Bit set of a single contributor, whoever that is."""
+"""Bit set of a single contributor."""
 
 
 def form_of(key: Key, codec: int, threshold: float = 0.0) -> Form | None:
-    """Return the form of a push; None: none of this key has such a codec.
+    """Return the form of a push; None: this key has no such codec.
 
     Args:
         key: what is pushed to.
         codec: the form's number.
-        threshold: what a quantised 1 stands for.
+        threshold: the value of a quantised 1.
     """
     if codec == Quantised.codec and codec in key.forms:
         return Quantised(threshold, 1) if threshold > 0 and math.isfinite(threshold) else None
@@ -47,24 +47,24 @@ def form_of(key: Key, codec: int, threshold: float = 0.0) -> Form | None:
 
 
 def payload_of(form: Form, source: Values, start: int, end: int) -> Buffer | None:
-    """Return what is sent of these elements; None: zeros. It may be the user's own memory."""
+    """Return the payload for these elements; None: zeros. It may be the user's memory."""
     total = form.new_sum()
     total.add_own(form.own(source, start, end), _ONE)
     return total.to_send()
 
 
 def as_dense(rows: Rows, key: Key) -> Array:
-    """Return rows as a value for each element of a key."""
+    """Return rows as a dense array of all elements of a key."""
     values: Array = np.zeros(key.elements, key.dtype)
     values.reshape(-1, row_length(key.spec.shape))[rows.numbers] = rows.values
     return values
 
 
 def check_push(push: Push, payload: Buffer | None, key: Key) -> None:
-    """Look at a part of a push of a chunk that has an owner.
+    """Check a part of a push of a chunk that has an owner.
 
     Raises:
-        ProtocolViolation: no correct node sends that.
+        ProtocolViolation: no correct node sends it.
     """
     start, end = extent(key, push.chunk)
     form = form_of(key, push.codec, push.threshold)
@@ -75,7 +75,7 @@ def check_push(push: Push, payload: Buffer | None, key: Key) -> None:
     else:
         problem = form.problem(payload, end - start, _ONE)
     if problem is not None:
-        raise ProtocolViolation(f"push {push.number} of chunk {push.chunk} of {key.name} {problem}")
+        raise ProtocolViolation(f"push {push.number} of chunk {push.chunk} of key {key.name!r} {problem}")
 
 
 class GradientAssembly:
@@ -99,23 +99,23 @@ class GradientAssembly:
 
     @property
     def gradient(self) -> Gradient:
-        """What has come, when it is complete."""
+        """The gradient, once it is complete."""
         if self._values is not None:
             return self._values
         return joined(self._parts, row_length(self._key.spec.shape), self._key.dtype)
 
     def add(self, push: Push, payload: Buffer | None) -> bool:
-        """Take a part that `check_push` has seen; return False if it is here already.
+        """Add a part that has passed `check_push`; return False if it was here before.
 
         Raises:
-            ProtocolViolation: it is of another codec than the others.
+            ProtocolViolation: it has another codec than the other parts.
         """
         key, chunk = self._key, push.chunk
         if chunk not in self._missing:
             return False
         form = form_of(key, push.codec, push.threshold)
         if form is None or push.codec != self.push.codec:
-            raise ProtocolViolation(f"push {push.number} of {key.name} has parts of several codecs")
+            raise ProtocolViolation(f"push {push.number} of key {key.name!r} has parts of several codecs")
         self._missing.remove(chunk)
         if push.codec == Dense.codec and len(self._chunks) == 1:
             assert payload is not None

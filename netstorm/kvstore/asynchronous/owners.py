@@ -1,11 +1,11 @@
-"""Who owns which block of a key, in asynchronous training, and which elements. Pure; the same on every node.
+"""Which rank owns which block of a key, in asynchronous training. Pure; the same on every node.
 
-A block is what is updated at a time: a chunk, or a whole key if the update rule needs whole tensors (a norm).
-Spread by chunk, a large key is pushed to all owners at once and updated by all of them; by key, the owner of
-the largest one would be what everybody waits for.
+A block is the unit of an update: a chunk, or a whole key if the update rule needs whole tensors (a norm).
+Chunks are spread, so that all owners receive and update a large key at once. If keys were spread, every rank
+would wait for the owner of the largest key.
 
-Some rows of a key may be pushed without the others, so no row is divided among owners: each goes with the
-chunk that it begins in.
+A push may carry single rows of a key, so no row is divided among owners: a row belongs to the chunk in which
+it begins.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["Owners", "chunks_of", "extent", "has_whole_rows"]
 
 
 class Owners:
-    """Blocks to ranks, in proportion to the weights that the scheduler fixed for the job."""
+    """Maps blocks to ranks, in proportion to the weights that the scheduler fixed for the job."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         self.ranks: Final = tuple(rank for rank, weight in enumerate(weights) if weight > 0)
-        """Those that own something."""
+        """The ranks that own blocks."""
         self._schedule: Final = tuple(
             self.ranks[index] for index in interleave([weights[rank] for rank in self.ranks])
         )
 
     def of_slot(self, slot: int) -> int:
-        """Return who owns the block whose first chunk has this slot."""
+        """Return the owner of the block whose first chunk has this slot."""
         return self._schedule[slot % len(self._schedule)]
 
     def blocks(self, key: Key, *, whole: bool) -> list[int]:
@@ -41,7 +41,7 @@ class Owners:
         return list(range(min(1, chunks) if whole else chunks))
 
     def owner(self, key: Key, block: int) -> int:
-        """Return who owns a block, by its first chunk."""
+        """Return the owner of a block, which is given by its first chunk."""
         assert key.layout is not None
         return self.of_slot(key.layout.slots[block])
 
@@ -56,7 +56,7 @@ def chunks_of(key: Key, block: int, *, whole: bool) -> range:
 
 
 def extent(key: Key, chunk: int) -> tuple[int, int]:
-    """Return the first element and the end of what the owner of a chunk has of a key."""
+    """Return the first element, and the end, of a chunk at its owner."""
     assert key.layout is not None
     start, end = key.layout.bounds[chunk]
     if not has_whole_rows(key):
@@ -66,14 +66,14 @@ def extent(key: Key, chunk: int) -> tuple[int, int]:
 
 
 def has_whole_rows(key: Key) -> bool:
-    """Return whether each row has one owner: rows longer than a chunk are divided, as the chunks are."""
+    """Return whether each row has one owner. Rows longer than a chunk are divided like any values."""
     layout = key.layout
     assert layout is not None
     return layout.chunks > 0 and row_length(key.spec.shape) <= layout.bounds[0][1]
 
 
 def _chunks(key: Key) -> int:
-    """Return how many chunks of a key have owners: in the last one no row may begin."""
+    """Return how many chunks of a key have owners: not the last one, if no row begins in it."""
     assert key.layout is not None
     chunks = key.layout.chunks
     if chunks:

@@ -1,4 +1,4 @@
-"""This rank's own pushes and pulls, in asynchronous training: what owners are asked, and answer. Pure."""
+"""This rank's own pushes and pulls, in asynchronous training: requests to owners, and their answers. Pure."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class _Open:
 
     operation: AsyncOperation
     missing: set[int]
-    """Blocks of a push, or of a pull of states; chunks of another pull."""
+    """Blocks that are not answered, of a push or of a pull of states; chunks, of any other pull."""
     pieces: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """Of states that are not complete, by block."""
+    """Pieces of incomplete states, by block."""
 
 
 class Requests:
-    """All of them. Their keys have been granted."""
+    """The open pushes and pulls of one rank. Their keys have been granted."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Requests:
         send: Callable[[int, Routed, Buffer | None], None],
         complete: Callable[[Done, Exception | None], None],
     ) -> None:
-        """Begin with none.
+        """Begin without operations.
 
         Args:
             owners: of blocks.
             counters: of the process.
-            send: a message (with an empty path) and a payload to a rank, which may be this one.
+            send: sends a message (with an empty path) and a payload to a rank, which may be this one.
             complete: calls an operation's `done`, soon.
         """
         self._owners: Final = owners
@@ -64,22 +64,22 @@ class Requests:
         self._pushes: dict[tuple[int, int], _Open] = {}
         self._pulls: dict[tuple[int, int], _Open] = {}
         self._seen: dict[tuple[int, int], int] = {}
-        """By key and block: updates by others in the value that was pulled last."""
+        """By key and block: how many updates by others are in the value that was pulled last."""
 
     def outstanding(self) -> Iterator[AsyncOperation]:
         """Yield the operations that are not complete."""
-        for one in (*self._pushes.values(), *self._pulls.values()):
-            yield one.operation
+        for entry in (*self._pushes.values(), *self._pulls.values()):
+            yield entry.operation
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all of them."""
         self._pushes.clear()
         self._pulls.clear()
 
-    # ---------------------------------------------------------------------------------------------- asking
+    # ---------------------------------------------------------------------------------------------- requests
 
     def begin(self, operation: AsyncOperation) -> None:
-        """Ask the owners."""
+        """Send an operation to the owners."""
         if isinstance(operation, PushOperation):
             self._push(operation)
         elif isinstance(operation, StatesOperation):
@@ -119,21 +119,17 @@ class Requests:
                 self._send(owner, message, payload_of(form, source, *extent(key, chunk)))
 
     def _pull(self, pull: PullOperation) -> None:
-        key = pull.key
-        if not self._open(self._pulls, pull, set(self._owners.blocks(key, whole=False))):
-            return
         message = Pull(
             path=(),
             hop=0,
-            key=key.identity,
+            key=pull.key.identity,
             number=pull.number,
             pushed=pull.pushed,
             least=pull.least,
             counted=pull.counted,
             priority=pull.priority,
         )
-        for owner in self._owners.count(key, whole=pull.whole):
-            self._send(owner, message, None)
+        self._ask_owners(pull, message, set(self._owners.blocks(pull.key, whole=False)))
 
     def _pull_rows(self, pull: PullOperation) -> None:
         key, rows = pull.key, pull.rows
@@ -162,24 +158,28 @@ class Requests:
             self._send(self._owners.owner(key, _block(pull, chunk)), message, numbers)
 
     def _pull_states(self, pull: StatesOperation) -> None:
-        key = pull.key
-        if not self._open(self._pulls, pull, set(self._owners.blocks(key, whole=pull.whole))):
-            return
         message = PullStates(
             path=(),
             hop=0,
-            key=key.identity,
+            key=pull.key.identity,
             number=pull.number,
             pushed=pull.pushed,
             priority=pull.priority,
         )
-        for owner in self._owners.count(key, whole=pull.whole):
-            self._send(owner, message, None)
+        self._ask_owners(pull, message, set(self._owners.blocks(pull.key, whole=pull.whole)))
+
+    def _ask_owners(
+        self, pull: PullOperation | StatesOperation, message: Pull | PullStates, missing: set[int]
+    ) -> None:
+        """Send one message to each owner of a key."""
+        if self._open(self._pulls, pull, missing):
+            for owner in self._owners.count(pull.key, whole=pull.whole):
+                self._send(owner, message, None)
 
     def _open(
         self, table: dict[tuple[int, int], _Open], operation: AsyncOperation, missing: set[int]
     ) -> bool:
-        """Take note of an operation; return False if nobody needs to be asked: it is complete."""
+        """Record an operation; return False if it is complete, since it concerns no owner."""
         if missing:
             table[operation.key.identity, operation.number] = _Open(operation, missing)
         else:
@@ -189,7 +189,7 @@ class Requests:
     # --------------------------------------------------------------------------------------------- answers
 
     def applied(self, message: Applied) -> None:
-        """An owner has applied a block of a push."""
+        """Record that an owner has applied a block of a push."""
         found = self._pushes.get((message.key, message.number))
         if found is None or message.block not in found.missing:
             self._counters.add("answers_known_before")
@@ -199,13 +199,13 @@ class Requests:
         most = self._counters.get("staleness_max")
         if message.behind > most:
             self._counters.add("staleness_max", message.behind - most)
-        self._has_come(self._pushes, found, message.block)
+        self._complete_part(self._pushes, found, message.block)
 
     def value(self, owner: int, message: Value, payload: Buffer | None) -> None:
-        """An owner has sent the values of a chunk.
+        """Write the values of a chunk that an owner has sent.
 
         Raises:
-            ProtocolViolation: they are not what was asked for.
+            ProtocolViolation: they are not what was requested.
         """
         found = self._pulls.get((message.key, message.number))
         if found is None or message.chunk not in found.missing:
@@ -224,19 +224,19 @@ class Requests:
         nbytes = 0 if payload is None else memoryview(payload).nbytes
         if message.dtype != key.spec.dtype or nbytes != (end - start) * key.dtype.itemsize:
             raise ProtocolViolation(
-                f"chunk {message.chunk} of {key.name} from rank {owner} has {nbytes} bytes of "
+                f"chunk {message.chunk} of key {key.name!r} from rank {owner} has {nbytes} bytes of "
                 f"{message.dtype}; it has {end - start} values of {key.spec.dtype}"
             )
         pull.destination[start:end] = np.frombuffer(payload, key.dtype) if payload is not None else 0
         place = message.key, _block(pull, message.chunk)
         self._seen[place] = max(message.others, self._seen.get(place, 0))
-        self._has_come(self._pulls, found, message.chunk)
+        self._complete_part(self._pulls, found, message.chunk)
 
     def states(self, owner: int, message: States, payload: Buffer | None) -> None:
-        """An owner has sent a piece of the states of a block.
+        """Record a piece of the states of a block that an owner has sent.
 
         Raises:
-            ProtocolViolation: nobody has asked for states.
+            ProtocolViolation: no states were requested.
         """
         found = self._pulls.get((message.key, message.number))
         if found is None or message.block not in found.missing:
@@ -250,9 +250,9 @@ class Requests:
         if len(pieces) >= message.pieces:
             pull.destination[message.block] = b"".join(pieces[number] for number in sorted(pieces))
             del found.pieces[message.block]
-            self._has_come(self._pulls, found, message.block)
+            self._complete_part(self._pulls, found, message.block)
 
-    def _has_come(self, table: dict[tuple[int, int], _Open], found: _Open, part: int) -> None:
+    def _complete_part(self, table: dict[tuple[int, int], _Open], found: _Open, part: int) -> None:
         found.missing.remove(part)
         if not found.missing:
             operation = found.operation
@@ -263,12 +263,12 @@ class Requests:
 
     # ------------------------------------------------------------------------------------------- for people
 
-    def missing_in(self, operation: AsyncOperation) -> str:
-        """Say what an operation waits for."""
+    def waiting_text_of(self, operation: AsyncOperation) -> str:
+        """Return what an operation waits for, for a person."""
         table = self._pushes if isinstance(operation, PushOperation) else self._pulls
         found = table.get((operation.key.identity, operation.number))
         if found is None:
-            return f"{operation}: the scheduler's answer is missing"
+            return f"{operation}: it waits for the scheduler's answer"
         owners = {self._owners.owner(operation.key, _block(operation, part)) for part in found.missing}
         return f"{operation}: {len(found.missing)} parts wait for their owners, ranks {sorted(owners)}"
 

@@ -1,1 +1,1 @@
-"""The node's side of the job: the other nodes, the session with the scheduler, barriers, status. Pure."""
+"""A node's view of the job: the other nodes, the session with the scheduler, barriers, status. Pure."""

@@ -1,4 +1,4 @@
-"""The barriers that this rank has come to and that not all others have. Pure."""
+"""The barriers that this rank has entered and that not all others have. Pure."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ __all__ = ["Barriers"]
 
 
 class Barriers:
-    """Of one node. The n-th barrier of every rank is the same one."""
+    """The open barriers of one node. The n-th barrier of every rank is the same one."""
 
     def __init__(self, outbox: Outbox) -> None:
-        """Begin before the first; `outbox` tells the scheduler, and those who wait."""
+        """Begin before the first barrier; `outbox` takes messages and completions."""
         self._outbox: Final = outbox
         self._next = 0
         self._waiting: Final[dict[int, tuple[float, Done]]] = {}
-        """By number: since when, and who is to be called."""
+        """By number: when it was entered, and what to call."""
 
-    def come(self, done: Done, now: float) -> None:
-        """Come to the next barrier; `done` is called when all have."""
+    def enter(self, done: Done, now: float) -> None:
+        """Enter the next barrier; `done` is called when all ranks have."""
         self._waiting[self._next] = (now, done)
-        self._outbox.tell(Barrier(number=self._next))
+        self._outbox.send_to_scheduler(Barrier(number=self._next))
         self._next += 1
 
     def reached(self, number: int) -> None:
-        """All ranks have come to a barrier.
+        """Complete a barrier that all ranks have entered.
 
         Raises:
-            ProtocolViolation: nobody here waits at it.
+            ProtocolViolation: this rank does not wait at it.
         """
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             raise ProtocolViolation(f"barrier {number} was not waited for")
-        self._outbox.call(waiting[1], None)
+        self._outbox.complete(waiting[1], None)
 
-    def numbers(self) -> tuple[int, ...]:
-        """Return the barriers that somebody waits at, the oldest first."""
+    def waiting_numbers(self) -> tuple[int, ...]:
+        """Return the barriers that this rank waits at, the oldest first."""
         return tuple(sorted(self._waiting))
 
     def oldest(self) -> float:
-        """Return since when somebody has waited at one (inf: nobody does)."""
+        """Return when the oldest of them was entered (inf: there is none)."""
         return min((since for since, _ in self._waiting.values()), default=math.inf)
 
-    def fail(self, error: NetStormError) -> None:
-        """Have those who wait told that no barrier will be reached."""
+    def fail_all(self, error: NetStormError) -> None:
+        """Fail all barriers that this rank waits at."""
         for _, done in self._waiting.values():
-            self._outbox.call(done, error)
+            self._outbox.complete(done, error)
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""How a node is doing, for people and metrics: what its heartbeats carry beside the sign of life. Pure."""
+"""A node's status, for people and metrics: it travels with the heartbeats. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from netstorm.protocol.messages import NodeStatus
 __all__ = ["DriverStatus", "NodeStatusTracker"]
 
 _REMEMBERED: Final = 8
-"""Rounds back of which the begin is kept: a key may begin a round after all others have ended it."""
+"""Rounds back whose begin is kept: a key may begin a round after all other keys have ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverStatus:
-    """What only the driver of a node knows."""
+    """The part of the status that only the driver of a node knows."""
 
     bytes_sent: int = 0
     """To other nodes, headers included."""
@@ -26,7 +26,7 @@ class DriverStatus:
     clock_drift: float = 0.0
     """How much faster the cluster clock goes."""
     clock_error: float = -1.0
-    """Most that the offset may be wrong, in s; -1: not known."""
+    """Upper bound of the error of the offset, in s; -1: not known."""
     clock_hops: int = 0
     """Exchanges between this clock and the scheduler's: 1 if it asks the scheduler."""
 
@@ -34,15 +34,15 @@ class DriverStatus:
 class NodeStatusTracker:
     """Counts operations and their time.
 
-    A round, here, is that of all keys together: the n-th push of each. It takes from the begin of the first
-    to the end of the last.
+    A round, here, is that of all keys together: the n-th push of each. It lasts from the begin of the first
+    operation to the end of the last.
 
     Attributes:
-        look: asked for what only the driver knows, with the node's time; the driver sets it.
+        sample_driver: returns what only the driver knows, given the node's time; the driver sets it.
     """
 
     def __init__(self, counters: Counters) -> None:
-        self.look: Callable[[float], DriverStatus] = lambda _: DriverStatus()
+        self.sample_driver: Callable[[float], DriverStatus] = lambda _: DriverStatus()
         self._counters: Final = counters
         self._open: dict[int, int] = {}
         """Operations under way, by round."""
@@ -56,19 +56,19 @@ class NodeStatusTracker:
 
     @property
     def round_s(self) -> float:
-        """What the last round took, in s."""
+        """Duration of the last round, in s."""
         return self._round_s
 
-    def begun(self, round: int, now: float) -> None:
-        """The user has asked for an operation of this round."""
+    def operation_begun(self, round: int, now: float) -> None:
+        """Count an operation of this round that the user has submitted."""
         if self._under_way == 0:
             self._busy_since = now
         self._under_way += 1
         self._open[round] = self._open.get(round, 0) + 1
         self._since.setdefault(round, now)
 
-    def ended(self, round: int, now: float) -> None:
-        """An operation of this round is complete."""
+    def operation_ended(self, round: int, now: float) -> None:
+        """Count the end of an operation of this round."""
         self._under_way -= 1
         if self._under_way == 0:
             self._waited_s += now - self._busy_since
@@ -78,25 +78,25 @@ class NodeStatusTracker:
             if round >= self._last_round:  # a key that is pushed rarely is rounds behind the others
                 self._last_round = round
                 self._round_s = now - self._since[round]
-                self._forget()
+                self._drop_old_rounds()
 
     def report(self, now: float) -> NodeStatus:
-        """Return how it stands."""
-        outside = self.look(now)
+        """Return the status now."""
+        driver = self.sample_driver(now)
         return NodeStatus(
             rounds=int(self._counters.get("rounds")),
             round_s=self._round_s,
             waited_s=self._waited_s + (now - self._busy_since if self._under_way else 0.0),
-            bytes_sent=outside.bytes_sent,
-            clock_offset=outside.clock_offset,
-            clock_drift=outside.clock_drift,
+            bytes_sent=driver.bytes_sent,
+            clock_offset=driver.clock_offset,
+            clock_drift=driver.clock_drift,
             detoured=int(self._counters.get("detoured")),
             last_round=self._last_round,
-            clock_error=outside.clock_error,
-            clock_hops=outside.clock_hops,
+            clock_error=driver.clock_error,
+            clock_hops=driver.clock_hops,
         )
 
-    def _forget(self) -> None:
+    def _drop_old_rounds(self) -> None:
         old = [round for round in self._since if round < self._last_round - _REMEMBERED]
         for round in old:
             if round not in self._open:

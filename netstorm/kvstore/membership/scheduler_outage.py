@@ -1,4 +1,4 @@
-"""Going on without the scheduler for a while, if it keeps a log: it will be back, and know this job. Pure."""
+"""An outage of the scheduler, which a node survives if the scheduler keeps a log of the job. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from netstorm.pslite.machine import Send
 
 __all__ = ["SchedulerOutage"]
 
-_PAUSE_S: Final = 1.0
-"""Between two attempts, each of which lasts for up to NETSTORM_LINK_TIMEOUT."""
+_RETRY_S: Final = 1.0
+"""Pause between two attempts to reconnect, each of which takes up to NETSTORM_LINK_TIMEOUT."""
 
-_MOST_KEPT: Final = 1000
-"""Messages that no answer is awaited to, and that are sent again."""
+_MAX_KEPT: Final = 1000
+"""Most messages without an answer that are kept to be sent again."""
 
 
 class SchedulerOutage:
-    """What a node knows of a scheduler that it cannot reach.
+    """One node's view of a scheduler that it cannot reach.
 
     Attributes:
-        limit_s: how long to wait for it; 0: it keeps no log.
-        reason: why it could not be reached the last time.
+        limit_s: how long to wait for the scheduler; 0: it keeps no log.
+        reason: why the last attempt failed.
     """
 
     def __init__(self) -> None:
@@ -35,38 +35,38 @@ class SchedulerOutage:
 
     @property
     def active(self) -> bool:
-        """Whether the scheduler is away."""
+        """Whether the scheduler cannot be reached."""
         return self._since < math.inf
 
-    def away_s(self, now: float) -> float:
-        """Return for how long the scheduler has been away, as far as is known."""
+    def duration_s(self, now: float) -> float:
+        """Return for how long the scheduler has been out of reach."""
         return max(0.0, now - self._since)
 
-    def lost(self, reason: str, undelivered: Iterable[Send], now: float) -> None:
-        """Note that there is no session with it; what it was not told is kept if nothing stands for it."""
+    def record_failure(self, reason: str, undelivered: Iterable[Send], now: float) -> None:
+        """Record that a session has failed. Undelivered messages that `Resume` does not replace are kept."""
         self.reason = reason
-        self._try_at = now + _PAUSE_S if self.active else now
+        self._try_at = now + _RETRY_S if self.active else now
         self._since = min(self._since, now)
         self._kept += [send for send in undelivered if isinstance(send.message, ReplicaDigest)]
-        del self._kept[:-_MOST_KEPT]
+        del self._kept[:-_MAX_KEPT]
 
-    def too_late(self, now: float) -> bool:
-        """Return whether it has been away for too long."""
+    def has_expired(self, now: float) -> bool:
+        """Return whether the outage lasts longer than the limit."""
         return now >= self._since + self.limit_s
 
-    def due(self) -> float:
+    def next_deadline(self) -> float:
         """Return when something is due."""
         return min(self._try_at, self._since + self.limit_s)
 
-    def attempt(self, now: float) -> bool:
-        """Return whether a new session is to be tried now."""
+    def retry_is_due(self, now: float) -> bool:
+        """Return whether to try a new session now; it counts as tried."""
         if now < self._try_at:
             return False
         self._try_at = math.inf
         return True
 
-    def back(self) -> list[Send]:
-        """Note that it is back; return what it is to be told again."""
+    def end(self) -> list[Send]:
+        """End the outage; return what must be sent again."""
         self._since = self._try_at = math.inf
         kept, self._kept = self._kept, []
         return kept

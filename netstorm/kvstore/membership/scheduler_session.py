@@ -1,4 +1,4 @@
-"""A node's session with the scheduler: it joins, is heard, and goes on while the scheduler is away. Pure."""
+"""A node's session with the scheduler: joining, heartbeats, and reconnecting after an outage. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.machine import Connect, Disconnect, Send
 
-__all__ = ["SchedulerSession", "error_of"]
+__all__ = ["SchedulerSession", "job_end_error"]
 
 _log = logging.getLogger(__name__)
 
-_STRANGER: Final = "does not know this rank"
-"""What a scheduler says that has no log of this job: to wait for it is in vain."""
+_UNKNOWN_RANK: Final = "does not know this rank"
+"""Part of the refusal of a scheduler that has no log of this job: waiting for it would be in vain."""
 
 _KINDS: Final[dict[str, type[NetStormError]]] = {
     "lost": errors.NodeLost,
@@ -32,124 +32,126 @@ _KINDS: Final[dict[str, type[NetStormError]]] = {
     "timeout": errors.WaitTimeout,
     "stopped": errors.SchedulerLost,
 }
-"""What `PeerGone.kind` is called here."""
+"""The error for each `PeerGone.kind`."""
 
 
 class SchedulerSession:
-    """Of one node.
+    """The session of one node.
 
     Attributes:
-        beat_every_s: between two heartbeats.
-        silence_s: without any that the scheduler takes for a node's end.
-        said: for whom all wait, as the scheduler has last said.
+        heartbeat_interval_s: between two heartbeats.
+        heartbeat_timeout_s: without a heartbeat, after which the scheduler declares a node lost.
+        last_report: what all ranks wait for, as the scheduler has last reported.
     """
 
     def __init__(self, options: NodeOptions, outbox: Outbox, now: float) -> None:
-        """Ask to join."""
-        self.beat_every_s = 1.0
-        self.silence_s = 10.0
-        self.said = ""
+        """Connect, and ask to join."""
+        self.heartbeat_interval_s = 1.0
+        self.heartbeat_timeout_s = 10.0
+        self.last_report = ""
         self._options: Final = options
         self._outbox: Final = outbox
-        self._resuming: Final = SchedulerOutage()
+        self._outage: Final = SchedulerOutage()
         self._rank = -1
-        self._next_beat = now
+        self._next_heartbeat = now
         self._join_by = now + options.join_timeout_s
         """inf once it has joined."""
-        self._say(options.join())
+        self._open(options.join())
 
-    def joined(self, word: m.Joined, now: float) -> None:
-        """Take the scheduler's word that all nodes are here."""
-        self.beat_every_s = word.heartbeat_interval_s
-        self.silence_s = word.heartbeat_timeout_s
-        self._resuming.limit_s = word.resume_s
-        self._rank = word.rank
-        self._next_beat = now
+    def start(self, joined: m.Joined, now: float) -> None:
+        """Record that all nodes have joined."""
+        self.heartbeat_interval_s = joined.heartbeat_interval_s
+        self.heartbeat_timeout_s = joined.heartbeat_timeout_s
+        self._outage.limit_s = joined.resume_s
+        self._rank = joined.rank
+        self._next_heartbeat = now
         self._join_by = math.inf
 
     @property
     def is_away(self) -> bool:
-        """Whether the scheduler cannot be reached, and should be back."""
-        return self._resuming.active
+        """Whether the scheduler cannot be reached, and is expected to come back."""
+        return self._outage.active
 
-    def lost(self, reason: str, undelivered: Sequence[Send], now: float) -> SchedulerLost | None:
-        """Go on without a scheduler that cannot be reached; returns the error if that makes no sense."""
+    def connection_lost(self, reason: str, undelivered: Sequence[Send], now: float) -> SchedulerLost | None:
+        """Handle a failed session: retry, or wait for the scheduler's restart. Return the error if neither
+        helps.
+        """
         if self._rank < 0 and now < self._join_by:
             _log.warning(
                 "no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason
             )
             self._outbox.add(Disconnect(peer=SCHEDULER, at_once=True))
-            self._say(self._options.join())
+            self._open(self._options.join())
             return None
-        if not self._resuming.limit_s or _STRANGER in reason:
+        if not self._outage.limit_s or _UNKNOWN_RANK in reason:
             return SchedulerLost(f"rank {self._rank} cannot reach the scheduler any more: {reason}")
-        if not self._resuming.active:
+        if not self._outage.active:
             _log.warning(
                 "rank %d has lost the scheduler (%s); it should be back within %g s",
                 self._rank,
                 reason,
-                self._resuming.limit_s,
+                self._outage.limit_s,
             )
-        self._resuming.lost(reason, undelivered, now)
+        self._outage.record_failure(reason, undelivered, now)
         return None
 
-    def look_for_it(self, resume: Callable[[], m.Resume], now: float) -> SchedulerLost | None:
-        """Try to reach a scheduler that has been started again; returns the error if it is too late.
+    def try_reconnect(self, resume: Callable[[], m.Resume], now: float) -> SchedulerLost | None:
+        """Try to reach a scheduler that has been restarted; return the error if the outage lasts too long.
 
         Args:
-            resume: returns what this node says first to one that is back.
+            resume: returns the first message to a scheduler that is back.
             now: the time.
         """
-        if not self._resuming.active:
+        if not self._outage.active:
             return None
-        if self._resuming.too_late(now):
+        if self._outage.has_expired(now):
             return SchedulerLost(
                 f"rank {self._rank} cannot reach {self._options.scheduler_name()}, which was not back "
-                f"within {self._resuming.limit_s:g} s (NETSTORM_SCHEDULER_TIMEOUT): "
-                f"{self._resuming.reason}"
+                f"within {self._outage.limit_s:g} s (NETSTORM_SCHEDULER_TIMEOUT): "
+                f"{self._outage.reason}"
             )
-        if self._resuming.attempt(now):
-            self._say(resume())
+        if self._outage.retry_is_due(now):
+            self._open(resume())
         return None
 
     def resumed(self, now: float) -> None:
-        """Take the word of a scheduler that is back, and tell it what it was not told."""
-        _log.warning("the scheduler is back after %.1f s", self._resuming.away_s(now))
-        self._outbox.add_all(self._resuming.back())
+        """End the outage, and send the messages that the scheduler has missed."""
+        _log.warning("the scheduler is back after %.1f s", self._outage.duration_s(now))
+        self._outbox.add_all(self._outage.end())
 
-    def beats(self, now: float) -> bool:
-        """Return whether a heartbeat is due; the next one is due later."""
-        if now < self._next_beat:
+    def heartbeat_due(self, now: float) -> bool:
+        """Return whether a heartbeat is due; if so, it counts as sent."""
+        if now < self._next_heartbeat:
             return False
-        self._next_beat = now + self.beat_every_s
+        self._next_heartbeat = now + self.heartbeat_interval_s
         return True
 
-    def too_late(self, now: float) -> WaitTimeout | None:
+    def join_error(self, now: float) -> WaitTimeout | None:
         """Return the error if this node has not joined in time."""
         if now < self._join_by:
             return None
-        missing = self.said or f"no answer from {self._options.scheduler_name()}"
+        missing = self.last_report or f"no answer from {self._options.scheduler_name()}"
         limit = self._options.join_timeout_s
         return WaitTimeout(f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {missing}")
 
-    def waits(self, now: float) -> str:
-        """Say what this node waits for, for a person; empty if not for the scheduler."""
+    def waiting_text(self, now: float) -> str:
+        """Return what this node waits for, for a person; empty if not for the scheduler."""
         if self._rank < 0:
-            return self.said or f"waiting for {self._options.scheduler_name()}"
-        if self._resuming.active:
-            return f"the scheduler, away for {self._resuming.away_s(now):.0f} s: {self._resuming.reason}"
+            return self.last_report or f"waiting for {self._options.scheduler_name()}"
+        if self._outage.active:
+            return f"the scheduler, away for {self._outage.duration_s(now):.0f} s: {self._outage.reason}"
         return ""
 
-    def due(self) -> float:
+    def next_deadline(self) -> float:
         """Return when something is due."""
-        return min(self._next_beat, self._join_by, self._resuming.due())
+        return min(self._next_heartbeat, self._join_by, self._outage.next_deadline())
 
-    def _say(self, first: m.Join | m.Resume) -> None:
-        """Open a session."""
+    def _open(self, first: m.Join | m.Resume) -> None:
+        """Open a session, with this as its first message."""
         host, port = self._options.scheduler_host, self._options.scheduler_port
         self._outbox.add(Connect(peer=SCHEDULER, host=host, port=port), Send(peer=SCHEDULER, message=first))
 
 
-def error_of(gone: m.PeerGone) -> NetStormError:
-    """Return the error that the scheduler's word of a job's end is."""
+def job_end_error(gone: m.PeerGone) -> NetStormError:
+    """Return the error for the end of a job that the scheduler has announced."""
     return _KINDS.get(gone.kind, errors.Unavailable)(gone.reason)

@@ -1,7 +1,8 @@
-"""What passes between nodes besides parts of trees: auxiliary paths, and links that fail and come back. Pure.
+"""What nodes exchange besides parts of trees: parts on auxiliary paths, and links that fail and recover.
+Pure.
 
-Parts on auxiliary paths, and parts around failed links, are forwarded without being looked at; at their end
-they count as sent by the first node of their path.
+A relay forwards parts on auxiliary paths, and around failed links, without looking into them. At the end of
+the path a part counts as sent by the first node of the path.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from typing import Final
 from netstorm.kvstore.membership.roster import Roster
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.paths.failed_links import Detours
-from netstorm.kvstore.paths.relay import check_path, confirmed, credit, parts_again
-from netstorm.kvstore.paths.source_routes import not_delivered
+from netstorm.kvstore.paths.relay import (
+    check_path,
+    delivery_confirmation,
+    parts_to_resend,
+    relay_confirmation,
+)
+from netstorm.kvstore.paths.source_routes import messages_to_resend
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
@@ -27,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Neighbours:
-    """The other nodes of a job that one has joined."""
+    """The traffic of one node with its neighbours, beside that of the trees."""
 
     def __init__(self, roster: Roster, aggregation: Aggregation, detours: Detours, outbox: Outbox) -> None:
         self._roster: Final = roster
@@ -35,69 +41,69 @@ class Neighbours:
         self._detours: Final = detours
         self._outbox: Final = outbox
 
-    def auxiliary_part(self, peer: Peer, part: m.Part, payload: Buffer | None, payload_crc: int) -> None:
-        """Take a part on a path of its own: send it on, or take it for its first node's.
+    def receive_auxiliary(self, peer: Peer, part: m.Part, payload: Buffer | None, payload_crc: int) -> None:
+        """Handle a part on an auxiliary path: forward it, or receive it as if its first node had sent it.
 
         Raises:
-            ProtocolViolation: it is not on its path here.
+            ProtocolViolation: its path does not lead here.
         """
         check_path(part, peer, self._roster.rank, len(self._roster.members))
         if not self._aggregation.relay(part, payload, payload_crc):
             if not part.around:
-                self._outbox.add(confirmed(part))
+                self._outbox.add(delivery_confirmation(part))
             self._aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
 
     def delivered(self, peer: Peer, message: m.Delivered, now: float) -> None:
-        """Take the word that a part has come to the end of its auxiliary path.
+        """Handle the confirmation that a part has arrived at the end of its auxiliary path.
 
         Raises:
             ProtocolViolation: this node is not on that path.
         """
         check_path(message, peer, self._roster.rank, len(self._roster.members))
-        further = credit(message)
+        further = relay_confirmation(message)
         if further is not None:
             self._outbox.add(further)
         else:
-            ticket = (message.key, message.round, message.chunk, int(message.phase), message.version)
-            self._aggregation.dispatch.arrived(message.path, ticket, now)
+            part = (message.key, message.round, message.chunk, int(message.phase), message.version)
+            self._aggregation.dispatch.record_arrival(message.path, part, now)
 
-    def lost(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
-        """Have the scheduler decide; what was to go over the link waits for that, and goes around it."""
-        if self._detours.lost(target, now):
+    def link_lost(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
+        """Report a failed link to the scheduler. What was to go over it waits for a detour."""
+        if self._detours.record_failure(target, now):
             _log.info("%s cannot be reached from here: %s", self._roster.describe(target), reason)
             self._roster.suspect(target, reason, now)
-            self._outbox.tell(m.Suspect(rank=target, reason=reason))
-        again = parts_again(undelivered, self._roster.rank, self._aggregation.is_known)
-        self._outbox.add_all(again)
-        self._outbox.add_all(not_delivered(undelivered))
+            self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason))
+        parts = parts_to_resend(undelivered, self._roster.rank, self._aggregation.is_obsolete)
+        self._outbox.add_all(parts)
+        self._outbox.add_all(messages_to_resend(undelivered))
 
-    def told(self, message: m.FailedLinks) -> None:
-        """Take the scheduler's word on which links have failed, and what leads around them."""
-        for target, way in self._detours.told(self._roster.rank, message):
-            if self._roster.decided(target):
+    def failed_links(self, message: m.FailedLinks) -> None:
+        """Record which links have failed, and send what waits for them over the scheduler's detours."""
+        for target, path in self._detours.record_decision(self._roster.rank, message):
+            if self._roster.clear_suspicion(target):
                 _log.warning(
-                    "the link to %s has failed; what is for it goes over ranks %s",
+                    "the link to %s has failed; traffic to it goes over ranks %s",
                     self._roster.describe(target),
-                    ", ".join(map(str, way[1:-1])),
+                    ", ".join(map(str, path[1:-1])),
                 )
-            self._outbox.add_all(self._detours.released(target))
+            self._outbox.add_all(self._detours.release(target))
         self._aggregation.dispatch.avoid(self._detours.avoided)
 
-    def try_again(self, now: float) -> None:
-        """Try the failed links whose time has come."""
-        for target in self._detours.trials(now):
+    def retry_failed_links(self, now: float) -> None:
+        """Try the failed links whose next trial is due."""
+        for target in self._detours.due_trials(now):
             member = self._roster.members[target]
             self._outbox.add(
                 Connect(peer=Peer(target), host=member.host, port=member.port),
                 Send(peer=Peer(target), message=m.LinkTrial()),
             )
 
-    def trial(self, peer: Peer, trial: m.LinkTrial) -> None:
+    def link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
         """Answer a trial of a link; an answer says that the link works again."""
         if not trial.answer:
             self._outbox.add(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
         elif int(peer) in self._detours:
             _log.warning("the link to %s works again", self._roster.describe(int(peer)))
             self._outbox.add_all(self._detours.restored(int(peer)))
-            self._roster.decided(int(peer))
-            self._outbox.tell(m.LinkRestored(rank=int(peer)))
+            self._roster.clear_suspicion(int(peer))
+            self._outbox.send_to_scheduler(m.LinkRestored(rank=int(peer)))

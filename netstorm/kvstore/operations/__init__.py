@@ -1,1 +1,1 @@
-"""What a user asks for, and what a node tells its driver to do. Pure."""
+"""Operations that users submit, and the instructions of a node for its driver. Pure."""

@@ -1,4 +1,4 @@
-"""One all-reduce that the user has asked for."""
+"""An all-reduce, as the user submits it. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Done = Callable[[Exception | None], None]
 class Operation:
     """Sum `source` over all ranks into `destination`, for one round of one key.
 
-    `source` and `destination` are what the operation's form takes: of dense values flat arrays of the key's
-    type, which may be the same memory. `source` None contributes zeros; `destination` None drops the result.
-    Both must stay valid until `done` is called, and unchanged but by us.
+    `source` and `destination` are of the types that the operation's form takes: for dense values, flat arrays
+    of the key's type, which may be the same memory. `source` None contributes zeros; `destination` None drops
+    the result. Both must stay valid until `done` is called, and only the node may change them.
     """
 
     __slots__ = (
@@ -59,9 +59,10 @@ class Operation:
         self.form: Final[Form] = form or key.form
         """How the values travel; ranks must agree, round by round."""
         self.for_others = for_others
-        """Nobody here has asked for it: this rank's program has ended, and the others' round shall go on."""
+        """No program waits for it here: this rank's program has ended, and contributes to the others' rounds.
+        """
         self.begun_at = 0.0
 
     def __str__(self) -> str:
         """Return the operation as error messages name it."""
-        return f"round {self.round} of {self.key.name}"
+        return f"round {self.round} of key {self.key.name!r}"

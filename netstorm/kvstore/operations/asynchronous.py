@@ -1,9 +1,9 @@
-"""What a user asks of an asynchronous store: a push, or a pull, of one key; or the states of its updates."""
+"""What a user submits to an asynchronous store: a push, a pull, or a pull of update states. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from netstorm.compression.rows import Numbers
 from netstorm.kvstore.operations.allreduce import Done
@@ -13,101 +13,86 @@ from netstorm.kvstore.values.key import Array, Key
 __all__ = ["UNBOUNDED", "AsyncOperation", "PullOperation", "PushOperation", "Pushes", "StatesOperation"]
 
 UNBOUNDED: Final = -1
-"""As a staleness: ranks may be ahead as far as they like."""
+"""As a staleness: ranks may be ahead by any number of clocks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class PushOperation:
-    """Have the owners of a key update it with `source`.
+class _Operation:
+    """What all operations on owners have."""
 
-    `source` is what the form of `codec` takes (a flat array of the key's type, `Signs` or `Rows`), and must
-    stay valid and unchanged until `done` is called: then every owner has applied its part.
-    """
+    kind: ClassVar[str]
 
     key: Key
     number: int
-    """Counts the pushes of this key, from 0. Taken, like the clock, when the user calls."""
+    """Counts the operations of this kind on this key, from 0. Taken when the user calls."""
+    done: Done
+    whole: bool = False
+    """The update rule needs whole tensors."""
+    priority: int = 0
+    begun_at: float = 0.0
+
+    @property
+    def round(self) -> int:
+        """Its number, which the trace shows."""
+        return self.number
+
+    def __str__(self) -> str:
+        """Return the operation as error messages name it."""
+        return f"{self.kind.format(self.number)} of key {self.key.name!r}"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PushOperation(_Operation):
+    """Have the owners of a key update it with `source`.
+
+    `source` is what the form of `codec` takes (a flat array of the key's type, `Signs` or `Rows`). It must
+    stay valid and unchanged until `done` is called: then every owner has applied its part.
+    """
+
+    kind = "push {}"
+
     source: Values
     rule: str
     """Fingerprint of the update rule."""
     live: tuple[float, ...] = ()
-    """What scripts change of it between pushes."""
+    """The hyper-parameters that scripts change between pushes."""
     clock: int = 0
-    whole: bool = False
-    """The rule needs whole tensors."""
+    """Taken, like the number, when the user calls."""
     codec: int = 0
     """The form in which the values travel."""
     threshold: float = 0.0
-    """What a quantised 1 stands for."""
-    priority: int = 0
-    done: Done
-    begun_at: float = 0.0
-
-    @property
-    def round(self) -> int:
-        """Its number: what a timeline calls it."""
-        return self.number
-
-    def __str__(self) -> str:
-        """Return the operation as error messages name it."""
-        return f"push {self.number} of {self.key.name}"
+    """The value of a quantised 1."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class PullOperation:
+class PullOperation(_Operation):
     """Write the newest values of a key, or of some of its rows, into `destination`: flat, of its type."""
 
-    key: Key
-    number: int
-    """Counts the pulls of this key, from 0."""
+    kind = "pull {}"
+
     pushed: int
-    """So many of this rank's pushes must be in the values: those that the user made before."""
+    """How many of this rank's pushes must be in the values: those that the user made before."""
     destination: Array
     least: int = 0
-    """So many clocks of every other rank must be in them."""
+    """How many clocks of every other rank must be in them."""
     counted: bool = False
-    """Clocks are those that the script counts; or else each push of the key is one."""
-    whole: bool = False
+    """Whether clocks are those that the script counts; otherwise each push of the key is one."""
     rows: Numbers | None = None
-    """Those that are wanted, by number, rising; None: all. Only of a key whose chunks are whole rows."""
-    priority: int = 0
-    done: Done
-    begun_at: float = 0.0
-
-    @property
-    def round(self) -> int:
-        """Its number: what a timeline calls it."""
-        return self.number
-
-    def __str__(self) -> str:
-        """Return the operation as error messages name it."""
-        return f"pull {self.number} of {self.key.name}"
+    """Numbers of the rows to pull, rising; None: all. Only of a key whose chunks are whole rows."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class StatesOperation:
-    """Collect what the owners' update rules keep of a key: `destination` gets bytes for each block.
+class StatesOperation(_Operation):
+    """Collect the states that the owners' update rules keep of a key: bytes for each block.
 
     It counts as a pull of the key.
     """
 
-    key: Key
-    number: int
+    kind = "pull {} (of states)"
+
     pushed: int
+    """How many of this rank's pushes must be in the states."""
     destination: dict[int, bytes]
-    whole: bool = False
-    priority: int = 0
-    done: Done
-    begun_at: float = 0.0
-
-    @property
-    def round(self) -> int:
-        """Its number: what a timeline calls it."""
-        return self.number
-
-    def __str__(self) -> str:
-        """Return the operation as error messages name it."""
-        return f"pull {self.number} (of states) of {self.key.name}"
 
 
 AsyncOperation: TypeAlias = PushOperation | PullOperation | StatesOperation

@@ -1,4 +1,4 @@
-"""What a node wants done, in order, until its driver takes it. Pure."""
+"""The instructions of a node, in order, until its driver takes them. Pure."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Instructions of one node."""
+    """The instructions of one node."""
 
     def __init__(self) -> None:
         self._instructions: list[Instruction] = []
 
     def add(self, *instructions: Instruction) -> None:
-        """Have these done."""
+        """Queue instructions."""
         self._instructions += instructions
 
     def add_all(self, instructions: Iterable[Instruction]) -> None:
-        """Have these done."""
+        """Queue instructions."""
         self._instructions += instructions
 
-    def tell(self, message: m.Message) -> None:
-        """Send the scheduler a message."""
+    def send_to_scheduler(self, message: m.Message) -> None:
+        """Send a message to the scheduler."""
         self._instructions.append(Send(peer=SCHEDULER, message=message))
 
-    def call(self, done: Done, error: Exception | None) -> None:
-        """Have an operation's owner called."""
+    def complete(self, done: Done, error: Exception | None) -> None:
+        """Have `done` called, with the error if there is one."""
         self._instructions.append(Call(function=lambda: done(error)))
 
-    def call_all(self, waiting: list[Done], error: Exception | None) -> None:
-        """Have everybody who waits called, and forget them."""
+    def complete_all(self, waiting: list[Done], error: Exception | None) -> None:
+        """Have each of `waiting` called, and clear the list."""
         for done in waiting:
-            self.call(done, error)
+            self.complete(done, error)
         waiting.clear()
 
     def take(self) -> list[Instruction]:
-        """Return what there is, and begin anew."""
+        """Return all instructions, and begin with an empty list."""
         taken, self._instructions = self._instructions, []
         return taken

@@ -1,1 +1,1 @@
-"""Which way a part goes: auxiliary paths, relays, and detours around failed links. Pure."""
+"""The path of a part: auxiliary paths, relays, and detours around failed links. Pure."""

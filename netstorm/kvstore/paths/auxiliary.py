@@ -1,8 +1,8 @@
 """When a chunk takes an auxiliary path instead of the link to its tree neighbour. Pure rules (design, §6).
 
-Two of them: the paper's, which counts chunks (arXiv 2404.11352 §VI-A), and the default, which compares when a
-chunk is expected to arrive. Both are asked as late as possible: chunks wait at the node, not in a link's
-queue, until the link takes another one.
+There are two: the paper's, which counts chunks (arXiv 2404.11352 §VI-A), and the default, which compares
+expected times of arrival. Both decide as late as possible: chunks wait at the node, not in a link's queue,
+until the link accepts another one.
 """
 
 from __future__ import annotations
@@ -14,33 +14,41 @@ from netstorm.pslite.session.link_state import LinkState
 from netstorm.settings import AuxRule, Settings
 from netstorm.topology.policy import Detour
 
-__all__ = ["AuxiliaryOptions", "Exit", "PathState", "Ticket", "is_clearly_earlier", "queue_rule", "wait_s"]
+__all__ = [
+    "AuxiliaryOptions",
+    "OutgoingLink",
+    "PartId",
+    "PathState",
+    "is_clearly_earlier",
+    "queue_rule",
+    "wait_s",
+]
 
-MOST_OUTSTANDING: Final = 4
-"""Chunks on one auxiliary path that its end has not confirmed. Bounds what relays hold, and what is lost on a
-path that turns out to be slow; with 1 a path of two links is never more than half used.
+MAX_IN_FLIGHT: Final = 4
+"""Most chunks on one auxiliary path that its end has not confirmed. It bounds what relays store, and the time
+lost on a path that turns out to be slow. With 1, a path of two links would be at most half used.
 """
 
-LEAST_WAITING: Final = 12
-"""Chunks on and before a link with which it is worth a detour: with fewer, what the order of chunks does to
-those who wait for them counts for more than when they come.
+MIN_BACKLOG: Final = 12
+"""Least chunks on a link and waiting for it that are worth a detour. With fewer, the order of arrival matters
+more to those who wait than the time of arrival.
 """
 
 _CLEARLY: Final = 0.8
-"""A detour must take less than this part of the time that the chunk would take without it: estimates are some
-10 % off, and to arrive a little earlier is not worth the links' work.
+"""A detour must take less than this part of the time that the chunk would take without it. Estimates are
+about 10 % off, and a small gain is not worth the load on the links.
 """
 
 _AT_LEAST: Final = 0.5
-"""Part of the expected time below which a measured one is not believed: it is what is left of the whole after
-what the chunk was expected to wait, and waits turn out to be shorter.
+"""Least part of the expected time that a measured one may be. The measured time is the whole less the
+expected wait, and real waits turn out to be shorter.
 """
 
 _MEMORY_S: Final = 10.0
-"""How long the time that a path took is believed: then it gets another chance."""
+"""How long a path's measured time is used; then the path gets another chance."""
 
-Ticket: TypeAlias = tuple[int, int, int, int, int]
-"""What is on an auxiliary path: key, round, chunk, phase, version."""
+PartId: TypeAlias = tuple[int, int, int, int, int]
+"""A part on an auxiliary path: key, round, chunk, phase, version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +62,7 @@ class AuxiliaryOptions:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> AuxiliaryOptions:
-        """Return what the settings say."""
+        """Return the options that the settings ask for."""
         return cls(
             rule=settings.aux_rule,
             busy_bound=settings.primary_busy_bound,
@@ -63,13 +71,13 @@ class AuxiliaryOptions:
         )
 
 
-class Exit:
-    """A link out of this node, as it is when everything that has been decided so far is handed over."""
+class OutgoingLink:
+    """The load of a link out of this node, including what has been decided but not handed over yet."""
 
     __slots__ = ("bytes", "latency_s", "messages", "rate", "window")
 
     def __init__(self, state: LinkState, waiting_bytes: int = 0) -> None:
-        """Begin with the link as it is, and with what else waits for it."""
+        """Begin with the link's state, and the bytes that wait here for the link."""
         self.messages = state.messages
         self.bytes = state.bytes + waiting_bytes
         self.window = state.window
@@ -80,84 +88,86 @@ class Exit:
         """Return whether a message would be transmitted at once."""
         return self.bytes == 0 or self.bytes + size <= self.window
 
-    def give(self, size: int) -> None:
-        """Note a message that is handed over."""
+    def add(self, size: int) -> None:
+        """Add a message to the load."""
         self.messages += 1
         self.bytes += size
 
-    def seconds(self, size: int) -> float:
-        """Return when so many more bytes would have arrived; the rate must be known.
+    def arrival_s(self, size: int) -> float:
+        """Return the seconds until `size` more bytes would have arrived; the rate must be known.
 
-        Of what is not acknowledged a round trip's worth has left already.
+        A round trip's worth of the unacknowledged bytes has left already.
         """
         left = 2 * self.latency_s * self.rate
         return max(size, self.bytes + size - left) / self.rate + self.latency_s
 
 
 class PathState:
-    """What the first node of an auxiliary path knows of it."""
+    """The state of an auxiliary path at its first node."""
 
-    __slots__ = ("_later_s", "_measured_at", "outstanding")
+    __slots__ = ("_measured_at", "_remaining_s", "in_flight")
 
     def __init__(self) -> None:
-        self.outstanding: Final[dict[Ticket, tuple[float, float]]] = {}
-        """Chunks whose arrival at the end is not known: when they were given to it, and the seconds that they
-        were expected to wait and to take for the first link."""
-        self._later_s = 0.0
+        self.in_flight: Final[dict[PartId, tuple[float, float]]] = {}
+        """Chunks whose arrival is not confirmed: when they were sent, and the seconds that they were expected
+        to wait and to take for the first link."""
+        self._remaining_s = 0.0
         self._measured_at: float | None = None
 
-    def later_s(self, detour: Detour, size: int, now: float) -> float:
-        """Return the seconds that a chunk takes over all links but the first: as of late, or as expected."""
+    def remaining_s(self, detour: Detour, size: int, now: float) -> float:
+        """Return the seconds that a chunk takes over all links but the first, as measured lately or as
+        expected.
+        """
         expected_s = sum(detour.seconds(link, size) for link in range(1, len(detour.links)))
         if self._measured_at is None or now > self._measured_at + _MEMORY_S:
             return expected_s
-        return max(self._later_s, _AT_LEAST * expected_s)
+        return max(self._remaining_s, _AT_LEAST * expected_s)
 
-    def given(self, ticket: Ticket, now: float, waits_s: float) -> None:
-        """Note a chunk that takes this path."""
-        self.outstanding[ticket] = (now, waits_s)
+    def record_sent(self, part: PartId, now: float, waits_s: float) -> None:
+        """Record a chunk that takes this path."""
+        self.in_flight[part] = (now, waits_s)
 
-    def arrived(self, ticket: Ticket, now: float) -> bool:
-        """Note that a chunk is at the end; False if it was not on its way."""
-        found = self.outstanding.pop(ticket, None)
+    def record_arrival(self, part: PartId, now: float) -> bool:
+        """Record the arrival of a chunk; return False if it was not in flight."""
+        found = self.in_flight.pop(part, None)
         if found is None:
             return False
-        given_at, waits_s = found
-        later_s = max(0.0, now - given_at - waits_s)
+        sent_at, waits_s = found
+        remaining_s = max(0.0, now - sent_at - waits_s)
         if self._measured_at is None or now > self._measured_at + _MEMORY_S:
-            self._later_s = later_s
+            self._remaining_s = remaining_s
         else:
-            self._later_s += (later_s - self._later_s) / 4
+            self._remaining_s += (remaining_s - self._remaining_s) / 4
         self._measured_at = now
         return True
 
 
-def wait_s(first: Exit, size: int, detour: Detour, state: PathState, *, primary_s: float) -> float:
+def wait_s(first: OutgoingLink, size: int, detour: Detour, state: PathState, *, primary_s: float) -> float:
     """Return the seconds until a chunk leaves for the later links of a detour.
 
-    It passes the first link, whose rate is measured or what the policy expects. Later links carry trees, too,
-    and are as far in the order of the job as the link to the neighbour is: what waits there is not known, but
-    that it is the same part of a round.
+    First it passes the first link, at its measured rate or at the one that the policy expects. What waits at
+    later links is not known; they carry trees, too, so they are assumed to be as far in the round as the link
+    to the neighbour is.
 
     Args:
-        first: the detour's first link.
+        first: load of the detour's first link.
         size: of the chunk, in bytes.
         detour: from the policy.
-        state: what is known of it here.
-        primary_s: seconds until the chunk would have arrived without it.
+        state: of the detour's path.
+        primary_s: seconds until the chunk would arrive without the detour.
     """
-    passed_s = first.seconds(size) if first.rate else detour.seconds(0, first.bytes + size)
+    passed_s = first.arrival_s(size) if first.rate else detour.seconds(0, first.bytes + size)
     slowest = min(rate for rate, _ in detour.links[1:])
-    before_s = 8 * size * len(state.outstanding) / slowest
+    before_s = 8 * size * len(state.in_flight) / slowest
     return max(passed_s, before_s, detour.load * primary_s)
 
 
 def is_clearly_earlier(detour_s: float, primary_s: float) -> bool:
-    """Return whether a chunk that would arrive by these times should take the detour."""
+    """Return whether a chunk with these times of arrival should take the detour."""
     return detour_s < _CLEARLY * primary_s
 
 
-def queue_rule(primary: Exit, first: Exit, outstanding: int, options: AuxiliaryOptions) -> bool:
+def queue_rule(primary: OutgoingLink, first: OutgoingLink, in_flight: int, options: AuxiliaryOptions) -> bool:
     """Return whether the next chunk takes a path by the paper's rule (arXiv 2404.11352 §VI-A).
 
     The link is busy if more than PRIMARY_BUSY_BOUND chunks are on it; the path is not, if fewer than
@@ -166,5 +176,5 @@ def queue_rule(primary: Exit, first: Exit, outstanding: int, options: AuxiliaryO
     return (
         primary.messages > options.busy_bound
         and first.messages < options.queue_length
-        and outstanding < options.queue_length
+        and in_flight < options.queue_length
     )

@@ -1,31 +1,31 @@
-"""Chunks for neighbours that have auxiliary paths: they wait here until it is decided how they go.
+"""Chunks for neighbours that have auxiliary paths: they wait here until their path is decided. Pure.
 
-Handed to a link at once, a round's chunks would all be in its queue before anything is known of how fast it
-is. So a chunk goes when its link would transmit it, in the order of the job, or earlier if a rule sends it
-over a detour. Any chunk for a neighbour may take any path to it, whatever policy either is of.
+If all chunks of a round went to a link's queue at once, they would be there before the speed of the link is
+known. So a chunk leaves when its link would transmit it, in the order of the job, or earlier if a rule sends
+it over a detour. A chunk for a neighbour may take any path to it, whatever policies chunk and path are of.
 """
 
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from netstorm.kvstore.paths.auxiliary import (
-    LEAST_WAITING,
-    MOST_OUTSTANDING,
+    MAX_IN_FLIGHT,
+    MIN_BACKLOG,
     AuxiliaryOptions,
-    Exit,
+    OutgoingLink,
+    PartId,
     PathState,
-    Ticket,
     is_clearly_earlier,
     queue_rule,
     wait_s,
 )
+from netstorm.kvstore.paths.exploration import Exploration
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Part
@@ -33,30 +33,30 @@ from netstorm.pslite.machine import Order, Send
 from netstorm.pslite.session.link_state import Links
 from netstorm.topology.policy import Detour
 
-__all__ = ["Dispatch", "ticket_of"]
+__all__ = ["Dispatch", "part_id"]
 
 _HEADER: Final = 64
 """Bytes of a part beside its payload, about."""
 
 _REMEMBERED: Final = 256
-"""Paths whose times are remembered, at least."""
+"""Least number of paths whose times are remembered."""
 
-_LOOKS: Final = 6
-"""Chunks that explore a path one after the other. An estimate rests on PROBE_CHUNK_NUM of late (4), and the
-first one only makes the connections and shows their latency: single chunks, far apart, never add up to one.
-"""
-
-_FIRST_LOOK: Final = 5.0
-"""While there are paths that have not been explored, so many times the share of chunks looks."""
-
-_LATE_EVERY_S: Final = 30.0
-"""How often a chunk looks at a known link though it will be late, and the round with it."""
-
-_Item = tuple[Order, int, int, Send, bool]
-"""Order, number, bytes, what to send, whether it may take a detour."""
+_Way = tuple[Detour, OutgoingLink]
+"""A detour, and the load of its first link."""
 
 
-class _Hop:
+class _Item(NamedTuple):
+    """A part that waits. Items sort by their first two fields, which differ between any two."""
+
+    order: Order
+    number: int
+    size: int
+    """In bytes."""
+    send: Send
+    may_detour: bool
+
+
+class _Backlog:
     """What waits for one neighbour."""
 
     __slots__ = ("bytes", "detours", "items")
@@ -66,260 +66,244 @@ class _Hop:
         """In order."""
         self.bytes = 0
         self.detours: tuple[Detour, ...] = ()
-        """Of the policy heard of last."""
+        """Of the policy of the part that came last."""
 
 
 class Dispatch:
-    """All chunks that wait, and all auxiliary paths in use."""
+    """All chunks that wait on one node, and all auxiliary paths in use."""
 
     def __init__(self, options: AuxiliaryOptions, counters: Counters) -> None:
         self._options: Final = options
         self._counters: Final = counters
-        self._hops: dict[int, _Hop] = {}
+        self._backlogs: dict[int, _Backlog] = {}
         """By neighbour; only those that something waits for."""
         self._paths: dict[tuple[int, ...], PathState] = {}
         self._avoided: Collection[tuple[int, int]] = ()
         self._numbers = 0
-        self._owed = 0.0
-        """Chunks that should have gone over links that are to be measured."""
-        self._looks: dict[tuple[int, ...], int] = {}
-        """By path: how many chunks have explored it."""
-        self._late_at = -math.inf
-        """When a chunk last explored though it would be late."""
-        self._exploring: Ticket | None = None
-        """The one that is on its way; only one at a time may be late."""
+        self._exploration: Final = Exploration(options.explore_share)
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether nothing waits."""
-        return not self._hops
+        return not self._backlogs
 
-    def waits_for(self, target: int) -> bool:
-        """Return whether something waits for a neighbour already."""
-        return target in self._hops
+    def has_backlog(self, target: int) -> bool:
+        """Return whether something waits for a neighbour."""
+        return target in self._backlogs
 
-    def hold(self, send: Send, detours: tuple[Detour, ...] = ()) -> None:
-        """Take a part for a neighbour, with the detours to it; without any, it only keeps its place in the
-        order.
+    def enqueue(self, send: Send, detours: tuple[Detour, ...] = ()) -> None:
+        """Queue a part for a neighbour, with the detours to it. Without detours it only keeps its place in
+        the order.
         """
-        hop = self._hops.setdefault(int(send.peer), _Hop())
+        backlog = self._backlogs.setdefault(int(send.peer), _Backlog())
         if detours:
-            hop.detours = detours
-            self._owed += self._options.explore_share * self._wish_to_explore(detours)
+            backlog.detours = detours
+            self._exploration.count_chunk(detours)
         size = _HEADER + (0 if send.payload is None else memoryview(send.payload).nbytes)
         self._numbers += 1
-        bisect.insort(hop.items, (send.order, self._numbers, size, send, bool(detours)))
-        hop.bytes += size
+        bisect.insort(backlog.items, _Item(send.order, self._numbers, size, send, bool(detours)))
+        backlog.bytes += size
 
     def run(self, links: Links, now: float) -> Iterator[Send]:
-        """Yield what goes now. Exhaust it."""
-        exits: dict[int, Exit] = {}
+        """Yield what leaves now. Exhaust it."""
+        loads: dict[int, OutgoingLink] = {}
 
-        def exit_to(target: int) -> Exit:
-            if target not in exits:
-                exits[target] = Exit(links(Peer(target)))
-            return exits[target]
+        def load_of(target: int) -> OutgoingLink:
+            if target not in loads:
+                loads[target] = OutgoingLink(links(Peer(target)))
+            return loads[target]
 
-        for target in list(self._hops):
-            hop = self._hops[target]
-            primary = exit_to(target)
-            firsts: list[tuple[Detour, Exit]] = []
-            for detour in hop.detours:
+        for target in list(self._backlogs):
+            backlog = self._backlogs[target]
+            primary = load_of(target)
+            ways: list[_Way] = []
+            for detour in backlog.detours:
                 if self._avoided and not self._is_open(detour.path):
                     continue
-                first, other = exit_to(detour.path[1]), self._hops.get(detour.path[1])
+                first, other = load_of(detour.path[1]), self._backlogs.get(detour.path[1])
                 if other is not None:
-                    first = Exit(links(Peer(detour.path[1])), other.bytes)
-                firsts.append((detour, first))
-            yield from self._explore(hop, primary, firsts, now)
-            yield from self._by_rule(hop, primary, firsts, now)
-            if not hop.items:
-                del self._hops[target]
+                    first = OutgoingLink(links(Peer(detour.path[1])), other.bytes)
+                ways.append((detour, first))
+            yield from self._explore(backlog, primary, ways, now)
+            yield from self._by_rule(backlog, primary, ways, now)
+            if not backlog.items:
+                del self._backlogs[target]
 
     def take_out(self, wanted: Callable[[Hashable], bool]) -> list[Send]:
-        """Take what is wanted, by its tag, of all that waits."""
+        """Remove and return the waiting parts whose tag is `wanted`."""
         taken: list[Send] = []
-        for target, hop in list(self._hops.items()):
+        for target, backlog in list(self._backlogs.items()):
             left: list[_Item] = []
-            for item in hop.items:
-                send = item[3]
-                if send.tag is not None and wanted(send.tag):
-                    taken.append(send)
-                    hop.bytes -= item[2]
+            for item in backlog.items:
+                if item.send.tag is not None and wanted(item.send.tag):
+                    taken.append(item.send)
+                    backlog.bytes -= item.size
                 else:
                     left.append(item)
-            hop.items = left
+            backlog.items = left
             if not left:
-                del self._hops[target]
+                del self._backlogs[target]
         return taken
 
     def avoid(self, links: Collection[tuple[int, int]]) -> None:
-        """Take no detour over any of these links, given as (source, target), from now on; of what is on one
-        nothing will be confirmed.
+        """Use no detour over these links, given as (source, target), from now on. Arrivals over them will not
+        be confirmed.
         """
         self._avoided = links
         self._paths = {path: state for path, state in self._paths.items() if self._is_open(path)}
-        self._exploring = None
+        self._exploration.forget_in_flight()
 
-    def _is_open(self, path: tuple[int, ...]) -> bool:
-        return not any(hop in self._avoided for hop in pairwise(path))
-
-    def arrived(self, path: tuple[int, ...], ticket: Ticket, now: float) -> None:
-        """Note that a part is at the end of its auxiliary path."""
+    def record_arrival(self, path: tuple[int, ...], part: PartId, now: float) -> None:
+        """Record that a part has arrived at the end of its auxiliary path."""
         state = self._paths.get(path)
-        if state is None or not state.arrived(ticket, now):
+        if state is None or not state.record_arrival(part, now):
             self._counters.add("credits_unasked")
-        if ticket == self._exploring:
-            self._exploring = None
+        self._exploration.record_arrival(part)
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._hops.clear()
+        """Drop all parts and paths."""
+        self._backlogs.clear()
         self._paths.clear()
 
     # ------------------------------------------------------------------------------------------------- inside
 
+    def _is_open(self, path: tuple[int, ...]) -> bool:
+        return not any(hop in self._avoided for hop in pairwise(path))
+
     def _by_rule(
-        self, hop: _Hop, primary: Exit, firsts: list[tuple[Detour, Exit]], now: float
+        self, backlog: _Backlog, primary: OutgoingLink, ways: list[_Way], now: float
     ) -> Iterator[Send]:
-        firsts = [(detour, first) for detour, first in firsts if not detour.explore]
+        ways = [(detour, first) for detour, first in ways if not detour.explore]
         if self._options.rule == "arrival":
-            yield from self._by_arrival(hop, primary, firsts, now)
-        while hop.items:
-            size, _, may_detour = hop.items[0][2:]
-            if may_detour and self._options.rule == "queue":
-                for detour, first in firsts:
-                    if queue_rule(primary, first, len(self._state(detour).outstanding), self._options):
-                        yield self._detoured(hop, 0, (detour, first), now)
+            yield from self._by_arrival(backlog, primary, ways, now)
+        while backlog.items:
+            item = backlog.items[0]
+            if item.may_detour and self._options.rule == "queue":
+                for detour, first in ways:
+                    if queue_rule(primary, first, len(self._state(detour).in_flight), self._options):
+                        yield self._detoured(backlog, 0, (detour, first), now)
                         break
                 else:
-                    if not primary.has_room(size):
+                    if not primary.has_room(item.size):
                         return
-                    yield self._taken(hop, 0, primary)
+                    yield self._taken(backlog, 0, primary)
                 continue
-            if not primary.has_room(size):
+            if not primary.has_room(item.size):
                 return
-            yield self._taken(hop, 0, primary)
+            yield self._taken(backlog, 0, primary)
 
     def _by_arrival(
-        self, hop: _Hop, primary: Exit, firsts: list[tuple[Detour, Exit]], now: float
+        self, backlog: _Backlog, primary: OutgoingLink, ways: list[_Way], now: float
     ) -> Iterator[Send]:
-        """Give detours the first chunks that arrive clearly earlier there than in their turn on the link."""
-        while hop.items and primary.rate:
+        """Send the first chunks that arrive clearly earlier over a detour than in their turn on the link."""
+        while backlog.items and primary.rate:
             free = [
                 (detour, first, self._state(detour))
-                for detour, first in firsts
-                if len(self._state(detour).outstanding) < MOST_OUTSTANDING
+                for detour, first in ways
+                if len(self._state(detour).in_flight) < MAX_IN_FLIGHT
             ]
-            found = self._first_earlier(hop, primary, free, now)
+            found = self._first_earlier(backlog, primary, free, now)
             if found is None:
                 return
             index, way, primary_s = found
-            yield self._detoured(hop, index, way, now, primary_s=primary_s)
+            yield self._detoured(backlog, index, way, now, primary_s=primary_s)
 
     def _first_earlier(
-        self, hop: _Hop, primary: Exit, free: list[tuple[Detour, Exit, PathState]], now: float
-    ) -> tuple[int, tuple[Detour, Exit], float] | None:
-        """Return the first chunk that some detour takes clearly earlier, the fastest such detour with its
-        first link, and the seconds that the chunk would take without it.
+        self,
+        backlog: _Backlog,
+        primary: OutgoingLink,
+        free: list[tuple[Detour, OutgoingLink, PathState]],
+        now: float,
+    ) -> tuple[int, _Way, float] | None:
+        """Return the first chunk that arrives clearly earlier over a detour, the fastest such detour, and the
+        seconds that the chunk would take without it.
 
-        The later a chunk's turn is, the more a detour gains: so if the last one would not gain, none does.
+        The later a chunk's turn is, the more a detour gains. So if the last chunk gains nothing, none does.
         """
 
-        def fastest(size: int, primary_s: float) -> tuple[Detour, Exit] | None:
+        def fastest(size: int, primary_s: float) -> _Way | None:
             soonest, place = min(
                 (
                     wait_s(first, size, detour, state, primary_s=primary_s)
-                    + state.later_s(detour, size, now),
+                    + state.remaining_s(detour, size, now),
                     place,
                 )
                 for place, (detour, first, state) in enumerate(free)
             )
             return free[place][:2] if is_clearly_earlier(soonest, primary_s) else None
 
-        size = hop.items[-1][2]
-        if not free or primary.bytes + hop.bytes < LEAST_WAITING * size:
+        size = backlog.items[-1].size
+        if not free or primary.bytes + backlog.bytes < MIN_BACKLOG * size:
             return None
-        if fastest(size, primary.seconds(hop.bytes)) is None:
+        if fastest(size, primary.arrival_s(backlog.bytes)) is None:
             return None
         ahead = 0
-        for index, (_, _, size, _, may_detour) in enumerate(hop.items):
-            ahead += size
-            primary_s = primary.seconds(ahead)
-            found = fastest(size, primary_s) if may_detour else None
+        for index, item in enumerate(backlog.items):
+            ahead += item.size
+            primary_s = primary.arrival_s(ahead)
+            found = fastest(item.size, primary_s) if item.may_detour else None
             if found is not None:
                 return index, found, primary_s
         return None
 
-    def _wish_to_explore(self, detours: Collection[Detour]) -> float:
-        """Return how many times the usual share of chunks for a hop should look at other links."""
-        looks = [detour.again or self._turn(detour) > 0 for detour in detours if detour.explore]
-        return (1.0 if all(looks) else _FIRST_LOOK) if looks else 0.0
-
-    def _turn(self, detour: Detour) -> int:
-        """Return how often a path has had its turn to be explored."""
-        return self._looks.get(detour.path, 0) // _LOOKS
-
     def _explore(
-        self, hop: _Hop, primary: Exit, firsts: list[tuple[Detour, Exit]], now: float
+        self, backlog: _Backlog, primary: OutgoingLink, ways: list[_Way], now: float
     ) -> Iterator[Send]:
-        """Give one chunk in a while to a link that is to be measured: the first one that will not be late
-        there, in order, since others wait for a chunk whose turn it was; or the next one, if the link has not
-        been looked at, or not for long.
+        """Send a chunk over a path that is to be measured, if one may explore: the first chunk that will not
+        be late there; or the next chunk, if the path is unexplored or has not been explored for long.
         """
-        if self._owed < 1.0 or self._exploring is not None or not hop.items or not hop.items[0][4]:
+        if not self._exploration.may_explore() or not backlog.items or not backlog.items[0].may_detour:
             return
-        unseen = [(self._turn(detour), place) for place, (detour, _) in enumerate(firsts) if detour.explore]
-        if unseen and min(unseen)[0] <= self._least_looked_at():
-            detour, first = firsts[min(unseen)[1]]
-            index = self._first_in_time(hop, primary, (detour, first), now)
-            if index is None:
-                if detour.again or self._turn(detour) > 0:
-                    if now < self._late_at + _LATE_EVERY_S:
-                        return
-                    self._late_at = now
-                index = 0
-            self._looks[detour.path] = self._looks.get(detour.path, 0) + 1
-            self._owed = min(self._owed - 1.0, 1.0)
-            part = hop.items[index][3].message
-            assert isinstance(part, Part)
-            self._exploring = ticket_of(part)
-            self._counters.add("explored")
-            yield self._detoured(hop, index, (detour, first), now)
+        waiting = (
+            detour
+            for other in self._backlogs.values()
+            if other.items and other.items[0].may_detour
+            for detour in other.detours
+        )
+        place = self._exploration.next_path([detour for detour, _ in ways], waiting)
+        if place is None:
+            return
+        way = ways[place]
+        index = self._first_in_time(backlog, primary, way, now)
+        if index is None:
+            if not self._exploration.may_be_late(way[0], now):
+                return
+            index = 0
+        part = backlog.items[index].send.message
+        assert isinstance(part, Part)
+        self._exploration.record_sent(way[0], part_id(part))
+        self._counters.add("explored")
+        yield self._detoured(backlog, index, way, now)
 
-    def _first_in_time(self, hop: _Hop, primary: Exit, way: tuple[Detour, Exit], now: float) -> int | None:
-        """Return the place of the first chunk that would come clearly earlier by a detour; None: none."""
+    def _first_in_time(self, backlog: _Backlog, primary: OutgoingLink, way: _Way, now: float) -> int | None:
+        """Return the index of the first chunk that would arrive clearly earlier over a detour; None: none."""
         if not primary.rate:
             return 0
         (detour, first), state, ahead = way, self._state(way[0]), 0
-        for index, (_, _, size, _, may_detour) in enumerate(hop.items):
-            ahead += size
-            primary_s = primary.seconds(ahead)
-            waits_s = wait_s(first, size, detour, state, primary_s=primary_s)
-            if may_detour and is_clearly_earlier(waits_s + state.later_s(detour, size, now), primary_s):
+        for index, item in enumerate(backlog.items):
+            ahead += item.size
+            primary_s = primary.arrival_s(ahead)
+            waits_s = wait_s(first, item.size, detour, state, primary_s=primary_s)
+            detour_s = waits_s + state.remaining_s(detour, item.size, now)
+            if item.may_detour and is_clearly_earlier(detour_s, primary_s):
                 return index
         return None
 
-    def _least_looked_at(self) -> int:
-        """Return how often the path that is next has had its turn, of all that a chunk could explore now."""
-        waiting = [hop for hop in self._hops.values() if hop.items and hop.items[0][4]]
-        return min(self._turn(one) for hop in waiting for one in hop.detours if one.explore)
-
-    def _taken(self, hop: _Hop, index: int, over: Exit) -> Send:
-        _, _, size, send, _ = hop.items.pop(index)
-        hop.bytes -= size
-        over.give(size)
-        return send
+    def _taken(self, backlog: _Backlog, index: int, over: OutgoingLink) -> Send:
+        item = backlog.items.pop(index)
+        backlog.bytes -= item.size
+        over.add(item.size)
+        return item.send
 
     def _detoured(
-        self, hop: _Hop, index: int, way: tuple[Detour, Exit], now: float, *, primary_s: float = 0.0
+        self, backlog: _Backlog, index: int, way: _Way, now: float, *, primary_s: float = 0.0
     ) -> Send:
         detour, first = way
         state = self._state(detour)
-        waits_s = wait_s(first, hop.items[index][2], detour, state, primary_s=primary_s)
-        send = self._taken(hop, index, first)
+        waits_s = wait_s(first, backlog.items[index].size, detour, state, primary_s=primary_s)
+        send = self._taken(backlog, index, first)
         part = send.message
         assert isinstance(part, Part)
-        state.given(ticket_of(part), now, waits_s)
+        state.record_sent(part_id(part), now, waits_s)
         self._counters.add("detoured")
         return Send(
             peer=Peer(detour.path[1]),
@@ -333,11 +317,11 @@ class Dispatch:
         found = self._paths.get(detour.path)
         if found is None:
             if len(self._paths) >= 2 * _REMEMBERED:
-                self._paths = {path: state for path, state in self._paths.items() if state.outstanding}
+                self._paths = {path: state for path, state in self._paths.items() if state.in_flight}
             found = self._paths[detour.path] = PathState()
         return found
 
 
-def ticket_of(part: Part) -> Ticket:
+def part_id(part: Part) -> PartId:
     """Return what tells a part from all others on its path."""
     return part.key, part.round, part.chunk, int(part.phase), part.version

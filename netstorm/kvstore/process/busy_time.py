@@ -1,4 +1,4 @@
-"""For how long something was under way: the time that a user waits for the network."""
+"""The time in which operations are under way: how long a user waits for the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["BusyTime"]
 
 
 class BusyTime:
-    """Adds up the time in which at least one thing was under way. Any thread."""
+    """Adds up the time in which at least one operation is under way. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
@@ -18,14 +18,14 @@ class BusyTime:
         self._total = 0.0
 
     def begin(self, now: float) -> None:
-        """One more thing is under way."""
+        """Count the begin of an operation."""
         with self._lock:
             if self._under_way == 0:
                 self._since = now
             self._under_way += 1
 
     def end(self, now: float) -> None:
-        """One thing less is."""
+        """Count the end of an operation."""
         with self._lock:
             self._under_way -= 1
             if self._under_way == 0:

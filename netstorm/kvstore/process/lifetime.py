@@ -1,8 +1,8 @@
-"""The one runtime of this process, and how it ends.
+"""The one runtime of this process, and its end.
 
-A script that comes to its end finishes what it has pushed and goes on forwarding for the others; one that
-dies of an exception says so at once. A failure that the script never looked at still makes the process exit
-with a non-zero code.
+A script that comes to its end completes what it has pushed, and forwards for the others until all have
+finished. A script that dies of an exception announces that at once. A failure that the script never noticed
+still makes the process exit with a non-zero code.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from netstorm.kvstore.process.script_exit import ScriptExit
 from netstorm.observe.log import configure_logging
 from netstorm.settings import Settings
 
-__all__ = ["after_close", "before_finish", "pass_through_io_thread", "runtime_of_this_process"]
+__all__ = ["after_close", "before_finish", "drain_io_thread", "runtime_of_this_process"]
 
 
 class _Process:
-    """What this process has of NetStorm."""
+    """The state of this process."""
 
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
@@ -38,10 +38,10 @@ _process: Final = _Process()
 
 
 def runtime_of_this_process(settings: Settings | None = None) -> Runtime:
-    """Return this process's runtime; the first call joins the job and waits until all nodes are here.
+    """Return this process's runtime; the first call joins the job and waits until all nodes have joined.
 
     Args:
-        settings: for the first call; the environment's if None.
+        settings: used by the first call; None: those of the environment.
 
     Raises:
         NetStormError: the job does not come together, has failed, or belongs to the process this one was
@@ -59,30 +59,30 @@ def runtime_of_this_process(settings: Settings | None = None) -> Runtime:
 
 
 def before_finish(function: Callable[[], None]) -> None:
-    """Call `function` before this process announces that it will push no more: a frontend waits for its
+    """Call `function` before this process announces that it will push no more. A frontend waits for its
     engine there.
     """
     _process.before_finish.append(function)
 
 
 def after_close(function: Callable[[], None]) -> None:
-    """Call `function` when nothing is outstanding any more: a frontend clears up what nobody will read."""
+    """Call `function` when nothing is outstanding any more. A frontend clears up there."""
     _process.after_close.append(function)
 
 
-def pass_through_io_thread() -> None:
-    """Wait until the I/O thread, if there is one, has done what it was doing when this was called."""
+def drain_io_thread() -> None:
+    """Wait until the I/O thread, if there is one, has done all that it was asked for before this call."""
     if _process.runtime is not None:
-        _process.runtime.pass_through_io_thread()
+        _process.runtime.process.drain()
 
 
 def _at_exit() -> None:
     runtime = _process.runtime
-    if runtime is None or not runtime.is_mine():
+    if runtime is None or not runtime.process.is_mine():
         return
     code = 0
     try:
-        _process.script.look()
+        _process.script.check_last_exception()
         if not _process.script.failed:
             for function in _process.before_finish:
                 function()
@@ -93,7 +93,7 @@ def _at_exit() -> None:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
         runtime.fail(f"it ended with exit code {code} while it waited for the others")
-    except Exception as error:  # noqa: BLE001 -- a frontend's own: whatever it is, the job has not ended well
+    except Exception as error:  # noqa: BLE001 -- any exception of a frontend means that the job has not ended well
         runtime.fail(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"netstorm: rank {runtime.rank}: {type(error).__name__}: {error}\n")
         code = 1
@@ -101,10 +101,10 @@ def _at_exit() -> None:
         runtime.close()
         for function in _process.after_close:
             function()
-    except (KeyboardInterrupt, SystemExit):  # a second signal, of somebody who has lost patience
+    except (KeyboardInterrupt, SystemExit):  # a second signal: the user does not want to wait
         code = code or 1
     if code:
-        # The interpreter has settled on exit code 0 by now, and a failed job must not look like a good one.
+        # The interpreter will exit with code 0, and a failed job must not look like a good one.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

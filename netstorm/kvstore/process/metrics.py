@@ -26,19 +26,19 @@ _LINK_COUNTERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """All of it at one moment."""
+    """A node's metrics at one moment."""
 
     job: str
     rank: int
     site: str
     status: NodeStatus
     links: Mapping[tuple[int, str], Mapping[str, int]]
-    """What went over each connection, by peer (-1: the scheduler) and "opened" or "accepted"."""
+    """Counters of each connection, by peer (-1: the scheduler) and "opened" or "accepted"."""
     counters: Mapping[str, float]
 
 
 def metrics(node: NodeSnapshot) -> Iterator[Metric]:
-    """Yield all metrics of a node; each has its rank."""
+    """Yield all metrics of a node; each is labelled with its rank."""
     rank, status = str(node.rank), node.status
     info = InfoMetricFamily("netstorm_node", "Which node this is.", labels=["rank"])
     info.add_metric([rank], {"job": node.job, "site": node.site})

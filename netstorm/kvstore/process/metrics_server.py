@@ -1,4 +1,4 @@
-"""A node's /metrics, beside its I/O thread, if NETSTORM_METRICS_PORT asks for it."""
+"""Serves a node's /metrics on a thread of its own, if NETSTORM_METRICS_PORT asks for it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from netstorm.observe.web import WebServer
 from netstorm.pslite.process.driver import Driver
 from netstorm.settings import Settings
 
-__all__ = ["show"]
+__all__ = ["start_metrics_server"]
 
 _log = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 2.0
-"""How long the I/O thread may take until whoever asks is told that it does not answer."""
+"""How long the I/O thread may take to answer before the request fails."""
 
 
-def show(settings: Settings, driver: Driver[GeneralNode]) -> WebServer | None:
-    """Serve a node's metrics, if that is wanted and possible: training does not fail for it.
+def start_metrics_server(settings: Settings, driver: Driver[GeneralNode]) -> WebServer | None:
+    """Serve a node's metrics, if that is asked for and possible. Training does not fail if it is not.
 
     The nodes of one machine have the same settings, so each takes the first port that is free.
     """
@@ -59,7 +59,7 @@ def _snapshot(settings: Settings, driver: Driver[GeneralNode], now: float) -> No
         job=settings.job,
         rank=node.rank,
         site=settings.site,
-        status=node.standing.report(now),
+        status=node.status.report(now),
         links={
             (int(peer), "opened" if opened else "accepted"): link for (peer, opened), link in links.items()
         },

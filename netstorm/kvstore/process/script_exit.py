@@ -1,8 +1,8 @@
-"""How a script ended: what Python knows when it runs exit functions, and does not tell them.
+"""Finds out how a script ends, which Python does not tell the exit functions that it runs.
 
-An uncaught exception goes through `sys.excepthook`. `sys.exit` raises SystemExit, which does not; so ours
-raises a subclass that can be weakly referenced. When it is freed with no Python code left below, nobody has
-caught it and the process ends with its code. What `raise SystemExit(3)` says stays unknown, and counts as an
+An uncaught exception goes through `sys.excepthook`. The SystemExit that `sys.exit` raises does not. So our
+`sys.exit` raises a subclass that can be weakly referenced: if it is freed with no Python code left below, it
+was not caught, and the process ends with its code. `raise SystemExit(3)` goes unnoticed, and counts as an
 orderly end.
 """
 
@@ -19,29 +19,29 @@ __all__ = ["ScriptExit"]
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises: unlike SystemExit itself it can be weakly referenced."""
+    """What our `sys.exit` raises: unlike SystemExit itself it can be weakly referenced."""
 
 
 class ScriptExit:
-    """Watches for a script's end by an exception or with a non-zero exit code."""
+    """Watches for a script's end by an exception, or with a non-zero exit code."""
 
     def __init__(self) -> None:
         self.failed = False
-        """The script has ended by itself, badly; Python will exit with the right code."""
+        """The script has failed by itself; Python will exit with the right code."""
         self._failing: Callable[[str], None] | None = None
         self._exits: Final[set[weakref.ref[_Exit]]] = set()
         self._python_exit: Final = sys.exit
         self._python_hook = sys.excepthook
 
     def watch(self, failing: Callable[[str], None]) -> None:
-        """Call `failing` with a description as soon as the script ends badly, while its threads still run."""
+        """Call `failing` with a description as soon as the script fails, while its threads still run."""
         self._failing = failing
         self._python_hook = sys.excepthook
         sys.excepthook = self._excepthook
         sys.exit = self._exit
 
-    def look(self) -> None:
-        """Before the end: find an exception that went to somebody else's hook."""
+    def check_last_exception(self) -> None:
+        """Find an exception that went to another hook. Call it at the end of the process."""
         error = getattr(sys, "last_value", None)
         if error is not None and not self.failed and not _is_interactive():
             self._fail(_description(error))
@@ -87,12 +87,12 @@ def _description(error: BaseException) -> str:
 
 
 def _is_interactive() -> bool:
-    """Return whether an exception ends a line and not the program."""
+    """Return whether Python runs interactively: an exception does not end the program."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def _is_outermost() -> bool:
-    """Return whether our caller was called from no Python code."""
+    """Return whether no Python code called our caller."""
     try:
         sys._getframe(2)  # noqa: SLF001 -- inspect.currentframe is the same under another name
     except ValueError:

@@ -1,13 +1,12 @@
 """Ctrl-C and SIGTERM while Python is blocked inside a library.
 
-Python runs its handlers between two of its own instructions; a thread that waits inside MXNet executes none.
-The interpreter's C handler, though, writes the signal's number to the wake-up descriptor at once. The I/O
-thread reads it there, fails what is outstanding, and so the blocked call returns and Python's handler gets
-its turn.
+Python runs its handlers between two of its own instructions, and a thread that waits inside MXNet executes
+none. But the interpreter's C handler writes the signal's number to the wake-up descriptor at once. The I/O
+thread reads it there and fails what is outstanding. So the blocked call returns, and Python's handler runs.
 
-A forked child inherits both the descriptor and the handler, and must lose them before it takes its first
+A forked child inherits the descriptor and the handler, and must lose them before it receives its first
 signal: a `multiprocessing.Pool` ends its workers with SIGTERM, which would be read here as a signal to the
-parent. So the two signals wait while the process forks.
+parent. So the two signals are blocked while the process forks.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class _Watcher(Protocol):
 
 
 class SignalWatch:
-    """Tells the I/O thread of SIGINT and SIGTERM for as long as it is open."""
+    """Passes SIGINT and SIGTERM to the I/O thread while it is open."""
 
     def __init__(self, driver: _Watcher, interrupted: Callable[[str], None]) -> None:
-        """Begin; only Python's main thread may, elsewhere this does nothing.
+        """Begin to watch. On other threads than Python's main thread it does nothing.
 
         Args:
             driver: watches descriptors on the I/O thread.
@@ -55,38 +54,38 @@ class SignalWatch:
         self._previous_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         self._took_sigterm = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if self._took_sigterm:
-            # The default kills without a word, and the others would wait for a heartbeat time-out.
+            # The default kills without an announcement, and the others would wait for a heartbeat time-out.
             signal.signal(signal.SIGTERM, _exit_on_sigterm)
         _watches.add(self)
-        driver.watch(self._read_end.fileno(), self.look)
+        driver.watch(self._read_end.fileno(), self.poll)
 
-    def look(self) -> None:
-        """On the I/O thread: take the signals that have come."""
+    def poll(self) -> None:
+        """Handle the signals that have come. On the I/O thread only."""
         with contextlib.suppress(OSError):  # none has, or it is closed
             for number in self._read_end.recv(64) if self._open else b"":
                 if number in _NAMES and callable(signal.getsignal(number)):
                     self._interrupted(_NAMES[number])
 
     def close(self) -> None:
-        """Stop watching and give back what was there before. Twice does no harm."""
+        """Stop watching, and restore what was there before. Twice does no harm."""
         if not self._open:
             return
-        self._driver.unwatch(self._read_end.fileno())  # what the I/O thread was told before still looks
+        self._driver.unwatch(self._read_end.fileno())  # the I/O thread may still poll once
         self._open = False
         if threading.current_thread() is threading.main_thread():
-            self._give_back()
+            self._restore()
         self._write_end.close()
         self._read_end.close()
 
-    def forget(self) -> None:
-        """In a forked child: signals are the child's own business."""
+    def close_in_child(self) -> None:
+        """Stop watching in a forked child, which handles its signals itself."""
         if self._open:
             self._open = False
-            self._give_back()
+            self._restore()
             self._write_end.close()
             self._read_end.close()
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         signal.set_wakeup_fd(self._previous_fd)
         if self._took_sigterm and signal.getsignal(signal.SIGTERM) is _exit_on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -96,25 +95,27 @@ def _exit_on_sigterm(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-_held: Final[list[set[signal.Signals | int]]] = []
-"""The signals that were blocked before, while the process forks."""
+_blocked_before: Final[list[set[signal.Signals | int]]] = []
+"""While the process forks: the signals that were blocked before."""
 _watches: Final[weakref.WeakSet[SignalWatch]] = weakref.WeakSet()
 
 
-def _hold_signals() -> None:
+def _block_signals() -> None:
     if _watches:
-        _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _NAMES))
+        _blocked_before.append(signal.pthread_sigmask(signal.SIG_BLOCK, _NAMES))
 
 
-def _let_signals_through() -> None:
-    if _held:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
+def _unblock_signals() -> None:
+    if _blocked_before:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _blocked_before.pop())
 
 
-def _forget_all() -> None:
+def _close_all_in_child() -> None:
     for watch in list(_watches):
-        watch.forget()
-    _let_signals_through()
+        watch.close_in_child()
+    _unblock_signals()
 
 
-os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=_forget_all)
+os.register_at_fork(
+    before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_close_all_in_child
+)

@@ -1,13 +1,12 @@
-"""Aggregate and forward: what a general node does with contributions and results.
+"""Aggregate and forward: the way of contributions and results through a general node. Pure.
 
-Per chunk and round: our own and all children's contributions are added, the sum goes to the parent; at the
-root it is complete when every rank is in; then it goes down again, and each node writes it to where its user
-wants it (design, §5).
+Per chunk and round: a node adds its own and all children's contributions, and sends the sum to its parent. At
+the root the sum is complete when every rank is in it. Then it goes down the same tree, and each node writes
+it to the user's destination (design, §5).
 """
 
 from __future__ import annotations
 
-import bisect
 import logging
 import math
 from collections import deque
@@ -22,6 +21,8 @@ from netstorm.kvstore.paths.dispatch import Dispatch
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.chunk_moves import ChunkMoves
 from netstorm.kvstore.rounds.complete_rounds import CompleteRounds
+from netstorm.kvstore.rounds.early_parts import EarlyParts
+from netstorm.kvstore.rounds.operation_queue import OperationQueue
 from netstorm.kvstore.rounds.outgoing import Outgoing
 from netstorm.kvstore.rounds.part_checks import ROUNDS_AHEAD, check_part
 from netstorm.kvstore.rounds.round import Round
@@ -46,8 +47,9 @@ class Aggregation:
     """All open rounds of all keys on one node.
 
     Attributes:
-        asking: when the scheduler is told which rounds have begun.
-        closed: number of each round of a key that is complete here, until its owner has taken note.
+        topology_requests: tell the scheduler which rounds have begun.
+        completed_rounds: number of each round of a key that is complete here, until the owner of this object
+            clears it.
         dispatch: parts for neighbours that have auxiliary paths.
         takeover: which chunks have moved to policies that take over.
     """
@@ -60,8 +62,8 @@ class Aggregation:
         counters: Counters,
         auxiliary: AuxiliaryOptions | None = None,
     ) -> None:
-        self.asking: Final = TopologyRequests()
-        self.closed: Final[list[int]] = []
+        self.topology_requests: Final = TopologyRequests()
+        self.completed_rounds: Final[list[int]] = []
         self.dispatch: Final = Dispatch(auxiliary or AuxiliaryOptions(), counters)
         self.takeover: Final = Takeover(rank)
         self._bit: Final = 1 << rank
@@ -70,16 +72,12 @@ class Aggregation:
         self._keys: Final[dict[int, Key]] = {}
         self._rounds: Final[dict[Owner, Round]] = {}
         self._complete: Final = CompleteRounds()
-        self._waiting: Final[dict[int, list[Operation]]] = {}
-        """Operations that may not begin yet (no binding, or too far ahead), by round: they come in any order,
-        since the caller's engine starts them when their data is there.
-        """
-        self._early: Final[dict[int, list[tuple[Peer, Part, Buffer | None, int]]]] = {}
-        """Parts of keys or policies that are not known here yet (the paper's case 2)."""
+        self._waiting: Final = OperationQueue()
+        self._early: Final = EarlyParts(counters)
         self._outbox: Final = outbox
         self._outgoing: Final = Outgoing(self.dispatch, self.takeover, outbox, counters)
-        self._held: Final = WithheldSums()
-        self._moving: Final = ChunkMoves(
+        self._withheld: Final = WithheldSums()
+        self._moves: Final = ChunkMoves(
             takeover=self.takeover,
             rounds=self._rounds,
             outgoing=self._outgoing,
@@ -89,10 +87,10 @@ class Aggregation:
         self._changed: Final[deque[int]] = deque()
         """Keys of which something may begin now."""
 
-    # ------------------------------------------------------------------------------------ what the user wants
+    # ---------------------------------------------------------------------------------- the user's operations
 
     def add_key(self, key: Key) -> None:
-        """Learn a key's numbers; parts that came before it are looked at now."""
+        """Add a key that the scheduler has numbered; parts that came before are handled now."""
         self._keys[key.identity] = key
         self._complete.add_key(key.identity)
         self.advance([key.identity])
@@ -100,36 +98,34 @@ class Aggregation:
     def submit(self, operation: Operation, now: float) -> None:
         """Begin an operation, or queue it until its policy is here. Its key must be known."""
         operation.begun_at = now
-        key = operation.key.identity
-        bisect.insort(self._waiting.setdefault(key, []), operation, key=lambda waiting: waiting.round)
-        self.advance([key])
+        self._waiting.add(operation)
+        self.advance([operation.key.identity])
 
     def outstanding(self) -> Iterator[Operation]:
-        """Yield the operations that are not complete and that somebody here waits for."""
+        """Yield the operations that are not complete and that this rank's program waits for."""
         return (operation for operation in self._operations() if not operation.for_others)
 
     def _operations(self) -> Iterator[Operation]:
-        for waiting in self._waiting.values():
-            yield from waiting
+        yield from self._waiting
         for round in self._rounds.values():
             if round.operation is not None:
                 yield round.operation
 
     def advance(self, keys: Iterable[int] | None = None) -> None:
-        """Begin what may begin, and take up early parts: something about `keys` (None: all) has changed."""
+        """Begin what may begin, and handle early parts: something about `keys` (None: all) has changed."""
         self._changed.extend(self._keys if keys is None else keys)
         while self._changed:
             key = self._changed.popleft()
             if key not in self._keys:
                 continue
-            waiting = self._waiting.get(key)
+            waiting = self._waiting.of(key)
             while waiting and (version := self._may_begin(waiting[0])) is not None:
                 self._begin(waiting.pop(0), version)
             if waiting:
-                self.asking.ask(key)
-            for peer, part, payload, crc in self._early.pop(key, ()):
+                self.topology_requests.request_now(key)
+            for peer, part, payload, crc in self._early.take(key):
                 try:
-                    self._take(peer, part, payload, crc)
+                    self._handle(peer, part, payload, crc)
                 except ProtocolViolation as error:
                     self._counters.add("protocol_violations")
                     _log.warning("dropped a part that rank %d sent early: %s", peer, error)
@@ -146,15 +142,15 @@ class Aggregation:
         key = operation.key
         found = self._rounds.get((key.identity, operation.round))
         form = operation.form
-        if found is not None and not (found.version == version and found.admits(form)):
-            # made by a part that came before our binding and named another policy, which no correct node
-            # sends; or of a rank that pushes another kind of array, as the scheduler will notice
-            self.asking.ask(key.identity)
+        if found is not None and not (found.version == version and found.accepts(form)):
+            # Made by a part that came before our binding and names another policy, which no correct node
+            # sends; or by a rank that pushes another kind of array, which the scheduler will report.
+            self.topology_requests.request_now(key.identity)
             del self._rounds[key.identity, operation.round]
-            self._release(self._held.end(found))
+            self._release(self._withheld.end(found))
             self._counters.add("protocol_violations")
             _log.warning(
-                "forgot parts of %s under policy %d in codec %d; it runs under %d in %d",
+                "dropped parts of %s under policy %d in codec %d; it runs under policy %d in codec %d",
                 operation,
                 found.version,
                 found.form.codec,
@@ -163,35 +159,37 @@ class Aggregation:
             )
         round = self._round(key, operation.round, version, form)
         round.operation = operation
-        round.take_form(form)
-        self._held.begin(round, operation.priority)
-        self.asking.begun(RoundBegun(key=key.identity, round=operation.round, rule=operation.rule))
+        round.switch_form(form)
+        self._withheld.begin(round, operation.priority)
+        self.topology_requests.record_begin(
+            RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
+        )
         for chunk in range(len(round.sums)):
             self._contribute(round, chunk)
         if not round.sums:
-            self._close(round)
+            self._complete_round(round)
 
     def _contribute(self, round: Round, chunk: int) -> None:
-        """Add what the user's program has of a chunk."""
+        """Add this rank's own contribution to a chunk."""
         round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
         self._forward(round, chunk)
 
-    # -------------------------------------------------------------------------------------- what others send
+    # ----------------------------------------------------------------------------------- parts of other nodes
 
     def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
-        """Take a part from a tree neighbour.
+        """Handle a part of a tree neighbour.
 
         Raises:
             ProtocolViolation: the part cannot belong to what the scheduler has fixed.
         """
-        self._take(peer, part, payload, payload_crc)
+        self._handle(peer, part, payload, payload_crc)
         self.advance([])
 
-    def _take(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
+    def _handle(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
         key = self._keys.get(part.key)
         plan = self._bindings.plan(part.version)
         if key is None or plan is None:
-            self._keep(peer, part, payload, payload_crc)
+            self._early.keep(peer, part, payload, payload_crc)
             return
         if (part.key, part.round) in self._complete:
             self._counters.add("parts_of_complete_rounds")
@@ -204,7 +202,9 @@ class Aggregation:
         current = bound if moved is None else moved
         later = plan.policy.takes_over and (current is None or part.version > current)
         if later or (moved is not None and bound is None):
-            self._keep(peer, part, payload, payload_crc)  # we have not been told yet where its chunk is
+            self._early.keep(
+                peer, part, payload, payload_crc
+            )  # the announcement of its chunk's move has not come yet
             return
         form, contributors = check_part(
             peer,
@@ -216,7 +216,7 @@ class Aggregation:
             bound=current,
         )
         round = self._round(key, part.round, part.version if bound is None else bound, form)
-        if part.version != round.plan_of(part.chunk).version:  # since just now
+        if part.version != round.plan_of(part.chunk).version:  # it has moved just now
             self._counters.add("parts_of_moved_chunks")
             return
         if part.phase is Phase.REDUCE:
@@ -232,11 +232,7 @@ class Aggregation:
                 return
             self._deliver(round, part.chunk, payload, payload_crc, part.priority)
 
-    def _keep(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
-        self._early.setdefault(part.key, []).append((peer, part, payload, payload_crc))
-        self._counters.add("parts_kept_early")
-
-    # --------------------------------------------------------------------------------------------- moving on
+    # --------------------------------------------------------------------------------- the progress of rounds
 
     def _round(self, key: Key, number: int, version: int, form: Form) -> Round:
         found = self._rounds.get((key.identity, number))
@@ -245,23 +241,24 @@ class Aggregation:
             assert plan is not None
             moves = self.takeover.moves(key.identity, number)
             found = self._rounds[key.identity, number] = Round(key, number, plan, form, moves)
-            self._moving.give_away(found)
+            self._moves.give_up_chunks(found)
         elif found.version != version:
             raise ProtocolViolation(
-                f"round {number} of {key.name} runs under policy {found.version} here and under {version} "
+                f"round {number} of key {key.name!r} runs under policy {found.version} here and under "
+                f"{version} elsewhere"
+            )
+        elif not found.accepts(form):
+            self.topology_requests.request_now(key.identity)
+            raise ProtocolViolation(
+                f"round {number} of key {key.name!r} has codec {found.form.codec} here and {form.codec} "
                 "elsewhere"
             )
-        elif not found.admits(form):
-            self.asking.ask(key.identity)
-            raise ProtocolViolation(
-                f"round {number} of {key.name} has codec {found.form.codec} here and {form.codec} elsewhere"
-            )
         elif form.codec != found.form.codec:
-            found.take_form(form)
+            found.switch_form(form)
         return found
 
     def _forward(self, round: Round, chunk: int) -> None:
-        """Send a chunk's sum to the parent, if it is complete for this subtree and need not wait; at the root
+        """Send a chunk's sum to the parent, if it is complete for this subtree and not withheld. At the root
         it is the result.
         """
         plan = round.plan_of(chunk)
@@ -271,31 +268,31 @@ class Aggregation:
             return
         if plan.reduce_parent[tree] < 0:
             self._deliver(round, chunk, total.to_keep(), None, round.priority)
-        elif not self._held.must_wait(round, chunk):
+        elif not self._withheld.withhold(round, chunk):
             self._outgoing.send_up(round, chunk)
 
     def _deliver(
         self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int
     ) -> None:
-        """A chunk's result is here: pass it on, and write it."""
+        """Forward a chunk's result, and write it to the user's destination."""
         self._outgoing.send_down(round, chunk, payload, crc, priority)
         round.store(chunk, payload)
-        self.asking.got_on(round)
-        self._release(self._held.result(round, chunk))
+        self.topology_requests.record_result(round)
+        self._release(self._withheld.result(round, chunk))
         if round.missing == 0 and round.operation is not None:
-            self._close(round)
+            self._complete_round(round)
 
     def relay(self, part: Part, payload: Buffer | None, payload_crc: int) -> bool:
-        """Send a part on along its auxiliary path, without looking at it; False if this is its end."""
+        """Forward a part along its auxiliary path, without looking into it; False if the path ends here."""
         key = self._keys.get(part.key)
         offset = 0 if key is None else key.offset_of(part.chunk)
-        if not self._outgoing.pass_on(part, payload, payload_crc, offset):
+        if not self._outgoing.forward(part, payload, payload_crc, offset):
             return False
         self._counters.add("relayed")
         return True
 
-    def is_known(self, part: Part) -> bool:
-        """Return whether a sum has arrived, as its result is here, or nobody wants it, as it has moved."""
+    def is_obsolete(self, part: Part) -> bool:
+        """Return whether a sum need not be sent: its result is here, or its chunk has moved."""
         if (part.key, part.round) in self._complete:
             return True
         moved = self.takeover.version_of(part.key, part.round, part.chunk)
@@ -304,63 +301,65 @@ class Aggregation:
         round = self._rounds.get((part.key, part.round))
         return round is not None and round.results[part.chunk]
 
-    def _close(self, round: Round) -> None:
-        """Every chunk's result is written: tell the user, and move on."""
+    def _complete_round(self, round: Round) -> None:
+        """Complete the operation of a round whose results are all written."""
         operation, key = round.operation, round.key.identity
-        self.asking.ask(key)
+        self.topology_requests.request_now(key)
         assert operation is not None
         del self._rounds[key, round.round]
-        self._release(self._held.end(round))
-        self.takeover.close(key, round.round)
+        self._release(self._withheld.end(round))
+        self.takeover.end_round(key, round.round)
         self._complete.add(key, round.round)
         self._bindings.forget_before(key, self._complete.up_to(key) + 1)
         self._counters.add("rounds")
         if not operation.for_others:
-            self.closed.append(round.round)
-        self._outbox.call(operation.done, None)
+            self.completed_rounds.append(round.round)
+        self._outbox.complete(operation.done, None)
         self._changed.append(key)
 
-    # ------------------------------------------------------------------- going over to another policy
+    # ---------------------------------------------------------------------------- takeover by another policy
 
     def new_policy(self, plan: Plan) -> None:
-        """A policy has come: what is under way goes over to it, if it says so."""
-        self._moving.new_policy(plan)
+        """Install a policy; rounds under way move to it if it takes over."""
+        self._moves.new_policy(plan)
         self.advance()
 
-    def moved(self, said: Moved) -> None:
-        """Take the scheduler's word that chunks have moved.
+    def chunks_moved(self, announcement: Moved) -> None:
+        """Handle the announcement that chunks have moved to another policy.
 
         Raises:
-            ProtocolViolation: to a policy that is not known.
+            ProtocolViolation: the policy is not known.
         """
-        plan = self._bindings.plan(said.version)
+        plan = self._bindings.plan(announcement.version)
         if plan is None:
-            raise ProtocolViolation(f"chunks have moved to policy {said.version}, which is not known here")
-        if (said.key, said.round) not in self._complete:
-            self._moving.told(said, plan)
-            self.advance([said.key])
+            raise ProtocolViolation(
+                f"chunks have moved to policy {announcement.version}, which is not known here"
+            )
+        if (announcement.key, announcement.round) not in self._complete:
+            self._moves.moved(announcement, plan)
+            self.advance([announcement.key])
 
-    # ---------------------------------------------------------------------------------- what its driver wants
+    # ----------------------------------------------------------------------------------------- for the driver
 
     def run_dispatch(self, links: Links, now: float) -> bool:
-        """Let chunks that wait for what links are like go where they should; return whether there are any."""
-        if self.dispatch.idle():
+        """Send the chunks that wait for the state of links; return whether there were any."""
+        if self.dispatch.is_idle():
             return False
         self._outbox.add_all(self.dispatch.run(links, now))
         return True
 
     def tick(self, now: float) -> None:
-        """Send what is held for rounds that have begun here long ago and have had no result."""
-        self._release(self._held.doubt(self._rounds, now))
+        """Release the sums that are withheld for rounds that have had no result for too long."""
+        self._release(self._withheld.release_overdue(self._rounds, now))
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return self._held.due()
+        return self._withheld.next_deadline()
 
     def _release(self, released: Iterator[tuple[tuple[int, int], int]]) -> None:
         for owner, chunk in released:
             round = self._rounds[owner]
-            # A peer that lies may have sent the result of what is held; what has moved is not.
+            # A faulty peer may have sent the result of what is withheld; moved chunks are not withheld.
             if not round.results[chunk] and chunk not in round.moved:
                 self._outgoing.send_up(round, chunk)
 
@@ -369,20 +368,20 @@ class Aggregation:
         operations = list(self._operations())
         self._waiting.clear()
         self._rounds.clear()
-        self._held.clear()
-        self.asking.clear()
+        self._withheld.clear()
+        self.topology_requests.clear()
         self._early.clear()
         self.takeover.clear()
         self.dispatch.clear()
         for operation in operations:
-            self._outbox.call(operation.done, error)
+            self._outbox.complete(operation.done, error)
 
-    def missing_in(self, operation: Operation) -> str:
-        """Say what an operation waits for, for a person."""
+    def waiting_text_of(self, operation: Operation) -> str:
+        """Return what an operation waits for, for a person."""
         round = self._rounds.get((operation.key.identity, operation.round))
         if round is None or round.operation is None:
-            return f"{operation}: not begun, earlier rounds or the scheduler's answer are missing"
-        return f"{operation}: {round.waits_for()}"
+            return f"{operation}: not begun; it waits for earlier rounds, or for the scheduler's answer"
+        return f"{operation}: {round.waiting_text()}"
 
     def oldest(self) -> float:
         """Return when the oldest outstanding operation was submitted (inf: none is)."""

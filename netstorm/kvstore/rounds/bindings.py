@@ -1,4 +1,6 @@
-"""Which policy a round of a key runs under, as far as the scheduler has told (TRP; the paper's §VII-A)."""
+"""Which policy a round of a key runs under, as the scheduler has bound it (TRP; arXiv 2404.11352 §VII-A).
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from netstorm.topology.policy import Plan, Policy
 __all__ = ["Bindings"]
 
 _KEPT: Final = 64
-"""Newest policies kept though no round here refers to them: another rank's question may have bound a round to
-one of them whose answer to us is still under way.
+"""Newest policies that are kept though no round here refers to them. Another rank's request may have bound a
+round to one of them, and the message to this rank may be in flight.
 """
 
 
@@ -26,11 +28,11 @@ class Bindings:
         self._granted: dict[int, int] = {}
 
     def install(self, policy: Policy) -> Plan:
-        """Make a policy known; the same version twice is the same policy."""
+        """Add a policy; the same version twice is the same policy."""
         return self._plans.setdefault(policy.version, Plan(policy, self._rank))
 
     def plan(self, version: int) -> Plan | None:
-        """Return this node's part in a policy, or None while the policy is not here."""
+        """Return this node's part in a policy, or None if the policy is not known."""
         return self._plans.get(version)
 
     @property
@@ -39,7 +41,7 @@ class Bindings:
         return self._plans[max(self._plans)].policy
 
     def bind(self, binding: Binding) -> None:
-        """Take one row of a key's table.
+        """Add one row to a key's table.
 
         Raises:
             ProtocolViolation: a round that was granted under one version would now run under another.
@@ -48,8 +50,8 @@ class Bindings:
         known = dict(table).get(binding.from_round)
         if known is not None and known != binding.version:
             raise ProtocolViolation(
-                f"the scheduler bound round {binding.from_round} of key {binding.key} to policy {known} "
-                f"and now to {binding.version}"
+                f"the scheduler bound round {binding.from_round} of key {binding.key} to policy "
+                f"{known} and now to {binding.version}"
             )
         if known is None:
             table.append((binding.from_round, binding.version))

@@ -1,4 +1,4 @@
-"""Chunks of rounds under way are given away, and moved, when a policy takes over (see `takeover`)."""
+"""Moves chunks of rounds under way when a policy takes over; `takeover` decides which. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from netstorm.kvstore.rounds.outgoing import Outgoing
 from netstorm.kvstore.rounds.round import Round
-from netstorm.kvstore.rounds.takeover import Tag, Takeover
+from netstorm.kvstore.rounds.takeover import PartTag, Takeover
 from netstorm.kvstore.rounds.withheld_sums import Owner
 from netstorm.observe.counters import Counters
 from netstorm.protocol.messages import Moved, Phase
@@ -17,7 +17,7 @@ __all__ = ["ChunkMoves"]
 
 
 class ChunkMoves:
-    """Does to the open rounds of a node what its `takeover` says."""
+    """Moves chunks of the open rounds of one node."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class ChunkMoves:
 
         Args:
             takeover: which chunks have moved.
-            rounds: those that are open; others keep them.
-            outgoing: parts that may have to be taken back.
-            counters: count what is done.
-            contribute: adds what the user's program has of a chunk of a round, which is not summed at all.
+            rounds: the open rounds; `Aggregation` changes them.
+            outgoing: takes parts back that have not left.
+            counters: of the process.
+            contribute: adds this rank's contribution to a chunk whose sum is empty.
         """
         self._takeover: Final = takeover
         self._rounds: Final = rounds
@@ -44,33 +44,33 @@ class ChunkMoves:
         self._contribute: Final = contribute
 
     def new_policy(self, plan: Plan) -> None:
-        """A policy has come: what is under way goes over to it, if it says so."""
+        """Install a policy; what is under way moves to it if it takes over."""
         if self._takeover.install(plan):
             for round in list(self._rounds.values()):
-                self.give_away(round)
-            self._outgoing.take_back(self._takeover.goes_around, self._outgoing.go_around)
+                self.give_up_chunks(round)
+            self._outgoing.take_back(self._takeover.should_reroute, self._outgoing.reroute_results)
 
-    def told(self, said: Moved, plan: Plan) -> None:
-        """Take the scheduler's word that chunks of a round that is not complete have moved to `plan`."""
-        round = self._rounds.get((said.key, said.round))
+    def moved(self, announcement: Moved, plan: Plan) -> None:
+        """Handle the announcement that chunks of a round that is not complete have moved to `plan`."""
+        round = self._rounds.get((announcement.key, announcement.round))
         if round is None:
-            moves = self._takeover.moves(said.key, said.round)
-            moves.update((chunk, plan) for chunk in said.chunks if _is_newer(plan, moves.get(chunk)))
+            moves = self._takeover.moves(announcement.key, announcement.round)
+            moves.update((chunk, plan) for chunk in announcement.chunks if _is_newer(plan, moves.get(chunk)))
         else:
-            self._move(round, said.chunks, plan)
+            self._move(round, announcement.chunks, plan)
 
-    def give_away(self, round: Round) -> None:
-        """Give the chunks that this node is the root of, and has not summed, to the policy that takes over.
+    def give_up_chunks(self, round: Round) -> None:
+        """Move the chunks that this node is the root of, and has not summed, to the policy that takes over.
 
-        Called before anything is added to a round that is new here, or when that policy comes.
+        Call it before anything is added to a new round, and when that policy comes.
         """
-        plan, chunks = self._takeover.plan, self._takeover.to_give(round)
+        plan, chunks = self._takeover.plan, self._takeover.chunks_to_move(round)
         if plan is not None and chunks:
-            self._takeover.gave(round.key.identity, round.round, chunks)
+            self._takeover.record_moved(round.key.identity, round.round, chunks)
             self._move(round, chunks, plan)
 
     def _move(self, round: Round, chunks: Iterable[int], plan: Plan) -> None:
-        """Forget what is summed of some chunks, and contribute to them again, under another policy."""
+        """Drop the sums of some chunks, and contribute to them again under another policy."""
         moving = {
             chunk
             for chunk in chunks
@@ -85,7 +85,7 @@ class ChunkMoves:
 
         def outdated(tag: Hashable) -> bool:
             return (
-                isinstance(tag, Tag)
+                isinstance(tag, PartTag)
                 and (tag.key, tag.round) == (key, number)
                 and tag.phase is Phase.REDUCE
                 and tag.chunk in moving

@@ -1,4 +1,4 @@
-"""Which rounds of each key are complete on this node. They become so in any order."""
+"""Which rounds of each key are complete on this node. They complete in any order. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CompleteRounds"]
 
 
 class CompleteRounds:
-    """Of all keys. All rounds up to one are complete, and a few beyond it."""
+    """The complete rounds of all keys: all up to a round, and a few beyond it."""
 
     def __init__(self) -> None:
         self._up_to: Final[dict[int, int]] = {}
@@ -22,13 +22,13 @@ class CompleteRounds:
         """Return the last round of a known key up to which all are complete; -1: the first is not."""
         return self._up_to[key]
 
-    def __contains__(self, place: tuple[int, int]) -> bool:
+    def __contains__(self, key_and_round: tuple[int, int]) -> bool:
         """Return whether a round, given as (key, number), is complete."""
-        key, round = place
+        key, round = key_and_round
         return round <= self._up_to.get(key, -1) or round in self._beyond.get(key, ())
 
     def add(self, key: int, round: int) -> None:
-        """Note that a round of a known key is complete."""
+        """Record that a round of a known key is complete."""
         beyond = self._beyond.setdefault(key, set())
         beyond.add(round)
         while self._up_to[key] + 1 in beyond:

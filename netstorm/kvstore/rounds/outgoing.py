@@ -1,7 +1,7 @@
-"""Parts that leave this node: sums to parents, results to children, and what is passed on for others.
+"""Parts that leave this node: sums to parents, results to children, and what is forwarded for others. Pure.
 
-They go to links at once, wait for their turn where auxiliary paths lead around a link (`dispatch`), or take
-the way that a policy has for them that has taken over (`takeover`). What has not left can be taken back.
+They go to links at once, wait for their turn where a neighbour has auxiliary paths (`dispatch`), or take the
+path that a policy that has taken over has for them (`takeover`). What has not left can be taken back.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.paths.dispatch import Dispatch
-from netstorm.kvstore.paths.relay import onward
+from netstorm.kvstore.paths.relay import forwarded_send
 from netstorm.kvstore.rounds.round import Round
-from netstorm.kvstore.rounds.takeover import Tag, Takeover
+from netstorm.kvstore.rounds.takeover import PartTag, Takeover
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
@@ -25,7 +25,7 @@ __all__ = ["Outgoing"]
 
 
 class Outgoing:
-    """Of one node."""
+    """The outgoing parts of one node."""
 
     def __init__(self, dispatch: Dispatch, takeover: Takeover, outbox: Outbox, counters: Counters) -> None:
         self._counters: Final = counters
@@ -50,7 +50,7 @@ class Outgoing:
             crc=None,
             priority=round.priority,
         )
-        round.sent(chunk)
+        round.mark_sent(chunk)
 
     def send_down(
         self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int
@@ -62,7 +62,7 @@ class Outgoing:
             chunk: its number.
             payload: the result; None: zeros.
             crc: its checksum; None: not known.
-            priority: the root's, which a node that has no operation yet does not know.
+            priority: the root's; a node without an operation of its own does not know it.
         """
         plan = round.plan_of(chunk)
         tree = plan.tree_of(round.layout.slots[chunk])
@@ -83,37 +83,37 @@ class Outgoing:
                 priority=priority,
             )
 
-    def pass_on(self, part: Part, payload: Buffer | None, payload_crc: int, offset: int) -> bool:
-        """Send a part on along its auxiliary path, without looking at it; False if this is its end.
+    def forward(self, part: Part, payload: Buffer | None, payload_crc: int, offset: int) -> bool:
+        """Forward a part along its auxiliary path, without looking into it; False if the path ends here.
 
         Args:
-            part: whoever's it is.
-            payload: its own.
-            payload_crc: of that.
+            part: of any node.
+            payload: the part's.
+            payload_crc: the payload's checksum.
             offset: of its chunk among the job's bytes; 0: not known.
         """
-        send = onward(part, payload, payload_crc, (-part.priority, part.round, offset))
+        send = forwarded_send(part, payload, payload_crc, (-part.priority, part.round, offset))
         if send is None:
             return False
-        if self._dispatch.waits_for(int(send.peer)):
-            self._dispatch.hold(send)
+        if self._dispatch.has_backlog(int(send.peer)):
+            self._dispatch.enqueue(send)
         else:
             self._outbox.add(send)
         return True
 
-    def go_around(self, results: list[Send]) -> None:
-        """Send results the way that they take now that a policy has taken over."""
+    def reroute_results(self, results: list[Send]) -> None:
+        """Send results over the trees of the policy that has taken over."""
         self._counters.add("results_around", len(results))
-        self._outbox.add_all(self._takeover.around(results))
+        self._outbox.add_all(self._takeover.rerouted(results))
 
     def take_back(
         self, wanted: Callable[[Hashable], bool], then: Callable[[list[Send]], None] | None = None
     ) -> None:
-        """Take back what is `wanted`, by its tag, as far as it has not left.
+        """Take back the parts whose tag is `wanted`, as far as they have not left.
 
         Args:
-            wanted: asked with what parts are known by (`Tag`, of those of trees).
-            then: called with what waits here and, later, with what waits at links; None: it is forgotten.
+            wanted: called with tags (`PartTag` for parts of trees).
+            then: called with what waits here and, later, with what waits at links; None: drop it.
         """
         taken = self._dispatch.take_out(wanted)
         if then is not None:
@@ -148,7 +148,7 @@ class Outgoing:
             codec=round.form.codec,
         )
         order: Order = (-priority, round.round, layout.offsets[chunk])
-        tag = Tag(part.key, part.round, chunk, phase, part.version, layout.slots[chunk], to)
+        tag = PartTag(part.key, part.round, chunk, phase, part.version, layout.slots[chunk], to)
         send = Send(
             peer=Peer(to),
             message=part,
@@ -158,9 +158,9 @@ class Outgoing:
             tag=tag,
         )
         detours = plan.detours
-        if self._takeover.avoids(tag):
-            self.go_around([send])
+        if self._takeover.avoids_link(tag):
+            self.reroute_results([send])
         elif detours and to in detours:
-            self._dispatch.hold(send, detours[to])
+            self._dispatch.enqueue(send, detours[to])
         else:
             self._outbox.add(send)

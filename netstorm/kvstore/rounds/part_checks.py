@@ -1,4 +1,4 @@
-"""What no correct node sends: each part is held against what the scheduler has fixed."""
+"""Checks of received parts: each must agree with what the scheduler has fixed. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from netstorm.topology.policy import Plan
 __all__ = ["ROUNDS_AHEAD", "check_part"]
 
 ROUNDS_AHEAD: Final = 2
-"""How far beyond its last complete round of a key a node may contribute. It bounds what others must keep for
-it.
-"""
+"""How far beyond its last complete round of a key a node may contribute. It bounds what others must store."""
 
 
 def check_part(
@@ -32,14 +30,14 @@ def check_part(
     complete: int,
     bound: int | None,
 ) -> tuple[Form, int]:
-    """Return a form with the part's codec, and the bit set of those whom the part counts.
+    """Return a form with the part's codec, and the bit set of the ranks whose contributions are in the part.
 
     Args:
         peer: who has sent it.
         key: the part's, with its layout.
         plan: of the part's policy.
         complete: last round of the key below which all are complete here.
-        bound: the policy version that the scheduler has bound the round to; None: not told yet.
+        bound: the policy version that the scheduler has bound the round to; None: not known yet.
 
     Raises:
         ProtocolViolation: no correct node sends it.
@@ -63,27 +61,7 @@ def check_part(
         raise ProtocolViolation(
             f"{_name(part, key)} names policy {part.version}; the round runs under {bound}"
         )
-    tree = plan.tree_of(layout.slots[part.chunk])
-    if part.tree != tree:
-        raise ProtocolViolation(
-            f"{_name(part, key)} names tree {part.tree}; under this policy it is in tree {tree}"
-        )
-    if part.phase is Phase.REDUCE:
-        if int(peer) not in plan.reduce_children[tree]:
-            raise ProtocolViolation(
-                f"{_name(part, key)} comes from rank {peer}, no child of this node in tree {tree}"
-            )
-        contributors = bits_from_wire(part.contributors)
-        if contributors != plan.mask_of(tree, int(peer)):
-            raise ProtocolViolation(
-                f"{_name(part, key)} counts ranks {ranks_in(contributors)}, not the sender's subtree"
-            )
-    else:
-        if int(peer) != plan.broadcast_parent[tree]:
-            raise ProtocolViolation(
-                f"{_name(part, key)} comes from rank {peer}, not this node's parent in tree {tree}"
-            )
-        contributors = plan.everybody
+    contributors = _check_sender(peer, part, key, plan, plan.tree_of(layout.slots[part.chunk]))
     if payload is not None:
         start, end = layout.bounds[part.chunk]
         problem = form.problem(payload, end - start, contributors)
@@ -92,5 +70,29 @@ def check_part(
     return form, contributors
 
 
+def _check_sender(peer: Peer, part: Part, key: Key, plan: Plan, tree: int) -> int:
+    """Return the bit set of the part's contributors, if `peer` sends such parts in `tree`, the chunk's."""
+    if part.tree != tree:
+        raise ProtocolViolation(
+            f"{_name(part, key)} names tree {part.tree}; under this policy it is in tree {tree}"
+        )
+    if part.phase is not Phase.REDUCE:
+        if int(peer) != plan.broadcast_parent[tree]:
+            raise ProtocolViolation(
+                f"{_name(part, key)} comes from rank {peer}, not this node's parent in tree {tree}"
+            )
+        return plan.everybody
+    if int(peer) not in plan.reduce_children[tree]:
+        raise ProtocolViolation(
+            f"{_name(part, key)} comes from rank {peer}, no child of this node in tree {tree}"
+        )
+    contributors = bits_from_wire(part.contributors)
+    if contributors != plan.mask_of(tree, int(peer)):
+        raise ProtocolViolation(
+            f"{_name(part, key)} counts ranks {ranks_in(contributors)}, not the sender's subtree"
+        )
+    return contributors
+
+
 def _name(part: Part, key: Key) -> str:
-    return f"{part.phase.name.lower()} part of chunk {part.chunk}, round {part.round} of {key.name}"
+    return f"{part.phase.name.lower()} part of chunk {part.chunk}, round {part.round} of key {key.name!r}"

@@ -1,4 +1,4 @@
-"""How far one round of one key is on this node."""
+"""The state of one round of one key on this node. Pure."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from netstorm.topology.trees.withholding import LookAheadSpan
 __all__ = ["Round"]
 
 _SENT: Final = ChunkSum(np.dtype(np.float32), wide=False)
-"""Stands for a sum that has gone to the parent: everybody it could count has been counted."""
+"""Stands for a sum that has gone to the parent: all its contributors have been counted."""
 _SENT.contributors = -1
 
 
 class Round:
-    """One round of one key under one policy: a sum for each chunk that something is known of."""
+    """One round of one key under one policy: a sum for each chunk of which something has come."""
 
     __slots__ = (
         "form",
         "key",
         "layout",
+        "look_ahead_span",
         "missing",
         "moved",
         "operation",
         "plan",
         "results",
         "round",
-        "stretch",
         "sums",
         "version",
     )
@@ -47,23 +47,23 @@ class Round:
         self.key = key
         self.layout: Final[Layout] = key.layout
         self.form = form
-        """The operation's as soon as that is here; until then one with the codec of the parts that are."""
+        """The operation's, once that is here; before, one with the codec of the parts that have come."""
         self.round = round
         self.version: Final = plan.version
         self.plan = plan
         self.moved: Final = moved
-        """Chunks that have gone over to later policies (`takeover`)."""
+        """Chunks that have moved to later policies (`takeover`)."""
         self.operation: Operation | None = None
-        """What the user wants; None while only other ranks' data is here."""
+        """The user's; None while only other ranks' data is here."""
         self.sums: list[Sum | None] = [None] * key.layout.chunks
         self.results = [False] * key.layout.chunks
         self.missing = key.layout.chunks
         """Chunks whose result has not arrived."""
         look_ahead = plan.policy.look_ahead
-        self.stretch: Final = (
+        self.look_ahead_span: Final = (
             LookAheadSpan((key.identity, round), key.layout.offsets, look_ahead) if look_ahead else None
         )
-        """What is held back of it; None: nothing ever is."""
+        """The sums that are withheld; None: the policy has no look-ahead."""
 
     @property
     def priority(self) -> int:
@@ -74,12 +74,12 @@ class Round:
         """Return the plan that a chunk is summed by."""
         return self.moved.get(chunk, self.plan) if self.moved else self.plan
 
-    def admits(self, form: Form) -> bool:
-        """Return whether parts in this form may be of this round."""
+    def accepts(self, form: Form) -> bool:
+        """Return whether parts in this form may belong to this round."""
         return form.codec == self.form.codec or UNDETERMINED_FORM in (form.codec, self.form.codec)
 
-    def take_form(self, form: Form) -> None:
-        """Go on in a form that the round `admits`; one that fits all gives way to any other."""
+    def switch_form(self, form: Form) -> None:
+        """Continue in a form that the round `accepts`. The undetermined form is replaced by any other."""
         if form.codec == UNDETERMINED_FORM:
             return
         for chunk, total in enumerate(self.sums if self.form.codec == UNDETERMINED_FORM else ()):
@@ -89,23 +89,23 @@ class Round:
         self.form = form
 
     def sum_of(self, chunk: int) -> Sum:
-        """Return the sum of a chunk, new if this is the first that is heard of it."""
+        """Return the sum of a chunk; it is made if there is none."""
         found = self.sums[chunk]
         if found is None:
             found = self.sums[chunk] = self.form.new_sum()
         return found
 
     def is_under_way(self, chunk: int) -> bool:
-        """Return whether something of another rank has come of a chunk that this one is the root of."""
+        """Return whether another rank has contributed to a chunk that this rank is the root of."""
         total = self.sums[chunk]
         return total is not None and bool(total.contributors & ~(1 << self.plan.rank))
 
-    def sent(self, chunk: int) -> None:
-        """Note that a chunk's sum has gone to the parent: it is nobody's here any more."""
+    def mark_sent(self, chunk: int) -> None:
+        """Record that a chunk's sum has gone to the parent, and drop it."""
         self.sums[chunk] = _SENT
 
     def own_values(self, chunk: int) -> Values | None:
-        """Return this rank's contribution to a chunk, as its form has it; None: zeros."""
+        """Return this rank's contribution to a chunk, in the round's form; None: zeros."""
         operation = self.operation
         if operation is None or operation.source is None:
             return None
@@ -113,7 +113,7 @@ class Round:
         return self.form.own(operation.source, start, end)
 
     def store(self, chunk: int, payload: Buffer | None) -> None:
-        """Write the result of a chunk to where the user wants it."""
+        """Write the result of a chunk to the user's destination."""
         self.results[chunk] = True
         self.missing -= 1
         self.sums[chunk] = None
@@ -123,7 +123,7 @@ class Round:
         start, end = self.layout.bounds[chunk]
         self.form.write(operation.destination, start, end, payload)
 
-    def waits_for(self) -> str:
+    def waiting_text(self) -> str:
         """Return what is missing, for a person."""
         ranks: set[int] = set()
         for chunk, done in enumerate(self.results):

@@ -1,23 +1,21 @@
-"""Rounds under way that go over to a new policy, chunk by chunk. Pure.
+"""Takeover: which chunks of rounds under way move to a new policy. Pure; `chunk_moves` moves them.
 
-A policy is bound to rounds that nobody has begun (`bindings`); but where links have changed, the round
-under way and the next one may take many times as long under the trees of before. So a policy may take over
-(`Policy.takes_over`). What happens to a chunk then is for one node alone to say, the root that its sum is
-formed at: if it has formed it, that is the result, at all ranks; if not, it never will, and says so by way of
-the scheduler (`Moved`). Whoever hears it forgets the sum that it has, and contributes once more, under the
-new policy. So each chunk is summed once, by one tree, and all ranks get the same bytes.
+A policy is bound to rounds that no rank has begun (`bindings`). But when links have changed, the round under
+way and the next one may take many times as long under the old trees. So a policy may take over
+(`Policy.takes_over`). One node alone decides about each chunk: the root at which its sum is formed. If the
+root has formed the sum, that is the result at all ranks. If not, it never will, and announces that through
+the scheduler (`Moved`). Every rank then drops its sum of the chunk, and contributes once more under the new
+policy. So each chunk is summed once, by one tree, and all ranks get the same bytes.
 
-Not all are moved. Links that change together are noticed one after the other, and where each policy moved
-everything nothing was ever summed: five of them in as many seconds made ranks send 2.4 times what a round
-needs. What is under way stays in its tree if nothing that its sum lacks has yet to cross what has become slow
-(`Policy.slow`). And where a policy gains less than to send sums once more costs, all that is under way stays
-(`Policy.keeps_begun`): only what has not begun goes over.
+Not every chunk moves. Links that change together are noticed one after the other, and if each policy moved
+everything, five policies in as many seconds would make ranks send 2.4 times what a round needs. So a chunk
+under way stays in its tree if no missing contribution has to cross a slow link (`Policy.slow`). And if a
+policy gains less than sending sums again costs, everything under way stays (`Policy.keeps_begun`): only what
+has not begun moves.
 
-What has been handed to links and has not left goes over, too: sums of chunks that have moved are taken out
-of the queues, and results take the ways of the new policy's trees to where the old ones' lead. So do those
-that are formed later, where the old ones would take them over something slow.
-
-Here is which chunks have moved, and what is to; `moving` does it.
+What is queued at links and has not left is moved, too: sums of moved chunks are taken out of the queues, and
+results go over the new policy's trees to the same nodes. So do later results that the old trees would send
+over a slow link.
 """
 
 from __future__ import annotations
@@ -25,22 +23,22 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Final, NamedTuple
 
-from netstorm.kvstore.paths.relay import around
+from netstorm.kvstore.paths.relay import reroute_part
 from netstorm.kvstore.rounds.round import Round
 from netstorm.protocol.messages import Moved, Part, Phase
 from netstorm.pslite.machine import Send
 from netstorm.topology.policy import Plan
 
-__all__ = ["Tag", "Takeover"]
+__all__ = ["PartTag", "Takeover"]
 
 _LEAST: Final = 1 / 8
-"""Part of the chunks that a root sums of a round below which it keeps them: what is on its way arrives sooner
-than what is sent once more.
+"""A root keeps its chunks of a round if at most this part of them would move: what is in flight arrives
+sooner than what is sent again.
 """
 
 
-class Tag(NamedTuple):
-    """What a part is known by while it is in a link's queue."""
+class PartTag(NamedTuple):
+    """What identifies a part while it is in a link's queue."""
 
     key: int
     round: int
@@ -53,36 +51,40 @@ class Tag(NamedTuple):
 
 
 class Takeover:
-    """The policy that takes over, and which chunks of open rounds have moved to which policy."""
+    """The policy that takes over, and the chunks of open rounds that have moved.
+
+    Attributes:
+        plan: of the newest policy that takes over; None: there is none.
+        announcements: moves that the scheduler is to be told of.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank: Final = rank
         self.plan: Plan | None = None
-        """The newest that takes over; None: none does."""
-        self.news: list[Moved] = []
-        """What the scheduler is to be told."""
+        self.announcements: list[Moved] = []
         self._slow: frozenset[tuple[int, int]] = frozenset()
-        """What has become slow, by that policy."""
+        """The links that have become slow, by that policy."""
         self._keeps_begun = False
-        """It wants no chunk of which something has come to its root."""
-        self._behind_of: dict[int, tuple[tuple[int, ...], ...]] = {}
-        """By the version of an earlier plan: for each tree, which ranks are behind each slow link."""
-        self._told: dict[tuple[int, int], list[Moved]] = {}
-        """What it has been told, of open rounds."""
+        """That policy takes no chunk to which another rank has contributed."""
+        self._behind_slow_links: dict[int, tuple[tuple[int, ...], ...]] = {}
+        """By the version of an earlier plan: for each tree, the bit sets of the ranks behind each slow link.
+        """
+        self._announced: dict[tuple[int, int], list[Moved]] = {}
+        """All announcements of open rounds."""
         self._moves: dict[tuple[int, int], dict[int, Plan]] = {}
 
     def install(self, plan: Plan) -> bool:
-        """Take note of a policy; return whether it takes over from now on."""
+        """Record a policy; return whether it takes over from now on."""
         if not plan.policy.takes_over or (self.plan is not None and plan.version <= self.plan.version):
             return False
         self.plan = plan
         self._slow = frozenset(plan.policy.slow)
         self._keeps_begun = plan.policy.keeps_begun
-        self._behind_of.clear()
+        self._behind_slow_links.clear()
         return True
 
     def moves(self, key: int, round: int) -> dict[int, Plan]:
-        """Return the plans of the chunks of a round that have moved, by chunk; later ones will be in it."""
+        """Return the plans of the moved chunks of a round, by chunk. Later moves change this dictionary."""
         return self._moves.setdefault((key, round), {})
 
     def version_of(self, key: int, round: int, chunk: int) -> int | None:
@@ -90,8 +92,8 @@ class Takeover:
         moves = self._moves.get((key, round))
         return moves[chunk].version if moves and chunk in moves else None
 
-    def to_give(self, round: Round) -> list[int]:
-        """Return the chunks that this node is the root of, has not summed, and should give away."""
+    def chunks_to_move(self, round: Round) -> list[int]:
+        """Return the chunks that this node is the root of, has not summed, and should move."""
         plan = self.plan
         if plan is None or round.version >= plan.version:
             return []
@@ -108,75 +110,75 @@ class Takeover:
         return left if len(left) > _LEAST * mine else []
 
     def _stays(self, round: Round, chunk: int, before: Plan, tree: int) -> bool:
-        """Return whether a chunk of which something has come to this node, its root, stays in its tree."""
+        """Return whether a chunk stays in its tree, whose root is here and has contributions of others."""
         return self._keeps_begun or (bool(self._slow) and self._can_end(round, chunk, before, tree))
 
     def _can_end(self, round: Round, chunk: int, before: Plan, tree: int) -> bool:
-        """Return whether nothing that a sum lacks at its root has yet to cross what has become slow."""
-        if before.version not in self._behind_of:
-            self._behind_of[before.version] = tuple(
+        """Return whether no contribution that the root still misses has to cross a slow link."""
+        if before.version not in self._behind_slow_links:
+            self._behind_slow_links[before.version] = tuple(
                 tuple(
-                    one.subtree_mask[rank]
-                    for rank, parent in enumerate(one.reduce_parent)
+                    tree_of_before.subtree_mask[rank]
+                    for rank, parent in enumerate(tree_of_before.reduce_parent)
                     if (rank, parent) in self._slow
                 )
-                for one in before.policy.trees
+                for tree_of_before in before.policy.trees
             )
         have = round.sum_of(chunk).contributors
-        return not any(behind & ~have for behind in self._behind_of[before.version][tree])
+        return not any(behind & ~have for behind in self._behind_slow_links[before.version][tree])
 
-    def gave(self, key: int, round: int, chunks: Iterable[int]) -> None:
-        """This node is the root of some chunks, and gives them to the policy that takes over."""
+    def record_moved(self, key: int, round: int, chunks: Iterable[int]) -> None:
+        """Record that this node moves chunks, of which it is the root, to the policy that takes over."""
         assert self.plan is not None
-        said = Moved(key=key, round=round, version=self.plan.version, chunks=tuple(chunks))
-        self.news.append(said)
-        self._told.setdefault((key, round), []).append(said)
+        announcement = Moved(key=key, round=round, version=self.plan.version, chunks=tuple(chunks))
+        self.announcements.append(announcement)
+        self._announced.setdefault((key, round), []).append(announcement)
 
-    def take_news(self) -> list[Moved]:
-        """Return what the scheduler is to be told, once."""
-        news, self.news = self.news, []
-        return news
+    def take_announcements(self) -> list[Moved]:
+        """Return what is to be announced to the scheduler, once."""
+        taken, self.announcements = self.announcements, []
+        return taken
 
-    def say_again(self) -> tuple[Moved, ...]:
-        """Return all that a scheduler that has forgotten it must know."""
-        self.news.clear()
-        return tuple(said for told in self._told.values() for said in told)
+    def all_announcements(self) -> tuple[Moved, ...]:
+        """Return all that a restarted scheduler must know; it includes what is not announced yet."""
+        self.announcements.clear()
+        return tuple(moved for announced in self._announced.values() for moved in announced)
 
-    def close(self, key: int, round: int) -> None:
-        """A round is complete here: all ranks have contributed to all of it, and know what has moved."""
-        self._told.pop((key, round), None)
+    def end_round(self, key: int, round: int) -> None:
+        """Forget a round that is complete here: all ranks have contributed, and know what has moved."""
+        self._announced.pop((key, round), None)
         self._moves.pop((key, round), None)
 
     def clear(self) -> None:
         """Forget everything."""
-        self.news.clear()
-        self._told.clear()
+        self.announcements.clear()
+        self._announced.clear()
         self._moves.clear()
 
-    # ------------------------------------------------------------------------------- results on their way
+    # ------------------------------------------------------------------------------------ results under way
 
-    def goes_around(self, tag: Hashable) -> bool:
-        """Return whether a part that waits for a link is a result that should take another way now."""
-        if not isinstance(tag, Tag) or self.plan is None or tag.phase is not Phase.BROADCAST:
+    def should_reroute(self, tag: Hashable) -> bool:
+        """Return whether a part that waits for a link is a result that should go over the new trees."""
+        if not isinstance(tag, PartTag) or self.plan is None or tag.phase is not Phase.BROADCAST:
             return False
         if self._keeps_begun and (self._rank, tag.peer) not in self._slow:
             return False
-        return tag.version < self.plan.version and len(self._way(tag)) > 2
+        return tag.version < self.plan.version and len(self._new_path(tag)) > 2
 
-    def avoids(self, tag: Tag) -> bool:
-        """Return whether a part that is about to be sent is such a result, over something slow."""
-        return (self._rank, tag.peer) in self._slow and self.goes_around(tag)
+    def avoids_link(self, tag: PartTag) -> bool:
+        """Return whether a part about to be sent is such a result, and its link is slow."""
+        return (self._rank, tag.peer) in self._slow and self.should_reroute(tag)
 
-    def around(self, sends: Iterable[Send]) -> list[Send]:
-        """Return results that were taken back as they go now, source-routed along the new trees."""
-        found = []
+    def rerouted(self, sends: Iterable[Send]) -> list[Send]:
+        """Return results that were taken back as they are sent now, source-routed along the new trees."""
+        rerouted = []
         for send in sends:
-            assert isinstance(send.tag, Tag)
+            assert isinstance(send.tag, PartTag)
             assert isinstance(send.message, Part)
-            found.append(around(send, self._rank, self._way(send.tag)))
-        return found
+            rerouted.append(reroute_part(send, self._rank, self._new_path(send.tag)))
+        return rerouted
 
-    def _way(self, tag: Tag) -> tuple[int, ...]:
+    def _new_path(self, tag: PartTag) -> tuple[int, ...]:
         assert self.plan is not None
         policy = self.plan.policy
         return policy.trees[policy.tree_of(tag.tree_slot)].way(self._rank, tag.peer)

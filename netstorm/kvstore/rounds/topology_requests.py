@@ -1,7 +1,7 @@
-"""When the scheduler is told that a round has begun, which asks it for the policy of the next one. Pure.
+"""When the scheduler is told that a round has begun, which requests the policy of the next round (TRP). Pure.
 
-The later it is asked, the newer is the policy that the next round gets; but its answer has to be here before
-anybody waits for it. So where rounds take long, it is asked shortly before the end of one.
+The later the request, the newer is the policy that the next round gets; but the answer must be here before
+anybody waits for it. So where rounds take long, the request is sent shortly before the end of a round.
 """
 
 from __future__ import annotations
@@ -16,62 +16,60 @@ from netstorm.protocol.messages import RoundBegun
 __all__ = ["TopologyRequests"]
 
 _AHEAD_S: Final = 0.5
-"""How long before the end of a round, as the last one was, the scheduler is asked for the next one's policy:
-it has answered long before.
-"""
+"""How long before the expected end of a round the next policy is requested: far more than an answer takes."""
 
 
 class TopologyRequests:
-    """Rounds of all keys that have begun on this node.
+    """The topology requests of one node, for all keys.
 
     Attributes:
-        round_s: what the last round took, in s; somebody else says so.
+        round_s: duration of the last round, in s; set from outside.
     """
 
     def __init__(self) -> None:
         self.round_s = 0.0
-        self._due: list[RoundBegun] = []
-        """What the scheduler is to be told."""
-        self._later: Final[dict[int, RoundBegun]] = {}
-        """By key: what it is not to be told yet."""
-        self._last: Final[dict[int, deque[RoundBegun]]] = {}
+        self._pending: list[RoundBegun] = []
+        """To be sent now."""
+        self._deferred: Final[dict[int, RoundBegun]] = {}
+        """By key: to be sent shortly before the end of the round."""
+        self._recent: Final[dict[int, deque[RoundBegun]]] = {}
         """The last ones, by key."""
 
-    def begun(self, round: RoundBegun) -> None:
-        """Note that a round has begun here."""
-        self._last.setdefault(round.key, deque(maxlen=ROUNDS_AHEAD + 1)).append(round)
+    def record_begin(self, round: RoundBegun) -> None:
+        """Record that a round has begun here."""
+        self._recent.setdefault(round.key, deque(maxlen=ROUNDS_AHEAD + 1)).append(round)
         if self.round_s > 2 * _AHEAD_S:
-            self.ask(round.key)
-            self._later[round.key] = round
+            self.request_now(round.key)
+            self._deferred[round.key] = round
         else:
-            self._due.append(round)
+            self._pending.append(round)
 
-    def got_on(self, round: Round) -> None:
-        """Note that one more result of a round is here."""
-        if self._later and self.round_s * round.missing <= _AHEAD_S * len(round.sums):
-            self.ask(round.key.identity)
+    def record_result(self, round: Round) -> None:
+        """Record that one more result of a round is here."""
+        if self._deferred and self.round_s * round.missing <= _AHEAD_S * len(round.sums):
+            self.request_now(round.key.identity)
 
-    def ask(self, key: int) -> None:
-        """Have the scheduler asked now under which policy the round after the one that has begun runs."""
-        begun = self._later.pop(key, None)
+    def request_now(self, key: int) -> None:
+        """Defer the request for the next round of a key no longer."""
+        begun = self._deferred.pop(key, None)
         if begun is not None:
-            self._due.append(begun)
+            self._pending.append(begun)
 
-    def due(self) -> bool:
-        """Return whether the scheduler is to be told something."""
-        return bool(self._due)
+    def has_pending(self) -> bool:
+        """Return whether there are requests to send now."""
+        return bool(self._pending)
 
     def take(self) -> tuple[RoundBegun, ...]:
-        """Return what the scheduler is to be told, once."""
-        taken, self._due = self._due, []
+        """Return the requests to send now, once."""
+        taken, self._pending = self._pending, []
         return tuple(taken)
 
-    def again(self) -> tuple[RoundBegun, ...]:
-        """Return all that a scheduler that has forgotten it must know; what is due is in it."""
-        self._due = []
-        return tuple(begun for last in self._last.values() for begun in last)
+    def recent(self) -> tuple[RoundBegun, ...]:
+        """Return all that a restarted scheduler must know; it includes what is pending."""
+        self._pending = []
+        return tuple(begun for recent in self._recent.values() for begun in recent)
 
     def clear(self) -> None:
-        """Ask for nothing any more."""
-        self._due = []
-        self._later.clear()
+        """Drop all requests."""
+        self._pending = []
+        self._deferred.clear()

@@ -1,4 +1,4 @@
-"""Sums that a node holds back for the look-ahead of their policies (`topology.trees.withholding`). Pure."""
+"""Sums that a node withholds for the look-ahead of their policies (`topology.trees.withholding`). Pure."""
 
 from __future__ import annotations
 
@@ -17,66 +17,68 @@ Owner: TypeAlias = tuple[int, int]
 
 
 class WithheldSums:
-    """Of all open rounds. What need not wait any more is yielded, as owners and chunks: exhaust it."""
+    """The withheld sums of all open rounds. Those that are released are yielded, as owners and chunks:
+    exhaust it.
+    """
 
     def __init__(self) -> None:
-        self._holding: Final[dict[int, Withholding[Owner]]] = {}
-        """By number of the round: those with different numbers don't wait for each other."""
-        self._undated: Final[list[Owner]] = []
-        """Those that have begun since they were last looked at."""
-        self._doubts: Final[list[tuple[float, Owner]]] = []
-        """Heap of when to doubt that a round has begun everywhere."""
+        self._by_number: Final[dict[int, Withholding[Owner]]] = {}
+        """By number of the round: rounds with different numbers do not wait for each other."""
+        self._without_deadline: Final[list[Owner]] = []
+        """Rounds that have begun since deadlines were last set."""
+        self._deadlines: Final[list[tuple[float, Owner]]] = []
+        """Heap of when to wait no longer for a round that may not have begun everywhere."""
 
     def begin(self, round: Round, priority: int) -> None:
-        """Note that a round has begun here."""
-        if round.stretch is not None:
-            round.stretch.priority = priority
-            self._of(round).begin(round.stretch)
-            self._undated.append((round.key.identity, round.round))
+        """Record that a round has begun here."""
+        if round.look_ahead_span is not None:
+            round.look_ahead_span.priority = priority
+            self._of(round).begin(round.look_ahead_span)
+            self._without_deadline.append((round.key.identity, round.round))
 
-    def must_wait(self, round: Round, chunk: int) -> bool:
-        """Return whether a sum that is complete is held back. What has moved is late enough."""
-        if round.stretch is None or chunk in round.moved:
+    def withhold(self, round: Round, chunk: int) -> bool:
+        """Withhold a complete sum, if it must wait; return whether it must. Moved chunks never wait."""
+        if round.look_ahead_span is None or chunk in round.moved:
             return False
-        return self._of(round).hold(round.stretch, chunk)
+        return self._of(round).hold(round.look_ahead_span, chunk)
 
     def result(self, round: Round, chunk: int) -> Iterator[tuple[Owner, int]]:
-        """Note a result."""
-        if round.stretch is not None:
-            yield from self._of(round).result(round.stretch, chunk)
+        """Record a result."""
+        if round.look_ahead_span is not None:
+            yield from self._of(round).result(round.look_ahead_span, chunk)
 
     def end(self, round: Round) -> Iterator[tuple[Owner, int]]:
         """Forget a round."""
-        holding = self._holding.get(round.round)
-        if holding is not None and round.stretch is not None:
-            yield from holding.forget(round.stretch)
-            if holding.idle():
-                del self._holding[round.round]
+        withholding = self._by_number.get(round.round)
+        if withholding is not None and round.look_ahead_span is not None:
+            yield from withholding.forget(round.look_ahead_span)
+            if withholding.idle():
+                del self._by_number[round.round]
 
-    def doubt(self, rounds: Mapping[Owner, Round], now: float) -> Iterator[tuple[Owner, int]]:
-        """Hold nothing back for rounds that have begun here long ago and have had no result."""
-        for owner in self._undated:
+    def release_overdue(self, rounds: Mapping[Owner, Round], now: float) -> Iterator[tuple[Owner, int]]:
+        """Wait no longer for rounds that have begun here long ago and have had no result."""
+        for owner in self._without_deadline:
             round = rounds.get(owner)
             if round is not None:
-                heapq.heappush(self._doubts, (now + round.plan.policy.look_ahead_s, owner))
-        self._undated.clear()
-        while self._doubts and (self._doubts[0][0] <= now or self._doubts[0][1] not in rounds):
-            _, owner = heapq.heappop(self._doubts)
-            round, holding = rounds.get(owner), self._holding.get(owner[1])
-            if round is not None and round.stretch is not None and holding is not None:
-                yield from holding.doubt(round.stretch)
+                heapq.heappush(self._deadlines, (now + round.plan.policy.look_ahead_s, owner))
+        self._without_deadline.clear()
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in rounds):
+            _, owner = heapq.heappop(self._deadlines)
+            round, withholding = rounds.get(owner), self._by_number.get(owner[1])
+            if round is not None and round.look_ahead_span is not None and withholding is not None:
+                yield from withholding.doubt(round.look_ahead_span)
 
-    def due(self) -> float:
-        """Return when `doubt` has something to do."""
-        if self._undated:
+    def next_deadline(self) -> float:
+        """Return when `release_overdue` has something to do."""
+        if self._without_deadline:
             return 0.0
-        return self._doubts[0][0] if self._doubts else math.inf
+        return self._deadlines[0][0] if self._deadlines else math.inf
 
     def clear(self) -> None:
         """Forget everything."""
-        self._holding.clear()
-        self._undated.clear()
-        self._doubts.clear()
+        self._by_number.clear()
+        self._without_deadline.clear()
+        self._deadlines.clear()
 
     def _of(self, round: Round) -> Withholding[Owner]:
-        return self._holding.setdefault(round.round, Withholding())
+        return self._by_number.setdefault(round.round, Withholding())

@@ -1,9 +1,9 @@
-"""What a rank contributes after its program has ended, with NETSTORM_UNEVEN=join: zeros. Pure.
+"""The zeros that a rank contributes after its program has ended, with NETSTORM_UNEVEN=join. Pure.
 
-A finished rank cannot know which rounds the others will still push, and need not: it is always as far ahead
-of what is complete as a node may be, so that its zeros are there before anybody waits for them, and nobody
-has to ask. Nor does it know whether they will push dense arrays, rows, or compressed ones: zeros have no
-payload, and a form of their own that gives way to any other.
+A finished rank does not know which rounds the others will still push, and need not. It always contributes as
+far ahead of what is complete as a node may, so its zeros are there before anybody waits for them. Nor does it
+know whether the others will push dense arrays, rows or compressed ones: zeros have no payload, and a form of
+their own that any other form replaces.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from netstorm.kvstore.values.key import Key
 from netstorm.kvstore.values.undetermined import UndeterminedForm
 from netstorm.protocol.messages import ANY_RULE
 
-__all__ = ["Zeros"]
+__all__ = ["ZeroContributions"]
 
 
-class Zeros:
-    """Operations of nobody's, one after the other, so that the others' rounds become complete."""
+class ZeroContributions:
+    """Operations of zeros, one after the other, so that the other ranks' rounds complete."""
 
     def __init__(self) -> None:
-        self._due: Final[deque[Key]] = deque()
+        self._pending: Final[deque[Key]] = deque()
 
     def begin(self, keys: Iterable[Key], *, ahead: int) -> None:
         """Contribute zeros to every round of `keys` that the program has not pushed.
 
         Args:
-            keys: granted ones. Rounds of those without elements are complete without anybody's contribution.
+            keys: granted keys. Rounds of a key without elements complete without contributions.
             ahead: how many rounds at a time.
         """
         for key in keys:
             if key.layout is not None and key.layout.chunks:
-                self._due.extend([key] * ahead)
+                self._pending.extend([key] * ahead)
 
-    def due(self) -> bool:
-        """Return whether there is something to take."""
-        return bool(self._due)
+    def has_pending(self) -> bool:
+        """Return whether there are operations to take."""
+        return bool(self._pending)
 
     def take(self) -> list[Operation]:
-        """Return the operations that are to be submitted now."""
+        """Return the operations to submit now."""
         taken = []
-        while self._due:
-            taken.append(self._next(self._due.popleft()))
+        while self._pending:
+            taken.append(self._next(self._pending.popleft()))
         return taken
 
     def _next(self, key: Key) -> Operation:
         def done(error: Exception | None) -> None:
             if error is None:
-                self._due.append(key)
+                self._pending.append(key)
 
         return Operation(
             key=key,

@@ -1,1 +1,1 @@
-"""What the bytes of a chunk mean: keys, and the dense, quantised and row-sparse forms. Pure."""
+"""The values of keys and chunks: the dense, quantised and row-sparse forms. Pure."""

@@ -1,7 +1,7 @@
-"""Dense values: the sum of one chunk of one round, as far as it is here.
+"""The form of dense values, and their sums. Pure.
 
-Received payloads belong to us and are added to in place, so a hub holds one model, not one per child, and a
-chunk that has come in is forwarded without being copied. The user's source is only read.
+A received payload belongs to the node, which adds to it in place: so a hub holds one model, not one per
+child, and forwards a chunk without copying it. The user's source is only read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ChunkSum", "Dense"]
 
 
 class Dense:
-    """The form of values that travel as they are in memory, all of them. See `Form`."""
+    """The form of values that all travel, as they are in memory. See `Form`."""
 
     __slots__ = ("_dtype", "_item_bytes", "_wide")
 
@@ -38,11 +38,11 @@ class Dense:
         return source[start:end]
 
     def write(self, destination: Array, start: int, end: int, payload: Buffer | None) -> None:
-        """Copy a result to where the user wants it."""
+        """Copy a result to the user's destination."""
         destination[start:end] = 0 if payload is None else np.frombuffer(payload, self._dtype)
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
-        """Return why these cannot be `elements` values; None: they can."""
+        """Return what is wrong with a payload of `elements` values; None: nothing."""
         size = memoryview(payload).nbytes
         right = elements * self._item_bytes
         return None if size == right else f"has {size} bytes, not {right}"
@@ -58,9 +58,9 @@ class ChunkSum:
         self._dtype = dtype
         self._wide = wide
         self._own: Array | None = None
-        """Our own values while nothing has been received: a view of the user's memory."""
+        """This rank's values while nothing has been received: a view of the user's memory."""
         self._received: Buffer | None = None
-        """What `_values` is a view of; forwarded as it came."""
+        """The payload that `_values` is a view of; it is forwarded."""
         self._values: Array | None = None
         """The running sum; float32 for float16 keys."""
 
@@ -75,7 +75,7 @@ class ChunkSum:
             _add(self._values, values)
 
     def add_received(self, payload: Buffer | None, contributors: int) -> None:
-        """Add what a child sent (None: zeros), whose memory is ours from now on."""
+        """Add a child's payload (None: zeros), whose memory the sum may change from now on."""
         self.contributors |= contributors
         if payload is None:
             return
@@ -94,7 +94,7 @@ class ChunkSum:
     def to_send(self) -> Buffer | None:
         """Return the sum as a payload for the parent; None: zeros.
 
-        It may be the user's own memory: our result cannot come back before the parent has stored it.
+        It may be the user's memory: the result cannot come back before the parent has stored this payload.
         """
         if self._values is None:
             return self._own
@@ -103,14 +103,14 @@ class ChunkSum:
         return _rounded(self._values, self._dtype)
 
     def to_keep(self) -> Buffer | None:
-        """Return the sum in memory of our own: the root's result, which outlives the user's source."""
+        """Return the root's result in private memory: it outlives the user's source."""
         if self._values is None and self._own is not None:
             return self._own.copy()
         return self.to_send()
 
 
 def _add(total: Array, more: Array) -> None:
-    with np.errstate(all="ignore"):  # inf and nan are the user's to see, not warnings of ours
+    with np.errstate(all="ignore"):  # the user sees inf and nan in the values; no warnings
         np.add(total, more, out=total, casting="unsafe")
 
 

@@ -1,9 +1,9 @@
-"""What the payload of a chunk means: the seam between trees, which move payloads, and the values in them.
+"""The interface between trees, which move payloads, and the values in payloads. Pure.
 
-A key has a plain form, `Dense` or that of sparse rows, and a round of it may have another one, as pushes
-under gradient compression do. All that aggregating and forwarding knows of values is here: how a rank's own
-contribution becomes part of a sum, how a received payload does, what a sum is as a payload, how a result is
-written, and which payloads no correct node sends. The number of a form, `codec`, travels with each part.
+A key has a form of its own, `Dense` or that of sparse rows. A round of it may have another form, as pushes
+under gradient compression do. Aggregation and forwarding use values only through this interface: add a rank's
+own contribution or a received payload to a sum, encode a sum as a payload, write a result, and check a
+payload. The number of a form, `codec`, travels with each part.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ __all__ = ["Array", "Form", "Sum", "Values"]
 Array = npt.NDArray[np.generic]
 
 Values = Any
-"""What the user has, or wants, of a key or of one of its chunks, as its form knows it: flat arrays if it is
-dense.
+"""The user's values of a key or of one of its chunks, as the form takes them: a flat array if it is dense.
+
+Each form has its own type (an array, `Signs`, `Rows`, `RowParts`), and none of them have anything in common.
 """
 
 
@@ -31,23 +32,23 @@ class Sum(Protocol):
     """
 
     contributors: int
-    """Bit set of the ranks added in."""
+    """Bit set of the ranks whose contributions are in the sum."""
 
     def add_own(self, values: Values | None, bit: int) -> None:
-        """Add what `Form.own` has returned for this rank (None: zeros)."""
+        """Add this rank's contribution, which `Form.own` has returned (None: zeros)."""
 
     def add_received(self, payload: Buffer | None, contributors: int) -> None:
-        """Add what a child sent (None: zeros), whose memory is ours from now on; `Form.problem` is None."""
+        """Add a child's payload (None: zeros), which has no `Form.problem`. The sum may change its memory."""
 
     def to_send(self) -> Buffer | None:
         """Return the sum as a payload for the parent; None: zeros. It may be the user's own memory."""
 
     def to_keep(self) -> Buffer | None:
-        """Return the sum in memory of our own: the root's result, which outlives the user's source."""
+        """Return the root's result as a payload, in private memory: it outlives the user's source."""
 
 
 class Form(Protocol):
-    """One way to say the values of a key's chunks."""
+    """One way to encode the values of a key's chunks."""
 
     @property
     def codec(self) -> int:
@@ -64,12 +65,12 @@ class Form(Protocol):
         """
 
     def write(self, destination: Values, start: int, end: int, payload: Buffer | None) -> None:
-        """Write the result of elements `start` to `end` (None: zeros) to where the user wants it."""
+        """Write the result of elements `start` to `end` (None: zeros) to the user's destination."""
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
-        """Return why no correct node sends this for so many elements, as in "has 3 bytes, not 4"; None: it
-        may be added, passed on and written.
+        """Return what is wrong with a payload for so many elements, such as "has 3 bytes, not 4"; None: it
+        may be added, forwarded and written.
 
         Args:
-            contributors: bit set of the ranks that are summed in it.
+            contributors: bit set of the ranks whose contributions are in it.
         """

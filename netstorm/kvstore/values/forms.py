@@ -1,4 +1,4 @@
-"""Which forms the rounds of a key may have."""
+"""The forms that the rounds of a key may have. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["forms_of"]
 
 
 def forms_of(spec: KeySpec) -> dict[int, Form]:
-    """Return a form for each codec that parts of a key may name, the form of its initial value first.
+    """Return a form for each codec that parts of a key may have, the form of its initial value first.
 
-    One that is known only from what others send cannot write results: the operation brings its own.
+    They serve to check and add parts. The form that writes the results comes with the operation.
     """
     dtype = np.dtype(spec.dtype)
     if spec.form == RowSparse.codec:

@@ -1,4 +1,4 @@
-"""Keys: a tensor's name, shape and type; its rounds; its chunks."""
+"""Keys: a tensor's name, shape and type; its rounds; its chunks. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Array", "Key", "Layout"]
 
 
 class Layout:
-    """Where the chunks of a key are: pure arithmetic on numbers that the scheduler fixed."""
+    """Where the chunks of a key are, by the numbers that the scheduler fixed."""
 
     __slots__ = ("bounds", "chunks", "offsets", "slots")
 
     def __init__(self, elements: int, itemsize: int, grant: KeyGrant, form: int = 0) -> None:
-        """Cut `elements` values into chunks, as the scheduler says."""
+        """Cut `elements` values into chunks, as the grant says."""
         starts, chunk_size = range(0, elements, grant.chunk_size), grant.chunk_size
         step = pitch(chunk_size, itemsize, form)
         self.chunks: Final = len(starts)
@@ -31,7 +31,7 @@ class Layout:
         self.offsets: Final = [grant.offset + chunk * step for chunk in range(self.chunks)]
         """Byte offset of each chunk in the job: the global chunk order."""
         self.slots: Final = range(grant.first_slot, grant.first_slot + self.chunks)
-        """What `Plan.tree_of` maps to a tree."""
+        """One for each chunk; `Plan.tree_of` maps it to a tree."""
 
 
 class Key:
@@ -55,9 +55,9 @@ class Key:
         self.dtype: Final = np.dtype(dtype)
         self.elements: Final = int(np.prod(shape, dtype=np.int64))
         self.forms: Final = forms_of(self.spec)
-        """Those that rounds of this key may have, by codec; the first is its own."""
+        """The forms that rounds of this key may have, by codec; the first is the key's own."""
         self.identity = -1
-        """The scheduler's number for this key; -1 until it has answered."""
+        """The scheduler's number for this key; -1 until the scheduler has granted it."""
         self.layout: Layout | None = None
         self.last_taken = -1
         """The last round number handed out."""
@@ -70,22 +70,22 @@ class Key:
 
     @property
     def form(self) -> Form:
-        """The form of a round of which nothing else is said."""
+        """The form of a round, if the operation brings no other."""
         return next(iter(self.forms.values()))
 
     def offset_of(self, chunk: int) -> int:
-        """Return a chunk's place among the job's bytes; 0 if that is not known, or there is no such chunk."""
+        """Return a chunk's offset among the job's bytes; 0 if it is not known, or there is no such chunk."""
         known = self.layout is not None and 0 <= chunk < self.layout.chunks
         return self.layout.offsets[chunk] if self.layout is not None and known else 0
 
     def take_round(self) -> int:
-        """Return the number of the next round. Call it on the thread that pushes, when it pushes: taken
-        later, rounds swap.
+        """Return the number of the next round. Call it on the thread that pushes, when it pushes: later,
+        rounds may swap.
         """
         self.last_taken = next(self._rounds)
         return self.last_taken
 
-    def granted(self, grant: KeyGrant) -> None:
-        """Take the scheduler's numbers."""
+    def set_grant(self, grant: KeyGrant) -> None:
+        """Record the scheduler's numbers."""
         self.identity = grant.key
         self.layout = Layout(self.elements, self.dtype.itemsize, grant, self.spec.form)

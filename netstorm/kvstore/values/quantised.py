@@ -1,4 +1,4 @@
-"""The form of a round under gradient compression: small integers, packed, whose sums are exact."""
+"""The form of a round under gradient compression: small packed integers, whose sums are exact. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ Floats = npt.NDArray[np.float32]
 
 
 class Quantised:
-    """See `Form`. An operation's source is a `Signs`, its destination a flat array of float32."""
+    """The form of quantised values. See `Form`.
+
+    An operation's source is a `Signs`, its destination a flat array of float32.
+    """
 
     __slots__ = ("_ranks", "_threshold")
 
     codec: Final = QUANTISED
 
     def __init__(self, threshold: np.float32 | float = 1.0, ranks: int = 0) -> None:
-        """Describe it.
+        """Describe the values.
 
         Args:
-            threshold: what 1 stands for.
+            threshold: the value of 1.
             ranks: how many contribute to a result; 0 if none will be written.
         """
         self._threshold: Final = np.float32(threshold)
@@ -43,14 +46,14 @@ class Quantised:
         return source.planes(start, end)
 
     def write(self, destination: Floats, start: int, end: int, payload: Buffer | None) -> None:
-        """Write the sums, in units of the gradient."""
+        """Write the sums, as values of the gradient."""
         if payload is None:
             destination[start:end] = 0
         else:
             two_bit.as_values(payload, self._ranks, self._threshold, destination[start:end])
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
-        """Return why no correct node sends this."""
+        """Return what is wrong with a payload; None: nothing."""
         return two_bit.problem(payload, elements, contributors.bit_count())
 
 
@@ -62,9 +65,9 @@ class QuantisedSum:
     def __init__(self) -> None:
         self.contributors = 0
         self._planes: Planes | None = None
-        """Sum + `_counted`, value by value; never written to: it may be what has been received."""
+        """Sum + `_counted`, value by value. It is never changed: it may be a received payload."""
         self._counted = 0
-        """How many ranks are in `_planes`. The others have contributed zeros."""
+        """How many ranks' values are in `_planes`. The other contributors have sent zeros."""
 
     def add_own(self, values: Planes | None, bit: int) -> None:
         """Add this rank's contribution."""
@@ -73,7 +76,7 @@ class QuantisedSum:
             self._add(values, 1)
 
     def add_received(self, payload: Buffer | None, contributors: int) -> None:
-        """Add what a child sent."""
+        """Add a child's payload."""
         self.contributors |= contributors
         if payload is not None:
             ranks = contributors.bit_count()

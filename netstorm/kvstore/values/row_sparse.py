@@ -1,11 +1,11 @@
-"""Sparse rows: a payload has the rows that some rank has values for, and no payload means no rows.
+"""The form of sparse rows, and their sums. Pure.
 
-The sum of a chunk is the union of the rows that came in, each added up. As with dense values a received
-payload belongs to us: rows that it has already are added to in place, and what was not added to anything is
-forwarded as it came.
+A payload has the rows that some rank has values for; no payload means no rows. The sum of a chunk is the
+union of the rows that came in, each added up. As with dense values a received payload belongs to the node,
+which adds to its rows in place, and forwards it as it came if nothing was added.
 
-A row belongs to the chunk in which its first element is. Of a key that is row-sparse itself chunks are whole
-rows; of a dense key, to which rows may be pushed, too, they need not be.
+A row belongs to the chunk in which its first element is. Chunks of a row-sparse key are whole rows. Rows may
+be pushed to a dense key, too, and its chunks need not be whole rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from netstorm.protocol.frames import Buffer
 __all__ = ["RowParts", "RowSparse", "RowSum"]
 
 RowParts = list[tuple[int, Rows]]
-"""Where results go: the rows of each chunk that has any, with the number of the chunk's first row, in the
-order in which they arrive.
+"""The destination of results: the rows of each chunk that has any, with the number of the chunk's first row,
+in order of arrival.
 """
 
 
 class RowSparse:
-    """The form of rounds of which some rows travel. See `Form`.
+    """The form of rounds in which some rows travel. See `Form`.
 
     An operation's source is `Rows`, its destination `RowParts`.
     """
@@ -48,16 +48,16 @@ class RowSparse:
         return RowSum(self._dtype, self._length, self._wide)
 
     def own(self, source: Rows, start: int, end: int) -> Rows | None:
-        """Return views of the source's rows that begin in these elements."""
+        """Return views of the source's rows that begin in these elements; None: there are none."""
         return source.between(-(-start // self._length), -(-end // self._length))
 
     def write(self, destination: RowParts, start: int, end: int, payload: Buffer | None) -> None:
-        """Add the rows of a result, whose memory it stays, to what has arrived."""
+        """Append the rows of a result; they are views of its payload."""
         if payload is not None:
             destination.append((-(-start // self._length), decode(payload, self._length, self._dtype)))
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
-        """Return why these cannot be rows of a chunk of `elements` values; None: they can."""
+        """Return what is wrong with a payload of rows of a chunk of `elements` values; None: nothing."""
         return problem(payload, self._length, self._dtype, -(-elements // self._length))
 
 
@@ -72,11 +72,11 @@ class RowSum:
         self._length = length
         self._wide = wide
         self._own: Rows | None = None
-        """Our own rows while no others are here: views of the user's memory."""
+        """This rank's rows while nothing has been received: views of the user's memory."""
         self._received: Buffer | None = None
-        """What `_total` is views of."""
+        """The payload that `_total` is views of; it is forwarded."""
         self._total: Rows | None = None
-        """The running sum, which is ours to change; float32 for float16 keys."""
+        """The running sum; float32 for float16 keys."""
 
     def add_own(self, values: Rows | None, bit: int) -> None:
         """Add this rank's rows (None: it has none in this chunk)."""
@@ -89,7 +89,7 @@ class RowSum:
             self._add(values)
 
     def add_received(self, payload: Buffer | None, contributors: int) -> None:
-        """Add what a child sent (None: no rows), whose memory is ours from now on."""
+        """Add a child's payload (None: no rows), whose memory the sum may change from now on."""
         self.contributors |= contributors
         if payload is None:
             return
@@ -113,7 +113,7 @@ class RowSum:
             return encode(Rows(rows.numbers, rows.values.astype(self._dtype, copy=False)))
 
     def to_keep(self) -> Buffer | None:
-        """Return the sum in memory of our own, which a payload always is."""
+        """Return the root's result, in private memory as every payload."""
         return self.to_send()
 
     def _add(self, rows: Rows) -> None:

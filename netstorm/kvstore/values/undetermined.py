@@ -1,7 +1,7 @@
-"""The form of zeros that fit a round of any other form: those that stand for a rank whose program has ended.
+"""The form of zeros that fit a round of any form: those of a rank whose program has ended. Pure.
 
-It gives way: a round that began in it takes the form of the first values that come, or of the operation of
-this rank's own program, and sums of zeros become sums of that form.
+A round that began in it takes the form of the first values that come, or of the operation of this rank's own
+program. Sums of zeros become sums of that form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["UndeterminedForm", "ZeroSum"]
 
 
 class UndeterminedForm:
-    """The form of zeros in a round of which nobody has said yet what its values look like. See `Form`."""
+    """The form of zeros in a round whose real form is not known yet. See `Form`."""
 
     __slots__ = ()
 
@@ -30,10 +30,10 @@ class UndeterminedForm:
         """Return this rank's contribution."""
 
     def write(self, destination: Values, start: int, end: int, payload: Buffer | None) -> None:
-        """Do nothing: nobody wants the result of a round that only ranks contribute to that have ended."""
+        """Do nothing: a round to which only ended ranks contribute has no user."""
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
-        """Return why no correct node sends this."""
+        """Return what is wrong with a payload: it has values, and zeros have none."""
         return "has values, and no form"
 
 
@@ -46,11 +46,11 @@ class ZeroSum:
         self.contributors = 0
 
     def add_own(self, values: Values | None, bit: int) -> None:
-        """Count this rank."""
+        """Add this rank to the contributors."""
         self.contributors |= bit
 
     def add_received(self, payload: Buffer | None, contributors: int) -> None:
-        """Count those whom a child has counted."""
+        """Add a child's contributors."""
         self.contributors |= contributors
 
     def to_send(self) -> Buffer | None:

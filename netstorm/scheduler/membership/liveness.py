@@ -117,7 +117,7 @@ class Liveness:
         self._suspicions.pop((by, rank), None)
 
     def last_heard(self, rank: int, now: float) -> str:
-        """Return "last heard: round 12 of fc1_weight, 10.2 s ago", and what the rank then waited for."""
+        """Return "last heard: round 12 of key 'fc1', 10.2 s ago", and what the rank then waited for."""
         last = self._last[rank]
         waiting = f"; it was waiting: {last.waiting_for}" if last.waiting_for else ""
         return f"last heard: {last.event}, {now - last.event_at:.1f} s ago{waiting}"

@@ -36,7 +36,7 @@ def test_unequal_numbers_of_batches_are_an_error_that_names_both_ranks_and_the_r
     for end in longer:
         assert end.code == 1
         assert "every rank must push every key equally often (the same number of batches)" in end.err
-        assert "waits for round 3 of k, but rank 2 (127.0.0.1:" in end.err
+        assert "waits for round 3 of key 'k', but rank 2 (127.0.0.1:" in end.err
         assert "has finished after round 2" in end.err
         assert_tidy(end)
     assert any("netstorm.errors.UnevenRounds: rank " in end.err for end in longer)

@@ -33,7 +33,7 @@ def test_a_dense_and_a_row_sparse_push_in_one_step_are_an_error_that_names_both_
     ended = run_job(tmp_path, 2, SCRIPT.format(before=before), CHUNK_SIZE=30, NETSTORM_WAIT_TIMEOUT=1000)
     for end in ended:
         assert end.code != 0
-        assert "round 3 of k" in end.err
+        assert "round 3 of key 'k'" in end.err
         assert "of row_sparse arrays" in end.err
         assert "rank 0" in end.err
         assert "rank 1" in end.err

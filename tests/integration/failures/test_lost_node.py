@@ -93,7 +93,7 @@ def test_reading_a_result_raises_node_lost_which_is_also_mxnets_error(story: Sto
     said = lost_text(story.catches, "asnumpy")
     assert said.startswith("asnumpy: True rank 2 (127.0.0.1:")
     assert "is lost: no heartbeat for 3." in said
-    assert "last heard: round 3 of k" in said or "last heard: round 2 of k" in said
+    assert "last heard: round 3 of key 'k'" in said or "last heard: round 2 of key 'k'" in said
 
 
 @pytest.mark.parametrize(

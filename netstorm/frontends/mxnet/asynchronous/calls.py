@@ -119,7 +119,7 @@ class OwnerCalls:
             )
 
         arrays = (array, self._gate.array, *also)
-        self._queue(operation, arrays, "netstorm_push", priority, owed=f"push {number} of {key.name}")
+        self._queue(operation, arrays, "netstorm_push", priority, owed=f"push {number} of key {key.name!r}")
 
     def pull(
         self,

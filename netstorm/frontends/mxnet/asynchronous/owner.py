@@ -56,7 +56,7 @@ class Owner:
 
         Call it when the key is known to the job.
         """
-        owners, whole = self.runtime.node.owners().owners, self.rule.whole
+        owners, whole = self.runtime.node.requests.asynchronous.owners, self.rule.whole
         values: dict[int, Array] = {}
         for block in owners.blocks(key, whole=whole):
             if owners.owner(key, block) == self.runtime.rank:
@@ -65,7 +65,7 @@ class Owner:
 
         def serve() -> None:
             keeper = _BlockStore(self, key, user_key, values)
-            self.runtime.post(lambda node, _: node.owners().serve(key, keeper))
+            self.runtime.post(lambda node, _: node.requests.asynchronous.serve(key, keeper))
 
         self.call(serve)
 
@@ -138,7 +138,7 @@ class _BlockStore:
             self._post(lambda: done(copy))
 
         def skipped() -> None:
-            runtime.fail(f"an update of {name}, of which it is an owner, has failed")
+            runtime.fail(f"an update of key {name!r}, of which it is an owner, has failed")
 
         self._owner.call(
             lambda: push_async(start, reads=(stored,), writes=(), name="netstorm_read", skipped=skipped)

@@ -144,7 +144,7 @@ class AsynchronousKVStore(NetStormKVStore):
             one.pushes.in_clock = 0
         if self._staleness != UNBOUNDED:
             self._runtime.post(
-                lambda node, _: node.owners().clock(namespace, clock, pushes, whole=bool(whole))
+                lambda node, _: node.requests.asynchronous.clock(namespace, clock, pushes, whole=bool(whole))
             )
 
     # -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Final
 from netstorm import clock
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import drain
-from netstorm.kvstore.process.lifetime import pass_through_io_thread
+from netstorm.kvstore.process.lifetime import drain_io_thread
 
 __all__ = ["settle"]
 
@@ -33,7 +33,7 @@ def settle() -> None:
     with contextlib.suppress(mx.base.MXNetError):  # the store raises it again at its next call
         mx.nd.waitall()
     drain(_TAIL_S)
-    pass_through_io_thread()  # it completes operations, and may hold the engine's locks while it does
+    drain_io_thread()  # it completes operations, and may hold the engine's locks while it does
     deadline = clock.monotonic() + _TAIL_S
     while _foreign_threads_in_python() and clock.monotonic() < deadline:
         clock.sleep(_LOOK_AGAIN_S)

@@ -208,7 +208,8 @@ class Entry:
         def skipped() -> None:
             self.skipped = array.array
             runtime.fail(
-                f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
+                f"round {round} of key {key.name!r} has nothing to send: an operation that it depends on "
+                "has failed"
             )
 
         push_on(

@@ -109,7 +109,7 @@ class RowRounds:
             try:
                 rows = None if source is None else contents(source, key)
             except Exception as error:  # the others wait for what this rank cannot give
-                runtime.fail(f"round {round} of {key.name}: {error}")
+                runtime.fail(f"round {round} of key {key.name!r}: {error}")
                 raise
             parts: RowParts = []
 
@@ -137,7 +137,8 @@ class RowRounds:
         def skipped() -> None:
             self._on_skipped(target)
             runtime.fail(
-                f"round {round} of {key.name} has nothing to send: an operation that it depends on has failed"
+                f"round {round} of key {key.name!r} has nothing to send: an operation that it depends on "
+                "has failed"
             )
 
         push_async(
@@ -243,7 +244,9 @@ def _write(target: NDArray, parts: RowParts, key: Key, *, all_rows: bool) -> Non
     parts.sort(key=lambda part: part[0])
     numbers = np.concatenate([np.empty(0, np.int64), *(first + rows.numbers for first, rows in parts)])
     if not (numbers[1:] > numbers[:-1]).all() or (len(numbers) and numbers[-1] >= key.spec.shape[0]):
-        raise ProtocolViolation(f"a sum of {key.name} has rows that are not in order, or that it has not")
+        raise ProtocolViolation(
+            f"a sum of key {key.name!r} has rows that are not in order, or that it has not"
+        )
 
     def fill(values: Array) -> None:
         if all_rows:

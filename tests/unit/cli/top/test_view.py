@@ -48,7 +48,7 @@ def test_a_node_s_line_has_its_times_and_what_it_waits_for():
     driven.say(1, report())
     driven.now += 2.0
     driven.say(1, report(waited_s=11.0, bytes_sent=7_500_000))
-    driven.say(1, m.Heartbeat(busy="round 42 of w: 3 of 9 chunks wait for contributions of ranks [2]"))
+    driven.say(1, m.Heartbeat(busy="round 42 of key 'w': 3 of 9 chunks wait for contributions of ranks [2]"))
     line = line_with(shown(driven, 160), "site1 ")
     words = line.split()
     assert words[:9] == ["1", "n1:4000", "site1", "0.0s", "41", "1.25s", "50%", "10Mbit/s", "7.5MB"]

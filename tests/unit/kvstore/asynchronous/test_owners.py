@@ -10,7 +10,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.block import Block
 from netstorm.kvstore.asynchronous.clocks import Clocks
 from netstorm.kvstore.asynchronous.owners import Owners, chunks_of
-from netstorm.kvstore.paths.source_routes import around_link, check_route, passed_on
+from netstorm.kvstore.paths.source_routes import check_route, forwarded, reroute_message
 from netstorm.kvstore.values.key import Key
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import KeyGrant, Push, Tick
@@ -19,7 +19,7 @@ from netstorm.pslite.machine import Send
 
 def key(elements: int = 10, chunk_size: int = 4, first_slot: int = 0) -> Key:
     made = Key(0, "k", (elements,), "float32")
-    made.granted(
+    made.set_grant(
         KeyGrant(namespace=0, name="k", key=0, first_slot=first_slot, offset=0, chunk_size=chunk_size)
     )
     return made
@@ -54,22 +54,22 @@ def test_a_whole_key_is_one_block_and_an_empty_one_none():
 
 def test_pushes_of_a_rank_are_queued_in_its_order_and_once_however_they_come():
     block = Block(key(), 0, range(1), ranks=2)
-    assert block.take(1, push(1), values(1, 1, 1, 1))
+    assert block.add_part(1, push(1), values(1, 1, 1, 1))
     assert not block.queue
-    assert block.take(1, push(0), values(0, 0, 0, 0))
+    assert block.add_part(1, push(0), values(0, 0, 0, 0))
     assert [gathering.push.number for _, gathering in block.queue] == [0, 1]
-    assert not block.take(1, push(0), values(0, 0, 0, 0))
-    assert not block.take(1, push(1), values(1, 1, 1, 1))
+    assert not block.add_part(1, push(0), values(0, 0, 0, 0))
+    assert not block.add_part(1, push(1), values(1, 1, 1, 1))
     assert len(block.queue) == 2
 
 
 def test_a_whole_key_is_queued_when_its_last_part_is_here():
     block = Block(key(), 0, range(3), ranks=2)
-    assert block.take(1, push(chunk=2), values(9, 10))
-    assert not block.take(1, push(chunk=2), values(9, 10))
-    assert block.take(1, push(chunk=0), values(1, 2, 3, 4))
+    assert block.add_part(1, push(chunk=2), values(9, 10))
+    assert not block.add_part(1, push(chunk=2), values(9, 10))
+    assert block.add_part(1, push(chunk=0), values(1, 2, 3, 4))
     assert not block.queue
-    assert block.take(1, push(chunk=1), values(5, 6, 7, 8))
+    assert block.add_part(1, push(chunk=1), values(5, 6, 7, 8))
     ((_, gathering),) = block.queue
     assert np.asarray(gathering.gradient).tolist() == list(range(1, 11))
 
@@ -101,10 +101,10 @@ def tick(path: tuple[int, ...], hop: int) -> Tick:
 def test_a_message_is_passed_on_until_the_end_of_its_path():
     first = tick((3, 1, 2), 1)
     check_route(first, Peer(3), rank=1, size=4)
-    send = passed_on(first, None, 0, 0)
+    send = forwarded(first, None, 0, 0)
     assert send is not None
     assert (send.peer, send.message) == (2, msgspec.structs.replace(first, hop=2))
-    assert passed_on(tick((3, 1, 2), 2), None, 0, 0) is None
+    assert forwarded(tick((3, 1, 2), 2), None, 0, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_a_message_on_a_path_that_does_not_lead_here_is_refused(path, hop):
 
 def test_a_message_goes_around_a_link_that_has_failed_and_on_to_its_end():
     send = Send(peer=Peer(2), message=tick((3, 1, 2, 0), 2))
-    around = around_link(send, 1, (1, 0, 2))
+    around = reroute_message(send, 1, (1, 0, 2))
     assert isinstance(around.message, Tick)
     assert (around.peer, around.message.path, around.message.hop) == (0, (3, 1, 0), 2)
     check_route(around.message, Peer(1), rank=0, size=4)
-    own = around_link(Send(peer=Peer(2), message=tick((1, 2), 1)), 1, (1, 3, 2))
+    own = reroute_message(Send(peer=Peer(2), message=tick((1, 2), 1)), 1, (1, 3, 2))
     assert isinstance(own.message, Tick)
     assert (own.peer, own.message.path, own.message.hop) == (3, (1, 3, 2), 1)
-    back = around_link(Send(peer=Peer(2), message=tick((3, 1, 2), 2)), 1, (1, 3, 2))
+    back = reroute_message(Send(peer=Peer(2), message=tick((3, 1, 2), 2)), 1, (1, 3, 2))
     assert isinstance(back.message, Tick)
     check_route(back.message, Peer(1), rank=3, size=4)  # over the first again: that is no loop

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from netstorm import errors
-from netstorm.kvstore.membership.scheduler_session import SchedulerSession, error_of
+from netstorm.kvstore.membership.scheduler_session import SchedulerSession, job_end_error
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
@@ -34,7 +34,7 @@ class Session:
         word = m.Joined(
             rank=1, members=(), policy=STAR, heartbeat_interval_s=2, heartbeat_timeout_s=20, resume_s=resume_s
         )
-        self.session.joined(word, now)
+        self.session.start(word, now)
         self.sent()
         return self.session
 
@@ -49,32 +49,32 @@ def resume():
 def test_it_asks_to_join_until_it_has_or_it_is_too_late():
     one = Session(join_timeout_s=5.0)
     assert one.sent() == [m.Join]
-    assert one.session.lost("refused", (), 1.0) is None
+    assert one.session.connection_lost("refused", (), 1.0) is None
     assert one.sent() == [m.Join]
-    one.session.said = "waiting for 2 of 4 nodes"
-    assert one.session.due() <= 5.0
-    assert one.session.too_late(4.9) is None
-    assert "waiting for 2 of 4 nodes" in str(one.session.too_late(5.0))
-    assert isinstance(one.session.lost("refused", (), 5.0), errors.SchedulerLost)
+    one.session.last_report = "waiting for 2 of 4 nodes"
+    assert one.session.next_deadline() <= 5.0
+    assert one.session.join_error(4.9) is None
+    assert "waiting for 2 of 4 nodes" in str(one.session.join_error(5.0))
+    assert isinstance(one.session.connection_lost("refused", (), 5.0), errors.SchedulerLost)
 
 
 def test_who_has_joined_is_never_too_late_and_beats_as_it_was_told():
     session = Session(join_timeout_s=5.0).join(now=3.0)
-    assert session.too_late(1e6) is None
+    assert session.join_error(1e6) is None
     beats = [now for now in range(3, 12) if session.beats(float(now))]
     assert beats == [3, 5, 7, 9, 11]
-    assert session.due() == 13.0
+    assert session.next_deadline() == 13.0
 
 
 def test_a_scheduler_without_a_log_that_cannot_be_reached_is_the_end():
     session = Session().join()
-    assert isinstance(session.lost("broken pipe", (), 1.0), errors.SchedulerLost)
+    assert isinstance(session.connection_lost("broken pipe", (), 1.0), errors.SchedulerLost)
 
 
 def test_one_with_a_log_is_looked_for_and_told_where_this_node_is():
     one = Session()
     session = one.join(resume_s=30.0)
-    assert session.lost("broken pipe", (), 10.0) is None
+    assert session.connection_lost("broken pipe", (), 10.0) is None
     assert session.is_away
     assert session.look_for_it(resume, 10.0) is None
     assert one.sent() == [m.Resume]
@@ -87,17 +87,17 @@ def test_one_with_a_log_is_looked_for_and_told_where_this_node_is():
 
 def test_one_that_does_not_come_back_is_the_end_and_so_is_one_that_does_not_know_the_job():
     session = Session().join(resume_s=30.0)
-    assert session.lost("broken pipe", (), 10.0) is None
+    assert session.connection_lost("broken pipe", (), 10.0) is None
     assert "NETSTORM_SCHEDULER_TIMEOUT" in str(session.look_for_it(resume, 40.0))
     session = Session().join(resume_s=30.0)
     refusal = "the scheduler of job 'a' does not know this rank 1"
-    assert isinstance(session.lost(refusal, (), 10.0), errors.SchedulerLost)
+    assert isinstance(session.connection_lost(refusal, (), 10.0), errors.SchedulerLost)
 
 
 @pytest.mark.parametrize(
     ("kind", "error"), [("lost", errors.NodeLost), ("key", errors.KeyMismatch), ("new", errors.Unavailable)]
 )
 def test_its_word_of_the_end_is_the_error_that_the_program_gets(kind, error):
-    found = error_of(m.PeerGone(rank=-1, kind=kind, reason="it ended"))
+    found = job_end_error(m.PeerGone(rank=-1, kind=kind, reason="it ended"))
     assert type(found) is error
     assert str(found) == "it ended"

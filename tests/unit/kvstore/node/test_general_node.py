@@ -86,13 +86,13 @@ class Driven:
             done=outcome.append,
             rule=rule,
         )
-        self.node.submit(operation, self.now)
+        self.node.requests.submit(operation, self.now)
         self.look()
         return outcome
 
     def new_key(self, name="w"):
         key = Key(0, name, (4,), "float32")
-        self.node.register(key, self.now)
+        self.node.requests.register(key, self.now)
         return key
 
 
@@ -111,7 +111,7 @@ def test_the_first_word_is_a_request_to_join():
 def test_joining_gives_a_rank_and_everybodys_address():
     driven = Driven()
     joined: list[Exception | None] = []
-    driven.node.on_joined(joined.append)
+    driven.node.requests.when_joined(joined.append)
     driven.join(rank=1)
     assert joined == [None]
     assert driven.node.rank == 1
@@ -172,7 +172,7 @@ def test_a_failure_ends_what_is_outstanding_and_everything_later(kind, error):
     driven = Driven().join()
     outcome = driven.push(driven.new_key())
     barrier: list[Exception | None] = []
-    driven.node.barrier(barrier.append, driven.now)
+    driven.node.requests.barrier(barrier.append, driven.now)
     driven.hear(m.PeerGone(rank=2, kind=kind, reason="rank 2 (10.0.0.1:4002) is gone"))
     later = driven.push(driven.new_key("v"))
     for [raised] in (outcome, barrier, later):
@@ -204,7 +204,7 @@ def test_a_rank_that_finished_early_is_an_error_and_not_a_wait():
     driven.hear(m.PeerFinished(rank=2, last_rounds={0: 0}))
     assert isinstance(outcome[0], errors.UnevenRounds)
     assert (
-        "rank 1 waits for round 1 of w, but rank 2 (10.0.0.1:4002, denver) has finished after round 0"
+        "rank 1 waits for round 1 of key 'w', but rank 2 (10.0.0.1:4002, denver) has finished after round 0"
         in str(outcome[0])
     )
 
@@ -223,7 +223,7 @@ def test_finishing_waits_until_nobody_needs_this_node():
     driven.grant()
     driven.push(key)
     done: list[Exception | None] = []
-    driven.node.finish(done.append, driven.now)
+    driven.node.requests.finish(done.append, driven.now)
     driven.look()
     assert driven.sent(m.Finished) == [m.Finished(last_rounds={0: 0})]
     assert (done, driven.node.state) == ([], State.FINISHING)
@@ -235,7 +235,7 @@ def test_finishing_waits_until_nobody_needs_this_node():
 def test_no_scheduler_is_asked_for_again_until_the_deadline():
     driven = Driven(join_timeout_s=20)
     joined: list[Exception | None] = []
-    driven.node.on_joined(joined.append)
+    driven.node.requests.when_joined(joined.append)
     driven.node.link_lost(SCHEDULER, "connection refused", [], driven.now)
     driven.look()
     assert len(driven.sent(m.Join)) == 2
@@ -260,7 +260,7 @@ def test_heartbeats_say_what_is_waited_for():
     driven.wait(0)
     driven.wait(3)
     assert driven.sent(m.Heartbeat)[-1].busy == (
-        "round 0 of w: 1 of 1 chunks wait for results from other ranks"
+        "round 0 of key 'w': 1 of 1 chunks wait for results from other ranks"
     )
 
 
@@ -294,7 +294,7 @@ def test_an_operation_counts_as_waiting_from_when_the_user_asks_for_it():
     driven = Driven().join()
     driven.wait(1.0)
     key = Key(0, "w", (4,), "float32")
-    driven.node.register(key, driven.now)
+    driven.node.requests.register(key, driven.now)
     driven.push(key)
     driven.wait(1.5)
     driven.wait(1.5)

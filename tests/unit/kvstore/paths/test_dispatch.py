@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.kvstore.paths.auxiliary import MOST_OUTSTANDING, AuxiliaryOptions
-from netstorm.kvstore.paths.dispatch import Dispatch, ticket_of
+from netstorm.kvstore.paths.auxiliary import MAX_IN_FLIGHT, AuxiliaryOptions
+from netstorm.kvstore.paths.dispatch import Dispatch, part_id
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Part, Phase
@@ -49,9 +49,9 @@ class World:
         self.links = {9: link(), **(links or {})}
         self.now = 0.0
 
-    def hold(self, *chunks, detours=(OVER_1,), to=9):
+    def enqueue(self, *chunks, detours=(OVER_1,), to=9):
         for chunk in chunks:
-            self.dispatch.hold(send(chunk, to), detours)
+            self.dispatch.enqueue(send(chunk, to), detours)
 
     def run(self):
         """Return (next node, chunk) of what goes now."""
@@ -59,31 +59,31 @@ class World:
         return [(int(one.peer), part.chunk) for one in sent if isinstance(part := one.message, Part)]
 
     def arrived(self, chunk, detour=OVER_1):
-        self.dispatch.arrived(detour.path, ticket_of(send(chunk).message), self.now)
+        self.dispatch.record_arrival(detour.path, part_id(send(chunk).message), self.now)
 
 
 def test_without_detours_a_link_gets_what_fits_its_window_in_the_order_of_the_job():
     world = World()
-    world.hold(3, 1, 5, 2, 4, 0, detours=())
+    world.enqueue(3, 1, 5, 2, 4, 0, detours=())
     assert world.run() == [(9, 0), (9, 1), (9, 2), (9, 3)]
-    assert not world.dispatch.idle()
+    assert not world.dispatch.is_idle()
     world.links[9] = link(3)
     assert world.run() == [(9, 4)]
     world.links[9] = link(0)
     assert world.run() == [(9, 5)]
-    assert world.dispatch.idle()
+    assert world.dispatch.is_idle()
 
 
 def test_a_chunk_takes_a_detour_if_its_turn_on_the_link_would_come_clearly_later():
     world = World({9: link(12)})
-    world.hold(0, 1, 2)
+    world.enqueue(0, 1, 2)
     assert world.run() == [(1, 0), (1, 1), (1, 2)]
     assert world.counters.snapshot()["detoured"] == 3
 
 
 def test_a_detoured_part_says_so_and_where_it_goes():
     world = World({9: link(12)})
-    world.hold(0)
+    world.enqueue(0)
     (sent,) = world.dispatch.run(lambda peer: world.links.get(int(peer), LinkState()), 0.0)
     assert isinstance(sent.message, Part)
     assert (sent.message.is_aux, sent.message.path, sent.message.hop) == (True, (0, 1, 9), 1)
@@ -91,57 +91,57 @@ def test_a_detoured_part_says_so_and_where_it_goes():
 
 def test_what_is_as_fast_on_the_link_stays_there():
     world = World({9: link(0, rate=1e8)})
-    world.hold(0, 1, 2)
+    world.enqueue(0, 1, 2)
     assert world.run() == [(9, 0), (9, 1), (9, 2)]
 
 
 def test_the_first_chunks_go_over_the_link_and_the_first_that_gains_takes_the_detour():
     slower = Detour(path=(0, 1, 9), links=((80e6, 0.0), (80e6, 0.25)))
     world = World()
-    world.hold(*range(14), detours=(slower,))
+    world.enqueue(*range(14), detours=(slower,))
     # chunk k arrives after (k + 1) 0.1 s on the link, and after 0.27 s over the detour
     assert world.run()[0] == (1, 3)
 
 
 def test_a_few_chunks_are_not_worth_a_detour():
     world = World({9: link(3)})
-    world.hold(*range(8))
+    world.enqueue(*range(8))
     assert world.run() == [(9, 0)]
 
 
 def test_nothing_is_known_of_a_link_that_was_never_busy_so_it_is_taken():
     world = World({9: link(3, rate=0.0)})
-    world.hold(0, 1)
+    world.enqueue(0, 1)
     assert world.run() == [(9, 0)]
 
 
 def test_only_so_many_chunks_are_on_a_path_until_its_end_confirms_them():
     world = World({9: link(400)})
-    world.hold(*range(10))
-    assert world.run() == [(1, chunk) for chunk in range(MOST_OUTSTANDING)]
+    world.enqueue(*range(10))
+    assert world.run() == [(1, chunk) for chunk in range(MAX_IN_FLIGHT)]
     assert world.run() == []
     world.arrived(2)
-    assert world.run() == [(1, MOST_OUTSTANDING)]
+    assert world.run() == [(1, MAX_IN_FLIGHT)]
 
 
 def test_a_confirmation_that_nobody_waits_for_is_counted_and_gives_no_credit():
     world = World({9: link(400)})
-    world.hold(*range(10))
+    world.enqueue(*range(10))
     world.run()
     world.arrived(7)
     world.arrived(0)
     world.arrived(0)
     assert world.counters.snapshot()["credits_unasked"] == 2
-    assert world.run() == [(1, MOST_OUTSTANDING)]
+    assert world.run() == [(1, MAX_IN_FLIGHT)]
 
 
 def test_a_path_that_proves_slow_is_left_alone_for_a_while():
     world = World({9: link(12)})
-    world.hold(0)
+    world.enqueue(0)
     assert world.run() == [(1, 0)]
     world.now = 5.0
     world.arrived(0)
-    world.hold(1)
+    world.enqueue(1)
     assert world.run() == []
     world.now = 20.0
     assert world.run() == [(1, 1)]
@@ -149,24 +149,24 @@ def test_a_path_that_proves_slow_is_left_alone_for_a_while():
 
 def test_the_detour_that_is_expected_to_be_faster_is_taken():
     world = World({9: link(20)})
-    world.hold(0, detours=(OVER_2, OVER_1))
+    world.enqueue(0, detours=(OVER_2, OVER_1))
     assert world.run() == [(1, 0)]
 
 
 def test_what_waits_for_the_first_link_of_a_detour_counts():
     world = World({9: link(12), 1: link(12)})
-    world.hold(0)
+    world.enqueue(0)
     assert world.run() == []
     world = World({9: link(12), 1: link(2)})
-    world.hold(*range(10), to=1, detours=())  # they wait for the same link
-    world.hold(100)
+    world.enqueue(*range(10), to=1, detours=())  # they wait for the same link
+    world.enqueue(100)
     assert (1, 100) not in world.run()
 
 
 def test_links_on_the_way_that_carry_trees_too_make_a_detour_slower():
     loaded = Detour(path=(0, 1, 9), links=(FAST, FAST), load=0.9)
     world = World({9: link(12)})
-    world.hold(0, detours=(loaded,))
+    world.enqueue(0, detours=(loaded,))
     assert world.run() == []
 
 
@@ -176,13 +176,13 @@ def test_links_on_the_way_that_carry_trees_too_make_a_detour_slower():
 )
 def test_the_papers_rule_counts_chunks(on_link, on_first, expected):
     world = World({9: link(on_link), 1: link(on_first)}, rule="queue", busy_bound=2, queue_length=1)
-    world.hold(0)
+    world.enqueue(0)
     assert world.run() == expected
 
 
 def test_the_papers_rule_tries_paths_in_turn():
     world = World({9: link(3)}, rule="queue", queue_length=1)
-    world.hold(0, 1, 2, detours=(OVER_1, OVER_2))
+    world.enqueue(0, 1, 2, detours=(OVER_1, OVER_2))
     assert world.run() == [(1, 0), (2, 1), (9, 2)]
 
 
@@ -191,7 +191,7 @@ def test_a_share_of_the_chunks_goes_over_links_that_are_to_be_measured_one_at_a_
     world = World(explore_share=0.1)
     taken = []
     for chunk in range(100):
-        world.hold(chunk, detours=(unseen,))
+        world.enqueue(chunk, detours=(unseen,))
         gone = world.run()
         taken += [chunk for to, chunk in gone if to == 5]
         assert len(gone) == 1
@@ -203,9 +203,9 @@ def test_a_share_of_the_chunks_goes_over_links_that_are_to_be_measured_one_at_a_
 
 def test_what_is_relayed_waits_in_its_place_and_takes_no_detour():
     world = World({9: link(12)})
-    world.hold(1)
-    world.dispatch.hold(send(0))
-    world.dispatch.hold(send(2))
+    world.enqueue(1)
+    world.dispatch.enqueue(send(0))
+    world.dispatch.enqueue(send(2))
     assert world.run() == [(1, 1)]
     world.links[9] = link(2)
     assert world.run() == [(9, 0), (9, 2)]
@@ -216,7 +216,7 @@ def test_links_that_are_to_be_measured_take_turns():
     world = World(explore_share=0.1)
     taken = []
     for chunk in range(72):
-        world.hold(chunk, detours=unseen)
+        world.enqueue(chunk, detours=unseen)
         ((to, _),) = world.run()
         if to != 9:
             taken.append(to)
@@ -232,7 +232,7 @@ def looking(links, **fields):
 def test_a_look_takes_the_first_chunk_whose_turn_is_clearly_later():
     slower = looking(((80e6, 0.0), (80e6, 0.25)))
     world = World(explore_share=0.5)
-    world.hold(*range(14), detours=(slower,))
+    world.enqueue(*range(14), detours=(slower,))
     # Chunk k arrives after (k + 1) 0.1 s on the link, and after 0.27 s on the path.
     assert world.run()[0] == (5, 3)
 
@@ -242,7 +242,7 @@ def test_six_chunks_may_be_late_to_see_a_link_and_no_others_for_a_while():
     world, late = World(explore_share=1.0), []
     for chunk in range(400):
         world.now += 0.1
-        world.hold(chunk, detours=(slow,))
+        world.enqueue(chunk, detours=(slow,))
         for to, which in world.run():
             if to == 5:
                 late.append(round(world.now, 1))
@@ -257,7 +257,7 @@ def test_a_link_that_was_measured_once_is_not_worth_a_late_chunk():
     world, late = World(explore_share=1.0), 0
     for chunk in range(100):
         world.now += 0.1
-        world.hold(chunk, detours=(known,))
+        world.enqueue(chunk, detours=(known,))
         for to, which in world.run():
             if to == 5:
                 late += 1

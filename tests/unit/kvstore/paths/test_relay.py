@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.paths.relay import around, check_path, confirmed, credit, onward
+from netstorm.kvstore.paths.relay import (
+    check_path,
+    delivery_confirmation,
+    forwarded_send,
+    relay_confirmation,
+    reroute_part,
+)
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Delivered, Part, Phase
 from netstorm.pslite.machine import Send
@@ -32,7 +38,7 @@ def test_a_part_goes_along_its_path_and_its_confirmation_comes_back_the_same_way
         rank = part.path[part.hop]
         check_path(part, Peer(sender), rank, 4)
         nodes.append(rank)
-        send = onward(part, b"1234", 77, (0, 0, 0))
+        send = forwarded_send(part, b"1234", 77, (0, 0, 0))
         if send is None:
             break
         assert (send.payload, send.payload_crc) == (b"1234", 77)
@@ -40,7 +46,7 @@ def test_a_part_goes_along_its_path_and_its_confirmation_comes_back_the_same_way
         part, sender = send.message, rank
         assert int(send.peer) == part.path[part.hop]
     assert nodes == [0, 3, 1]
-    send = confirmed(part)
+    send = delivery_confirmation(part)
     sender, back = rank, []
     while True:
         message = send.message
@@ -50,7 +56,7 @@ def test_a_part_goes_along_its_path_and_its_confirmation_comes_back_the_same_way
         assert send.back
         check_path(message, Peer(sender), rank, 4)
         back.append(rank)
-        following = credit(message)
+        following = relay_confirmation(message)
         if following is None:
             break
         send, sender = following, rank
@@ -82,7 +88,7 @@ def test_a_path_that_makes_no_sense_is_refused(changes, peer, rank):
 
 @pytest.mark.parametrize(("hop", "peer", "rank"), [(2, 1, 0), (2, 0, 3), (3, 1, 1), (-1, 2, 1), (9, 0, 0)])
 def test_a_confirmation_from_anywhere_else_is_refused(hop, peer, rank):
-    message = confirmed(msgspec.structs.replace(PART, hop=3)).message
+    message = delivery_confirmation(msgspec.structs.replace(PART, hop=3)).message
     assert isinstance(message, Delivered)
     message = msgspec.structs.replace(message, hop=hop)
     with pytest.raises(ProtocolViolation, match="path"):
@@ -104,7 +110,7 @@ def walk(send, rank, size):
         sender, rank = rank, int(send.peer)
         check_path(part, Peer(sender), rank, size)
         nodes.append(rank)
-        further = onward(part, send.payload, 0, send.order)
+        further = forwarded_send(part, send.payload, 0, send.order)
         if further is None:
             return nodes, part.path[0]
         send = further
@@ -116,9 +122,9 @@ def walk(send, rank, size):
         (plain(1), 0, (0, 2, 1), [2, 1], 0),
         (plain(1), 0, (0, 3, 2, 1), [3, 2, 1], 0),
         # on a path 2-0-3-1, at 0, whose link to 3 has failed
-        (onward(PART, None, 0, ()), 0, (0, 1, 3), [1], 2),  # the end is on the way
-        (onward(PART, None, 0, ()), 0, (0, 2, 3), [2, 3, 1], 2),  # back over the node where it began
-        (onward(PART, None, 0, ()), 0, (0, 4, 3), [4, 3, 1], 2),
+        (forwarded_send(PART, None, 0, ()), 0, (0, 1, 3), [1], 2),  # the end is on the way
+        (forwarded_send(PART, None, 0, ()), 0, (0, 2, 3), [2, 3, 1], 2),  # back over the node where it began
+        (forwarded_send(PART, None, 0, ()), 0, (0, 4, 3), [4, 3, 1], 2),
         # its own path 0-3-1 begins with the link that failed
         (
             Send(peer=Peer(3), message=msgspec.structs.replace(PART, path=(0, 3, 1), hop=1)),
@@ -132,15 +138,15 @@ def walk(send, rank, size):
 def test_around_a_failed_link_a_part_comes_to_its_end_as_if_its_first_node_had_sent_it(
     send, rank, way, nodes, sender
 ):
-    around_it = around(send, rank, way)
+    around_it = reroute_part(send, rank, way)
     assert walk(around_it, rank, 5) == (nodes, sender)
     assert around_it.payload == send.payload
 
 
 def test_two_failed_links_one_after_the_other():
-    first = around(plain(1), 0, (0, 2, 1))
+    first = reroute_part(plain(1), 0, (0, 2, 1))
     assert isinstance(first.message, Part)
-    at_2 = onward(first.message, b"1234", 7, (1,))
+    at_2 = forwarded_send(first.message, b"1234", 7, (1,))
     assert at_2 is not None
-    second = around(at_2, 2, (2, 0, 3, 1))
+    second = reroute_part(at_2, 2, (2, 0, 3, 1))
     assert walk(second, 2, 4) == ([0, 3, 1], 0)

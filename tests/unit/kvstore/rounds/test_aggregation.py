@@ -53,7 +53,7 @@ class Ranks:
 
     def add_key(self, rank, elements, identity=0, dtype="float32", granted=9):
         key = Key(0, f"k{identity}", (elements,), dtype)
-        key.granted(
+        key.set_grant(
             KeyGrant(
                 namespace=0,
                 name=key.name,
@@ -281,8 +281,8 @@ def test_what_an_operation_waits_for_names_the_ranks():
     key = ranks.add_key(0, 10)
     ranks.push(0, key, [1] * 10)
     [operation] = ranks.nodes[0].outstanding()
-    assert ranks.nodes[0].missing_in(operation) == (
-        "round 0 of k0: 3 of 3 chunks wait for contributions of ranks [1, 2]"
+    assert ranks.nodes[0].waiting_text_of(operation) == (
+        "round 0 of key 'k0': 3 of 3 chunks wait for contributions of ranks [1, 2]"
     )
 
 
@@ -371,4 +371,4 @@ def test_nothing_is_left_of_rounds_that_were_held():
     for node in ranks.nodes:
         node.tick(0.0)
         assert node.next_tick() == float("inf")
-        assert not node._held._holding
+        assert not node._withheld._by_number

@@ -19,45 +19,47 @@ def begun(number, key=0):
 
 def open_round():
     key = Key(0, "w", (CHUNKS,), "float32")
-    key.granted(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=1))
+    key.set_grant(KeyGrant(namespace=0, name="w", key=0, first_slot=0, offset=0, chunk_size=1))
     return Round(key, 0, PLAN, key.form, {})
 
 
 def test_short_rounds_are_told_of_at_once_and_only_once():
     asking = TopologyRequests()
-    asking.begun(begun(0))
-    assert asking.due()
+    asking.record_begin(begun(0))
+    assert asking.has_pending()
     assert asking.take() == (begun(0),)
-    assert not asking.due()
+    assert not asking.has_pending()
     assert asking.take() == ()
 
 
 def test_a_long_round_is_told_of_when_half_a_second_of_it_is_left():
     asking, round = TopologyRequests(), open_round()
     asking.round_s = 2.0
-    asking.begun(begun(0))
+    asking.record_begin(begun(0))
     for chunk in range(CHUNKS):
-        assert asking.due() == (round.missing * 2.0 / CHUNKS <= 0.5)
+        assert asking.has_pending() == (round.missing * 2.0 / CHUNKS <= 0.5)
         round.store(chunk, np.zeros(1, np.float32))
-        asking.got_on(round)
+        asking.record_result(round)
     assert asking.take() == (begun(0),)
 
 
 def test_who_needs_the_answer_before_that_gets_it_asked_for():
     asking = TopologyRequests()
     asking.round_s = 60.0
-    asking.begun(begun(0))
-    asking.begun(begun(0, key=1))
-    asking.ask(0)
+    asking.record_begin(begun(0))
+    asking.record_begin(begun(0, key=1))
+    asking.request_now(0)
     assert asking.take() == (begun(0),)
-    asking.begun(begun(1, key=1))  # a round cannot begin without the answer that the one before asked for
+    asking.record_begin(
+        begun(1, key=1)
+    )  # a round cannot begin without the answer that the one before asked for
     assert asking.take() == (begun(0, key=1),)
 
 
 def test_a_scheduler_that_has_forgotten_is_told_of_the_last_rounds_of_each_key():
     asking = TopologyRequests()
     for number in range(5):
-        asking.begun(begun(number))
-    asking.begun(begun(0, key=1))
-    assert asking.again() == (begun(2), begun(3), begun(4), begun(0, key=1))
-    assert not asking.due()
+        asking.record_begin(begun(number))
+    asking.record_begin(begun(0, key=1))
+    assert asking.recent() == (begun(2), begun(3), begun(4), begun(0, key=1))
+    assert not asking.has_pending()

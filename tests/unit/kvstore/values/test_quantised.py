@@ -159,7 +159,7 @@ def test_plain_and_compressed_parts_of_one_round_are_not_mixed():
     ranks = Ranks(CHAIN)
     keys = [ranks.add_key(rank, 4) for rank in range(3)]
     push(ranks, 1, keys[1], [1, 1, 1, 1])
-    with pytest.raises(ProtocolViolation, match="round 0 of k0 has codec 1 here and 0 elsewhere"):
+    with pytest.raises(ProtocolViolation, match="round 0 of key 'k0' has codec 1 here and 0 elsewhere"):
         ranks.nodes[1].receive(Peer(2), legal_part(), bytearray(16), 0)
 
 

@@ -115,7 +115,7 @@ def test_a_chunk_has_the_rows_of_its_elements_and_results_come_with_the_number_o
 
 def test_a_payload_must_fit_its_chunk():
     assert FORM.problem(encode(rows([0, 2], 1)), 6, 0b1) is None
-    assert FORM.problem(encode(rows([0, 3], 1)), 6, 0b1) == "has row 3 of 3"
+    assert FORM.problem(encode(rows([0, 3], 1)), 6, 0b1) == "has row number 3, of 3 rows"
     assert FORM.problem(bytes(7), 6, 0b1) == "has 7 bytes, not 12 for each row"
 
 
@@ -124,7 +124,7 @@ def test_a_payload_must_fit_its_chunk():
     [
         (encode(rows([0, 1], 1)), ROW_SPARSE, None),
         (None, ROW_SPARSE, None),
-        (encode(rows([0, 3], 1)), ROW_SPARSE, "has row 3 of 3"),
+        (encode(rows([0, 3], 1)), ROW_SPARSE, "has row number 3, of 3 rows"),
         (encode(rows([2, 1], 1)), ROW_SPARSE, "not in order"),
         (encode(rows([1, 1], 1)), ROW_SPARSE, "not in order, or one twice"),
         (encode(rows([1], 1))[:-1], ROW_SPARSE, "has 11 bytes, not 12 for each row"),
@@ -134,7 +134,7 @@ def test_a_payload_must_fit_its_chunk():
 )
 def test_malformed_rows_from_a_peer_are_a_protocol_violation(payload, codec, complaint):
     key = Key(0, "embedding", (5, 2), "float32", form=ROW_SPARSE)
-    key.granted(KeyGrant(namespace=0, name="embedding", key=0, first_slot=0, offset=0, chunk_size=6))
+    key.set_grant(KeyGrant(namespace=0, name="embedding", key=0, first_slot=0, offset=0, chunk_size=6))
     plan = Plan(Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0)),), weights=(1,)), 0)
     part = Part(
         key=0,
@@ -155,5 +155,5 @@ def test_malformed_rows_from_a_peer_are_a_protocol_violation(payload, codec, com
     if complaint is None:
         assert check() == (key.form, 0b10)
     else:
-        with pytest.raises(ProtocolViolation, match=f"chunk 0, round 0 of embedding .*{complaint}"):
+        with pytest.raises(ProtocolViolation, match=f"chunk 0, round 0 of key 'embedding' .*{complaint}"):
             check()

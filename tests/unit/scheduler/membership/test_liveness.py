@@ -26,7 +26,7 @@ def test_a_silent_node_is_lost_after_the_timeout_and_all_others_hear_the_last_th
         assert (gone.rank, gone.kind) == (2, "lost")
         assert gone.reason == (
             "rank 2 (n2:4000, site2) is lost: no heartbeat for 10.0 s; last heard: round 12 of "
-            "fc1_weight, 10.2 s ago"
+            "key 'fc1_weight', 10.2 s ago"
         )
 
 
@@ -46,10 +46,12 @@ def test_any_message_is_a_sign_of_life():
 
 def test_what_a_lost_node_waited_for_is_told():
     driven = running(2)
-    driven.run(3, beating=(0, 1), busy="round 3 of w: 4 of 4 chunks wait for contributions of ranks [0]")
+    driven.run(
+        3, beating=(0, 1), busy="round 3 of key 'w': 4 of 4 chunks wait for contributions of ranks [0]"
+    )
     driven.run(11, beating=(0,))
     assert driven.gone(0).reason.endswith(
-        "; it was waiting: round 3 of w: 4 of 4 chunks wait for contributions of ranks [0]"
+        "; it was waiting: round 3 of key 'w': 4 of 4 chunks wait for contributions of ranks [0]"
     )
 
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.kvstore.membership.clock_parent import clock_address, clock_parent
+from netstorm.kvstore.membership.time_server import time_server_address, time_server_rank
 from netstorm.protocol.messages import Member
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
@@ -18,19 +18,19 @@ def test_roots_ask_the_scheduler_and_others_their_parent_in_the_largest_tree():
     chain = Tree.undirected(Rank(0), (-1, 0, 1, 2))
     star = Tree.undirected(Rank(3), (3, 3, 3, -1))
     policy = Policy(version=0, trees=(star, chain), weights=(1, 2))
-    assert [clock_parent(policy, rank) for rank in range(4)] == [None, 0, 1, None]
+    assert [time_server_rank(policy, rank) for rank in range(4)] == [None, 0, 1, None]
     members = [Member(rank, f"h{rank}", 9000 + rank, "", rank) for rank in range(4)]
-    assert clock_address(policy, 2, members) == ("h1", 9001)
-    assert clock_address(policy, 3, members) is None
-    assert clock_address(None, -1, ()) is None
+    assert time_server_address(policy, 2, members) == ("h1", 9001)
+    assert time_server_address(policy, 3, members) is None
+    assert time_server_address(None, -1, ()) is None
 
 
 @given(st.integers(2, 9), st.integers(0, 2**32))
 def test_everybody_has_the_time_from_the_scheduler_in_the_end(nodes, seed):
     policy = random_policy(random.Random(seed), nodes)
     for rank in range(nodes):
-        asked, parent = [rank], clock_parent(policy, rank)
+        asked, parent = [rank], time_server_rank(policy, rank)
         while parent is not None:
             assert parent not in asked
             asked.append(parent)
-            parent = clock_parent(policy, parent)
+            parent = time_server_rank(policy, parent)

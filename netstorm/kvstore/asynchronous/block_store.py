@@ -1,0 +1,37 @@
+"""What an owner needs of a frontend: the values of its blocks, and their update rule. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from netstorm.kvstore.asynchronous.gradients import Gradient
+from netstorm.protocol.frames import Buffer
+
+__all__ = ["BlockStore"]
+
+
+class BlockStore(Protocol):
+    """Stores the values of the blocks of one key that this rank owns. Its methods must not block.
+
+    Each `done` is called later, on the machine's thread.
+    """
+
+    @property
+    def rule(self) -> str:
+        """Fingerprint of the update rule."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rule needs whole tensors."""
+
+    def apply(
+        self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+    ) -> None:
+        """Update a block with a gradient, which is the store's until it calls `done`."""
+
+    def read(self, block: int, done: Callable[[Buffer], None]) -> None:
+        """Give `done` a copy of a block's value, which does not change later."""
+
+    def states(self, block: int, done: Callable[[bytes], None]) -> None:
+        """Give `done` the update rule's states of a block, after the updates that have been requested."""

@@ -1,0 +1,165 @@
+"""A general node at work in this process: what starts and stops its threads, sockets and servers.
+
+What users ask for is in `runtime`. Everything that happens to the node happens on the I/O thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from netstorm import clock
+from netstorm.errors import Closed
+from netstorm.kvstore.membership.node_status import DriverStatus
+from netstorm.kvstore.membership.time_server import time_server_address
+from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.options import NodeOptions
+from netstorm.kvstore.process.cluster_clock import ClusterClock
+from netstorm.observe.counters import Counters
+from netstorm.observe.trace import Trace, trace_path
+from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.messages import Measured
+from netstorm.pslite.clock.source import Address
+from netstorm.pslite.process.driver import Driver, start_driver
+from netstorm.pslite.system.addresses import advertised_host, resolve
+from netstorm.settings import Settings
+
+if TYPE_CHECKING:
+    from netstorm.observe.web import WebServer
+
+__all__ = ["NodeProcess"]
+
+_log = logging.getLogger(__name__)
+
+_LINGER_S: Final = 2.0
+"""How long the last messages (finished, failed) may take to leave."""
+
+
+class NodeProcess:
+    """The threads, sockets and servers of one general node.
+
+    Attributes:
+        node: the state machine; to be used on the I/O thread only.
+        driver: its I/O thread and sockets.
+        cluster_clock: the time that all nodes share.
+        trace: records rounds and deliveries, if NETSTORM_TRACE asks for it.
+    """
+
+    def __init__(self, settings: Settings, counters: Counters) -> None:
+        """Listen, and begin to join.
+
+        Raises:
+            SettingsError: an address cannot be used.
+        """
+        self._pid: Final = os.getpid()
+        self._settings: Final = settings
+        self._counters: Final = counters
+        self._metrics: WebServer | None = None
+        self.trace: Final = Trace(clock.monotonic) if settings.trace_file else None
+        host = advertised_host(
+            node_host=settings.node_host, interface=settings.interface, scheduler_host=settings.scheduler_host
+        )
+        scheduler = resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+        self.cluster_clock: Final = ClusterClock(
+            settings, scheduler, parent=self._time_server, counters=counters
+        )
+        self.driver: Final[Driver[GeneralNode]] = start_driver(
+            lambda port: GeneralNode(
+                NodeOptions.from_settings(settings, scheduler=scheduler, host=host, port=port, pid=self._pid),
+                now=clock.monotonic(),
+                counters=counters,
+            ),
+            settings=settings,
+            counters=counters,
+            bind_host=settings.bind_host or host,
+            port=settings.port,
+            rank=-1,
+            ordered=lambda peer: peer == SCHEDULER,
+            stamp=self.cluster_clock.client.now_ns,
+            name="netstorm-node",
+            trace=self.trace,
+            dscp=settings.dscp,
+            unmarked=(scheduler, settings.scheduler_port),
+        )
+        self.node: Final = self.driver.machine
+        self.cluster_clock.start(self.driver.thread, host=settings.bind_host or host, port=self.driver.port)
+        self._attach_meter()
+        self.node.status.sample_driver = self._driver_status
+
+    def serve_metrics(self) -> None:
+        """Serve the node's metrics, if NETSTORM_METRICS_PORT asks for it."""
+        if self._settings.metrics_port:
+            from netstorm.kvstore.process.metrics_server import start_metrics_server  # noqa: PLC0415 - few want it, and a web server is large
+
+            self._metrics = start_metrics_server(self._settings, self.driver)
+
+    def is_mine(self) -> bool:
+        """Return whether this process started the node; a forked child did not."""
+        return os.getpid() == self._pid
+
+    def drain(self) -> None:
+        """Wait until the I/O thread has done all that it was asked for before this call."""
+        if self.is_mine():
+            with contextlib.suppress(Closed):
+                self.driver.thread.call(lambda _: None).result()
+
+    def post(self, function: Callable[[float], None]) -> None:
+        """Have the I/O thread call `function` with the time, soon; never, if the node has been closed."""
+        with contextlib.suppress(Closed):
+            self.driver.thread.post(function)
+
+    def link_bytes(self) -> tuple[int, int]:
+        """Return the bytes sent to, and received from, all peers, headers included."""
+        links = self.driver.thread.call(lambda _: self.driver.endpoint.links()).result()
+        return (
+            sum(link["bytes_sent"] for link in links.values()),
+            sum(link["bytes_received"] for link in links.values()),
+        )
+
+    def measured(self) -> Measured | None:
+        """Return what this node has measured of its links; None with ENABLE_AWARENESS=0."""
+        meter = self.node.meter
+        return None if meter is None else self.driver.thread.call(lambda _: meter.known()).result()
+
+    def close(self) -> None:
+        """Stop the servers and the I/O thread, close the sockets, and write the trace."""
+        if self._metrics is not None:
+            self._metrics.close()
+        self.cluster_clock.stop(self.driver.thread)
+        self.driver.thread.close(linger_s=_LINGER_S)
+        if self.trace is not None:
+            self._write_trace(self.trace)
+
+    def _attach_meter(self) -> None:
+        meter = self.node.meter
+        self.driver.endpoint.observer = meter
+        if meter is not None:
+            meter.progress = self.driver.progress
+            meter.clock_ns = self.cluster_clock.client.now_ns
+            meter.restart_bbr = self.driver.restart_bbr
+
+    def _time_server(self) -> Address | None:
+        """Return which node to ask for the time; None: the scheduler. Runs on the I/O thread."""
+        return time_server_address(self.node.policy, self.node.rank, self.node.members)
+
+    def _driver_status(self, now: float) -> DriverStatus:
+        """Return the part of the status that the node itself does not know. Runs on the I/O thread."""
+        links, sync = self.driver.endpoint.links(), self.cluster_clock.client.sync
+        return DriverStatus(
+            bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
+            clock_offset=self.cluster_clock.offset_to_host_s(),
+            clock_drift=sync.drift,
+            clock_error=sync.error_bound(now) if sync.synchronised else -1.0,
+            clock_hops=sync.hops,
+        )
+
+    def _write_trace(self, trace: Trace) -> None:
+        path = trace_path(self._settings.trace_file, self.node.rank)
+        offset_s = self.cluster_clock.offset_to_monotonic_s()
+        try:
+            trace.write(path, self.node.rank, machine=clock.boot_identity(), cluster_offset_s=offset_s)
+        except OSError as error:
+            _log.error("NETSTORM_TRACE: %s cannot be written: %s", path, error.strerror)
