@@ -44,7 +44,7 @@ def top(
     """Show how a running job is doing: nodes, links, trees, times, and why the policy changed.
 
     The view is made anew each second, until Ctrl-C or the end of the job. The fields of the JSON are
-    described in docs/awareness.md.
+    described in docs/guides/watching-a-job.md.
 
     The exit code is 0, or 2 if there is no job to watch.
     """
