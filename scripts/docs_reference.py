@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import enum
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -130,11 +131,18 @@ def _row(name: str, info: ArgumentInfo | OptionInfo, default: Any) -> str:
     value = default.value if isinstance(default, enum.Enum) else default
     hidden = value in (None, "", inspect.Parameter.empty) or isinstance(value, bool)
     shown = "" if hidden else f"`{value}`"
-    return f"| {left} | {_cell(info.help or '')} | {shown} |"
+    return f"| {left} | {_prose(info.help or '')} | {shown} |"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", r"\|")
+
+
+def _prose(text: str) -> str:
+    """Return a help text as a cell: brackets and asterisks are meant as they are, but in code."""
+    parts = _cell(text).split("`")
+    parts[::2] = [re.sub(r"([\[\]*_])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _description(text: str) -> list[str]:
