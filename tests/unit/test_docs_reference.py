@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from netstorm.protocol import messages
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,8 +21,9 @@ def script() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["docs/reference/settings.md", "docs/reference/commands.md"])
+@pytest.mark.parametrize("name", ["settings", "commands", "wire-protocol"])
 def test_a_generated_page_is_what_the_script_writes(script, name):
+    name = f"docs/reference/{name}.md"
     page = (ROOT / name).read_text(encoding="utf-8")
     assert page == script.pages()[name], "stale: run scripts/docs_reference.py"
 
@@ -46,3 +49,18 @@ def test_the_page_of_commands_has_every_command_and_option(script):
     for option in ("| `-n`, `--nodes` `N` |", "| `--between` `RANK RANK` |", "`auto` |"):
         assert option in page
     assert "no-scheduler" not in page, "hidden options are nobody's"
+
+
+def test_the_page_of_messages_has_every_message_with_its_tag_and_fields(script):
+    page = script.protocol_page()
+    for name in messages.__all__:
+        if isinstance(getattr(messages, name), type) and name not in (
+            "DataMessage",
+            "Datagram",
+            "SessionMessage",
+        ):
+            assert name == "Message" or f"\n### {name}\n" in page, name
+    part = page[page.index("### Part\n") :]
+    assert part.startswith("### Part\n\n*Tag 40. Sequenced, with a payload.*\n")
+    assert "| 1 | `key` | `int` |" in part
+    assert "| 2 | `round` | `int` | Push count of the key" in part

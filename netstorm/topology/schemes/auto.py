@@ -49,7 +49,7 @@ def auto(network: Network, options: Options) -> Forest:
 
     One prediction for each that may win: hundredths of a second with 9 nodes, and where the discrete events
     would take longer than some seconds (64 nodes and more behind access caps), an estimate. Rings are not
-    among them: on none of the networks that were tried was one the fastest (docs/benchmarks/topologies.md).
+    among them: on none of the networks that were tried was one the fastest (docs/topologies.md).
 
     Raises:
         Unreachable: names the ranks without a path.
