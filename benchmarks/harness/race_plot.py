@@ -39,7 +39,7 @@ def draw_race(content: Mapping[str, Any], path: Path, *, title: str = "") -> Non
 
     Args:
         content: of the JSON file of a race.
-        title: above the picture; empty: the network and its rates.
+        title: above the picture; empty: that in `content`, or the network and its rates.
     """
     from matplotlib import rc_context  # noqa: PLC0415 - not everybody has it
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -58,7 +58,7 @@ def draw_race(content: Mapping[str, Any], path: Path, *, title: str = "") -> Non
             columns = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
             for axes, size in zip(columns, sizes, strict=True):
                 _bars(axes, rows[size], order, content["network"]["optimum_s"][str(size)], size)
-        figure.suptitle(title or _title(content["network"]), fontsize=11)
+        figure.suptitle(title or content.get("title") or _title(content["network"]), fontsize=11)
         extra = {"Date": None} if path.suffix == ".svg" else {}
         figure.savefig(path, dpi=110, metadata=extra)
 
