@@ -1,4 +1,4 @@
-"""Settings as people read them: a row for each, in `netstorm env` and in docs/reference/settings.md."""
+"""Settings as people read them: a row for each, in `netstorm env` and in docs/settings.md."""
 
 from __future__ import annotations
 
