@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop_on_sigterm()
     case = Case(nodes=options.nodes, bytes=options.size, keys=options.keys)
     script = [options.kv_store, options.size, options.keys, options.optimizer]
-    command = [sys.executable, str(BENCHMARKS / "blocking_worker.py"), *map(str, script)]
+    command = [sys.executable, str(BENCHMARKS / "workers" / "blocking.py"), *map(str, script)]
     try:
         with Group(
             _launch(options.kv_store, case).running(command),

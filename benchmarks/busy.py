@@ -13,8 +13,8 @@ import json
 import statistics
 import sys
 
-from blocking_worker import Script
 from harness.arguments import amount, number
+from workers.blocking import Script
 
 
 def main() -> None:

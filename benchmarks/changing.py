@@ -23,13 +23,13 @@ import msgspec
 import numpy as np
 
 from harness.arguments import amounts, factor, megabytes, number, seconds, writable
-from harness.course import Course, end_of_changes, with_times_scaled
 from netstorm.errors import NetStormError
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness.collector import Collector
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.networks.network import Change, Network
+from race.course import Course, end_of_changes, with_times_scaled
 
 WARM_S = 20.0
 """Before the changes begin to count: connections, and what is learnt of the first network."""
@@ -86,7 +86,7 @@ class Teller:
     def __init__(self, cluster: SimulatedCluster, network: Network, delay_s: float) -> None:
         self._truth: dict[Pair, float] = {(one.source, one.target): one.rate for one in network.links}
         self._size = network.size
-        awareness = cluster.scheduler.machine.awareness
+        awareness = cluster.scheduler.machine.view.awareness
         assert awareness is not None
         self._collector: Collector = awareness.collector
         self._take = self._collector.take
@@ -169,7 +169,7 @@ def race(network: Network, size: int, seed: int, options: argparse.Namespace) ->
         "seed": seed,
         "of_optimum": course.of_optimum(rounds),
         "rounds_s": [round(took, 4) for _, took in rounds],
-        "policies": cluster.scheduler.machine.policy.version,
+        "policies": cluster.scheduler.machine.policies.in_force.version,
     }
 
 

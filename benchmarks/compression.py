@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     stop_on_sigterm()
     case = Case(nodes=options.nodes, bytes=options.size, keys=1)
-    command = [sys.executable, str(BENCHMARKS / "compression_worker.py"), str(options.size)]
+    command = [sys.executable, str(BENCHMARKS / "workers" / "compression.py"), str(options.size)]
     times: dict[str, list[float]] = {"plain": [], "2bit": []}
     sent: dict[str, list[float]] = {"plain": [], "2bit": []}
     try:

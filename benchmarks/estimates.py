@@ -31,7 +31,7 @@ from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.settings import child_environment
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.process import LocalClock
+from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.networks.file import dump_network, load_network
 from netstorm.topology.networks.generators import FAMILIES, generate
 from netstorm.topology.networks.network import Network, Rank
@@ -126,7 +126,7 @@ def _train(
         awareness=True,
         update_time_s=_NEVER_S,
         estimator=estimator,
-        keep_time=options.clock != "none",
+        sync_clocks=options.clock != "none",
         clock_source="scheduler" if options.clock == "none" else options.clock,
     ).join()
     sent = [0, 0]
@@ -149,7 +149,7 @@ def _train(
     cluster.run_for(3.0)  # the last reports
     meters = {node.rank: node.machine.meter for node in cluster.nodes}
     known = {rank: meter.known() for rank, meter in meters.items() if meter is not None}
-    awareness = cluster.scheduler.machine.awareness
+    awareness = cluster.scheduler.machine.view.awareness
     assert awareness is not None
     return known, awareness.collector.caps(cluster.now), sent[1] / sent[0]
 
@@ -163,7 +163,7 @@ def _on_wan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="netstorm-estimates-") as name:
             folder = Path(name)
             (folder / "network.yaml").write_text(dump_network(network), encoding="utf-8")
-            node = [sys.executable, str(Path(__file__).with_name("estimates_node.py"))]
+            node = [sys.executable, str(Path(__file__).parent / "workers" / "estimates.py")]
             words = [sys.executable, "-m", "netstorm", "launch", "--wan", str(folder / "network.yaml")]
             words += ["--network", str(folder / "network.yaml"), "--topology", options.topology, "--"]
             subprocess.run(

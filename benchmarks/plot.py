@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.arguments import writable
-from harness.race_plot import BEST, draw_race
+from race.plot import BEST, draw_race
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -70,6 +70,29 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    log = folder / "log"
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        _start(options, folder, processes)
+        found = _watch(processes[0], until=processes[1])
+        if any(process.wait(60) for process in processes):
+            raise SystemExit(f"a process has failed; the scheduler's log: {log.read_text(encoding='utf-8')}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    took_s = sorted(map(float, re.findall(r"formed in ([\d.]+) s", log.read_text(encoding="utf-8"))))
+    return {
+        "nodes": options.nodes,
+        "rounds_a_second": options.rounds,
+        **found,
+        "formations_a_minute": 60 * len(took_s) / found["seconds"],
+        "formation_s": took_s[len(took_s) // 2] if took_s else 0.0,
+    }
+
+
+def _start(options: argparse.Namespace, folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    """Start a scheduler and its nodes, add each to `processes`, and wait until the job has begun."""
     ready, log, network = folder / "ready", folder / "log", folder / "network.yaml"
     network.write_text(dump_network(Network.uniform(options.nodes)), encoding="utf-8")
     common: dict[str, Any] = {
@@ -79,61 +102,42 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "netstorm", "scheduler", "--port", "0", "--ready-file", str(ready)]
-    processes = []
-    try:
-        with log.open("wb") as out:
-            scheduler = subprocess.Popen(
-                command, env=child_environment(**common, DMLC_PS_ROOT_URI="127.0.0.1"), stdout=out, stderr=out
-            )
-        processes.append(scheduler)
-        while not ready.exists() or not ready.read_text(encoding="utf-8").strip():
-            time.sleep(0.05)
-        host, port = ready.read_text(encoding="utf-8").strip().rsplit(":", 1)
-        words = [
-            sys.executable,
-            "-c",
-            _NODE,
-            str(options.size),
-            str(1 / options.rounds),
-            str(options.seconds),
-        ]
-        where: dict[str, Any] = {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
-        processes += [
-            subprocess.Popen(words, env=child_environment(**common, **where)) for _ in range(options.nodes)
-        ]
-        while "all nodes are here" not in log.read_text(encoding="utf-8"):
-            time.sleep(0.05)
-        watched = psutil.Process(scheduler.pid)
-        begin, before = time.monotonic(), watched.cpu_times()
-        forming: dict[int, float] = {}
-        own = before.user + before.system
-        last, seconds = own, 0.0
-        while processes[1].poll() is None:
-            time.sleep(0.5)
-            try:
-                times = watched.cpu_times()
-                for child in watched.children(recursive=True):
-                    took = child.cpu_times()
-                    forming[child.pid] = took.user + took.system
-            except psutil.NoSuchProcess:
-                break
-            last, seconds = times.user + times.system, time.monotonic() - begin
-        if any(process.wait(60) for process in processes):
-            raise SystemExit(f"a process has failed; the scheduler said: {log.read_text(encoding='utf-8')}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    text = log.read_text(encoding="utf-8")
-    took_s = sorted(float(one) for one in re.findall(r"formed in ([\d.]+) s", text))
+    with log.open("wb") as out:
+        environment = child_environment(**common, DMLC_PS_ROOT_URI="127.0.0.1")
+        processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
+    while not ready.exists() or not ready.read_text(encoding="utf-8").strip():
+        time.sleep(0.05)
+    host, port = ready.read_text(encoding="utf-8").strip().rsplit(":", 1)
+    numbers = (str(options.size), str(1 / options.rounds), str(options.seconds))
+    where: dict[str, Any] = {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
+    for _ in range(options.nodes):
+        node = [sys.executable, "-c", _NODE, *numbers]
+        processes.append(subprocess.Popen(node, env=child_environment(**common, **where)))
+    while "all nodes are here" not in log.read_text(encoding="utf-8"):
+        time.sleep(0.05)
+
+
+def _watch(scheduler: subprocess.Popen[bytes], *, until: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Return the seconds until a process ends, and the shares of a core that a scheduler takes meanwhile."""
+    watched = psutil.Process(scheduler.pid)
+    begin, before = time.monotonic(), watched.cpu_times()
+    forming: dict[int, float] = {}
+    own = last = before.user + before.system
+    seconds = 0.0
+    while until.poll() is None:
+        time.sleep(0.5)
+        try:
+            times = watched.cpu_times()
+            for child in watched.children(recursive=True):
+                took = child.cpu_times()
+                forming[child.pid] = took.user + took.system
+        except psutil.NoSuchProcess:
+            break
+        last, seconds = times.user + times.system, time.monotonic() - begin
     return {
-        "nodes": options.nodes,
-        "rounds_a_second": options.rounds,
         "seconds": seconds,
         "scheduler": (last - own) / seconds,
         "forming": sum(forming.values()) / seconds,
-        "formations_a_minute": 60 * len(took_s) / seconds,
-        "formation_s": took_s[len(took_s) // 2] if took_s else 0.0,
     }
 
 

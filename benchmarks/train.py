@@ -28,11 +28,11 @@ from harness.emulated import Place, emulated, on_loopback
 from harness.group import Group
 from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
-from harness.train_plot import draw_training
 from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.networks.network import Network
+from race.train_plot import draw_training
 from systems.base import BENCHMARKS, Case
 from systems.entrants import Entry, check_name, enter
 
@@ -83,7 +83,7 @@ def _train(
     name: str, options: argparse.Namespace, network: Network, place: Place, folder: Path
 ) -> dict[str, Any]:
     parameters = _parameters(options.width)
-    case = Case(nodes=network.size, bytes=4 * parameters, hosts=place.hosts)
+    case = place.located(Case(nodes=network.size, bytes=4 * parameters))
     found: dict[str, Any] = {"system": name, "parameters": parameters, "epochs": [], "error": None}
     [entrant] = enter([name], Entry(network=network, folder=folder, bytes=case.bytes))
     if len(entrant.systems) != 1:
@@ -94,7 +94,7 @@ def _train(
     found["settings"] = dict(system.settings)
     store = "dist_sync_netstorm" if name.startswith("netstorm") else "dist_sync"
     command = [
-        *(sys.executable, str(BENCHMARKS / "train_worker.py"), store),
+        *(sys.executable, str(BENCHMARKS / "workers" / "train.py"), store),
         *map(str, (options.width, options.batch_size)),
     ]
     launch = system.launch(case).running(command).placed(place.command)

@@ -158,7 +158,8 @@ def _compare(
 
 
 def _case(options: argparse.Namespace, nodes: int, size: int, place: Place | None) -> Case:
-    return Case(nodes=nodes, bytes=size, keys=options.keys, hosts=() if place is None else place.hosts)
+    case = Case(nodes=nodes, bytes=size, keys=options.keys)
+    return case if place is None else place.located(case)
 
 
 def _show(found: list[dict[str, Any]], versions: list[Checkout]) -> None:

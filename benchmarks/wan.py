@@ -31,14 +31,9 @@ import psutil
 from rich.console import Console
 
 from harness.compare import Comparison
-from harness.course import Course, end_of_changes, with_course_repeated, with_times_scaled
 from harness.emulated import Place, emulated, on_loopback
 from harness.machine import describe_machine
-from harness.policy_log import policy_changes
 from harness.progress import Rounds, counted_rounds
-from harness.race_options import race_options
-from harness.race_plot import draw_race
-from harness.race_results import RaceResults, RaceRow
 from harness.results import Row
 from harness.stopping import stop_on_sigterm
 from netstorm.cli.scratch import scratch_folder
@@ -47,6 +42,11 @@ from netstorm.topology.networks.file import load_network
 from netstorm.topology.networks.network import Network
 from netstorm.topology.networks.tensor_sizes import tensors_of
 from netstorm.topology.prediction.optimum import optimum
+from race.course import Course, end_of_changes, with_course_repeated, with_times_scaled
+from race.options import race_options
+from race.plot import draw_race
+from race.policy_log import policy_changes
+from race.results import RaceResults, RaceRow
 from systems.base import Case, System
 from systems.entrants import Entry, enter
 
@@ -135,7 +135,7 @@ def _one_after_the_other(
             for system in row.entrant.systems:
                 with _up(options)(network, options) as place:
                     results.network |= _describe_place(place)
-                    case = replace(size, hosts=place.hosts)
+                    case = place.located(size)
                     part = row.parts[system.name]
                     began: list[float] = []
 
@@ -220,11 +220,12 @@ def _up(options: argparse.Namespace) -> Callable[..., contextlib.AbstractContext
 
 
 def _cases(options: argparse.Namespace, network: Network, place: Place | None) -> list[Case]:
-    hosts = () if place is None else place.hosts
     if options.model:
         size = sum(tensors_of(options.model))
-        return [Case(nodes=network.size, bytes=size, model=options.model, hosts=hosts)]
-    return [Case(nodes=network.size, bytes=size, keys=options.keys, hosts=hosts) for size in options.sizes]
+        cases = [Case(nodes=network.size, bytes=size, model=options.model)]
+    else:
+        cases = [Case(nodes=network.size, bytes=size, keys=options.keys) for size in options.sizes]
+    return cases if place is None else [place.located(case) for case in cases]
 
 
 def _network(options: argparse.Namespace) -> Network:

@@ -51,11 +51,7 @@ def train(options: Options, data: Dataset, kv: Any) -> None:
 
     network = build(options.model, data.classes)(mx.sym.var("data"))
     network = mx.sym.SoftmaxOutput(network, name="softmax")
-    mx.random.seed(options.seed)
-    start = mx.mod.Module(network)
-    start.bind(training.provide_data, training.provide_label)
-    start.init_params(mx.init.MSRAPrelu(factor_type="in", slope=0))
-    weights, running_means = start.get_params()
+    weights, running_means = initial_values(network, training, seed=options.seed)
     mx.random.seed(options.seed + 1 + kv.rank)  # dropout: each rank drops other units
 
     recorder = Recorder("module", options, rank=kv.rank, ranks=kv.num_workers)
@@ -98,6 +94,16 @@ def train(options: Options, data: Dataset, kv: Any) -> None:
             eval_end_callback=test_done,
         )
     recorder.end(progress.results, {name: value.asnumpy() for name, value in module.get_params()[0].items()})
+
+
+def initial_values(network: Any, training: Batches, *, seed: int) -> tuple[Any, Any]:
+    """Return the weights and running means that every rank begins with."""
+    mx.random.seed(seed)
+    module = mx.mod.Module(network)
+    module.bind(training.provide_data, training.provide_label)
+    module.init_params(mx.init.MSRAPrelu(factor_type="in", slope=0))
+    weights, running_means = module.get_params()
+    return weights, running_means
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ cat <<'TEXT'
 TEXT
 netstorm launch -n 4 --no-prefix -- python examples/demo.py --folder "$folder" "$@"
 
-missing=$(python -c 'from netstorm.emulation import missing_rights; print("; ".join(missing_rights()))')
+missing=$(python -c 'from netstorm.emulation import unmet_requirements; print("; ".join(unmet_requirements()))')
 missing=${missing//netstorm wan …/scripts/demo.sh}
 if [ -z "$missing" ]; then
     cat <<'TEXT'

@@ -127,7 +127,9 @@ def check_imports(report: Report) -> None:
     graph: nx.DiGraph[str] = nx.DiGraph()
     for name, path in modules.items():
         tree = ast.parse(path.read_text())
-        graph.add_edges_from((name, other) for other in _imported(tree, modules) if other != name)
+        graph.add_edges_from(
+            (name, other) for other in _imported(tree, modules) if other in modules and other != name
+        )
     for circle in nx.strongly_connected_components(graph):
         if len(circle) > 1:
             report.problems.append("import circle: " + ", ".join(sorted(circle)))
@@ -143,10 +145,9 @@ def _imported(tree: ast.Module, modules: dict[str, Path]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names if one.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module in modules:
-            for one in node.names:
-                inner = f"{node.module}.{one.name}"
-                yield inner if inner in modules else node.module
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named = (f"{node.module}.{one.name}" for one in node.names)
+            yield from (name if name in modules else node.module for name in named)
 
 
 def check_pages(report: Report) -> None:

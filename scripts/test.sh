@@ -27,6 +27,7 @@ step ruff check .
 step ruff format --check .
 step mypy "${typed[@]}"
 step lint-imports
+step python scripts/house.py
 # By file, since the tests of a module share what is dear to start; tests/conftest.py says which files begin. Three at
 # a time keep two cores busy, since many wait.
 step pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

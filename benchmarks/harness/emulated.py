@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from netstorm.topology.networks.network import Network
+from systems.base import Case
+from systems.ports import NamespacePorts, loopback_port
 
 __all__ = ["DROPPED", "Place", "emulated", "on_loopback"]
 
@@ -22,6 +24,8 @@ class Place:
 
     hosts: tuple[str, ...]
     """Address of each rank; empty: all on loopback."""
+    free_port: Callable[[int], int]
+    """Returns a TCP port that is free beside a rank."""
     command: Callable[[int, Sequence[str]], list[str]]
     """Makes a command run beside a rank."""
     carried: Callable[[], Mapping[str, int]]
@@ -31,6 +35,10 @@ class Place:
     backend: str
     congestion: str
 
+    def located(self, case: Case) -> Case:
+        """Return a case with its ranks on this network."""
+        return replace(case, hosts=self.hosts, free_port=self.free_port)
+
 
 @contextlib.contextmanager
 def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
@@ -39,7 +47,8 @@ def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
     Raises:
         NetStormError: it cannot be; says what is missing.
     """
-    from netstorm.emulation.wan import Wan  # noqa: PLC0415 - loopback needs none of it
+    from netstorm.emulation.namespaces import inside  # noqa: PLC0415 - loopback needs none of it
+    from netstorm.emulation.wan import Wan  # noqa: PLC0415
 
     wan = Wan.up(network, backend=options.backend, congestion=options.congestion, start_changes=False)
     with wan:
@@ -52,6 +61,7 @@ def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
 
         yield Place(
             hosts=tuple(wan.address(rank) for rank in network.ranks),
+            free_port=NamespacePorts(lambda rank: inside(wan.namespace(network.ranks[rank]))),
             command=lambda rank, argv: wan.command(network.ranks[rank], argv),
             carried=carried,
             start_changes=wan.start_changes,
@@ -65,6 +75,7 @@ def on_loopback(_network: Network, _options: argparse.Namespace) -> Iterator[Pla
     """Leave everything on 127.0.0.1, where links have no limits and no bytes are counted."""
     yield Place(
         hosts=(),
+        free_port=loopback_port,
         command=lambda _rank, argv: list(argv),
         carried=dict,
         start_changes=lambda: None,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.arguments import megabytes
-from harness.policy_log import PolicyChange
+from race.policy_log import PolicyChange
 from systems.base import Case, System
 
 __all__ = ["Results", "Row"]

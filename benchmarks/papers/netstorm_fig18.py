@@ -16,7 +16,7 @@ _LITE = (
 )
 _MEASURED = (
     "measuring and detours are no part of the predictor. `netstorm bench wan --dynamic` runs lite, std and "
-    "pro on real nodes; docs/benchmarks.md has its figures, and says why they are below the paper's."
+    "pro on real nodes; docs/benchmarks/changing.md has its figures."
 )
 _BOUND = (
     "no row of the paper: the trees are formed anew before each round from the true rates, so it bounds what "

@@ -16,7 +16,9 @@ _WHY = (
     "the paper: trees without chunks, and the time until a chain of nodes is busy. Small ones gain, as the "
     "predictor knows no cost of a message."
 )
-_MEASURING = "it is about measuring at run time, which is no part of the predictor; docs/awareness.md."
+_MEASURING = (
+    "it is about measuring at run time, which is no part of the predictor; docs/concepts/awareness.md."
+)
 
 
 def main() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,14 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.pattern import Arrays
-from netstorm.topology.networks.tensor_sizes import tensors_of
+from systems.ports import loopback_port
 
-__all__ = ["Case", "Launch", "Node", "Process", "System", "environment", "free_port", "worker_command"]
+__all__ = ["Case", "Launch", "Node", "Process", "System", "environment", "worker_command"]
 
 BENCHMARKS = Path(__file__).parents[1]
-
-_ports = itertools.count(21_000)
-"""For jobs in namespaces, where only they are: below what Linux gives to outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +31,17 @@ class Case:
     """The arrays are this model's tensors instead (`netstorm.topology.networks.tensor_sizes`)."""
     hosts: tuple[str, ...] = ()
     """Address of each rank on an emulated network; empty: all are on 127.0.0.1."""
+    free_port: Callable[[int], int] = loopback_port
+    """Returns a TCP port that is free beside a rank."""
 
     @property
     def sizes(self) -> list[int]:
         """Elements of each array."""
         if self.model:
+            from netstorm.topology.networks.tensor_sizes import (  # noqa: PLC0415 - older checkouts have it elsewhere
+                tensors_of,
+            )
+
             return [size // 4 for size in tensors_of(self.model)]
         each, more = divmod(self.bytes // 4, self.keys)
         return [each + (index < more) for index in range(self.keys)]
@@ -49,9 +50,9 @@ class Case:
         """Return where others reach what runs beside `rank`."""
         return self.hosts[rank] if self.hosts else "127.0.0.1"
 
-    def port(self) -> int:
-        """Return a TCP port that nothing listens on, as far as can be known from here."""
-        return next(_ports) if self.hosts else free_port()
+    def port(self, rank: int = 0) -> int:
+        """Return a TCP port that nothing listens on beside `rank`, as far as can be known from here."""
+        return self.free_port(rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +141,4 @@ def environment(**variables: object) -> dict[str, str]:
 def worker_command(system: str, case: Case) -> list[str]:
     """Return the command of one worker process."""
     numbers = [str(case.nodes), str(case.bytes), str(case.keys)]
-    return [sys.executable, str(BENCHMARKS / "worker.py"), system, *numbers, case.model]
-
-
-def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return [sys.executable, str(BENCHMARKS / "workers" / "allreduce.py"), system, *numbers, case.model]

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from harness.course import networks_by_time
 from netstorm.errors import Unreachable, UsageError
 from netstorm.topology.networks.elements import Link
 from netstorm.topology.networks.network import Network, Rank, Routing
 from netstorm.topology.networks.text import dump_network
 from netstorm.topology.schemes.form import SCHEMES, form_policy
 from netstorm.topology.trees.resources import Resources, fluid_time
+from race.course import networks_by_time
 from systems.base import System
 from systems.gloo import Gloo
 from systems.hivemind import Hivemind, why_no_hivemind
 from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
-from systems.openmpi import OpenMPI, why_no_openmpi
+from systems.openmpi.system import OpenMPI, why_no_openmpi
 
 __all__ = ["KNOWLEDGE", "NAMES", "Entrant", "Entry", "check_name", "enter", "hubs_by_time"]
 

@@ -59,7 +59,7 @@ class Hivemind:
                     environment=environment(
                         RANK=rank,
                         BENCHMARK_ADDRESS=case.host(rank),
-                        BENCHMARK_PORT=case.port(),
+                        BENCHMARK_PORT=case.port(rank),
                         BENCHMARK_MEETING=meeting,
                         HIVEMIND_LOGLEVEL="WARNING",
                     ),

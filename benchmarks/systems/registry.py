@@ -7,7 +7,7 @@ from systems.gloo import Gloo
 from systems.hivemind import Hivemind
 from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
-from systems.openmpi import OpenMPI
+from systems.openmpi.system import OpenMPI
 
 __all__ = ["SYSTEMS"]
 

@@ -29,7 +29,7 @@ def bench(
     \b
       netstorm bench wan examples/networks/internet2.yaml --systems mxnet-star-best,gloo,netstorm-packing
       netstorm bench wan --help
-    """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
+    """
     with exit_on_usage_error():
         name, *rest = arguments or ["--help"]
         folder = _folder()
@@ -63,4 +63,4 @@ def _become(command: list[str]) -> None:
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))]
     sys.stdout.flush()
-    os.execve(command[0], command, child_environment(PYTHONPATH=os.pathsep.join(paths)))  # noqa: S606
+    os.execve(command[0], command, child_environment(PYTHONPATH=os.pathsep.join(paths)))

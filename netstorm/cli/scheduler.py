@@ -75,7 +75,7 @@ def scheduler(
     The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
     SIGINT or SIGTERM stopped one (the nodes are told).
     """
-    from netstorm.cli.verdict import verdict_line
+    from netstorm.cli.first_failure import first_failure_line
     from netstorm.scheduler.process.scheduler_process import run_scheduler
     from netstorm.settings import Settings
 
@@ -98,8 +98,8 @@ def scheduler(
             settings,
             any_port=port == 0,
             ready_file=ready_file,
-            say=_say,
-            on_outcome=(lambda outcome: _say(verdict_line(outcome.rank))) if print_outcome else None,
+            print_line=_say,
+            on_outcome=(lambda outcome: _say(first_failure_line(outcome.rank))) if print_outcome else None,
         )
     raise typer.Exit(code)
 

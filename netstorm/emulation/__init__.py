@@ -1,8 +1,8 @@
-"""A WAN on one Linux machine: a network file becomes network namespaces, links and routes between them."""
+"""Emulates a WAN on one Linux machine: network namespaces, with links and routes from a network file."""
 
 from __future__ import annotations
 
-from netstorm.emulation.rights import MissingRights, missing_rights
+from netstorm.emulation.requirements import UnmetRequirements, unmet_requirements
 from netstorm.emulation.wan import LinkStatus, Wan
 
-__all__ = ["LinkStatus", "MissingRights", "Wan", "missing_rights"]
+__all__ = ["LinkStatus", "UnmetRequirements", "Wan", "unmet_requirements"]

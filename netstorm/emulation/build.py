@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from netstorm.emulation.layout import HOME_DEVICE, Cable, Layout
-from netstorm.emulation.links.kernel_links import KernelLinks, has_netem, why_not_the_kernel
+from netstorm.emulation.links.kernel_links import KernelLinks, has_netem, kernel_obstacle
 from netstorm.emulation.links.relay_links import RelayLinks
 from netstorm.emulation.namespaces import HOSTS_FOLDER, batch, write_sysctl
 from netstorm.errors import UsageError
@@ -24,7 +24,7 @@ _SYSCTLS: Final = {
     "net.ipv4.conf.default.rp_filter": "0",
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv6.conf.default.disable_ipv6": "1",
-    "net.ipv4.tcp_no_metrics_save": "1",  # or a connection would begin with what another one has learnt
+    "net.ipv4.tcp_no_metrics_save": "1",  # a connection must not begin with the metrics of another one
     # Super-packets of at least 8 kB at an RTT of 60 ms, not of 1 ms of the rate: a relay's work is by packet.
     "net.ipv4.tcp_tso_rtt_log": "14",
     "net.ipv4.tcp_wmem": "4096 65536 33554432",  # a rate of 500 Mbit/s over an RTT of 300 ms holds 19 MB
@@ -33,7 +33,7 @@ _SYSCTLS: Final = {
 
 
 def available_congestion_controls() -> list[str]:
-    """Return what this kernel has."""
+    """Return the congestion controls that this kernel has."""
     path = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     try:
         return path.read_text(encoding="ascii").split()
@@ -42,12 +42,15 @@ def available_congestion_controls() -> list[str]:
 
 
 def build(layout: Layout, *, backend: str, congestion: str) -> tuple[Links, str, str]:
-    """Make everything; return the links, a sentence on the back end, and how the congestion control is set.
+    """Build a network.
 
-    What is made when something fails is left for the caller to remove, by its names.
+    If it fails, the caller removes what was built so far, by its names.
+
+    Returns:
+        The links; why this back end, as text; how the congestion control is set: "sysctl" or "routes".
 
     Raises:
-        UsageError: the kernel refuses something, or has not what was asked for.
+        UsageError: the kernel refuses a command, or lacks the back end or congestion control.
     """
     available = available_congestion_controls()
     if available and congestion not in available:
@@ -83,26 +86,25 @@ def _links(layout: Layout, backend: str, a_namespace: str) -> tuple[Links, str]:
     if backend == "relay":
         return RelayLinks(layout), "relay, as asked for"
     netem = has_netem(a_namespace)
-    hindrance = why_not_the_kernel(layout, netem=netem)
-    if hindrance is None:
+    obstacle = kernel_obstacle(layout, netem=netem)
+    if obstacle is None:
         return KernelLinks(layout, with_netem=netem), "netem and HTB" if netem else "HTB: no link needs netem"
     if backend == "netem":
-        raise UsageError(f"--backend netem: {hindrance}; use --backend relay")
-    return RelayLinks(layout), f"relay, since {hindrance}"
+        raise UsageError(f"--backend netem: {obstacle}; use --backend relay")
+    return RelayLinks(layout), f"relay, since {obstacle}"
 
 
 def _make_routes(layout: Layout, links: Links, pin: str) -> None:
     for rank, routes in zip(layout.network.ranks, layout.routes(), strict=True):
         commands = []
-        for route in sorted(
-            routes, key=lambda one: one.via != one.target
-        ):  # neighbours first: others go via them
+        # Neighbours first: the other routes go via them.
+        for route in sorted(routes, key=lambda route: route.via != route.target):
             low, high = sorted((rank, route.via))
             device = links.device(Cable(Rank(low), Rank(high)), rank)
-            way = f"dev {device} src {layout.address(rank)}"
+            path = f"dev {device} src {layout.address(rank)}"
             if route.via != route.target:
-                way = f"via {layout.address(route.via)} {way} onlink"
-            commands.append(f"route replace {layout.address(route.target)}/32 {way}{pin}")
+                path = f"via {layout.address(route.via)} {path} onlink"
+            commands.append(f"route replace {layout.address(route.target)}/32 {path}{pin}")
         batch("ip", layout.namespace(rank), commands)
 
 

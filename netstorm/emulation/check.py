@@ -1,4 +1,4 @@
-"""An emulated network measured against what it should be."""
+"""Measures an emulated network, and compares it with its network file."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm import clock
-from netstorm.emulation.meter import Carried, OneWay, latencies, saturate
+from netstorm.emulation.meter import Latencies, Throughput, measure_latencies, measure_throughput
 from netstorm.emulation.wan import LinkStatus, Wan
 from netstorm.topology.networks.elements import Rank
 
-__all__ = ["ALONE", "RTT_WITHIN_S", "TOGETHER", "Checked", "check"]
+__all__ = ["ALONE", "RTT_WITHIN_S", "TOGETHER", "LinkCheck", "check"]
 
 ALONE: Final = 0.03
-"""How far off a rate may be while one link at a time is loaded."""
+"""Allowed relative error of a rate while one link at a time is loaded."""
 TOGETHER: Final = 0.10
-"""While all are, both ways: each direction also carries the other's acknowledgements."""
+"""The same while all links are loaded both ways: each direction also carries acknowledgements."""
 RTT_WITHIN_S: Final = 0.001
 _STREAMS_ALONE: Final = 3
 _SIGMAS: Final = 4.0
-"""How improbable a number of losses must be to count as wrong: about 1 in 16 000."""
+"""Standard deviations from which a number of losses is implausible: about 1 case in 16 000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """One direction of a link: what it should be, and what it is."""
+class LinkCheck:
+    """One direction of a link: the values of the network file, and the measured ones."""
 
     source: Rank
     target: Rank
     rate: float
-    """Bit/s on the wire, as the file says, and not above the access caps."""
+    """Bit/s on the wire, as the file says, limited by the access caps."""
     measured_rate: float
-    """The same, worked out from the goodput of TCP: bytes that arrived, and their headers and frames."""
+    """The same, computed from the goodput of TCP: bytes that arrived, with their headers and frames."""
     goodput: float
-    """Bit/s of data that arrived."""
+    """Bit/s of the data that arrived."""
     latency: float
     """Seconds, one way."""
     measured_latency: float
@@ -45,13 +45,13 @@ class Checked:
     loss: float
     """Fraction of segments, as the file says."""
     measured_loss: float
-    """Fraction of segments that TCP had to send again, less those that the full queue dropped."""
+    """Fraction of segments that TCP retransmitted, without those that the full queue dropped."""
     segments: int
-    """That were sent: how much the loss is worth."""
+    """Segments sent: the sample size of the loss."""
     allowed: float
-    """How far off the rate may be."""
+    """Allowed relative error of the rate."""
     relay_cpu: float
-    """Cores that the relays used meanwhile."""
+    """Cores that the relays used during the measurement."""
 
     @property
     def rate_error(self) -> float:
@@ -60,19 +60,19 @@ class Checked:
 
     @property
     def round_trip_error(self) -> float:
-        """Seconds by which the round trip is too long."""
+        """Measured round trip less the true one, in seconds."""
         return self.measured_round_trip - self.round_trip
 
     @property
     def loss_is_plausible(self) -> bool:
-        """Whether so many losses may come of such a fraction by chance (and retransmissions by mistake)."""
+        """Whether this number of losses is plausible for the fraction; some retransmissions are spurious."""
         expected = self.loss * self.segments
         off = abs(self.measured_loss * self.segments - expected)
         return off <= _SIGMAS * math.sqrt(expected) + 2 + 0.0005 * self.segments
 
     @property
-    def wrong(self) -> tuple[str, ...]:
-        """What is out of tolerance: any of rate, round trip and loss."""
+    def out_of_tolerance(self) -> tuple[str, ...]:
+        """The values that are out of tolerance: any of rate, round trip and loss."""
         return tuple(
             name
             for name, bad in (
@@ -86,32 +86,32 @@ class Checked:
 
 def check(
     wan: Wan, *, together: bool = False, warm_up_s: float = 1.5, measure_s: float = 2.5
-) -> Iterator[Checked]:
+) -> Iterator[LinkCheck]:
     """Yield each direction of each link, measured: one at a time, or all at once.
 
     Latencies are measured before anything is loaded: under load they have the queue in them.
 
     Args:
-        wan: the network; nobody else may send in it meanwhile.
+        wan: the network; no other program may send in it meanwhile.
         together: load all links at once, both ways.
-        warm_up_s: from the start of a connection until its bytes count.
-        measure_s: how long they count.
+        warm_up_s: time from the start of a connection to the measurement.
+        measure_s: duration of the measurement.
     """
     links = {(link.source, link.target): link for link in wan.status()}
-    pings: dict[tuple[Rank, Rank], OneWay] = {}
+    pings: dict[tuple[Rank, Rank], Latencies] = {}
     for (source, target), link in links.items():
         if (target, source) not in pings:
             back = links.get((target, source), link)
             expected = link.latency + back.latency
-            pings[source, target] = latencies(wan, source, target, expected=expected)
+            pings[source, target] = measure_latencies(wan, source, target, expected=expected)
     groups: Iterable[list[LinkStatus]] = (
-        [list(links.values())] if together else [[one] for one in links.values()]
+        [list(links.values())] if together else [[link] for link in links.values()]
     )
     for group in groups:
         began, used = clock.monotonic(), _relay_cpu(wan)
-        carried = saturate(
+        carried = measure_throughput(
             wan,
-            [(one.source, one.target) for one in group],
+            [(link.source, link.target) for link in group],
             streams=1 if together else _STREAMS_ALONE,
             warm_up_s=warm_up_s,
             measure_s=measure_s,
@@ -134,10 +134,10 @@ def check(
 
 
 def _relay_cpu(wan: Wan) -> float:
-    return float(sum(relay["cpu_s"] for relay in wan.facts()["relays"]))
+    return float(sum(relay["cpu_s"] for relay in wan.report()["relays"]))
 
 
-def _oriented(pings: dict[tuple[Rank, Rank], OneWay], link: LinkStatus) -> tuple[float, float]:
+def _oriented(pings: dict[tuple[Rank, Rank], Latencies], link: LinkStatus) -> tuple[float, float]:
     """Return (one way, round trip) of a direction, whichever way round it was measured."""
     ping = pings.get((link.source, link.target))
     if ping is not None:
@@ -151,17 +151,17 @@ def _checked(
     link: LinkStatus,
     back: LinkStatus,
     ping: tuple[float, float],
-    flow: Carried,
+    flow: Throughput,
     *,
     dropped: int,
     allowed: float,
     relay_cpu: float,
-) -> Checked:
+) -> LinkCheck:
     caps = (wan.network.nodes[link.source].egress, wan.network.nodes[link.target].ingress)
     again = max(0, flow.retransmitted - dropped)
     # What is lost has used the link too.
     on_the_wire = flow.goodput / flow.of_rate / (1 - link.loss)
-    return Checked(
+    return LinkCheck(
         source=link.source,
         target=link.target,
         rate=min([link.rate, *(cap for cap in caps if cap is not None)]),

@@ -1,8 +1,8 @@
-"""The warden: the process that makes an emulated network, keeps it, and takes it away again.
+"""The daemon of an emulated network: it builds the network, serves requests about it, and removes it.
 
-It lives as long as the network. It is told to end by SIGTERM, by SIGINT, through its control socket, or by
-the end of its standard input, which whoever started it holds: killed by SIGKILL, they take the network with
-them. If the warden itself is killed that way, its relays end, and the next start removes what is left.
+It lives as long as the network. It ends at SIGTERM, at SIGINT, on a request through its control socket, or at
+the end of its standard input, which the process that started it holds: if that process is killed, the network
+goes with it. If the daemon itself is killed, its relays end, and the next start removes what is left.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import replace
-from types import FrameType
 from typing import Any, Final
 
 from netstorm import clock
 from netstorm.emulation.build import Links, build
 from netstorm.emulation.layout import Layout
 from netstorm.emulation.namespaces import remove
-from netstorm.emulation.process import let_go
-from netstorm.emulation.state import KEEP, Claim, socket_path
+from netstorm.emulation.process_setup import detach_standard_streams
+from netstorm.emulation.registry import KEEP, Claim, socket_path
+from netstorm.emulation.reports import LinkCounters, LinkReport, NetworkDescription, NetworkReport, Order
 from netstorm.errors import NetStormError, UsageError
-from netstorm.topology.networks.elements import Change, Rank
+from netstorm.topology.networks.elements import Change, Rank, changed_link
 from netstorm.topology.networks.file import dump_network, parse_network
 
 __all__ = ["main"]
 
 _REQUEST_S: Final = 2.0
-"""For a client to say what it wants; nobody else can be served meanwhile."""
-_LOOK_S: Final = 1.0
-"""How often relays are looked after."""
+"""Time for a client to send its request; other clients wait meanwhile."""
+_RELAY_CHECK_S: Final = 1.0
+"""Time between two checks that the relays live."""
+_NO_TRAFFIC: Final[LinkCounters] = {"packets": 0, "bytes": 0, "dropped": 0, "lost": 0}
 
 
 class _Stopped(Exception):
-    """A signal came."""
+    """A signal has asked the daemon to end."""
 
 
 def main() -> None:
-    """Read an order, make the network, say so, and keep it to its end."""
+    """Read an `Order`, build the network, report that it is ready, and serve requests until its end."""
     os.setsid()
-    order = json.loads(sys.stdin.buffer.readline())
+    order: Order = json.loads(sys.stdin.buffer.readline())
     layout = Layout(name=order["name"], network=parse_network(order["network"]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
@@ -51,40 +51,40 @@ def main() -> None:
     try:
         claim = Claim(layout.name)
     except NetStormError as error:
-        _tell(error=str(error))
+        _answer_starter(error=str(error))
         return
     try:
         made, why, pinned = build(layout, backend=order["backend"], congestion=order["congestion"])
         links.append(made)
-        warden = _Warden(layout, made, why=why, pinned=pinned, order=order, claim=claim)
-        _tell(ready=True)
-        warden.serve()
+        daemon = _Daemon(layout, made, why=why, pinned=pinned, order=order, claim=claim)
+        _answer_starter(ready=True)
+        daemon.serve()
     except _Stopped:
         pass
     except (NetStormError, OSError) as error:
-        _tell(error=str(error))
+        _answer_starter(error=str(error))
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         remove([layout.namespace(rank) for rank in layout.network.ranks])
-        for one in links:
-            one.close()
+        for built in links:
+            built.close()
         claim.release()
 
 
-def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signals call it
+def _stop(*_: object) -> None:
     raise _Stopped
 
 
-def _tell(**answer: object) -> None:
+def _answer_starter(**answer: object) -> None:
     with contextlib.suppress(OSError):
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
-class _Warden:
+class _Daemon:
     def __init__(
-        self, layout: Layout, links: Links, *, why: str, pinned: str, order: dict[str, Any], claim: Claim
+        self, layout: Layout, links: Links, *, why: str, pinned: str, order: Order, claim: Claim
     ) -> None:
         self._layout: Final = layout
         self._links: Final = links
@@ -97,7 +97,7 @@ class _Warden:
         self._listener.bind(str(path))
         path.chmod(0o600)
         self._listener.listen(16)
-        self._facts: Final = {
+        self._description: Final[NetworkDescription] = {
             "name": layout.name,
             "pid": os.getpid(),
             "backend": links.name,
@@ -106,10 +106,10 @@ class _Warden:
             "pinned_by": pinned,
             "namespaces": [layout.namespace(rank) for rank in layout.network.ranks],
         }
-        claim.write(**self._facts, network=dump_network(layout.network))
+        claim.write({**self._description, "network": dump_network(layout.network)})
 
     def serve(self) -> None:
-        """Answer requests and apply changes until it is over."""
+        """Answer requests and apply changes until the network shall end."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(0, select.POLLIN)
@@ -120,15 +120,15 @@ class _Warden:
                 if os.read(0, 4096) != KEEP:
                     return
                 poll.unregister(0)
-                let_go()
+                detach_standard_streams()
             if self._listener.fileno() in events and not self._answer():
                 return
-            dead = self._links.dead()
-            if dead is not None:
-                raise UsageError(f"the relay (process {dead}) has died, and the network with it")
+            ended = self._links.ended_relay()
+            if ended is not None:
+                raise UsageError(f"the relay (process {ended}) has died, and the network with it")
 
     def _wait_ms(self) -> float:
-        wait = _LOOK_S
+        wait = _RELAY_CHECK_S
         if self._began is not None and self._changes:
             wait = min(wait, self._began + self._changes[0].at - clock.monotonic())
         return max(0.0, wait) * 1000
@@ -149,26 +149,26 @@ class _Warden:
             raise UsageError(f"the emulated network has no link {source}→{target}")
         given = {"rate": rate, "latency": latency, "loss": loss}
         values = {name: value for name, value in given.items() if value is not None}
-        after = replace(before, **values)  # type: ignore[arg-type]  # it checks them
+        after = changed_link(before, values)
         self._links.set(before, values)
         self._now[before.source, before.target] = after
 
     def _answer(self) -> bool:
-        """Serve one request; return False if it was the last."""
+        """Answer one request; return False if it asks for the end of the network."""
         client, _ = self._listener.accept()
         goes_on = True
         with client, contextlib.suppress(OSError):
             client.settimeout(_REQUEST_S)
             request = json.loads(_read_all(client))
             try:
-                answer = self._do(request)
+                answer: object = self._handle(request)
                 goes_on = request["do"] != "down"
             except NetStormError as error:
                 answer = {"error": str(error)}
             client.sendall(json.dumps(answer).encode())
         return goes_on
 
-    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _handle(self, request: dict[str, Any]) -> object:
         match request["do"]:
             case "set":
                 self._set(
@@ -184,22 +184,28 @@ class _Warden:
                     self._began = clock.monotonic()
                 return {}
             case "status":
-                return self._status()
+                return self._report()
             case "down":
                 return {}
             case other:
                 raise UsageError(f"request {other!r}: expected set, start, status or down")
 
-    def _status(self) -> dict[str, Any]:
+    def _report(self) -> NetworkReport:
         counted = self._links.counters()
-        links = []
-        for link in self._now.values():
-            counters = counted["links"].get(f"{link.source}-{link.target}", {})
-            values = {"rate": link.rate, "latency": link.latency, "loss": link.loss}
-            links.append({"source": link.source, "target": link.target, **values, **counters})
+        links: list[LinkReport] = [
+            {
+                "source": link.source,
+                "target": link.target,
+                "rate": link.rate,
+                "latency": link.latency,
+                "loss": link.loss,
+                **counted["links"].get(f"{link.source}-{link.target}", _NO_TRAFFIC),
+            }
+            for link in self._now.values()
+        ]
         since = None if self._began is None else clock.monotonic() - self._began
         return {
-            **self._facts,
+            **self._description,
             "relays": counted["relays"],
             "changes_for_s": since,
             "changes_ahead": len(self._changes),

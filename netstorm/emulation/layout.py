@@ -1,7 +1,7 @@
-"""What a network becomes: names, addresses, devices, routes and hosts files. Pure.
+"""The layout of an emulated network: names, addresses, devices, routes and hosts files. Pure.
 
 Each rank has a network namespace with one address of its own, on a bridge device without ports (not on `lo`:
-some peers, Gloo among them, take an address on `lo` for a reason to use 127.0.0.1). Each link is a device in
+some libraries, such as Gloo, use 127.0.0.1 if the address is on `lo`). Each link is a device in
 each of its two namespaces; a route to every rank points at the device towards it.
 """
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 PREFIX: Final = "netstorm-"
-"""Of all our namespaces, so that what a crash has left behind can be told from everybody else's."""
+"""Prefix of all our namespaces, by which the leftovers of a crash are recognised."""
 HOME_DEVICE: Final = "wan0"
 MTU: Final = 1500
 
@@ -43,17 +43,17 @@ class Cable:
     high: Rank
 
     def device(self, rank: Rank) -> str:
-        """Return the device's name at an end: it says where it leads. At most 15 characters."""
+        """Return the device's name at an end, which names the other end. At most 15 characters."""
         return f"to-r{self.high if rank == self.low else self.low}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where a rank sends what is for `target`."""
+    """A rank's route to `target`."""
 
     target: Rank
     via: Rank
-    """The neighbour that is next; the target itself if it is linked."""
+    """The next neighbour; the target itself if it is linked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Layout:
         return f"{PREFIX}{self.name}-r{rank}"
 
     def address(self, rank: Rank) -> str:
-        """Return a rank's IPv4 address. The networks are apart: two of them may use the same ones."""
+        """Return a rank's IPv4 address. Networks are isolated: two of them may use the same addresses."""
         if not 0 <= rank < min(self.network.size, _MOST_RANKS):
             raise UsageError(f"rank {rank}: the emulated network has ranks 0 to {self.network.size - 1}")
         return f"10.78.{rank // 254}.{rank % 254 + 1}"
@@ -99,7 +99,7 @@ class Layout:
         """Return the hosts file of a rank's namespace: names of all ranks, and the machine's own name for it.
 
         The name r3 comes first in its line, so that the address resolves back to it. The machine's name means
-        this rank: peers that announce the address of their own host name (Gloo, MPI) then announce this one.
+        this rank: libraries that announce the address of their host name (Gloo, MPI) then announce this one.
         """
         lines = ["127.0.0.1 localhost"]
         for node in self.network.nodes:
@@ -111,10 +111,10 @@ class Layout:
 
 
 def checked_name(name: str) -> str:
-    """Return `name` if an emulated network may be called that.
+    """Return `name` if it is allowed as the name of an emulated network.
 
     Raises:
-        UsageError: says what is allowed.
+        UsageError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(

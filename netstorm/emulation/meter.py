@@ -1,7 +1,7 @@
-"""A small measuring tool: goodput, latency and loss between ranks of an emulated network.
+"""Measures goodput, latency and loss between ranks of an emulated network.
 
-All its sockets are this process's own, opened inside the namespaces: so both ends read one clock, and what
-arrives is counted by one loop. Data that arrives is discarded by the kernel, uncopied (MSG_TRUNC, tcp(7)).
+This process opens all sockets itself, inside the namespaces: both ends read the same clock, and one loop
+counts what arrives. The kernel discards the data that arrives, without a copy (MSG_TRUNC, tcp(7)).
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ from netstorm.emulation.wan import Wan
 from netstorm.errors import UsageError
 from netstorm.topology.networks.elements import Rank
 
-__all__ = ["Carried", "OneWay", "latencies", "saturate"]
+__all__ = ["Latencies", "Throughput", "measure_latencies", "measure_throughput"]
 
 _HEADERS: Final = 20 + 32
 """IPv4, and TCP with timestamps."""
 _BLOCK: Final = bytes(1 << 18)
 _DISCARD: Final = 1 << 22
 _BUFFER_S: Final = 0.5
-"""Of a link's rate, at each end: this process may be kept waiting so long before a link falls idle."""
+"""Socket buffer at each end, in time at the link's rate: this process may stall so long without idle links.
+"""
 _LEAST_BUFFER: Final = 1 << 19
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
 _ABORT: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing drops what has not been sent, or it would be sent on after the measurement."""
+"""SO_LINGER: closing drops unsent data, which would else be sent after the measurement."""
 _TCP_INFO_BYTES: Final = 232
 _CONNECT_S: Final = 20.0
 _PING_BYTES: Final = 22
 _PING_GAP_S: Final = 0.005
-_PATIENCE_S: Final = 1.0
-"""Beyond the expected latency: a datagram that takes longer is lost."""
+_LATE_S: Final = 1.0
+"""A datagram that takes longer than the expected latency and this is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """What TCP has carried from one rank to another within a time."""
+class Throughput:
+    """What TCP has carried from one rank to another."""
 
     goodput: float
-    """Bit/s of data that arrived."""
+    """Bit/s of the data that arrived."""
     of_rate: float
-    """The goodput of a link over its rate: segments are full, and each has headers and a frame."""
+    """Goodput over rate for full segments: each has headers and a frame."""
     segments: int
-    """Sent since the connections were made."""
+    """Segments sent since the connections were opened."""
     retransmitted: int
-    """Of those."""
+    """Segments of those that were retransmitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneWay:
+class Latencies:
     """Latencies of small datagrams there and back, in seconds: the median of each."""
 
     there: float
@@ -68,11 +69,11 @@ class OneWay:
     sent: int
 
 
-def latencies(wan: Wan, source: int, target: int, *, expected: float, count: int = 10) -> OneWay:
-    """Return the latencies between two ranks, by datagrams, one at a time.
+def measure_latencies(wan: Wan, source: int, target: int, *, expected: float, count: int = 10) -> Latencies:
+    """Return the latencies between two ranks, measured by datagrams, one at a time.
 
     Raises:
-        UsageError: none came back.
+        UsageError: no datagram came back.
     """
     there, back = [], []
     with (
@@ -85,14 +86,14 @@ def latencies(wan: Wan, source: int, target: int, *, expected: float, count: int
             payload = number.to_bytes(_PING_BYTES, "big")
             first = _one_way(here, other, payload, expected)
             second = _one_way(other, here, payload, expected)
-            if first is not None and second is not None and number > 0:  # the first one warms caches
+            if first is not None and second is not None and number > 0:  # the first one fills caches
                 there.append(first)
                 back.append(second)
             clock.sleep(_PING_GAP_S)
     if not there:
         raise UsageError(f"no datagram from rank {source} to rank {target} and back has arrived")
     both = [one + other for one, other in zip(there, back, strict=True)]
-    return OneWay(
+    return Latencies(
         there=_median(there), back=_median(back), round_trip=_median(both), answered=len(there), sent=count
     )
 
@@ -100,9 +101,9 @@ def latencies(wan: Wan, source: int, target: int, *, expected: float, count: int
 def _one_way(sender: socket.socket, receiver: socket.socket, payload: bytes, expected: float) -> float | None:
     began = clock.monotonic()
     sender.send(payload)
-    receiver.settimeout(expected + _PATIENCE_S)
+    receiver.settimeout(expected + _LATE_S)
     with contextlib.suppress(TimeoutError):
-        while receiver.recv(64) != payload:  # one that came too late for its turn
+        while receiver.recv(64) != payload:  # a late datagram of an earlier turn
             pass
         return clock.monotonic() - began
     return None
@@ -144,7 +145,7 @@ class _Stream:
     def arrived(self) -> int:
         """Return the bytes that the sender knows to have arrived: tcpi_delivered of linux/tcp.h, in segments.
 
-        Those behind a gap count too: in order, what waits behind one loss is a tenth of what 2 s carry.
+        Bytes behind a gap count too: a tenth of what 2 s carry may wait behind one loss.
         """
         raw = self.sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (mss,) = struct.unpack_from("=I", raw, 16)
@@ -160,22 +161,22 @@ class _Stream:
         return mss, sent, retransmitted
 
 
-def saturate(
+def measure_throughput(
     wan: Wan,
     pairs: Sequence[tuple[int, int]],
     *,
     streams: int = 1,
     warm_up_s: float = 1.5,
     measure_s: float = 2.5,
-) -> list[Carried]:
-    """Send as much as TCP can between all these (source, target) at once, and return what each has carried.
+) -> list[Throughput]:
+    """Send as much as TCP can between all these (source, target) at once, and return the throughput of each.
 
     Args:
         wan: the network.
-        pairs: who sends to whom.
-        streams: connections for each of them: while one finds its rate again, the others fill the link.
-        warm_up_s: before bytes count.
-        measure_s: how long they count.
+        pairs: sender and receiver of each.
+        streams: connections of each pair: while one recovers from a loss, the others fill the link.
+        warm_up_s: time before the measurement.
+        measure_s: duration of the measurement.
 
     Raises:
         UsageError: two ranks cannot connect.
@@ -197,20 +198,20 @@ def saturate(
         _pump(poll, by_number, warm_up_s)
         before = [[(clock.monotonic(), stream.arrived()) for stream in flow] for flow in flows]
         _pump(poll, by_number, measure_s)
-        return [_carried(flow, had) for flow, had in zip(flows, before, strict=True)]
+        return [_throughput(flow, had) for flow, had in zip(flows, before, strict=True)]
 
 
-def _carried(flow: Sequence[_Stream], before: Sequence[tuple[float, int]]) -> Carried:
+def _throughput(flow: Sequence[_Stream], before: Sequence[tuple[float, int]]) -> Throughput:
     goodput = 0.0
     for stream, (began, had) in zip(flow, before, strict=True):
         goodput += (stream.arrived() - had) * 8 / (clock.monotonic() - began)
-    told = [stream.sent() for stream in flow]
-    mss = told[0][0]
-    return Carried(
+    sent = [stream.sent() for stream in flow]
+    mss = sent[0][0]
+    return Throughput(
         goodput=goodput,
         of_rate=mss / (mss + _HEADERS + FRAME_BYTES),
-        segments=sum(sent for _, sent, _ in told),
-        retransmitted=sum(retransmitted for _, _, retransmitted in told),
+        segments=sum(segments for _, segments, _ in sent),
+        retransmitted=sum(retransmitted for _, _, retransmitted in sent),
     )
 
 
@@ -225,7 +226,7 @@ def _pump(poll: select.epoll, by_number: dict[int, tuple[socket.socket, bool]], 
                     end.send(_BLOCK)
                 else:
                     end.recv_into(scratch, 0, socket.MSG_TRUNC)
-        clock.sleep(0.001)  # what comes meanwhile is taken together: the relay needs the core more
+        clock.sleep(0.001)  # reads more at once: the relay needs the core
 
 
 def _median(values: Sequence[float]) -> float:

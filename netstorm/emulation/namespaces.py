@@ -1,4 +1,4 @@
-"""Network namespaces: entering them, the devices in them, and taking them away again."""
+"""Network namespaces: entering and removing them, and making devices in them."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _TUNSETIFF: Final = 0x400454CA
 _TUNSETOFFLOAD: Final = 0x400454D0
 _IFF_TUN_NO_PI_VNET_HDR: Final = 0x0001 | 0x1000 | 0x4000
 _TUN_F_CSUM_TSO4: Final = 0x01 | 0x02
-"""Not TSO6, since the namespaces have no IPv6, nor USO: a super-packet is always TCP over IPv4."""
+"""Not TSO6, because the namespaces have no IPv6, and not USO: a super-packet is always TCP over IPv4."""
 _END_S: Final = 2.0
-"""Between SIGTERM and SIGKILL for what still runs in a namespace that goes."""
+"""Time from SIGTERM to SIGKILL for processes in a namespace that is removed."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Have this thread in a namespace: sockets, devices and /proc/sys/net are that namespace's."""
+    """Move this thread into a namespace: sockets, devices and /proc/sys/net are the namespace's."""
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         there = os.open(_RUN / namespace, os.O_RDONLY | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ def _set(descriptor: int) -> None:
 
 
 def open_tun(namespace: str, device: str) -> int:
-    """Make a TUN device in a namespace, and return its descriptor; the device goes when that is closed."""
+    """Make a TUN device in a namespace, and return its descriptor; closing it removes the device."""
     with inside(namespace):
         descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -86,12 +86,12 @@ def batch(program: str, namespace: str | None, commands: Sequence[str]) -> None:
     """Run `ip` or `tc` commands in a namespace (None: here), all in one process.
 
     Raises:
-        UsageError: one failed; has the program's own words.
+        UsageError: a command failed; the message has the program's own error.
     """
     if not commands:
         return
     place = [] if namespace is None else ["-n", namespace]
-    done = subprocess.run(  # noqa: S603 - no word of these comes from outside
+    done = subprocess.run(
         [program, *place, "-batch", "-"],
         input="\n".join(commands) + "\n",
         capture_output=True,
@@ -104,7 +104,7 @@ def batch(program: str, namespace: str | None, commands: Sequence[str]) -> None:
 
 
 def write_sysctl(namespace: str, name: str, value: str) -> bool:
-    """Set a sysctl of `net.` in a namespace; return whether the kernel has taken it."""
+    """Set a sysctl of `net.` in a namespace; return whether the kernel accepted it."""
     path = Path("/proc/sys") / name.replace(".", "/")
     try:
         with inside(namespace):
@@ -124,15 +124,15 @@ def existing(prefix: str) -> list[str]:
 
 
 def remove(namespaces: Iterable[str]) -> None:
-    """Take namespaces away, with what runs in them, their devices and hosts files. Twice does no harm."""
+    """Remove namespaces, their processes, devices and hosts files. Twice does no harm."""
     names = list(namespaces)
     _end_processes(names)
     present = [name for name in names if (_RUN / name).exists()]
-    for name in present:  # connections that still have something to send would keep it alive for minutes
+    for name in present:  # else connections with unsent data keep it alive for minutes
         write_sysctl(name, "net.ipv4.tcp_orphan_retries", "1")
     if present:
         done = subprocess.run(
-            ["ip", "-force", "-batch", "-"],  # noqa: S607 - iproute2 is where the administrator has put it
+            ["ip", "-force", "-batch", "-"],
             input="".join(f"netns del {name}\n" for name in present),
             capture_output=True,
             text=True,
@@ -161,7 +161,7 @@ def _end_processes(names: Sequence[str]) -> None:
 
 
 def _processes_in(names: Sequence[str]) -> list[int]:
-    """Return the processes whose network namespace is one of these, but for this one."""
+    """Return the processes in these network namespaces, except this process."""
     inodes = set()
     for name in names:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""An emulated WAN, from the outside: make it, run programs in it, change it, take it away."""
+"""An emulated WAN: how to bring it up, run programs in it, change it, and take it down."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from netstorm.emulation.build import BACKENDS
 from netstorm.emulation.layout import Layout, checked_name
-from netstorm.emulation.rights import require_rights
-from netstorm.emulation.state import KEEP, read_state, remove_stale, running, socket_path
+from netstorm.emulation.registry import KEEP, read_entry, remove_stale, running, socket_path
+from netstorm.emulation.reports import LinkReport, NetworkDescription, NetworkReport, Order
+from netstorm.emulation.requirements import check_requirements
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
 from netstorm.topology.networks.elements import Rank
@@ -52,34 +53,36 @@ class LinkStatus:
     bytes: int = 0
     """Of those, on the wire."""
     dropped: int = 0
-    """Segments that found the queue full."""
+    """Segments for which the queue had no room."""
     lost: int = 0
     """Segments lost by chance."""
 
 
 class Wan:
-    """A network of namespaces on this machine. A context manager: everything it made is gone after `down`.
+    """A network of namespaces on this machine. A context manager: its end calls `down`.
 
     Example:
         >>> with Wan.up(load_network("examples/networks/internet2.yaml")) as wan:
         ...     subprocess.run(wan.command(0, ["ping", "-c", "3", "r8"]))
     """
 
-    def __init__(self, layout: Layout, facts: dict[str, Any], warden: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self, layout: Layout, entry: NetworkDescription, daemon: subprocess.Popen[bytes] | None
+    ) -> None:
         """Use `up` or `attach`."""
         self.name: Final = layout.name
         self.network: Final = layout.network
-        """As given: later changes are not in it (`status` has them)."""
-        self.backend: Final = str(facts["backend"])
+        """As given; `status` has later changes."""
+        self.backend: Final = str(entry["backend"])
         """"netem" or "relay"."""
-        self.backend_why: Final = str(facts["backend_why"])
-        """Why this one, for a person."""
-        self.congestion: Final = str(facts["congestion"])
+        self.backend_why: Final = str(entry["backend_why"])
+        """Why this back end, as text."""
+        self.congestion: Final = str(entry["congestion"])
         """The congestion control of every namespace."""
-        self.pid: Final = int(facts["pid"])
-        """Of the process that keeps it."""
+        self.pid: Final = int(entry["pid"])
+        """Process id of its daemon."""
         self._layout: Final = layout
-        self._warden = warden
+        self._daemon = daemon
 
     @classmethod
     def up(
@@ -95,53 +98,54 @@ class Wan:
         """Make a network, and return when programs can run in it.
 
         Args:
-            network: what to emulate. IP routes join all pairs over the fewest hops, whatever its `routing`.
-            name: by which others find it; empty: one that is free.
-            backend: "netem" (the kernel's), "relay" (ours), or "auto": netem if the kernel has it.
+            network: what to emulate. IP routes connect all pairs over the fewest hops, whatever its
+                `routing`.
+            name: for `attach`; empty: a free name.
+            backend: "netem" (the kernel's), "relay" (NetStorm's), or "auto": netem if the kernel has it.
             congestion: the TCP congestion control of all namespaces.
-            start_changes: the network's changes count from now on; else from `start_changes` on.
-            detached: it outlives this process; else it ends with it, even if that is killed.
+            start_changes: the times of the network's changes count from now; else from `start_changes`.
+            detached: the network outlives this process; else it ends with it, even if the process is killed.
 
         Raises:
-            MissingRights: says what is missing, and how to get it.
-            UsageError: the name is taken, or the kernel has not what was asked for.
+            UnmetRequirements: says what is missing, and how to get it.
+            UsageError: the name is taken, or the kernel lacks the back end or congestion control.
         """
         if backend not in BACKENDS:
             raise UsageError(f"back end {backend!r}: expected one of {', '.join(BACKENDS)}")
-        require_rights()
+        check_requirements()
         layout = Layout(name=checked_name(name or _free_name()), network=network)
-        order = {
+        order: Order = {
             "name": layout.name,
             "network": dump_network(network),
             "backend": backend,
             "congestion": congestion,
             "start_changes": start_changes,
         }
-        warden = _start_warden(order)
+        daemon = _start_daemon(order)
         try:
-            _wait_until_ready(warden)
-            facts = read_state(layout.name)
+            _wait_until_ready(daemon)
+            entry = read_entry(layout.name)
         except BaseException:
-            _end(warden)
+            _end(daemon)
             raise
         if detached:
-            assert warden.stdin is not None
-            warden.stdin.write(KEEP)
-            warden.stdin.close()
-            warden.returncode = 0  # it is nobody's child to wait for: keeps Popen from warning of that
-            return cls(layout, facts, None)
-        return cls(layout, facts, warden)
+            assert daemon.stdin is not None
+            daemon.stdin.write(KEEP)
+            daemon.stdin.close()
+            daemon.returncode = 0  # nobody waits for it: this keeps Popen from warning
+            return cls(layout, entry, None)
+        return cls(layout, entry, daemon)
 
     @classmethod
     def attach(cls, name: str) -> Wan:
-        """Return a network that is up, which another process has made.
+        """Return a network that another process has brought up.
 
         Raises:
-            UsageError: there is none of that name; says which there are.
+            UsageError: none of that name is up; says which are.
         """
-        facts = read_state(name)
-        network = parse_network(str(facts["network"]), f"the emulated network {name!r}")
-        return cls(Layout(name=name, network=network), facts, None)
+        entry = read_entry(name)
+        network = parse_network(str(entry["network"]), f"the emulated network {name!r}")
+        return cls(Layout(name=name, network=network), entry, None)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -150,7 +154,7 @@ class Wan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take it away."""
+        """Take the network down."""
         self.down()
 
     def address(self, rank: int) -> str:
@@ -159,7 +163,7 @@ class Wan:
 
     def namespace(self, rank: int) -> str:
         """Return a rank's namespace, as `ip netns` knows it."""
-        self.address(rank)  # for its check
+        self.address(rank)  # checks the rank
         return self._layout.namespace(Rank(rank))
 
     def command(self, rank: int, argv: Sequence[str]) -> list[str]:
@@ -178,31 +182,31 @@ class Wan:
         """Change one direction of a link at once: bit/s, seconds one way, a fraction of segments.
 
         Raises:
-            UsageError: there is no such link, or no link may have such values.
+            UsageError: there is no such link, or a value is not allowed.
         """
         self._ask(do="set", source=source, target=target, rate=rate, latency=latency, loss=loss)
 
     def start_changes(self) -> None:
-        """Have the network's changes count from now on; nothing if they do already."""
+        """Count the times of the network's changes from now, unless they already count."""
         self._ask(do="start")
 
-    def facts(self) -> dict[str, Any]:
-        """Return everything that the warden tells, for JSON: back end, congestion control, relays, links."""
-        return self._ask(do="status")
+    def report(self) -> NetworkReport:
+        """Return the state of the network, for JSON: back end, congestion control, relays, links."""
+        return cast("NetworkReport", self._ask(do="status"))
 
     def status(self) -> tuple[LinkStatus, ...]:
         """Return each direction of each link, in order of their ends."""
-        return tuple(LinkStatus(**link) for link in self.facts()["links"])
+        return tuple(_link_status(link) for link in self.report()["links"])
 
     def down(self) -> None:
-        """Take everything away, with what still runs in it and the process that keeps it. Twice does no harm.
+        """Remove the network, the processes that run in it, and its daemon. Twice does no harm.
 
         Raises:
-            UsageError: that process does not end in time.
+            UsageError: the daemon does not end in time.
         """
-        if self._warden is not None:
-            warden, self._warden = self._warden, None
-            _end(warden)
+        if self._daemon is not None:
+            daemon, self._daemon = self._daemon, None
+            _end(daemon)
         elif self.name in running():
             with _process(self.pid) as ended:
                 with contextlib.suppress(UsageError):
@@ -228,9 +232,18 @@ class Wan:
         return cast("dict[str, Any]", answer)
 
 
+def _link_status(link: LinkReport) -> LinkStatus:
+    values: dict[str, Any] = {**link}
+    values.update(source=Rank(link["source"]), target=Rank(link["target"]))
+    return LinkStatus(**values)
+
+
 @contextlib.contextmanager
 def _process(pid: int) -> Iterator[Callable[[float], bool]]:
-    """Yield what waits so many seconds for a process, nobody's child, to end; it returns whether it has."""
+    """Yield a function that waits up to so many seconds for a process to end, and returns whether it has.
+
+    The process need not be a child of this one.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -252,38 +265,38 @@ def _free_name() -> str:
     return f"{os.getpid()}.{number}"
 
 
-def _start_warden(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+def _start_daemon(order: Order) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [child_environment().get("PYTHONPATH")])])
-    warden = subprocess.Popen(
+    daemon = subprocess.Popen(
         [sys.executable, "-m", "netstorm.emulation.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(None, PYTHONPATH=path),
         cwd="/",
     )
-    assert warden.stdin is not None
-    warden.stdin.write(json.dumps(order).encode() + b"\n")
-    warden.stdin.flush()
-    return warden
+    assert daemon.stdin is not None
+    daemon.stdin.write(json.dumps(order).encode() + b"\n")
+    daemon.stdin.flush()
+    return daemon
 
 
-def _wait_until_ready(warden: subprocess.Popen[bytes]) -> None:
-    answers = cast("IO[bytes]", warden.stdout)
+def _wait_until_ready(daemon: subprocess.Popen[bytes]) -> None:
+    answers = cast("IO[bytes]", daemon.stdout)
     line = answers.readline()
-    answer = json.loads(line) if line else {"error": "its process ended without a word"}
+    answer = json.loads(line) if line else {"error": "its daemon ended without an answer"}
     answers.close()
     if "error" in answer:
         raise UsageError(f"cannot emulate the network: {answer['error']}")
 
 
-def _end(warden: subprocess.Popen[bytes]) -> None:
-    assert warden.stdin is not None
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    assert daemon.stdin is not None
     with contextlib.suppress(OSError):
-        warden.stdin.close()
+        daemon.stdin.close()
     try:
-        warden.wait(_DOWN_S)
+        daemon.wait(_DOWN_S)
     except subprocess.TimeoutExpired:
-        warden.kill()
-        warden.wait()
+        daemon.kill()
+        daemon.wait()
         remove_stale()

@@ -1,1 +1,1 @@
-"""What happened: events, counters, logging, traces."""
+"""Observability of a process: counters, dropped messages, logging, traces, and a web server for metrics."""

@@ -1,4 +1,4 @@
-"""Counters of one process: what was sent, received, dropped, waited for."""
+"""Counters of one process: how much was sent, received, dropped, waited for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Counters:
         self._values[name] = self._values.get(name, 0) + amount
 
     def get(self, name: str) -> float:
-        """Return a counter's value; 0 if it never was touched."""
+        """Return a counter's value; 0 if nothing was added."""
         return self._values.get(name, 0)
 
     def snapshot(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Messages that were dropped: counted by reason, and logged with their sender, but never a flood. Pure."""
+"""Dropped messages: counted by reason, and logged with their sender at a limited rate. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ __all__ = ["Drops"]
 _log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 10.0
-"""How often the same reason of the same sender is logged."""
+"""Least time between two log lines of the same reason and sender."""
 
 _REMEMBERED: Final = 1024
-"""Most (sender, reason) pairs whose silence is remembered; senders are cheap to make up."""
+"""Most (sender, reason) pairs that are remembered: senders are cheap to make up."""
 
 
 class Drops:
-    """Counts every message dropped as `dropped_REASON`, and logs the first of a kind, then one in a while."""
+    """Counts every dropped message as `dropped_REASON`, and logs the first of a kind, then a few."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters: Final = counters
         self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
-        """Until when a pair is not logged, and how many were not since."""
+        """By pair: until when it is not logged, and how many messages were not logged since."""
 
     def note(self, reason: str, sender: str, detail: str, now: float) -> None:
-        """Take note of a dropped message.
+        """Record a dropped message.
 
         Args:
             reason: one word, part of the counter's name.
             sender: who sent it, for a person.
             detail: what was wrong with it.
+            now: the time.
         """
         self._counters.add(f"dropped_{reason}")
         until, unlogged = self._quiet.get((sender, reason), (now, 0))

@@ -1,4 +1,4 @@
-"""Where this package's log goes: to standard error, from the level that the settings say."""
+"""Setting up the package's log: it goes to standard error, from the level in the settings."""
 
 from __future__ import annotations
 

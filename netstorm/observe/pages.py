@@ -1,11 +1,11 @@
-"""What a web server shows: pages by path, each made when it is asked for, and metrics for Prometheus."""
+"""The pages of a web server, by path, made when requested. One kind serves metrics to Prometheus."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import parse_qsl
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -14,12 +14,15 @@ from prometheus_client.registry import Collector
 
 from netstorm.errors import NetStormError
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
 __all__ = ["Application", "Page", "QueryPage", "metrics_page", "pages"]
 
 _log = logging.getLogger(__name__)
 
-Application: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-"""As PEP 3333 says; `wsgiref.types` is Python 3.11's."""
+Application: TypeAlias = "WSGIApplication"
+"""See PEP 3333. `wsgiref.types` is Python 3.11's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,16 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class QueryPage:
-    """A page that depends on what its address says behind the question mark."""
+    """A page that depends on the query in its address."""
 
     content_type: str
     make: Callable[[Mapping[str, str]], bytes]
 
 
 def pages(by_path: Mapping[str, Page | QueryPage | Application]) -> Application:
-    """Return the application that shows these pages, and says what is wrong if it cannot."""
+    """Return the application that serves these pages, and error pages where it cannot."""
 
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         def answer(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8") -> list[bytes]:
             headers = [("Content-Type", content_type), ("Content-Length", str(len(body)))]
             start_response(status, [*headers, ("Cache-Control", "no-store")])
@@ -61,7 +64,7 @@ def pages(by_path: Mapping[str, Page | QueryPage | Application]) -> Application:
             return page(environ, start_response)
         except NetStormError as error:
             return answer("503 Service Unavailable", f"no answer from the job: {error}\n".encode())
-        except Exception:  # noqa: BLE001 - it may come of what the client has sent, and must harm nobody
+        except Exception:  # noqa: BLE001 - the client may have caused it; others must not suffer
             _log.warning("while making a page", exc_info=True)
             return answer("500 Internal Server Error", b"this page cannot be made; the log says why\n")
 
@@ -69,13 +72,13 @@ def pages(by_path: Mapping[str, Page | QueryPage | Application]) -> Application:
 
 
 def metrics_page(
-    collect: Callable[[], Iterable[Metric]], *more: Callable[[CollectorRegistry], Any]
+    collect: Callable[[], Iterable[Metric]], *more: Callable[[CollectorRegistry], None]
 ) -> Application:
-    """Return the page of metrics in the format that Prometheus asks for.
+    """Return the page of metrics, in the format that Prometheus requests.
 
     Args:
-        collect: makes them, for each request.
-        more: called with the registry, to add what is always the same.
+        collect: makes the metrics, for each request.
+        more: called once with the registry, to register further collectors.
     """
     registry = CollectorRegistry()
     registry.register(_Collected(collect))
@@ -93,5 +96,5 @@ class _Collected(Collector):
         return self._collect()
 
     def describe(self) -> Iterable[Metric]:
-        """Announce nothing: or the registry would collect once before anybody asks."""
+        """Describe nothing: otherwise the registry would collect the metrics when it registers this."""
         return ()

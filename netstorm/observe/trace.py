@@ -1,12 +1,12 @@
 """The timeline of each chunk on each link, as a file that ui.perfetto.dev and chrome://tracing open. Pure but
-for writing the file.
+for reading and writing files.
 
-One process a node; in it one row for its rounds and one for each link that it sends on. A link's row shows
-what it delivers, one chunk after the other: a chunk begins where the one before it was acknowledged or, if
-the link was empty, where it was handed over; so gaps are time in which nothing was under way. How long it
-waited in the queue before, what its round trip was, and how full the window was, are in its arguments.
+Each node is a process of the trace, with one row for its rounds and one for each link that it sends on. A
+link's row shows its chunks one after the other. A chunk begins when the one before it was acknowledged or,
+on an empty link, when it was handed over. So a gap is time in which nothing was in flight. The arguments of
+a chunk hold its time in the queue, its round-trip time, and how full the window was.
 
-Nothing of this exists in a process without a trace: sessions are then made without it (`traced_sending`).
+A process without a trace has none of this: its sessions are made without it (`traced_sending`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypedDict
 
 import msgspec
 
@@ -25,13 +25,44 @@ from netstorm.protocol.messages import Part
 __all__ = ["Delivery", "Trace", "join_traces", "trace_path"]
 
 _MOST: Final = 1_000_000
-"""Events that are kept, the latest: 200 bytes each."""
+"""Most deliveries, and most rounds, that are kept: the latest. Each takes 200 bytes."""
 
 _ROUNDS: Final = 0
-_FIRST_LINK: Final = 1
-"""Numbers of rows: that of the rounds, and that of the link to rank 0."""
+"""Number of the row of the rounds."""
 
-Event: TypeAlias = dict[str, Any]
+_FIRST_LINK: Final = 1
+"""Number of the row of the link to rank 0."""
+
+
+class TraceEvent(TypedDict, total=False):
+    """An event of the Trace Event Format; its kind `ph` says which fields it has."""
+
+    ph: str
+    name: str
+    cat: str
+    id: str
+    pid: int
+    tid: int
+    ts: float
+    """In µs."""
+    dur: float
+    """In µs."""
+    args: dict[str, str | int | float]
+
+
+class _TraceSource(TypedDict):
+    rank: int
+    machine: str
+    cluster_offset_us: float
+    forgotten: int
+
+
+class TraceContent(TypedDict):
+    """The content of one node's trace file."""
+
+    displayTimeUnit: str
+    otherData: _TraceSource
+    traceEvents: list[TraceEvent]
 
 
 class Delivery(NamedTuple):
@@ -46,10 +77,10 @@ class Delivery(NamedTuple):
     acknowledged_at: float
     transmissions: int
     in_flight: int
-    """On the link when this was handed over, itself included."""
+    """Bytes on the link when this was handed over, itself included."""
     window: int
     waiting: int
-    """Messages that waited for their turn when it was handed over."""
+    """Messages in the queue when this was handed over."""
 
 
 class _Round(NamedTuple):
@@ -60,36 +91,36 @@ class _Round(NamedTuple):
 
 
 class Trace:
-    """What one process has done. One thread writes; when it is over, any may read."""
+    """The trace of one process. One thread adds to it; once that has ended, any thread may read it."""
 
     def __init__(self, now: Callable[[], float], *, most: int = _MOST) -> None:
         """Begin.
 
         Args:
             now: the host's monotonic clock, in s.
-            most: how many deliveries, and how many rounds, are kept; older ones are forgotten.
+            most: how many deliveries, and how many rounds, are kept; older ones are dropped.
         """
         self.now: Final = now
         self._deliveries: Final[deque[Delivery]] = deque(maxlen=most)
         self._rounds: Final[deque[_Round]] = deque(maxlen=most)
-        self.seen: int = 0
-        """Deliveries so far, also those that are forgotten."""
+        self.recorded: int = 0
+        """Deliveries so far, with those that are dropped."""
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Take note of a message that was acknowledged."""
-        self.seen += 1
+    def add_delivery(self, delivery: Delivery) -> None:
+        """Add a message that was acknowledged."""
+        self.recorded += 1
         self._deliveries.append(delivery)
 
-    def round(self, key: str, number: int, began: float, ended: float) -> None:
-        """Take note of an operation of this node's user."""
+    def add_round(self, key: str, number: int, began: float, ended: float) -> None:
+        """Add an operation of this node's script."""
         self._rounds.append(_Round(key, number, began, ended))
 
-    def as_json(self, rank: int, *, machine: str, cluster_offset_s: float) -> dict[str, Any]:
+    def as_json(self, rank: int, *, machine: str, cluster_offset_s: float) -> TraceContent:
         """Return the trace in Chrome's format [1]_.
 
         Args:
             rank: of this node.
-            machine: what all processes with this monotonic clock have in common.
+            machine: identity of the host: the same for all processes with this monotonic clock.
             cluster_offset_s: the cluster clock minus the monotonic clock.
 
         References:
@@ -107,7 +138,7 @@ class Trace:
                 "rank": rank,
                 "machine": machine,
                 "cluster_offset_us": cluster_offset_s * 1e6,
-                "forgotten": self.seen - len(self._deliveries),
+                "forgotten": self.recorded - len(self._deliveries),
             },
             "traceEvents": events,
         }
@@ -121,17 +152,17 @@ class Trace:
         content = self.as_json(rank, machine=machine, cluster_offset_s=cluster_offset_s)
         path.write_bytes(msgspec.json.encode(content))
 
-    def _of_links(self, rank: int) -> Iterator[Event]:
+    def _of_links(self, rank: int) -> Iterator[TraceEvent]:
         last: dict[Peer, float] = {}
-        for one in self._deliveries:
-            part = decode_body(one.body)
+        for delivery in self._deliveries:
+            part = decode_body(delivery.body)
             if not isinstance(part, Part):
                 continue
-            row = _FIRST_LINK + int(one.peer)
-            if one.peer not in last:
-                yield _named("thread_name", f"link {rank}→{one.peer}", rank, row)
-            began = max(one.sent_at, last.get(one.peer, 0.0))
-            last[one.peer] = one.acknowledged_at
+            row = _FIRST_LINK + int(delivery.peer)
+            if delivery.peer not in last:
+                yield _named("thread_name", f"link {rank}→{delivery.peer}", rank, row)
+            began = max(delivery.sent_at, last.get(delivery.peer, 0.0))
+            last[delivery.peer] = delivery.acknowledged_at
             phase = part.phase.name.lower()
             yield {
                 "ph": "X",
@@ -140,72 +171,73 @@ class Trace:
                 "pid": rank,
                 "tid": row,
                 "ts": began * 1e6,
-                "dur": (one.acknowledged_at - began) * 1e6,
+                "dur": (delivery.acknowledged_at - began) * 1e6,
                 "args": {
                     "key": part.key,
                     "round": part.round,
                     "chunk": part.chunk,
                     "tree": part.tree,
-                    "bytes": one.size,
-                    "sent_us": one.sent_at * 1e6,
-                    "queued_ms": (one.sent_at - one.queued_at) * 1e3,
-                    "rtt_ms": (one.acknowledged_at - one.sent_at) * 1e3,
-                    "in_flight": one.in_flight,
-                    "window": one.window,
-                    "waiting": one.waiting,
-                    "transmissions": one.transmissions,
+                    "bytes": delivery.size,
+                    "sent_us": delivery.sent_at * 1e6,
+                    "queued_ms": (delivery.sent_at - delivery.queued_at) * 1e3,
+                    "rtt_ms": (delivery.acknowledged_at - delivery.sent_at) * 1e3,
+                    "in_flight": delivery.in_flight,
+                    "window": delivery.window,
+                    "waiting": delivery.waiting,
+                    "transmissions": delivery.transmissions,
                 },
             }
             yield {
                 "ph": "C",
-                "name": f"{rank}→{one.peer}",
+                "name": f"{rank}→{delivery.peer}",
                 "pid": rank,
-                "ts": one.sent_at * 1e6,
-                "args": {"in flight": one.in_flight},
+                "ts": delivery.sent_at * 1e6,
+                "args": {"in flight": delivery.in_flight},
             }
 
-    def _of_rounds(self, rank: int) -> Iterator[Event]:
-        for place, one in enumerate(self._rounds):
+    def _of_rounds(self, rank: int) -> Iterator[TraceEvent]:
+        for number, entry in enumerate(self._rounds):
             # Rounds of several keys overlap: asynchronous events, which viewers stack.
-            common = {
-                "name": f"{one.key} round {one.number}",
+            common: TraceEvent = {
+                "name": f"{entry.key} round {entry.number}",
                 "cat": "round",
-                "id": f"{rank}.{place}",
+                "id": f"{rank}.{number}",
                 "pid": rank,
                 "tid": _ROUNDS,
             }
-            yield {**common, "ph": "b", "ts": one.began * 1e6}
-            yield {**common, "ph": "e", "ts": one.ended * 1e6}
+            yield {**common, "ph": "b", "ts": entry.began * 1e6}
+            yield {**common, "ph": "e", "ts": entry.ended * 1e6}
 
 
-def _named(what: str, name: str, rank: int, row: int) -> Event:
+def _named(what: str, name: str, rank: int, row: int) -> TraceEvent:
     return {"ph": "M", "name": what, "pid": rank, "tid": row, "args": {"name": name}}
 
 
-def trace_path(asked: str, rank: int) -> Path:
-    """Return where a rank writes: its number stands before the suffix, since ranks may share a folder."""
-    path = Path(asked)
+def trace_path(setting: str, rank: int) -> Path:
+    """Return the file of a rank: its number goes before the suffix, since ranks may share a folder."""
+    path = Path(setting)
     return path.with_name(f"{path.stem}.{rank}{path.suffix or '.json'}")
 
 
 def join_traces(paths: Sequence[Path], target: Path) -> None:
     """Write the traces of a job's nodes as one file.
 
-    Nodes of one machine share a clock. Those of several are laid over each other by the cluster clock, as
-    each of them had it at its end.
+    Nodes of one machine share a clock. Traces of several machines are aligned by the cluster clock, as each
+    node knew it at its end.
 
     Raises:
         OSError: a file cannot be read or written.
     """
-    traces = [msgspec.json.decode(path.read_bytes()) for path in paths]
+    traces = [msgspec.json.decode(path.read_bytes(), type=TraceContent) for path in paths]
     together = len({trace["otherData"]["machine"] for trace in traces}) <= 1
-    events: list[Event] = []
+    events: list[TraceEvent] = []
     for trace in traces:
-        offset = 0.0 if together else float(trace["otherData"]["cluster_offset_us"])
+        offset = 0.0 if together else trace["otherData"]["cluster_offset_us"]
         for event in trace["traceEvents"]:
             if offset and "ts" in event:
                 event["ts"] += offset
-                if "sent_us" in event.get("args", ()):
-                    event["args"]["sent_us"] += offset
+                sent_us = event.get("args", {}).get("sent_us")
+                if isinstance(sent_us, float):
+                    event["args"]["sent_us"] = sent_us + offset
             events.append(event)
     target.write_bytes(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events}))

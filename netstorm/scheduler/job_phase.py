@@ -1,28 +1,24 @@
-"""Where a job is in its life, and how it came out."""
+"""The phases of a job, and its outcome."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final
 
 from netstorm.protocol.messages import PeerGone
 
-__all__ = ["FAREWELL_S", "Outcome", "Phase"]
-
-FAREWELL_S: Final = 5.0
-"""How long the scheduler of a failed job stays, so that every node hears why."""
+__all__ = ["Outcome", "Phase"]
 
 
 class Phase(enum.Enum):
     """Where a job is in its life, as its scheduler sees it."""
 
     GATHERING = "gathering"
-    """Not all nodes are here."""
+    """Some nodes have not joined yet."""
     RUNNING = "running"
-    """All are, and some will push more."""
+    """All nodes have joined, and some will push more."""
     FINISHED = "finished"
-    """Nobody will push any more; nodes are leaving."""
+    """No node will push any more; nodes are leaving."""
     FAILED = "failed"
     """Nodes are told why, and are leaving."""
     OVER = "over"
@@ -31,16 +27,16 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it went."""
+    """How a job went."""
 
     exit_code: int
     text: str
     rank: int = -1
-    """Whose end was the first, if the job has failed for that; -1: nobody's."""
+    """The rank whose end made the job fail; -1: none."""
 
     @classmethod
     def of(cls, job: str, failure: PeerGone | None, *, nodes: int, keys: int) -> Outcome:
-        """Say how a job went; `failure`: why it could not go on, if so."""
+        """Return the outcome of a job. `failure`: why it failed; None if it did not."""
         if failure is None:
             return cls(0, f"job {job!r} has ended well: {nodes} nodes, {keys} keys")
         return cls(1, f"job {job!r} has failed: {failure.reason}", failure.rank)

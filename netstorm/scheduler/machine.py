@@ -1,7 +1,8 @@
-"""The scheduler as a pure state machine: from the first node at the door to the last that leaves.
+"""The scheduler of one job as a pure state machine: events and the time in, instructions out.
 
-Peers are numbered in order of arrival, by incarnation (`strangers`). While not all nodes are here they wait
-(`gathering`); then they get ranks, and `job` serves them. What ends a job is decided here, in one place.
+Processes are numbered in the order in which they come, by incarnation (`ProcessRegistry`). Until all nodes
+have joined they wait (`Startup`); then they get ranks, and `Job` serves them. `JobLifecycle` says how a job
+ends, `JobPolicies` under which policy it runs, and `JobView` what observers see of it.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from netstorm.errors import NetStormError, ProtocolViolation
+from netstorm.errors import ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
-from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
+from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse
 from netstorm.scheduler.job import Job
-from netstorm.scheduler.job_phase import FAREWELL_S, Outcome, Phase
-from netstorm.scheduler.log.outbox import Outbox
-from netstorm.scheduler.log.records import Ended, Record
-from netstorm.scheduler.log.replay import ReplayedJob
+from netstorm.scheduler.job_lifecycle import JobLifecycle, abort_reason
+from netstorm.scheduler.job_phase import Outcome, Phase
+from netstorm.scheduler.job_policies import FirstPolicy, JobPolicies
+from netstorm.scheduler.job_view import JobView
+from netstorm.scheduler.membership.member_texts import describe_member, format_address, list_some
 from netstorm.scheduler.membership.process_registry import ProcessRegistry
-from netstorm.scheduler.membership.rendezvous import describe, full, list_some, place
+from netstorm.scheduler.membership.refusal import job_full_reason
 from netstorm.scheduler.membership.startup import Startup
-from netstorm.scheduler.observe.announcements import PolicyHistory
 from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.control_loop import Awareness
 from netstorm.scheduler.policies.formation import Formation, Formed
-from netstorm.scheduler.policies.policy_check import check_policy, unformed
+from netstorm.scheduler.replay_log.records import Record
+from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.topology.policy import Policy
 
 __all__ = ["SchedulerMachine"]
@@ -41,14 +42,17 @@ _log = logging.getLogger(__name__)
 
 
 class SchedulerMachine:
-    """One job's scheduler. Implements `pslite.machine.Machine`.
+    """The scheduler of one job. Implements `pslite.machine.Machine`.
 
     Attributes:
-        phase: where the job is in its life.
-        outcome: how it went; None until it is over.
-        on_over: called when it is over, if it is set.
-        on_form: called with the policies that are to be formed; the answers go to `formed`.
-        on_complete: called once all nodes are here, if the first policy is not; it goes to `prepared`.
+        options: of the job.
+        counters: of the job.
+        policies: the policy in force, and what replaces it.
+        view: what observers read.
+        on_over: called with the outcome when the job is over.
+        on_form: called with each policy to form; the result goes to `policy_formed`. None: none is formed.
+        on_all_joined: called once all nodes have joined if the first policy is not known; it goes to
+            `set_first_policy`.
     """
 
     def __init__(
@@ -60,318 +64,243 @@ class SchedulerMachine:
         counters: Counters | None = None,
         assumed: Assumed | None = None,
         planned: Assumed | None = None,
-        door: ProcessRegistry | None = None,
+        registry: ProcessRegistry | None = None,
         write: Callable[[list[Record]], None] | None = None,
-        past: ReplayedJob | None = None,
+        replayed: ReplayedJob | None = None,
     ) -> None:
-        """Begin to wait for nodes.
+        """Wait for nodes, or go on with a job that another process served.
 
         Args:
-            options: the job.
-            policy: what it begins under, formed for what is `assumed`. None: it is asked for, once all nodes
-                are here.
+            options: of the job.
+            policy: the policy that the job begins under, formed for what is `assumed`. None: it is asked for
+                once all nodes have joined.
             now: the time.
-            counters: what is counted.
-            assumed: None: the policy stays until somebody installs another one, or a link fails.
+            counters: None: new ones.
+            assumed: what policies that follow measurements are formed for. None: the policy stays until
+                another one is installed, or a link fails.
             planned: what policies are formed for when links fail, even if nothing is `assumed`.
-            door: numbers those who come; None: one of its own.
-            write: writes down what another process needs to take over; None: nothing is.
-            past: what another process has written down of this job.
+            registry: numbers the processes; None: one of its own.
+            write: writes records to the replay log, from which another process can take over; None: no log.
+            replayed: the job as another process left it; None: a new job.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
         """
         self.options: Final = options
         self.counters: Final = counters or Counters()
-        self.phase = Phase.GATHERING
-        self.outcome: Outcome | None = None
         self.on_over: Callable[[Outcome], None] | None = None
         self.on_form: Callable[[Formation], None] | None = None
-        self.on_complete: Callable[[], None] | None = None
-        self._prepared = policy is not None
-        self._first_policy = unformed(options.num_workers) if policy is None else policy
-        check_policy(self._first_policy, nodes=options.num_workers, after=-1)
-        self._assumed = assumed
-        self._planned = planned
-        self._past = PolicyHistory(self._first_policy, now)
-        self._link_share = 1.0
+        self.on_all_joined: Callable[[], None] | None = None
+        self.policies: Final = JobPolicies(
+            policy,
+            nodes=options.num_workers,
+            assumed=assumed,
+            planned=planned,
+            counters=self.counters,
+            now=now,
+        )
         self._outbox: Final = Outbox(write)
-        self._door: Final = door or ProcessRegistry()
-        self._gathering: Final = Startup(options, self._outbox, self.counters, now)
-        self._job: Job | None = None
-        self._ranks: dict[Peer, int] = {}
-        self._left: set[int] = set()
-        self._failure: m.PeerGone | None = None
-        self._started_at = now
-        self._leave_at = math.inf
+        self._registry: Final = registry or ProcessRegistry()
+        self._startup: Final = Startup(options, self._outbox, self.counters, now)
+        self._lifecycle: Final = JobLifecycle(options, self._outbox, self._startup)
+        self.view: Final = JobView(options, self.counters, self._lifecycle, self.policies, now)
+        self._ranks: Final[dict[Peer, int]] = {}
         self._last_tick = now
-        if past is not None:
-            self._take_over(past, now)
+        if replayed is not None:
+            self._resume(replayed, now)
 
-    # ------------------------------------------------------------------------------- what the shell wants
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that rounds which nobody has been granted will run under."""
-        return self._first_policy if self._job is None else self._job.policy
+    # ------------------------------------------------------------------------------------ what drivers need
 
     @property
-    def members(self) -> tuple[m.Member, ...]:
-        """The nodes, by rank; none until all are here."""
-        return () if self._job is None else self._job.members.all
+    def phase(self) -> Phase:
+        """Where the job is in its life."""
+        return self._lifecycle.phase
 
     @property
-    def peers(self) -> tuple[Peer, ...]:
-        """The numbers of the nodes' processes, by rank; none until all are here."""
-        return tuple(self._ranks)
+    def outcome(self) -> Outcome | None:
+        """How the job went; None until it is over."""
+        return self._lifecycle.outcome
 
     @property
-    def awareness(self) -> Awareness | None:
-        """What is measured, and what follows from it; None: nothing does, or not all nodes are here."""
-        return None if self._job is None else self._job.awareness
+    def abandoned(self) -> bool:
+        """Whether every process left before the job began."""
+        return self._lifecycle.abandoned
 
-    @property
-    def failed_links(self) -> tuple[FailedLinkRecord, ...]:
-        """The links that the job does without at present."""
-        return () if self._job is None else tuple(self._job.links.failures.values())
+    def policy_formed(self, answer: Formed, now: float) -> None:
+        """Receive the result of a formation that `on_form` was called for."""
+        if self.phase is Phase.RUNNING:
+            self.policies.formed(answer, now)
 
-    def install_policy(self, policy: Policy) -> None:
-        """Let a new policy apply, in each key, from the first round on that nobody has been granted.
-
-        Raises:
-            UsageError: its version is not newer than all before, or it is for another number of nodes.
-        """
-        if self._job is not None:
-            self._job.install(policy)
-        else:
-            check_policy(policy, nodes=self.options.num_workers, after=self._first_policy.version)
-            self._first_policy = policy
-        self._past.installed(policy, self._last_tick)
-        self.counters.add("policies")
-
-    def formed(self, answer: Formed, now: float) -> None:
-        """Take what has come of a formation that `on_form` was asked for."""
-        if self._job is None or self.phase is not Phase.RUNNING:
-            return
-        policy = self._job.formed(answer, now)
-        if policy is not None:
-            self.install_policy(policy)
-
-    def prepared(
-        self, policy: Policy, planned: Assumed, now: float, *, aware: bool, link_share: float = 1.0
-    ) -> None:
-        """Take what the job begins under, which `on_complete` was called for.
-
-        Args:
-            policy: formed for what is `planned`.
-            planned: what later ones are formed for.
-            now: the time.
-            aware: they follow what is measured.
-            link_share: of each link's rate that is planned with.
+    def set_first_policy(self, first: FirstPolicy, now: float) -> None:
+        """Receive the policy that the job begins under, which `on_all_joined` was called for.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
         """
-        check_policy(policy, nodes=self.options.num_workers, after=-1)
-        self._prepared = True
-        self._first_policy, self._link_share = policy, link_share
-        self._assumed, self._planned = planned if aware else None, planned
-        self._past = PolicyHistory(policy, now)
-        if self.phase is Phase.GATHERING and self._gathering.complete():  # nobody has left meanwhile
+        self.policies.set_first(first, now)
+        if self.phase is Phase.GATHERING and self._startup.complete():  # no node has left since
             self._begin(now)
 
-    def unprepared(self, problem: str, now: float) -> None:
-        """Learn that there is nothing that the job could begin under."""
-        self._fail(m.PeerGone(rank=-1, kind="refused", reason=problem), now)
-
-    def take_link_share(self, share: float, why: str) -> None:
-        """Plan with another share of each link from now on; `why`: for a person."""
-        self._link_share = share
-        if self._job is not None and self.phase is Phase.RUNNING:
-            self._job.take_link_share(share, why)
-
-    @property
-    def deserted(self) -> bool:
-        """Whether nobody is here any more before all have come."""
-        return self.phase is Phase.GATHERING and not self._gathering.peers()
+    def first_policy_failed(self, problem: str, now: float) -> None:
+        """End the job: no first policy can be formed. `problem` says why."""
+        self._lifecycle.fail(m.PeerGone(rank=-1, kind="refused", reason=problem), now)
 
     def stop(self, reason: str, now: float) -> None:
-        """End the job because this process is to end. If all have finished, just do not wait any more."""
-        if self.phase is Phase.FINISHED:
-            self._leave_at = now
-        else:
-            self._fail(m.PeerGone(rank=-1, kind="stopped", reason=reason), now)
+        """End the job because this process must end. A finished job just waits for its nodes no longer."""
+        self._lifecycle.stop(reason, now)
 
     def abort(self, error: Exception, now: float) -> None:
         """End the job because this process cannot go on."""
-        text = str(error) if isinstance(error, NetStormError) else f"its I/O thread has died: {error!r}"
-        self.stop(f"the scheduler has stopped: {text}", now)
-
-    def status_text(self) -> str:
-        """Return how the job is doing, in one line."""
-        return self._gathering.text() if self._job is None else self._job.status_text()
+        self.stop(abort_reason(error), now)
 
     def snapshots(self, now: float) -> tuple[Snapshot, ...]:
         """Return the snapshot of the one job."""
-        return (self.snapshot(now),)
+        return (self.view.snapshot(now),)
 
-    def snapshot(self, now: float) -> Snapshot:
-        """Return everything that people and programs may want to know of the job. Cheap; nothing changes."""
-        job = self._job
-        collector = None if job is None or job.awareness is None else job.awareness.collector
-        return Snapshot(
-            now=now,
-            started_at=self._started_at,
-            job=self.options.job,
-            release=self.options.release,
-            num_workers=self.options.num_workers,
-            phase=self.phase,
-            text=self.status_text() if self._failure is None else self._failure.reason,
-            nodes=self._gathering.snapshots() if job is None else job.node_snapshots(self._left, now),
-            policy=self.policy,
-            policy_since=self._past.since,
-            former=self._past.former(),
-            keys=0 if job is None else len(job.rounds.keys),
-            key_bytes=0 if job is None else job.rounds.keys.total_bytes,
-            considered="" if job is None or job.awareness is None else job.awareness.adaptation.reason,
-            links=tuple if job is None else job.seen_links(now),
-            counters=self.counters.snapshot(),
-            failed_links=self.failed_links,
-            link_share=self._link_share,
-            routed=frozenset() if collector is None else collector.routed,
-            crowded=collector is not None and collector.crowded,
-        )
-
-    # --------------------------------------------------------------------------------- what drives it wants
+    # ------------------------------------------------------------------------------ what the endpoint needs
 
     def admit(self, hello: m.Hello) -> Admission:
-        """Number whoever comes; who may join is decided when it asks, so that it hears why not."""
+        """Number each process. Who may join is decided when it asks to, so that it is told why not."""
         if hello.receiver != SCHEDULER:
             return Refuse(f"this is the scheduler of job {self.options.job!r}, not rank {hello.receiver}")
-        peer = self._door.known(hello.incarnation)
+        peer = self._registry.find(hello.incarnation)
         if peer is None and hello.sender >= 0:
             return Refuse(
                 f"the scheduler of job {self.options.job!r} does not know this rank {hello.sender}: it was "
                 "restarted, or another scheduler has taken the address of the one before"
             )
-        return Admit(self._door.enter(hello.incarnation, hello.job))
+        return Admit(self._registry.register(hello.incarnation, hello.job))
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
     ) -> None:
-        """Take a message from a peer."""
-        rank = self._ranks.get(peer)
+        """Handle a message."""
+        job, rank = self._lifecycle.job, self._ranks.get(peer)
         if isinstance(message, m.Join):
             self._join(peer, message, now)
-        elif rank is None or self._job is None:
-            self._from_stranger(peer, message, now)
+        elif rank is None or job is None:
+            self._receive_before_join(peer, message, now)
         else:
-            self._job.members.liveness.heard(rank, now)
+            job.members.liveness.heard(rank, now)
             if self.phase is Phase.RUNNING:
-                self._from_member(self._job, rank, message, now)
+                self._receive_from_member(job, rank, message, now)
             elif isinstance(message, (m.Leave, m.Failed)):
-                self._leaves(rank, now)
+                self._lifecycle.rank_left(rank, now)
             elif isinstance(message, m.Resume) and self.phase is Phase.FINISHED:
-                self._outbox.tell([peer], m.AllFinished())
+                self._outbox.send([peer], m.AllFinished())
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
-        rank = self._ranks.get(peer)
-        if rank is None or self._job is None:
-            self._forget(peer, reason, now)
+        job, rank = self._lifecycle.job, self._ranks.get(peer)
+        if rank is None or job is None:
+            self._lifecycle.process_left(peer, reason, now)
         else:
             if self.phase is Phase.RUNNING:
-                self._gone(self._job.lost(rank, reason, now), now)
-            self._leaves(rank, now)
+                self._lifecycle.fail(job.lost(rank, reason, now), now)
+            self._lifecycle.rank_left(rank, now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        job = self._lifecycle.job
         late = now - self._last_tick - 2 * self.options.heartbeat_interval_s
-        if late > 0 and self._job is not None:
-            self._job.members.liveness.deaf_for(late, now)
+        if late > 0 and job is not None:
+            job.members.liveness.stalled(late, now)
             if late >= 1.0:
-                _log.warning("the scheduler did not run for %.1f s: heartbeats get that much longer", late)
+                _log.warning(
+                    "the scheduler did not run for %.1f s: heartbeat timeouts are that much longer", late
+                )
         self._last_tick = now
         if self.phase is Phase.GATHERING:
-            self._gather(now)
-        elif self._job is not None and self.phase is Phase.RUNNING:
-            gone = self._job.tick(now)
+            self._check_startup(now)
+        elif job is not None and self.phase is Phase.RUNNING:
+            gone = job.tick(now)
             if gone is not None:
-                self._gone(gone, now)
+                self._lifecycle.fail(gone, now)
             else:
-                self._adapt(self._job, now)
-        if self._job is not None and self.phase in (Phase.FINISHED, Phase.FAILED):
-            for rank in self._job.members.liveness.silent(now):
-                self._leaves(rank, now)
-        if now >= self._leave_at and self.phase is not Phase.OVER:
-            self._over()
+                self._check_policy(now)
+        outcome, on_over = self._lifecycle.end_if_due(now), self.on_over
+        if outcome is not None and on_over is not None:
+            self._outbox.add(Call(function=lambda: on_over(outcome)))
 
     def next_tick(self) -> float:
         """Return when something is due."""
         if self.phase is Phase.OVER:
             return math.inf
-        due = min(self._last_tick + self.options.heartbeat_interval_s, self._leave_at)
-        # No later than that: only who expects a tick notices that it comes late.
-        return min(due, self._job.next_tick()) if self._job and self.phase is Phase.RUNNING else due
+        # At least once in a heartbeat interval: a stalled scheduler notices it by a tick that comes late.
+        due = min(self._last_tick + self.options.heartbeat_interval_s, self._lifecycle.end_at)
+        if self._lifecycle.job is None or self.phase is not Phase.RUNNING:
+            return due
+        return min(due, self._lifecycle.job.next_tick(), self.policies.due())
 
     def take_instructions(self) -> list[Instruction]:
         """Return what is to be done."""
         return self._outbox.take()
 
-    # --------------------------------------------------------------------------------------------- gathering
+    # ---------------------------------------------------------------------------- until all nodes have joined
 
     def _join(self, peer: Peer, join: m.Join, now: float) -> None:
-        job = self._door.job_of(peer)
-        if job != self.options.job:
+        job, own = self._lifecycle.job, self.options.job
+        address = format_address(join.host, join.port, join.site)
+        asked = self._registry.job_of(peer)
+        if asked != own:
             reason = (
-                f"the node at {place(join.host, join.port, join.site)} is of job {job!r}, the scheduler of "
-                f"job {self.options.job!r}: give both the same NETSTORM_JOB, or the node another "
-                "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+                f"the node at {address} is of job {asked!r}, the scheduler of job {own!r}: give both the "
+                "same NETSTORM_JOB, or the node another DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
             )
-            self._gathering.turn_away(peer, reason)
-        elif self._failure is not None:
-            self._gathering.turn_away(peer, f"the job has already ended: {self._failure.reason}")
-        elif self._job is None:
-            self._gathering.come(peer, self._door.incarnation_of(peer), join, now)
-            if self._gathering.complete():
-                self._complete(now)
+            self._startup.refuse(peer, reason)
+        elif self._lifecycle.failure is not None:
+            self._startup.refuse(peer, f"the job has already ended: {self._lifecycle.failure.reason}")
+        elif job is None:
+            self._startup.join(peer, self._registry.incarnation_of(peer), join, now)
+            if self._startup.complete():
+                self._all_joined(now)
         elif peer in self._ranks:  # its session broke before it could read that it had joined
-            self._job.welcome(self._ranks[peer], now)
+            job.welcome(self._ranks[peer], now)
         else:
-            name = place(join.host, join.port, join.site)
-            members = self._job.members.all
-            self._gathering.turn_away(peer, full(self.options.job, members, name, join.asked_rank))
+            self._startup.refuse(peer, job_full_reason(own, job.members.all, address, join.asked_rank))
 
-    def _gather(self, now: float) -> None:
-        self._gathering.look(now)
-        if self._gathering.complete():
-            self._complete(now)
+    def _receive_before_join(self, peer: Peer, message: m.Message, now: float) -> None:
+        """Handle a message of a process that has no rank."""
+        match message:
+            case m.Heartbeat():
+                self._startup.heard(peer, now)
+            case m.Leave():
+                self._lifecycle.process_left(peer, "it left", now)
+            case m.Failed():
+                self._lifecycle.process_left(peer, f"it failed: {message.reason}", now)
+            case _:
+                raise ProtocolViolation(
+                    f"a process that has not joined sends a {type(message).__name__} to the scheduler"
+                )
+
+    def _check_startup(self, now: float) -> None:
+        self._startup.check(now)
+        if self._startup.complete():
+            self._all_joined(now)
         if self.phase is Phase.GATHERING:
-            late = self._gathering.say(now)
+            late = self._startup.remind(now)
             if late is not None:
-                self._fail(late, now)
+                self._lifecycle.fail(late, now)
 
-    def _complete(self, now: float) -> None:
-        if self._prepared:
+    def _all_joined(self, now: float) -> None:
+        if self.policies.ready:
             self._begin(now)
-        elif not self._gathering.forming and self.on_complete is not None:
-            self._gathering.forming = True
-            self._outbox.add(Call(function=self.on_complete))
+        elif not self._startup.forming_policy and self.on_all_joined is not None:
+            self._startup.forming_policy = True
+            self._outbox.add(Call(function=self.on_all_joined))
 
     def _begin(self, now: float) -> None:
-        """Everybody is here: give ranks."""
-        job = self._serve(self._gathering.seats(), self._first_policy, now)
-        _log.info("all nodes are here: %s", list_some(map(describe, job.members.all)))
+        """Give ranks, and begin the job."""
+        job = self._start_job(self._startup.assign_ranks(), self.policies.in_force, now)
+        _log.info("all nodes are here: %s", list_some(map(describe_member, job.members.all)))
         for rank in range(len(job.members)):
             job.welcome(rank, now)
 
-    def _take_over(self, past: ReplayedJob, now: float) -> None:
-        """Go on with the job that another process has served before."""
-        policy = past.policies[past.version]
-        peers = [self._door.enter(member.incarnation, self.options.job) for member in past.members]
-        job = self._serve(list(zip(peers, past.members, strict=True)), policy, now, past)
-        if job.all_finished:
-            self.phase = Phase.FINISHED
+    def _resume(self, replayed: ReplayedJob, now: float) -> None:
+        """Go on with a job that another process served."""
+        policy = replayed.policies[replayed.version]
+        peers = [self._registry.register(member.incarnation, self.options.job) for member in replayed.members]
+        job = self._start_job(list(zip(peers, replayed.members, strict=True)), policy, now, replayed)
         _log.warning(
             "job %r goes on: %d nodes, %d keys, policy version %d",
             self.options.job,
@@ -380,110 +309,46 @@ class SchedulerMachine:
             policy.version,
         )
 
-    def _serve(
+    def _start_job(
         self,
-        seats: Sequence[tuple[Peer, m.Member]],
+        members: Sequence[tuple[Peer, m.Member]],
         policy: Policy,
         now: float,
-        past: ReplayedJob | None = None,
+        replayed: ReplayedJob | None = None,
     ) -> Job:
-        self.phase = Phase.RUNNING
-        self._job = job = Job(
-            seats,
+        job = Job(
+            members,
             policy,
             self.options,
             self._outbox,
             now,
-            assumed=self._assumed,
-            planned=self._planned,
-            past=past,
+            assumed=self.policies.assumed,
+            planned=self.policies.planned,
+            replayed=replayed,
         )
+        self._lifecycle.begin(job)
+        self.policies.begin(job)
         for rank, peer in enumerate(job.members.peers):
             self._ranks[peer] = rank
-            self._door.keep(peer)
+            self._registry.pin(peer)
         return job
 
-    def _from_stranger(self, peer: Peer, message: m.Message, now: float) -> None:
-        """Take a message of a process that has no rank."""
-        match message:
-            case m.Heartbeat():
-                self._gathering.heard(peer, now)
-            case m.Leave():
-                self._forget(peer, "it left", now)
-            case m.Failed():
-                self._forget(peer, f"it failed: {message.reason}", now)
-            case _:
-                raise ProtocolViolation(
-                    f"a process that has not joined sends a {type(message).__name__} to the scheduler"
-                )
+    # ------------------------------------------------------------------------------------- while the job runs
 
-    def _forget(self, peer: Peer, reason: str, now: float) -> None:
-        """Let a process without a rank go."""
-        self._gathering.leave(peer, reason, quietly=self.phase is not Phase.GATHERING)
-        if self.phase is Phase.FAILED and not self._gathering.peers():
-            self._leave_at = now
-
-    # ------------------------------------------------------------------------------------ running and ending
-
-    def _from_member(self, job: Job, rank: int, message: m.Message, now: float) -> None:
+    def _receive_from_member(self, job: Job, rank: int, message: m.Message, now: float) -> None:
         if isinstance(message, (m.Leave, m.Failed)):
-            self._leaves(rank, now)
+            self._lifecycle.rank_left(rank, now)
         gone = job.receive(rank, message, now)
         if gone is not None:
-            self._gone(gone, now)
+            self._lifecycle.fail(gone, now)
         elif job.all_finished:
-            self.phase = Phase.FINISHED
-            _log.info("all nodes have finished")
-            self._outbox.tell(job.members.peers, m.AllFinished())
+            self._lifecycle.finish(job.members.peers)
 
-    def _adapt(self, job: Job, now: float) -> None:
-        """Have a policy formed, if it is time. It takes long: somebody else does it."""
+    def _check_policy(self, now: float) -> None:
+        """Ask for a new policy if one is wanted. Forming takes long, so another process does it."""
         on_form = self.on_form
         if on_form is None:
             return
-        question = job.look(now)
-        if isinstance(question, Policy):
-            self.install_policy(question)
-        elif question is not None:
-            self._outbox.add(Call(function=lambda: on_form(question)))
-
-    def _gone(self, gone: m.PeerGone, now: float) -> None:
-        """Decide what it means that a rank is gone or that ranks disagree. So far: the end of the job."""
-        self._fail(gone, now)
-
-    def _fail(self, failure: m.PeerGone, now: float) -> None:
-        """End the job; everybody who does not know is told why. The first reason stays."""
-        if self.phase not in (Phase.GATHERING, Phase.RUNNING):
-            return
-        waiting = (
-            self._gathering.peers()
-            if self._job is None
-            else [peer for rank, peer in enumerate(self._job.members.peers) if rank not in self._left]
-        )
-        self.phase = Phase.FAILED
-        self._failure = failure
-        self._outbox.note(Ended(text=failure.reason))
-        self._leave_at = now + FAREWELL_S if waiting else now
-        # Alone, the process's last line is enough.
-        _log.log(logging.ERROR if waiting else logging.DEBUG, "the job ends: %s", failure.reason)
-        self._outbox.tell(waiting, failure)
-
-    def _leaves(self, rank: int, now: float) -> None:
-        """A member will not be heard of again."""
-        if self._job is None or rank in self._left:
-            return
-        self._left.add(rank)
-        self._job.members.liveness.stop_watching(rank)
-        self._outbox.add(Disconnect(peer=self._job.members.peers[rank]))
-        if len(self._left) == len(self._job.members):
-            self._leave_at = now
-
-    def _over(self) -> None:
-        self.phase = Phase.OVER
-        keys = 0 if self._job is None else len(self._job.rounds.keys)
-        nodes = self.options.num_workers
-        self.outcome = outcome = Outcome.of(self.options.job, self._failure, nodes=nodes, keys=keys)
-        self._outbox.note(Ended(text=outcome.text))
-        on_over = self.on_over
-        if on_over is not None:
-            self._outbox.add(Call(function=lambda: on_over(outcome)))
+        request = self.policies.check(now)
+        if request is not None:
+            self._outbox.add(Call(function=lambda: on_form(request)))

@@ -1,4 +1,4 @@
-"""What the scheduler must know before its job begins."""
+"""The options of one job's scheduler, and how settings become options."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from netstorm.settings import Settings, declarations
 __all__ = ["SchedulerOptions", "chunk_sizes"]
 
 _GROWTH: Final = 2
-"""How much larger than CHUNK_SIZE chunks become in large keys: there the time to fill the pipeline counts for
-less, and processor time for more."""
+"""How many times larger than CHUNK_SIZE chunks become in large keys. There the time to fill the pipeline
+matters less, and processor time more."""
 
 _ENOUGH: Final = 256
+"""Chunks of a key that are enough to fill the pipeline: a key with more gets larger chunks."""
 
 _LOCAL_GROWTH: Final = 32
-"""The same among nodes of one machine: a WAN's store-and-forward delay, for which chunks are small, is
-nothing there, and processors are the bound."""
+"""The same among nodes of one machine. Chunks are small because of a WAN's store-and-forward delay; on one
+machine there is none, and processors are the limit."""
 
 _ENOUGH_LOCALLY: Final = 32
 
@@ -28,7 +29,7 @@ _CHUNKS: Final = ChunkSizes(32_768, 65_536, _ENOUGH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """One job, as its scheduler was told to run it. Durations are in seconds."""
+    """The options of one job. Durations are in seconds."""
 
     num_workers: int
     job: str = "default"
@@ -36,9 +37,9 @@ class SchedulerOptions:
     """Version of the NetStorm package; nodes must have the same."""
     chunks: ChunkSizes = _CHUNKS
     local_chunks: ChunkSizes = _CHUNKS
-    """If all nodes are on one machine."""
+    """Chunk sizes if all nodes are on one machine."""
     job_wide: Mapping[str, str] = field(default_factory=dict)
-    """Settings by variable name. A node that was explicitly given another value for one is refused."""
+    """Settings by variable name. A node to which another value was given explicitly is refused."""
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     join_timeout_s: float = 300.0
@@ -46,21 +47,27 @@ class SchedulerOptions:
     link_timeout_s: float = 10.0
     scheduler_timeout_s: float = 300.0
     boot: str = ""
-    """Identity of this run of the machine; for the log."""
-    said: Mapping[str, str] = field(default_factory=dict)
-    """What the first node said of the job, by variable; for the log."""
-    told_by: str = "the scheduler"
-    """Who says what holds for the whole job, for a person."""
+    """Identity of the host's run since it was last started; for the replay log."""
+    first_node_settings: Mapping[str, str] = field(default_factory=dict)
+    """By variable: settings of the job's first node, on a scheduler of several; for the replay log."""
+    settings_from: str = "the scheduler"
+    """Whose settings hold for the whole job; for texts."""
     joins: bool = False
-    """Ranks that have finished contribute zeros, and hold up no barrier, until all have."""
+    """NETSTORM_UNEVEN=join: ranks that have finished contribute zeros until all have, and no barrier waits
+    for them."""
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, *, release: str, boot: str = "", said: Mapping[str, str] | None = None
+        cls,
+        settings: Settings,
+        *,
+        release: str,
+        boot: str = "",
+        first_node_settings: Mapping[str, str] | None = None,
     ) -> SchedulerOptions:
-        """Take from `settings` what concerns the scheduler.
+        """Return the options that follow from `settings`.
 
-        All of them are compared with what a node says was given to it; which ones it says is its choice.
+        All settings are in `job_wide`: a node decides which of them it reports when it joins.
         """
         chunks = chunk_sizes(settings)
         local = _chunk_sizes(settings, _LOCAL_GROWTH, _ENOUGH_LOCALLY)
@@ -73,7 +80,7 @@ class SchedulerOptions:
             job_wide={
                 row.variable: str(getattr(settings, name))
                 for name, row in declarations().items()
-                if not (name == "job_weight" and settings.jobs == 1)  # one job has all there is
+                if not (name == "job_weight" and settings.jobs == 1)  # a single job has the whole network
             },
             heartbeat_interval_s=settings.heartbeat_interval_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
@@ -82,8 +89,8 @@ class SchedulerOptions:
             link_timeout_s=settings.link_timeout_s,
             scheduler_timeout_s=settings.scheduler_timeout_s,
             boot=boot,
-            said=said or {},
-            told_by="the scheduler" if settings.jobs == 1 else "the job's first node or the scheduler",
+            first_node_settings=first_node_settings or {},
+            settings_from="the scheduler" if settings.jobs == 1 else "the job's first node or the scheduler",
             joins=settings.uneven == "join",
         )
 

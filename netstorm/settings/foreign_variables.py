@@ -1,4 +1,4 @@
-"""Environments of other processes, and variables of other programs."""
+"""The environment of child processes, and the variables of other programs that NetStorm reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.settings.checks import raise_all, wrong
+from netstorm.settings.problems import not_allowed, raise_problems
 from netstorm.settings.values import declarations, unknown_variables
 
 __all__ = ["FOREIGN_VARIABLES", "child_environment", "foreign_variable"]
@@ -58,6 +58,6 @@ def child_environment(base: Mapping[str, str] | None = None, **variables: object
             try:
                 declaration.kind.read(environment[variable])
             except ValueError:
-                problems.append(wrong(name, declaration, value, "environment"))
-    raise_all(problems)
+                problems.append(not_allowed(name, declaration, value, "environment"))
+    raise_problems(problems)
     return environment

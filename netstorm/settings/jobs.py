@@ -1,4 +1,4 @@
-"""Several jobs on one scheduler, and what each of them may take of the network."""
+"""Settings for several jobs on one scheduler: how many, and their shares of the network."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ JOB_WIDE: Final = (
     "staleness",
     "job_weight",
 )
-"""Settings of the whole job, by attribute. What the scheduler was told counts, and a node that was told
-something else is refused; a scheduler of several jobs takes what it was not told from each job's first node.
+"""Settings of the whole job, by attribute. The scheduler's value counts; a node that was given another one is
+refused. A scheduler of several jobs takes a value that it was not given from each job's first node.
 """
 
 _LARGEST_DSCP: Final = 63
@@ -29,36 +29,36 @@ _LARGEST_DSCP: Final = 63
 
 @dataclass(frozen=True, kw_only=True)
 class JobsSettings:
-    """Several jobs on one scheduler, and what each of them may take of the network."""
+    """Several jobs on one scheduler: how many, and their shares of the network."""
 
     jobs: int = setting(
         "NETSTORM_JOBS",
         whole(0),
         1,
         "jobs",
-        "how many jobs the scheduler serves, at once and one after another, until it ends; nodes say by "
-        "NETSTORM_JOB which one is theirs; 0: any number, it ends when it is stopped",
+        "number of jobs that the scheduler serves before it ends, at the same time or in turn; NETSTORM_JOB "
+        "names the job of a node; 0: no limit, the scheduler runs until it is stopped",
     )
     most_jobs: int = setting(
         "NETSTORM_MOST_JOBS",
         whole(1),
         16,
         "jobs",
-        "how many jobs a scheduler of several serves at once; one more is refused",
+        "largest number of jobs that a scheduler serves at the same time; further jobs are refused",
     )
     job_weight: int = setting(
         "NETSTORM_JOB_WEIGHT",
         whole(1, 1000),
         1,
         "",
-        "weight of this node's job among those of its scheduler: trees are planned with its share of each "
-        "link that NETSTORM_NETWORK describes; it is planning only, nobody is slowed down",
+        "weight of this node's job among the jobs of its scheduler: its trees are planned with this share of "
+        "each link in NETSTORM_NETWORK; it affects planning only, no traffic is throttled",
     )
     dscp: int = setting(
         "NETSTORM_DSCP",
         whole(0, _LARGEST_DSCP),
         0,
         "",
-        "mark (differentiated services code point) of the packets that this node and other nodes exchange, "
-        "for networks that treat marks differently; 0: none",
+        "DSCP mark (differentiated services code point) on the packets that this node exchanges with other "
+        "nodes, for networks with traffic classes; 0: no mark",
     )

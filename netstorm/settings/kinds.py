@@ -1,4 +1,4 @@
-"""How a setting is declared, and what kinds of value there are: how each is read, checked and written."""
+"""Kinds of setting: how a value is declared, parsed, checked and written. A new kind belongs here."""
 
 from __future__ import annotations
 
@@ -35,41 +35,45 @@ W = TypeVar("W", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """What values a setting takes."""
+    """The values that a setting accepts."""
 
     allowed: str
-    """As in "expected ...": the end of an error message."""
+    """The end of an error message that begins with "expected"."""
     parse: Callable[[str], T]
-    """Text to value; a `ValueError` if it is none."""
+    """Converts text to a value; raises `ValueError`."""
     accepts: Callable[[T], bool]
     """Whether a value of the right type is in range."""
     types: tuple[type, ...]
     write: Callable[[T], str] = str
-    """Value to the text that `parse` reads back."""
+    """Converts a value to text that `parse` can read."""
     show: Callable[[T], str] | None = None
-    """Value to text for people, if that is another one."""
+    """Converts a value to text for people; None: as `write`."""
 
     def fits(self, value: object) -> bool:
-        """Return whether this is a value of this kind."""
+        """Return whether a value has the right type and is in range."""
         if isinstance(value, bool) and bool not in self.types:  # Python counts True as the whole number 1
             return False
         return isinstance(value, self.types) and self.accepts(cast("T", value))
 
     def read(self, given: object) -> T:
-        """Return the value that `given` is, or that it says if it is text; a `ValueError` if it is none."""
+        """Return a value, parsed if it is text.
+
+        Raises:
+            ValueError: it is no value of this kind.
+        """
         value = self.parse(given.strip()) if isinstance(given, str) else given
         if not self.fits(value):
             raise ValueError(value)
         return cast("T", value)
 
-    def for_people(self, value: T) -> str:
-        """Return the text that people see."""
+    def display(self, value: T) -> str:
+        """Return a value as text for people."""
         return self.show(value) if self.show is not None else self.write(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """All that is known of one setting but its value."""
+    """Everything about one setting except its value."""
 
     variable: str
     kind: Kind[Any]
@@ -79,14 +83,14 @@ class Declaration:
 
 
 def setting(variable: str, kind: Kind[T], default: T, unit: str, meaning: str) -> T:
-    """Declare a field of `Settings`. Its `unit` is empty where a number is not one of something."""
+    """Declare a field of `Settings`. A setting without a unit has an empty `unit`."""
     declaration = Declaration(variable, kind, default, unit, meaning)
     field: T = dataclasses.field(default=default, metadata={"declaration": declaration})
     return field
 
 
 def whole(least: int, most: int | None = None) -> Kind[int]:
-    """Whole numbers from `least` to `most`, both included."""
+    """Return the kind of whole numbers from `least` to `most`, both included."""
     allowed = (
         f"a whole number from {least} to {most}" if most is not None else f"a whole number, at least {least}"
     )
@@ -94,7 +98,7 @@ def whole(least: int, most: int | None = None) -> Kind[int]:
 
 
 def amount(least: int) -> Kind[int]:
-    """Bytes: a whole number, or one with a unit."""
+    """Return the kind of sizes in bytes, with or without a unit."""
     return Kind(
         f"a size such as 65536 (bytes), 64MB or 64MiB, at least {units.format_bytes(least)}",
         lambda text: _whole(text) if text.isascii() and text.isdigit() else units.parse_bytes(text),
@@ -105,7 +109,7 @@ def amount(least: int) -> Kind[int]:
 
 
 def seconds(*, most: float = math.inf) -> Kind[float]:
-    """A duration above 0: a bare number means seconds."""
+    """Return the kind of durations above 0; a number without a unit means seconds."""
     limit = f" and at most {units.format_duration(most)}" if most < math.inf else ""
     return Kind(
         f"a duration such as 5 (seconds), 5s or 250ms, more than 0{limit}",
@@ -118,7 +122,7 @@ def seconds(*, most: float = math.inf) -> Kind[float]:
 
 
 def ratio() -> Kind[float]:
-    """A fraction, also as a percentage."""
+    """Return the kind of fractions from 0 to 1, also written as percentages."""
     return Kind(
         "a ratio such as 0.1 or 10%, from 0 to 1",
         lambda text: _decimal(text) if _is_bare(text) else units.parse_fraction(text),
@@ -129,7 +133,7 @@ def ratio() -> Kind[float]:
 
 
 def switch() -> Kind[bool]:
-    """On or off."""
+    """Return the kind of on-off switches."""
     return Kind(
         "1 or 0 (also: true, false, yes, no, on, off)",
         _switch,
@@ -140,7 +144,7 @@ def switch() -> Kind[bool]:
 
 
 def one_of(*allowed: W) -> Kind[W]:
-    """One of a few words."""
+    """Return the kind whose value is one of these words; upper and lower case are equal."""
     by_name = {word.lower(): word for word in allowed}
     return Kind(
         "one of " + ", ".join(allowed),
@@ -151,13 +155,13 @@ def one_of(*allowed: W) -> Kind[W]:
 
 
 def words(pattern: str, allowed: str) -> Kind[str]:
-    """Text of a certain form."""
+    """Return the kind of text that matches a pattern."""
     form = re.compile(pattern)
     return Kind(allowed, str, lambda text: form.fullmatch(text) is not None, (str,))
 
 
 def host(*, or_empty: bool = False, or_any: bool = False) -> Kind[str]:
-    """A host's name or address, without scheme or port."""
+    """Return the kind of host names and addresses, without scheme or port."""
     name = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
     ipv6 = (
         r"[0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]+)?"  # two colons; one would be a port's
@@ -168,7 +172,7 @@ def host(*, or_empty: bool = False, or_any: bool = False) -> Kind[str]:
 
 
 def _whole(text: str) -> int:
-    # int() alone also takes "1_000", and digits of other scripts.
+    # int() alone would also accept "1_000", and digits of other scripts.
     if re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII) is None:
         raise ValueError(text)
     return int(text)

@@ -1,4 +1,4 @@
-"""What a node is and where it listens."""
+"""Settings of one node: its rank, its site, and where it listens."""
 
 from __future__ import annotations
 
@@ -11,39 +11,44 @@ __all__ = ["NodeSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """What a node is and where it listens."""
+    """One node: its rank, its site, and where it listens."""
 
     rank: int = setting(
-        "NETSTORM_RANK", whole(-1), -1, "", "the rank to ask the scheduler for, from 0; -1: any that is free"
+        "NETSTORM_RANK",
+        whole(-1),
+        -1,
+        "",
+        "rank that this node asks for, from 0; -1: any free rank",
     )
     site: str = setting(
         "NETSTORM_SITE",
         words(r"[^\s,;/]{0,64}", "a name of at most 64 letters, without spaces, or empty"),
         "",
         "",
-        "the data centre that this node is in; nodes of one site share a local network",
+        "data centre of this node; nodes of one site share a local network",
     )
     job: str = setting(
         "NETSTORM_JOB",
         words(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, dots, dashes or underscores"),
         "default",
         "",
-        "name of the job; a scheduler of one job turns processes of another away",
+        "name of the job; a scheduler that serves one job refuses nodes of another",
     )
     bind_host: str = setting(
         "NETSTORM_BIND",
         host(or_empty=True, or_any=True),
         "",
         "",
-        "address to listen on, * for every interface; empty: the advertised address only",
+        "address to listen on; *: all interfaces; empty: the advertised address only",
     )
     port: int = setting(
-        "NETSTORM_PORT", whole(0, 65535), 0, "", "TCP port that this node listens on; 0: any that is free"
+        "NETSTORM_PORT", whole(0, 65535), 0, "", "TCP port that this node listens on; 0: any free port"
     )
     advertised_port: int = setting(
         "NETSTORM_ADVERTISED_PORT",
         whole(0, 65535),
         0,
         "",
-        "port that this node tells the others, for where ports are mapped; 0: the one it listens on",
+        "TCP port that this node advertises to other nodes, for hosts behind a port mapping; 0: the port it "
+        "listens on",
     )

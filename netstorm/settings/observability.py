@@ -1,4 +1,4 @@
-"""What people and programs see of a job."""
+"""Settings of what can be observed of a job: clocks, metrics, logs and traces."""
 
 from __future__ import annotations
 
@@ -16,73 +16,73 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class ObservabilitySettings:
-    """What people and programs see of a job."""
+    """What can be observed of a job: clocks, metrics, logs and traces."""
 
     sntp_port: int = setting(
         "NETSTORM_SNTP_PORT",
         whole(0, 65535),
         0,
         "",
-        "UDP port at which the scheduler tells the time; 0: the number of its TCP port",
+        "UDP port of the scheduler's time server (SNTP); 0: the number of its TCP port",
     )
     clock_source: ClockSource = setting(
         "NETSTORM_CLOCK",
         one_of("scheduler", "trees"),
         "scheduler",
         "",
-        "whom a node asks for the time: scheduler; trees, as in the paper: roots ask the scheduler, and all "
-        "others their parent, at the UDP port that has the number of its TCP port",
+        "time source of a node; scheduler: the scheduler; trees, as in the paper: roots ask the scheduler, "
+        "other nodes ask their parent in the tree, at the UDP port with the number of its TCP port",
     )
     http_port: int = setting(
         "NETSTORM_HTTP_PORT",
         whole(-1, 65535),
         -1,
         "",
-        "TCP port at which the scheduler shows the job to `netstorm top`, browsers and Prometheus, without "
-        "authentication; -1: the one after its own; 0: none; if it is taken, any that is free",
+        "TCP port of the scheduler's HTTP server for `netstorm top`, browsers and Prometheus; it has no "
+        "authentication; -1: the port after its own; 0: no server; if the port is taken, any free port",
     )
     http_bind: str = setting(
         "NETSTORM_HTTP_BIND",
         host(or_any=True),
         "127.0.0.1",
         "",
-        "address at which NETSTORM_HTTP_PORT and NETSTORM_METRICS_PORT listen, * for every interface",
+        "address of NETSTORM_HTTP_PORT and NETSTORM_METRICS_PORT; *: all interfaces",
     )
     metrics_port: int = setting(
         "NETSTORM_METRICS_PORT",
         whole(0, 65535),
         0,
         "",
-        "TCP port at which a node shows its own metrics to Prometheus; 0: none; nodes of one machine take "
-        "the next ones that are free",
+        "TCP port at which a node exports its own metrics to Prometheus; 0: none; further nodes on one "
+        "machine take the next free ports",
     )
     log_level: LogLevel = setting(
         "NETSTORM_LOG",
         one_of("debug", "info", "warning", "error"),
         "warning",
         "",
-        "least severe messages that are logged",
+        "lowest severity that is logged",
     )
     trace_file: str = setting(
         "NETSTORM_TRACE",
         words(r"[^\0]*", "the path of a file"),
         "",
         "",
-        "where a node writes the timeline of each chunk on each link when its job ends, for ui.perfetto.dev; "
-        "its rank stands before the suffix: trace.json becomes trace.3.json; empty: nowhere, at no cost",
+        "file for a node's trace of each chunk on each link, written when its job ends, for ui.perfetto.dev; "
+        "the rank goes before the suffix: trace.json becomes trace.3.json; empty: no trace, no cost",
     )
     compare_rounds: int = setting(
         "NETSTORM_COMPARE",
         whole(0),
         100,
         "rounds",
-        "how often what the ranks hold of each key is compared, since an update rule may not do the same "
-        "everywhere; 0: never",
+        "rounds between two comparisons of the ranks' values of each key, which find update rules that do "
+        "not give the same result on all ranks; 0: never",
     )
     seed: int = setting(
         "NETSTORM_SEED",
         whole(0, 2**63 - 1),
         0,
         "",
-        "seed of everything random; the same on all nodes gives the same run",
+        "seed of all random choices; the same seed on all nodes gives the same run",
     )

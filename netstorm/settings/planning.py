@@ -1,4 +1,4 @@
-"""What policies are formed from, and how."""
+"""Settings of planning: what policies are formed from, and how."""
 
 from __future__ import annotations
 
@@ -33,57 +33,56 @@ class PlanningSettings:
         words(r"[^\0]*", "the path of a network file"),
         "",
         "",
-        "file that describes the network, read by the scheduler; empty: all links are assumed equal",
+        "network file, read by the scheduler; empty: all links are assumed equal",
     )
     state_dir: str = setting(
         "NETSTORM_STATE_DIR",
         words(r"[^\0]*", "the path of a folder"),
         "",
         "",
-        "folder in which the scheduler keeps a log of each job, so that it can be started again if its "
-        "process ends; empty: it keeps none",
+        "folder for the scheduler's log of each job, from which it can be restarted after a crash; empty: no "
+        "log",
     )
     find_routes: bool = setting(
         "NETSTORM_FIND_ROUTES",
         switch(),
         True,
         "",
-        "without NETSTORM_NETWORK: plan without pairs of nodes whose latencies say that their ways lead past "
-        "other nodes, and share lines with these",
+        "without NETSTORM_NETWORK: leave out pairs of nodes whose latencies show that they are routed past "
+        "other nodes, and share those nodes' links",
     )
     topology: TopologyName = setting(
         "NETSTORM_TOPOLOGY",
         one_of(*get_args(TopologyName)),
         "auto",
         "",
-        "how trees are formed; star: all nodes to one hub; sharded: each node is the hub of an equal share; "
-        "balanced: a binary tree in order of rank; mst: the fastest links; ring: in order of rank; "
-        "ring-best: in the order that suits the links; hierarchical: nodes to their site's leader, leaders "
-        "among themselves; fapt: a fastest aggregation path tree for each root; packing: many "
-        "trees that together use all of the network; auto: what is predicted to be fastest, and fapt "
-        "while nothing is known of the links; custom: those in "
-        "NETSTORM_TOPOLOGY_FILE",
+        "scheme that forms the trees; star: all nodes below one hub; sharded: each node is the hub of an "
+        "equal share; balanced: a binary tree in order of rank; mst: a minimum spanning tree of the fastest "
+        "links; ring: in order of rank; ring-best: in the order that suits the links; hierarchical: nodes "
+        "below their site's leader, leaders among themselves; fapt: a fastest aggregation path tree for each "
+        "root; packing: many trees that together use the whole network; auto: the scheme that is predicted "
+        "to be fastest, or fapt while no link is known; custom: the trees in NETSTORM_TOPOLOGY_FILE",
     )
     topology_file: str = setting(
         "NETSTORM_TOPOLOGY_FILE",
         words(r"[^\0]*", "the path of a topology file"),
         "",
         "",
-        "file that holds the trees of NETSTORM_TOPOLOGY=custom, read by the scheduler",
+        "file with the trees of NETSTORM_TOPOLOGY=custom, read by the scheduler",
     )
     model: str = setting(
         "NETSTORM_MODEL",
         words(r"[^\0]+", "alexnet, resnet50, a size such as 244MB, or the path of a .json file"),
         "100MB",
         "",
-        "what is summed in an iteration, as far as it is known before the job: trees are formed for it",
+        "tensors of one iteration, for which trees are formed before the job's own are known",
     )
-    hub: int = setting("NETSTORM_HUB", whole(-1), -1, "", "rank of a star's hub; -1: the best placed one")
+    hub: int = setting("NETSTORM_HUB", whole(-1), -1, "", "rank of a star's hub; -1: the best placed node")
     freeze_roots: bool = setting(
         "NETSTORM_FREEZE_ROOTS",
         switch(),
         False,
         "",
-        "keep the roots and their shares as in the first policy, as the paper must; for "
+        "keep the roots and shares of the first policy in all later ones, as in the paper; for "
         "NETSTORM_TOPOLOGY=fapt, packing, auto and star",
     )

@@ -1,4 +1,4 @@
-"""Who takes part in a job, and where: names as in MXNet's ps-lite."""
+"""Settings of the rendezvous: who takes part in a job, and where. Names as in MXNet's ps-lite."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class RendezvousSettings:
         one_of("worker", "scheduler", "server"),
         "worker",
         "",
-        "what this process is; a general node is a worker; a server, as old launch scripts start them, has "
-        "nothing to do and ends at once",
+        "role of this process; a general node is a worker; a server, as old launch scripts start it, ends "
+        "at once, since there are no servers",
     )
     scheduler_host: str = setting(
-        "DMLC_PS_ROOT_URI", host(), "127.0.0.1", "", "name or address at which nodes reach the scheduler"
+        "DMLC_PS_ROOT_URI", host(), "127.0.0.1", "", "host name or address at which nodes reach the scheduler"
     )
     scheduler_port: int = setting("DMLC_PS_ROOT_PORT", whole(1, 65535), 9091, "", "the scheduler's TCP port")
-    num_workers: int = setting("DMLC_NUM_WORKER", whole(1), 1, "nodes", "how many general nodes the job has")
+    num_workers: int = setting("DMLC_NUM_WORKER", whole(1), 1, "nodes", "number of general nodes of the job")
     num_servers: int = setting(
         "DMLC_NUM_SERVER", whole(0), 0, "", "ignored: there are no servers, every general node aggregates"
     )
@@ -37,8 +37,8 @@ class RendezvousSettings:
         host(or_empty=True),
         "",
         "",
-        "name or address that this node advertises to the others; empty: that of the interface which reaches "
-        "the scheduler",
+        "host name or address that this node advertises to other nodes; empty: the address of the interface "
+        "that reaches the scheduler",
     )
     interface: str = setting(
         "DMLC_INTERFACE",
@@ -52,10 +52,14 @@ class RendezvousSettings:
         whole(0, 2),
         0,
         "",
-        "1: log connections and membership; 2: also every message, without its values",
+        "1: log connections and membership; 2: also log each message, without its values",
     )
     heartbeat_interval_s: float = setting(
-        "PS_HEARTBEAT_INTERVAL", seconds(), 1.0, "s", "time between two heartbeats of a node to the scheduler"
+        "PS_HEARTBEAT_INTERVAL",
+        seconds(),
+        1.0,
+        "s",
+        "time between two heartbeats of a node",
     )
     heartbeat_timeout_s: float = setting(
         "PS_HEARTBEAT_TIMEOUT",

@@ -1,4 +1,4 @@
-"""Settings as people read them: a row for each, in `netstorm env` and in docs/settings.md."""
+"""The table of settings: one row each, for `netstorm env` and docs/reference/settings.md."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class SettingRow:
 
 
 def describe(settings: Settings) -> list[SettingRow]:
-    """Return all there is to say about each setting."""
+    """Return a row for each setting."""
     return [
         SettingRow(
             name=name,
             variable=declaration.variable,
             value=getattr(settings, name),
-            value_text=declaration.kind.for_people(getattr(settings, name)),
+            value_text=declaration.kind.display(getattr(settings, name)),
             source=settings.source(name),
             default=declaration.default,
-            default_text=declaration.kind.for_people(declaration.default),
+            default_text=declaration.kind.display(declaration.default),
             unit=declaration.unit,
             allowed=declaration.kind.allowed,
             meaning=declaration.meaning,
@@ -48,11 +48,11 @@ def describe(settings: Settings) -> list[SettingRow]:
 
 
 def notes(settings: Settings, environ: Iterable[str] | None = None) -> list[str]:
-    """Return what is not wrong, but probably not what its author expects.
+    """Return warnings: settings that are allowed, but probably do not do what the user expects.
 
     Args:
-        settings: those in force.
-        environ: names of all variables; this process's if None.
+        settings: the settings of this process.
+        environ: names of the variables that are set; this process's if None.
     """
     found = unknown_variables(environ)
     if settings.num_servers:

@@ -1,4 +1,4 @@
-"""All settings of one process: read from the environment, checked, and passed on."""
+"""All settings of one process: how they are read from the environment, checked and passed to children."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from netstorm.settings.checks import contradictions, raise_all, unknown, wrong
-from netstorm.settings.jobs import JobsSettings
+from netstorm.settings.conflicts import conflicts
 from netstorm.settings.kinds import Declaration, Source
-from netstorm.settings.node import NodeSettings
-from netstorm.settings.observability import ObservabilitySettings
-from netstorm.settings.paper import PaperSettings
-from netstorm.settings.planning import PlanningSettings
-from netstorm.settings.rendezvous import RendezvousSettings
-from netstorm.settings.timeouts import TimeoutSettings
+from netstorm.settings.problems import not_allowed, raise_problems, unknown_name
+from netstorm.settings.sections import Sections
 
 __all__ = ["Settings", "Source", "declarations", "unknown_variables"]
 
@@ -26,46 +21,39 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(
-    ObservabilitySettings,
-    TimeoutSettings,
-    PlanningSettings,
-    JobsSettings,
-    NodeSettings,
-    PaperSettings,
-    RendezvousSettings,
-):
-    """All settings of one process. Values are checked however it is made.
+class Settings(Sections):
+    """All settings of one process. Values are checked on construction.
 
     Raises:
         SettingsError: names every wrong value, where it came from and what is allowed.
     """
 
     sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    """Where each value came from, by attribute; one that is missing came from whoever made this object."""
+    """Where each value came from, by attribute. A value that is not listed was given to the constructor."""
 
     def __post_init__(self) -> None:
         problems = [
-            wrong(name, declaration, getattr(self, name), self.source(name))
+            not_allowed(name, declaration, getattr(self, name), self.source(name))
             for name, declaration in declarations().items()
             if not declaration.kind.fits(getattr(self, name))
         ]
-        raise_all(problems or contradictions(self))
+        raise_problems(problems or conflicts(self))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
         """Read the settings of this process. Unknown variables `NETSTORM_*` are logged.
 
         Args:
-            environ: variables; this process's if None. An empty one counts as not set: scripts export those.
-            overrides: values by attribute, typed or as text; they win over variables. None is not given.
+            environ: variables; this process's if None. An empty variable counts as not set, because scripts
+                export empty ones.
+            overrides: values by attribute, typed or as text; they win over variables. None means not given.
 
         Raises:
             SettingsError: names every wrong value, where it came from and what is allowed.
         """
         environ = os.environ if environ is None else environ
         known = declarations()
-        problems = [unknown("argument", name, known) for name in overrides if name not in known]
+        problems = [unknown_name("argument", name, known) for name in overrides if name not in known]
         values: dict[str, Any] = {}
         sources: dict[str, Source] = {}
         for name, declaration in known.items():
@@ -73,14 +61,14 @@ class Settings(
             try:
                 values[name] = declaration.kind.read(given)
             except ValueError:
-                problems.append(wrong(name, declaration, given, sources[name]))
-        raise_all(problems)
+                problems.append(not_allowed(name, declaration, given, sources[name]))
+        raise_problems(problems)
         for problem in unknown_variables(environ):
             _logger.warning("%s", problem)
         return cls(**values, sources=sources)
 
     def changed(self, **overrides: object) -> Settings:
-        """Return a copy with other values, typed or as text, which count as arguments."""
+        """Return a copy with these values, typed or as text; their source becomes "argument"."""
         copy = Settings.from_environment(self.as_variables(), **overrides)
         kept = {name: self.source(name) for name in declarations() if overrides.get(name) is None}
         return dataclasses.replace(copy, sources={**copy.sources, **kept})
@@ -91,7 +79,7 @@ class Settings(
         return self.sources.get(name, "default" if untouched else "argument")
 
     def as_variables(self) -> dict[str, str]:
-        """Return the variables that give another process these settings. Defaults are left out."""
+        """Return the variables that give another process these settings, without defaults."""
         return {
             declaration.variable: declaration.kind.write(getattr(self, name))
             for name, declaration in declarations().items()
@@ -110,11 +98,11 @@ def declarations() -> Mapping[str, Declaration]:
 
 
 def unknown_variables(environ: Iterable[str] | None = None) -> list[str]:
-    """Return a sentence about each variable `NETSTORM_*` that is no setting: probably a misspelled one."""
+    """Return a message for each variable `NETSTORM_*` that is no setting: it is probably misspelled."""
     known = [declaration.variable for declaration in declarations().values()]
     names = os.environ if environ is None else environ
     return [
-        unknown("variable", name, known)
+        unknown_name("variable", name, known)
         for name in names
         if name.startswith("NETSTORM_") and name not in known
     ]

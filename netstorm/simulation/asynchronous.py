@@ -1,7 +1,7 @@
-"""Asynchronous training on a simulated node: what a frontend's store is to a real one.
+"""Asynchronous training on a simulated node: stands in for a frontend's store.
 
-The update rule is plain gradient descent at a rate of 1: the initial value less all gradients. An update and
-a reading of a value each take a random time, as they do in an engine.
+The update rule is gradient descent at a rate of 1: a value is its initial value less all gradients. Each
+update and each read takes a random time, as in an engine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.simulation.node import Array, Pending, SimulatedNode
+from netstorm.simulation.node import SimulatedNode
+from netstorm.simulation.pending import Array, Pending
 
 __all__ = ["AsynchronousStore", "BlockStore"]
 
 
 class BlockStore:
-    """The blocks of a key that a node owns."""
+    """The blocks of a key that a node owns, and the update rule that is applied to them."""
 
     def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
         self.rule: Final = store.rule
@@ -43,7 +44,7 @@ class BlockStore:
         self.values: Final[dict[int, Array]] = {}
         """By block."""
         self.updates: Final[dict[int, int]] = {}
-        """By block, how many it has had."""
+        """Number of updates, by block."""
         self._store: Final = store
         owners = store.machine.owners
         for block in owners.blocks(key, whole=self.whole):
@@ -56,7 +57,7 @@ class BlockStore:
     def apply(
         self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
     ) -> None:
-        """Take a gradient off a block."""
+        """Subtract a gradient from a block, later; then call `done`."""
 
         def work() -> None:
             value = self.values[block]
@@ -70,11 +71,11 @@ class BlockStore:
         self._store.later(work)
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None:
-        """Give a copy of a block's value."""
+        """Call `done` with a copy of a block's value, later."""
         self._store.later(lambda: done(self.values[block].copy()))
 
     def states(self, block: int, done: Callable[[bytes], None]) -> None:
-        """Give how many updates a block has had."""
+        """Call `done` with the number of a block's updates as text, later."""
         self._store.later(lambda: done(str(self.updates[block]).encode()))
 
 
@@ -82,7 +83,7 @@ class AsynchronousStore:
     """One rank's store of keys that are trained asynchronously.
 
     Attributes:
-        kept: what this rank owns, by key.
+        blocks: the blocks that this rank owns, by key.
     """
 
     def __init__(
@@ -96,15 +97,15 @@ class AsynchronousStore:
         slowest_s: float = 0.0,
         rule: str = "descent",
     ) -> None:
-        """Make a store; the node has joined.
+        """Begin without keys.
 
         Args:
-            node: whose it is.
+            node: has joined the job.
             timeline: of the cluster.
-            seed: of how long things take.
-            staleness: how many clocks this rank may be ahead of the slowest.
+            seed: of the random times.
+            staleness: clocks that this rank may be ahead of the slowest.
             whole: blocks are whole keys.
-            slowest_s: an update or a reading takes up to that long.
+            slowest_s: longest time of an update or a read.
             rule: the update rule's name.
         """
         self.node: Final = node
@@ -117,32 +118,32 @@ class AsynchronousStore:
         self._staleness: Final = staleness
         self._pushes: Final[dict[str, Pushes]] = {}
         self._clock = 0
-        self.kept: Final[dict[str, BlockStore]] = {}
+        self.blocks: Final[dict[str, BlockStore]] = {}
 
     def init(self, name: str, initial: Array) -> Pending:
-        """Give a key its value, rank 0's; this node serves what it owns of it when that is here."""
+        """Initialise a key with rank 0's value. When it arrives, this node serves the blocks that it owns."""
         pending = self.node.push(name, initial if self.node.rank == 0 else np.zeros_like(initial))
         self._pushes[name] = Pushes()
 
         def serve() -> None:
             if pending.error is None:
                 key, value = self.node.keys[name], pending.result()
-                keeper = self.kept[name] = BlockStore(self, key, value)
-                self.node.process.call(lambda _: self.machine.serve(key, keeper))
+                blocks = self.blocks[name] = BlockStore(self, key, value)
+                self.node.process.call(lambda _: self.machine.serve(key, blocks))
 
         pending.then(serve)
         return pending
 
     def push_rows(self, name: str, rows: Rows) -> Pending:
-        """Have some rows of a gradient taken off the value; they must stay as they are."""
+        """Subtract some rows of a gradient from the value. The rows must not change."""
         return self._push(name, rows, lambda: rows.values, codec=ROW_SPARSE)
 
     def push(self, name: str, gradient: Array, *, priority: int = 0) -> Pending:
-        """Have a gradient taken off the value."""
+        """Subtract a gradient from the value."""
         source = np.array(gradient).ravel()
 
         def collect() -> Array:
-            source.view(np.uint8).fill(0xA5)  # nobody may read it any more
+            source.view(np.uint8).fill(0xA5)  # nothing may read it any more
             return source
 
         return self._push(name, source, collect, priority=priority)
@@ -175,7 +176,7 @@ class AsynchronousStore:
         return self._submit(pending, operation)
 
     def pull(self, name: str, *, rows: Numbers | None = None, priority: int = 0) -> Pending:
-        """Get the newest value, or some rows of it."""
+        """Read the newest value, or some rows of it."""
         key, count = self.node.keys[name], self._pushes[name]
         pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of {name}")
         shape = key.spec.shape if rows is None else (len(rows), *key.spec.shape[1:])
@@ -197,7 +198,7 @@ class AsynchronousStore:
         return self._submit(pending, operation)
 
     def pull_states(self, name: str) -> tuple[Pending, dict[int, bytes]]:
-        """Get how many updates each block has had, as text."""
+        """Read the number of each block's updates, as text."""
         key, count = self.node.keys[name], self._pushes[name]
         pending = Pending(self._timeline, f"rank {self.node.rank}: pull {count.pulls} of {name}")
         found: dict[int, bytes] = {}
@@ -213,7 +214,7 @@ class AsynchronousStore:
         return self._submit(pending, operation), found
 
     def clock(self) -> None:
-        """End a clock of this rank's."""
+        """End this rank's present clock, and begin the next."""
         self._clock += 1
         pushes = {self.node.keys[name]: count.in_clock for name, count in self._pushes.items()}
         for count in self._pushes.values():
@@ -226,7 +227,7 @@ class AsynchronousStore:
         )
 
     def later(self, work: Callable[[], None]) -> None:
-        """Do something on the node after a random time."""
+        """Call `work` on the node after a random time."""
         delay = self._chance.random() * self._slowest_s
         self._timeline.after(delay, lambda: self.node.process.call(lambda _: work()))
 

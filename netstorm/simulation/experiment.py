@@ -1,11 +1,10 @@
-"""How long rounds take under a policy: measured in the simulated cluster, or predicted for what exceeds it.
+"""How long rounds take under a policy: simulated in a cluster, or predicted if that would take too long.
 
     experiment = Experiment(tensors=(100_000_000,), chunk_bytes=1_000_000)
     times = in_cluster(network, policy, experiment)
 
-A round is one all-reduce of all tensors, which are there at once on all ranks; it lasts until all ranks have
-all sums. The next one begins when it has ended. Policies stay as they are: while nothing measures the network
-at run time, a changing network is met with the trees of its beginning.
+A round is one all-reduce of all tensors, which all ranks push at once; it ends when all ranks have all sums.
+The next round begins then. The policy stays the same, even if the network changes.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.node import Array, Pending
+from netstorm.simulation.pending import Array, Pending
 from netstorm.topology.networks.network import Network
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction.predict import predict
@@ -27,42 +27,43 @@ from netstorm.topology.prediction.predict import predict
 __all__ = ["Engine", "Experiment", "by_predictor", "choose_engine", "in_cluster", "run"]
 
 CLUSTER_WORK: Final = 300
-"""Chunks on all nodes together that a cluster's round may have: some seconds of a processor at 1 MB each."""
+"""Most chunks of a cluster's round, over all nodes: at 1 MB each they take some seconds of a processor."""
 
 CLUSTER_BYTES: Final = 2_000_000_000
-"""Tensors on all nodes together: the cluster sums real numbers, and may hold three times this in memory."""
+"""Most bytes of tensors over all nodes: the cluster sums real numbers, and may hold three times as much."""
 
 _LONGEST_ROUND_S: Final = 1e6
-"""Virtual. A round that takes longer is a hang: 244 MB over 20 kbit/s take a tenth of it."""
+"""Virtual s. A longer round is a hang: 244 MB over 20 kbit/s take a tenth of it."""
 
 _FLOAT: Final = 4
 
-Say = Callable[[float], None]
+OnRound: TypeAlias = Callable[[float], None]
+"""Called with the seconds of each round."""
 
 
 class Engine(enum.Enum):
-    """What tells how long a round takes."""
+    """How the time of a round is found."""
 
     CLUSTER = "cluster"
-    """Real nodes and the real scheduler on virtual time."""
+    """By real nodes and the real scheduler on virtual time."""
     PREDICTOR = "predictor"
-    """A simulation of chunks on links, with windows and the delay of acknowledgements, without sessions."""
+    """By a simulation of chunks on links: with windows and delayed acknowledgements, without sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is reduced, and how often.
+    """What is reduced, and in how many rounds.
 
     Raises:
-        UsageError: nothing to reduce, or a number below its least.
+        UsageError: no tensors, or a number that is too small.
     """
 
     tensors: tuple[int, ...]
-    """Bytes of each, in order of priority: the first is needed first."""
+    """Bytes of each tensor, in order of priority: the first is needed first."""
     chunk_bytes: int
     rounds: int = 1
     seed: int = 0
-    """Of the cluster's clocks and identities."""
+    """Seed of the cluster's clocks and identities."""
 
     def __post_init__(self) -> None:
         if not self.tensors or min(self.tensors) < 1:
@@ -74,17 +75,17 @@ class Experiment:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(self.tensors)
 
     @property
     def chunks(self) -> int:
-        """Of all tensors; a chunk has elements of one."""
+        """Chunks of all tensors; a chunk holds elements of one tensor."""
         return sum(-(-size // self.chunk_bytes) for size in self.tensors)
 
 
 def choose_engine(nodes: int, experiment: Experiment) -> tuple[Engine, str]:
-    """Return the cluster where it takes seconds, else the predictor; and why, for a person."""
+    """Return the cluster if it takes seconds, else the predictor; and the reason as text."""
     work = nodes * experiment.chunks
     if work > CLUSTER_WORK:
         return Engine.PREDICTOR, f"{work} chunks on all nodes; the cluster is for up to {CLUSTER_WORK}"
@@ -95,7 +96,7 @@ def choose_engine(nodes: int, experiment: Experiment) -> tuple[Engine, str]:
 
 
 def run(
-    engine: Engine, network: Network, policy: Policy, experiment: Experiment, on_round: Say | None = None
+    engine: Engine, network: Network, policy: Policy, experiment: Experiment, on_round: OnRound | None = None
 ) -> tuple[float, ...]:
     """Return the seconds of each round. See `in_cluster` and `by_predictor`."""
     simulate = in_cluster if engine is Engine.CLUSTER else by_predictor
@@ -103,11 +104,11 @@ def run(
 
 
 def in_cluster(
-    network: Network, policy: Policy, experiment: Experiment, on_round: Say | None = None
+    network: Network, policy: Policy, experiment: Experiment, on_round: OnRound | None = None
 ) -> tuple[float, ...]:
-    """Return the virtual seconds of each round of real nodes, whose sums are checked.
+    """Return the virtual seconds of each round of real nodes, and check all sums.
 
-    One round goes before those that count: it makes the connections and shows them their rates.
+    A first round, which is not counted, opens the connections and measures their rates.
 
     Raises:
         NetStormError: why a round failed; a wrong sum is an `AssertionError`.
@@ -139,19 +140,19 @@ def _round(cluster: SimulatedCluster, ones: list[Array]) -> float:
     pending = []
     for node in cluster.nodes:
         for place, values in enumerate(ones):
-            one = node.push(f"tensor {place}", values, priority=-place, in_place=True)
-            one.then(lambda one=one: _check(one, float(cluster.size)))  # type: ignore[misc]
-            pending.append(one)
+            pushed = node.push(f"tensor {place}", values, priority=-place, in_place=True)
+            pushed.then(partial(_check, pushed, float(cluster.size)))
+            pending.append(pushed)
     cluster.run_until_ended(pending, _LONGEST_ROUND_S)
-    cluster.run_for(0.0)  # what is to be done with the last sums, now
-    last = max(one.ended_at or 0.0 for one in pending)
+    cluster.run_for(0.0)  # run the checks of the last sums
+    last = max(pushed.ended_at or 0.0 for pushed in pending)
     for node in cluster.nodes:
         node.pending.clear()
     return last - before
 
 
 def _check(pending: Pending, expected: float) -> None:
-    """Look at a sum as it arrives, and let its memory go: all of them together would not fit."""
+    """Check a sum when it arrives, and free its memory: all sums together would not fit."""
     total = pending.result()
     pending.value = None
     if not (total == expected).all():
@@ -159,7 +160,7 @@ def _check(pending: Pending, expected: float) -> None:
 
 
 def by_predictor(
-    network: Network, policy: Policy, experiment: Experiment, on_round: Say | None = None
+    network: Network, policy: Policy, experiment: Experiment, on_round: OnRound | None = None
 ) -> tuple[float, ...]:
     """Return the predicted seconds of each round."""
     times: list[float] = []

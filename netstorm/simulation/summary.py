@@ -1,28 +1,27 @@
-"""Many seeds in a few numbers: median and quartiles of times, and how near they come to the optimum."""
+"""Summary statistics over many seeds: median and quartiles of times, and the distance from the optimum."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 __all__ = ["Summary", "quartiles", "summarise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One scheme over all seeds that it was run with. Times in s."""
+    """Times of one scheme over all its seeds, in s."""
 
     seeds: int
     median_s: float
     q1_s: float
     q3_s: float
     of_optimum: float | None
-    """Mean of optimum / time over the seeds whose optimum is known; None if there are none."""
+    """Mean of optimum / time, over the seeds with a known optimum; None if there are none."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what is written."""
+    def as_json(self) -> dict[str, int | float | None]:
+        """Return the fields of the JSON output."""
         return asdict(self)
 
 
@@ -40,7 +39,7 @@ def summarise(times: Mapping[int, float], optima: Mapping[int, float]) -> Summar
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lower quartile, the median and the upper quartile, between values where need be."""
+    """Return the lower quartile, the median and the upper quartile, interpolated between values."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")

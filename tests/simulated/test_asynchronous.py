@@ -168,11 +168,11 @@ def run(training, **more):
     tracks: dict[int, int] = {}
     programs = [Program(training, cluster, node, tracks) for node in cluster.nodes]
     if training.breaks:
-        cluster.set_breaks(training.breaks)
+        cluster.faults.set_breaks(training.breaks)
     if training.dying:
         for cut in dying_links(training.seed, training.nodes, 0.3):
             heal_at = None if cut.heal_at is None else cluster.now + cut.heal_at
-            replace(cut, at=cluster.now + cut.at, heal_at=heal_at).schedule(cluster)
+            replace(cut, at=cluster.now + cut.at, heal_at=heal_at).schedule(cluster.faults)
     for program in programs:
         program.begin()
     cluster.run_until(
@@ -189,7 +189,7 @@ def check_total(training, programs):
     """Each gradient of each rank has been applied to each block exactly once."""
     values = {}
     for program in programs:
-        for name, kept in program.store.kept.items():
+        for name, kept in program.store.blocks.items():
             for block, value in kept.values.items():
                 assert (name, block) not in values
                 values[name, block] = value
@@ -259,7 +259,7 @@ def test_rows_are_added_once_by_their_owners_and_pulled_alone(nodes, seed, chunk
         for node in cluster.nodes
     ]
     cluster.run_until_ended([store.init("k", np.zeros(shape, "int64")) for store in stores])
-    cluster.set_breaks(seed % 3 / 100)
+    cluster.faults.set_breaks(seed % 3 / 100)
     expected, pending = np.zeros(shape, "int64"), []
     for _ in range(3):
         for store in stores:
@@ -282,4 +282,4 @@ def test_rows_are_added_once_by_their_owners_and_pulled_alone(nodes, seed, chunk
             some = store.pull("k", rows=wanted)
             cluster.run_until_ended([some], 600.0)
             assert (some.result() == expected[wanted]).all()
-    cluster.set_breaks(0.0)
+    cluster.faults.set_breaks(0.0)

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.process import LocalClock
+from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.test_measuring import Reports
@@ -30,13 +30,13 @@ def wrong(rank):
 
 def errors(cluster):
     """Return by how much each node's idea of the cluster clock is off, in s."""
-    return [node.process.timekeeper.cluster() - cluster.now for node in cluster.nodes]
+    return [node.process.synced_clock.cluster() - cluster.now for node in cluster.nodes]
 
 
 def synchronised(source, tree=LOW, **options):
     policy = Policy(version=0, trees=(tree,), weights=(1,))
     cluster = SimulatedCluster(
-        NODES, policy=policy, clocks=wrong, keep_time=True, clock_source=source, seed=2, **options
+        NODES, policy=policy, clocks=wrong, sync_clocks=True, clock_source=source, seed=2, **options
     ).join()
     cluster.run_for(300.0)
     return cluster
@@ -46,7 +46,7 @@ def synchronised(source, tree=LOW, **options):
 def test_clocks_that_are_off_and_drift_are_found_out(source):
     cluster = synchronised(source, delay_s=0.02)
     assert max(map(abs, errors(cluster))) < 1e-4
-    views = [node.process.timekeeper for node in cluster.nodes]
+    views = [node.process.synced_clock for node in cluster.nodes]
     assert [view.sync.hops for view in views] == ([1] * NODES if source == "scheduler" else LEVELS)
     for rank, view in enumerate(views):
         assert view.sync.drift == pytest.approx(50e-6 if rank % 2 == 0 else -50e-6, rel=0.1)
@@ -56,7 +56,7 @@ def test_clocks_that_are_off_and_drift_are_found_out(source):
 def test_no_clock_is_off_by_more_than_it_says_whatever_queues_are_on_the_way(source):
     cluster = synchronised(source, delay_s=0.02, jitter_s=0.02)
     for node, error in zip(cluster.nodes, errors(cluster), strict=True):
-        assert abs(error) < node.process.timekeeper.error_bound()
+        assert abs(error) < node.process.synced_clock.error_bound()
 
 
 def test_along_a_chain_errors_add_up():
@@ -69,11 +69,11 @@ def test_along_a_chain_errors_add_up():
 
 def test_the_scheduler_is_asked_where_parents_do_not_answer():
     cluster = synchronised("trees", delay_s=0.02)
-    cluster.crash(0, silent=True)
-    hall = cluster.nodes[1].process.timekeeper._hall
-    hall.answer_at("node0", lambda _: None)
+    cluster.faults.crash(0, silent=True)
+    datagrams = cluster.nodes[1].process.synced_clock._datagrams
+    datagrams.serve("node0", lambda _: None)
     cluster.run_for(300.0)
-    assert cluster.nodes[1].process.timekeeper.sync.hops == 1
+    assert cluster.nodes[1].process.synced_clock.sync.hops == 1
     assert abs(errors(cluster)[1]) < 1e-4
 
 
@@ -82,8 +82,8 @@ def test_what_estimators_make_of_clocks_with_and_without_synchronisation():
         return Reports("mesh", 1, clocks=wrong, estimator=estimator, **options).train(5, 4).median_error()
 
     assert error("busy") < 0.01
-    assert error("busy", keep_time=True) < 0.01
-    assert error("paper", keep_time=True) == pytest.approx(
+    assert error("busy", sync_clocks=True) < 0.01
+    assert error("paper", sync_clocks=True) == pytest.approx(
         statistics.fmean(
             [Reports("mesh", 1, clocks=lambda _: LocalClock(), estimator="paper").train(5, 4).median_error()]
         ),

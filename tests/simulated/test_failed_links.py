@@ -31,7 +31,7 @@ def scheduler(cluster):
 
 
 def in_force_uses(cluster, *pairs):
-    policy = scheduler(cluster).policy
+    policy = scheduler(cluster).policies.in_force
     return bool(pairs_of(policy) & set(pairs))
 
 
@@ -58,7 +58,7 @@ def check_with_dying_links(job):
             target=cut.target,
             heal_at=None if cut.heal_at is None else cluster.now + cut.heal_at,
             one_way=cut.one_way,
-        ).schedule(cluster)
+        ).schedule(cluster.faults)
     pending = job.push_all(cluster)
     cluster.run_until_ended(pending.values(), 600.0)
     job.check(pending)
@@ -91,7 +91,7 @@ def test_sums_are_exact_whatever_links_die_many_seeds(job, detours):
 def test_links_do_die_in_these_tests_and_parts_go_around_them():
     cluster = SimulatedCluster(4, seed=5, chunk_size=20, delay_s=0.01, **QUICK).join()
     pending = endless_rounds(cluster)
-    Cut(at=cluster.now + 0.1, source=0, target=2).schedule(cluster)
+    Cut(at=cluster.now + 0.1, source=0, target=2).schedule(cluster.faults)
     cluster.run_for(10.0)
     assert counted(cluster, "links_failed") == 2
     assert counted(cluster, "parts_around_failed_links") > 0
@@ -109,14 +109,14 @@ def test_a_policy_without_the_link_follows_at_once_and_says_why(topology, awaren
         5, seed=5, chunk_size=50, delay_s=0.01, topology=topology, awareness=awareness, **QUICK
     ).join()
     endless_rounds(cluster)
-    used = min(pairs_of(scheduler(cluster).policy))
-    Cut(at=cluster.now + 0.1, source=used[0], target=used[1]).schedule(cluster)
+    used = min(pairs_of(scheduler(cluster).policies.in_force))
+    Cut(at=cluster.now + 0.1, source=used[0], target=used[1]).schedule(cluster.faults)
     cluster.run_until(lambda: counted(cluster, "links_failed") > 0, 20.0, "a failed link")
     found_at = cluster.now
     cluster.run_until(lambda: not in_force_uses(cluster, used), 10.0, "a policy without the link")
     assert cluster.now - found_at <= 2 * cluster.settings.heartbeat_interval_s + 3.0
-    assert f"link {used[0]}→{used[1]} has failed" in scheduler(cluster).policy.reason or (
-        f"link {used[1]}→{used[0]} has failed" in scheduler(cluster).policy.reason
+    assert f"link {used[0]}→{used[1]} has failed" in scheduler(cluster).policies.in_force.reason or (
+        f"link {used[1]}→{used[0]} has failed" in scheduler(cluster).policies.in_force.reason
     )
     cluster.run_for(5.0)
     assert not any(node.failure for node in cluster.nodes)
@@ -125,14 +125,14 @@ def test_a_policy_without_the_link_follows_at_once_and_says_why(topology, awaren
 def test_a_link_that_is_back_is_used_again():
     cluster = SimulatedCluster(3, seed=5, chunk_size=50, delay_s=0.01, topology="star", hub=0, **QUICK).join()
     endless_rounds(cluster)
-    first = scheduler(cluster).policy
-    Cut(at=cluster.now + 0.1, source=0, target=2, heal_at=cluster.now + 20.0).schedule(cluster)
+    first = scheduler(cluster).policies.in_force
+    Cut(at=cluster.now + 0.1, source=0, target=2, heal_at=cluster.now + 20.0).schedule(cluster.faults)
     cluster.run_until(lambda: not in_force_uses(cluster, (0, 2)), 20.0, "a policy without the link")
-    assert scheduler(cluster).failed_links
-    cluster.run_until(lambda: not scheduler(cluster).failed_links, 30.0, "the links' return")
+    assert scheduler(cluster).view.failed_links
+    cluster.run_until(lambda: not scheduler(cluster).view.failed_links, 30.0, "the links' return")
     cluster.run_for(5.0)
-    assert scheduler(cluster).policy.trees == first.trees
-    assert "works again" in scheduler(cluster).policy.reason
+    assert scheduler(cluster).policies.in_force.trees == first.trees
+    assert "works again" in scheduler(cluster).policies.in_force.reason
     before = cluster.traffic(0, 2)
     around = counted(cluster, "parts_around_failed_links")
     cluster.run_for(2.0)
@@ -142,8 +142,8 @@ def test_a_link_that_is_back_is_used_again():
 
 def test_a_link_that_fails_before_it_is_ever_used_is_no_other_case():
     cluster = SimulatedCluster(4, seed=2, chunk_size=10, **QUICK)
-    cluster.cut(0, 2)
-    cluster.cut(1, 3)
+    cluster.faults.cut(0, 2)
+    cluster.faults.cut(1, 3)
     values = [np.arange(100) if rank == 0 else np.zeros(100, np.int64) for rank in range(4)]
     results = cluster.allreduce("w", values)
     assert all((total == np.arange(100)).all() for total in results)
@@ -167,7 +167,7 @@ def square(missing=()):
 def test_ways_lead_over_links_that_there_are():
     cluster = SimulatedCluster(4, seed=2, network=square(), chunk_size=500, **QUICK).join()
     endless_rounds(cluster, 2000)
-    Cut(at=cluster.now + 0.5, source=0, target=1).schedule(cluster)
+    Cut(at=cluster.now + 0.5, source=0, target=1).schedule(cluster.faults)
     cluster.run_until(lambda: not in_force_uses(cluster, (0, 1), (1, 0)), 20.0, "a policy without the link")
     cluster.run_for(5.0)
     assert counted(cluster, "parts_around_failed_links") > 0
@@ -178,8 +178,8 @@ def test_ways_lead_over_links_that_there_are():
 def test_if_the_network_falls_apart_without_the_link_the_job_ends_and_names_it():
     cluster = SimulatedCluster(4, seed=2, network=square(), chunk_size=500, **QUICK).join()
     endless_rounds(cluster, 5000)
-    Cut(at=cluster.now + 0.5, source=0, target=1).schedule(cluster)
-    Cut(at=cluster.now + 10.5, source=0, target=3).schedule(cluster)
+    Cut(at=cluster.now + 0.5, source=0, target=1).schedule(cluster.faults)
+    Cut(at=cluster.now + 10.5, source=0, target=3).schedule(cluster.faults)
     cluster.run_until(lambda: all(node.failure for node in cluster.nodes), 30.0, "NodeLost")
     for node in cluster.nodes:
         assert isinstance(node.failure, NodeLost)
@@ -192,8 +192,8 @@ def test_if_the_network_falls_apart_without_the_link_the_job_ends_and_names_it()
 def test_a_node_that_dies_is_lost_as_before_also_while_a_link_has_failed(silent):
     cluster = SimulatedCluster(4, seed=2, chunk_size=50, delay_s=0.01, **QUICK).join()
     endless_rounds(cluster)
-    Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster)
-    Crash(at=cluster.now + 8.0, rank=3, silent=silent).schedule(cluster)
+    Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster.faults)
+    Crash(at=cluster.now + 8.0, rank=3, silent=silent).schedule(cluster.faults)
     cluster.run_for(7.5)
     assert not any(node.failure for node in cluster.nodes)
     living = cluster.nodes[:3]
@@ -205,7 +205,7 @@ def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
     cluster = SimulatedCluster(5, seed=7, chunk_size=20, delay_s=0.02, **QUICK).join()
     endless_rounds(cluster, 60)
     for number, (source, target) in enumerate([(0, 1), (0, 2), (2, 1), (3, 1), (3, 2)]):
-        Cut(at=cluster.now + 0.1 + 1.3 * number, source=source, target=target).schedule(cluster)
+        Cut(at=cluster.now + 0.1 + 1.3 * number, source=source, target=target).schedule(cluster.faults)
     cluster.run_for(20.0)
     assert not any(node.failure for node in cluster.nodes)
     before = len(cluster.nodes[0].pending)
@@ -216,10 +216,10 @@ def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
 def test_resets_while_a_link_is_down_lose_nothing():
     cluster = SimulatedCluster(4, seed=9, chunk_size=20, delay_s=0.01, **QUICK).join()
     pending = endless_rounds(cluster, 100)
-    Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster)
+    Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster.faults)
     for number in range(40):
         source, target = random.Random(number).sample(range(4), 2)
-        Reset(at=cluster.now + 0.3 * number, source=source, target=target).schedule(cluster)
+        Reset(at=cluster.now + 0.3 * number, source=source, target=target).schedule(cluster.faults)
     cluster.run_for(13.0)
     for owner, one in pending:
         if one.ended:

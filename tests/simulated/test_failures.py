@@ -55,7 +55,7 @@ def test_when_a_node_dies_all_others_are_told_who_in_time_and_for_good(seed, nod
     start = cluster.now
     pending = endless_rounds(cluster)
     death = start + data.draw(st.floats(0.0, 0.5))
-    Crash(at=death, rank=victim, silent=silent).schedule(cluster)
+    Crash(at=death, rank=victim, silent=silent).schedule(cluster.faults)
     cluster.run_for(death - cluster.now)
     survivors = [node for node in cluster.nodes if node.rank != victim]
     limit = cluster.settings.heartbeat_timeout_s + MARGIN_S
@@ -76,7 +76,7 @@ def test_when_a_node_dies_all_others_are_told_who_in_time_and_for_good(seed, nod
 def test_when_the_scheduler_dies_all_nodes_say_so(seed, nodes, silent, after):
     cluster = SimulatedCluster(nodes, seed=seed, chunk_size=50, delay_s=0.01).join()
     endless_rounds(cluster)
-    Crash(at=cluster.now + after, rank=SCHEDULER, silent=silent).schedule(cluster)
+    Crash(at=cluster.now + after, rank=SCHEDULER, silent=silent).schedule(cluster.faults)
     limit = after + cluster.settings.heartbeat_timeout_s + cluster.settings.link_timeout_s + MARGIN_S
     cluster.run_until(lambda: all(node.failure for node in cluster.nodes), limit, "SchedulerLost")
     for node in cluster.nodes:
@@ -87,7 +87,7 @@ def test_when_the_scheduler_dies_all_nodes_say_so(seed, nodes, silent, after):
 def test_a_link_that_stays_cut_ends_a_job_that_has_no_other_and_names_both_its_ends():
     cluster = SimulatedCluster(2, seed=5, topology="star", hub=0).join()
     endless_rounds(cluster)
-    Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster)
+    Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster.faults)
     limit = cluster.settings.link_timeout_s + cluster.settings.heartbeat_timeout_s + 2 * MARGIN_S
     cluster.run_until(lambda: all(node.failure for node in cluster.nodes), limit, "NodeLost")
     for node in cluster.nodes:
@@ -117,16 +117,16 @@ def test_whatever_is_cut_and_however_long_everything_ends_well_or_with_an_error(
     plan = data.draw(fault_plans(nodes, duration_s=0.5, longest_cut_s=40.0))
     cluster = SimulatedCluster(nodes, seed=seed, delay_s=0.01, chunk_size=30).join()
     for fault in plan:
-        fault.schedule(cluster)
+        fault.schedule(cluster.faults)
     pending = some_rounds(cluster, rounds=12)
     cluster.run_until(
-        lambda: all(node.over or node.failure for node in cluster.nodes),
+        lambda: all(node.has_left or node.failure for node in cluster.nodes),
         2 * (cluster.settings.link_timeout_s + cluster.settings.heartbeat_timeout_s + MARGIN_S),
         "an end at every node",
     )
     assert all(one.ended for one in pending)
     for node in cluster.nodes:
-        assert node.over or isinstance(node.failure, Unavailable)
+        assert node.has_left or isinstance(node.failure, Unavailable)
 
 
 def test_a_rank_that_finishes_early_is_named_with_its_last_round_and_the_one_that_is_waited_for():
@@ -195,7 +195,7 @@ def test_two_processes_cannot_have_one_rank():
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_node_that_dies_right_after_asking_to_join_does_not_keep_its_rank_from_the_next(silent):
     cluster = SimulatedCluster(3, seed=1, start_at={2: 30.0})
-    cluster.at(0.5, lambda: cluster.crash(0, silent=silent))
+    cluster.at(0.5, lambda: cluster.faults.crash(0, silent=silent))
     cluster.at(6.0, lambda: cluster.start(0))
     cluster.run_for(31.0)
     results = cluster.allreduce("w", [np.ones(3)] * 3)
@@ -205,9 +205,9 @@ def test_a_node_that_dies_right_after_asking_to_join_does_not_keep_its_rank_from
 @pytest.mark.parametrize("silent", [False, True])
 def test_the_job_does_not_begin_with_a_node_that_died_while_it_waited(silent):
     cluster = SimulatedCluster(3, seed=1, start_at={2: 30.0})
-    cluster.at(0.5, lambda: cluster.crash(0, silent=silent))
+    cluster.at(0.5, lambda: cluster.faults.crash(0, silent=silent))
     cluster.run_for(40.0)
-    assert "not here: 0" in cluster.scheduler.machine.status_text()
+    assert "not here: 0" in cluster.scheduler.machine.view.status_text()
 
 
 def test_nodes_wait_for_a_scheduler_and_for_each_other():

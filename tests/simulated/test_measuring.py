@@ -11,7 +11,7 @@ import pytest
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import open_frames
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.process import LocalClock
+from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.networks.generators import generate
 
 

@@ -14,7 +14,7 @@ from netstorm.errors import NodeLost, SchedulerLost
 from netstorm.protocol.frames import open_frames
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Part
-from netstorm.scheduler.log.records import MAGIC, encode, read
+from netstorm.scheduler.replay_log.records import MAGIC, encode, read
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Reset
 from tests.simulated.jobs import Job, KeyUse, jobs
@@ -29,7 +29,7 @@ def crash_and_restart(cluster, at, after, *, silent=False, torn=0):
 
     def end():
         if cluster.scheduler.alive:
-            cluster.crash(SCHEDULER, silent=silent)
+            cluster.faults.crash(SCHEDULER, silent=silent)
             cluster.log.extend(encode(read(bytes(cluster.log), "")[0][-1:])[:torn])
 
     def begin():
@@ -59,7 +59,7 @@ def check_with_restarts(job, crashes=3, *, dying=False):
     chance = random.Random(f"restarts {job.seed}")
     cluster = job.cluster(keep_log=True, link_retry_s=3.0, **QUICK)
     for cut in dying_links(job.seed, job.nodes, 5.0) if dying else ():
-        cut.schedule(cluster)
+        cut.schedule(cluster.faults)
     cluster.join()
     versions = versions_of_rounds(cluster)
     at = cluster.now
@@ -71,7 +71,9 @@ def check_with_restarts(job, crashes=3, *, dying=False):
         silent = after > 10.0
         crash_and_restart(cluster, at, after, silent=silent, torn=chance.randrange(12))
         at += after
-        Reset(at=at + chance.random(), source=SCHEDULER, target=chance.randrange(job.nodes)).schedule(cluster)
+        Reset(at=at + chance.random(), source=SCHEDULER, target=chance.randrange(job.nodes)).schedule(
+            cluster.faults
+        )
     begin = cluster.now
     pending = job.push_all(cluster, policies=False)
     taking_over: set[int] = set()
@@ -80,7 +82,7 @@ def check_with_restarts(job, crashes=3, *, dying=False):
 
         def install(number=number):
             if cluster.scheduler.alive:
-                version = cluster.scheduler.machine.policy.version + 1
+                version = cluster.scheduler.machine.policies.in_force.version + 1
                 policy = job.policy(random.Random(f"{job.seed} {number}"), version)
                 cluster.install_policy(policy)
                 if policy.takes_over:
@@ -133,7 +135,7 @@ def test_a_job_with_barriers_and_its_end_survive_a_scheduler_that_ends_at_any_mo
     crash_and_restart(cluster, cluster.now + after, 4.0, silent=silent)
     cluster.run_until_ended(barriers, 60.0)
     assert all(one.ended_well for one in barriers)
-    cluster.run_until(lambda: all(node.over for node in cluster.nodes), 60.0, "everybody's end")
+    cluster.run_until(lambda: all(node.has_left for node in cluster.nodes), 60.0, "everybody's end")
     assert all(one.ended_well for one in pending)
     cluster.run_until(lambda: cluster.scheduler.machine.outcome is not None, 60.0, "the scheduler's end")
 
@@ -141,7 +143,7 @@ def test_a_job_with_barriers_and_its_end_survive_a_scheduler_that_ends_at_any_mo
 def test_nodes_go_on_as_far_as_they_have_been_granted_while_the_scheduler_is_away():
     cluster = SimulatedCluster(3, seed=1, keep_log=True, **QUICK)
     cluster.allreduce("w", [np.ones(10)] * 3)
-    cluster.crash(SCHEDULER)
+    cluster.faults.crash(SCHEDULER)
     again = [node.push("w", np.ones(10)) for node in cluster.nodes]
     cluster.run_until_ended(again, 1.0)
     assert all((one.result() == 3).all() for one in again)
@@ -158,7 +160,7 @@ def test_nodes_go_on_as_far_as_they_have_been_granted_while_the_scheduler_is_awa
 def test_a_scheduler_that_is_not_back_in_time_ends_the_job_and_the_error_names_the_limit():
     cluster = SimulatedCluster(2, seed=1, keep_log=True, **{**QUICK, "scheduler_timeout_s": 20.0})
     cluster.allreduce("w", [np.ones(10)] * 2)
-    cluster.crash(SCHEDULER)
+    cluster.faults.crash(SCHEDULER)
     cluster.run_for(18.0)
     assert not any(node.failure for node in cluster.nodes)
     cluster.run_for(6.0)
@@ -170,7 +172,7 @@ def test_a_scheduler_that_is_not_back_in_time_ends_the_job_and_the_error_names_t
 def test_without_a_log_another_scheduler_is_a_stranger_as_before():
     cluster = SimulatedCluster(2, seed=1, **QUICK)
     cluster.allreduce("w", [np.ones(10)] * 2)
-    cluster.crash(SCHEDULER)
+    cluster.faults.crash(SCHEDULER)
     cluster.run_for(0.5)
     cluster.start(SCHEDULER)
     cluster.run_until(lambda: all(node.failure for node in cluster.nodes), 5.0, "SchedulerLost")
@@ -181,7 +183,7 @@ def test_without_a_log_another_scheduler_is_a_stranger_as_before():
 def test_a_scheduler_with_an_empty_log_is_a_stranger_to_the_nodes_of_a_job_and_they_say_so_at_once():
     cluster = SimulatedCluster(2, seed=1, keep_log=True, **QUICK)
     cluster.allreduce("w", [np.ones(10)] * 2)
-    cluster.crash(SCHEDULER)
+    cluster.faults.crash(SCHEDULER)
     assert cluster.log is not None
     del cluster.log[len(MAGIC) :]
     cluster.run_for(0.5)
@@ -193,7 +195,7 @@ def test_a_scheduler_with_an_empty_log_is_a_stranger_to_the_nodes_of_a_job_and_t
 def test_a_process_that_was_never_in_the_job_is_a_stranger_to_the_scheduler_that_took_over():
     cluster = SimulatedCluster(2, seed=1, keep_log=True, **QUICK)
     cluster.allreduce("w", [np.ones(10)] * 2)
-    cluster.crash(SCHEDULER)
+    cluster.faults.crash(SCHEDULER)
     cluster.start(SCHEDULER)
     newcomer = cluster.start_another(1, "other")
     cluster.run_until(lambda: newcomer.failure is not None, 10.0)
@@ -205,8 +207,8 @@ def test_a_process_that_was_never_in_the_job_is_a_stranger_to_the_scheduler_that
 def test_a_node_that_dies_while_the_scheduler_is_away_is_lost_once_that_is_back():
     cluster = SimulatedCluster(3, seed=1, keep_log=True, **QUICK)
     cluster.allreduce("w", [np.ones(10)] * 3)
-    cluster.crash(SCHEDULER)
-    cluster.crash(2)
+    cluster.faults.crash(SCHEDULER)
+    cluster.faults.crash(2)
     cluster.run_for(5.0)
     cluster.start(SCHEDULER)
     cluster.run_until(lambda: all(node.failure for node in cluster.nodes[:2]), 20.0, "NodeLost")
@@ -217,8 +219,8 @@ def test_a_node_that_dies_while_the_scheduler_is_away_is_lost_once_that_is_back(
 def test_a_link_that_fails_while_the_scheduler_is_away_is_gone_around_once_that_is_back():
     cluster = SimulatedCluster(3, seed=1, keep_log=True, **QUICK)
     cluster.allreduce("w", [np.ones(10)] * 3)
-    cluster.crash(SCHEDULER)
-    cluster.cut(0, 1)
+    cluster.faults.crash(SCHEDULER)
+    cluster.faults.cut(0, 1)
     waiting = [node.push("w", np.ones(10)) for node in cluster.nodes]
     cluster.run_for(20.0)
     cluster.start(SCHEDULER)
@@ -232,6 +234,6 @@ def test_a_log_whose_job_is_over_tells_of_none():
     cluster = SimulatedCluster(2, seed=1, keep_log=True, **QUICK)
     cluster.allreduce("w", [np.ones(10)] * 2)
     cluster.finish()
-    cluster.crash(SCHEDULER)
+    cluster.faults.crash(SCHEDULER)
     cluster.start(SCHEDULER)
-    assert "waiting for 2 of 2 nodes" in cluster.scheduler.machine.status_text()
+    assert "waiting for 2 of 2 nodes" in cluster.scheduler.machine.view.status_text()

@@ -208,7 +208,7 @@ def test_a_job_changes_to_the_trees_of_its_share_while_another_runs_and_back_whe
 
     def near():
         """Whether the small job's sums take the short slow link of ranks 1 and 2, not the long fast one."""
-        (tree,) = jobs.scheduler.machine.job("small").policy.trees
+        (tree,) = jobs.scheduler.machine.job("small").policies.in_force.trees
         return 0 not in (tree.root, tree.reduce_parent[2])
 
     small = jobs.start("small", 3)
@@ -218,12 +218,12 @@ def test_a_job_changes_to_the_trees_of_its_share_while_another_runs_and_back_whe
     large = jobs.start("large", 3, job_weight=19)
     join(jobs, large)
     jobs.run_until(lambda: not near())
-    policy = jobs.scheduler.machine.job("small").policy
+    policy = jobs.scheduler.machine.job("small").policies.in_force
     assert "job 'large' has begun: this one plans with 5% of each link" in policy.reason
     large[0].fail("out of memory")
     jobs.run_until(near)
     jobs.run_for(0.5)
-    policy = jobs.scheduler.machine.job("small").policy
+    policy = jobs.scheduler.machine.job("small").policies.in_force
     assert "job 'large' has ended: this one plans with 100% of each link" in policy.reason
     assert set(sums) == {total(small, 1)}
     assert all(node.failure is None for node in small)

@@ -11,7 +11,7 @@ from netstorm.protocol.frames import open_frames
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Moved, Part
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.starting import host_of
+from netstorm.simulation.process_factory import host_of
 from netstorm.topology.networks.elements import Link
 from netstorm.topology.networks.network import Change, Network, Rank, Routing
 from netstorm.topology.policy import Policy, Tree
@@ -215,7 +215,7 @@ def test_a_scheduler_that_ends_before_all_know_what_has_moved_is_told_again(swal
         message = open_frames(header, 1 if payload is None else 2).message
         if isinstance(message, Moved) and not seen and (target == "scheduler") == (swallowed[0] == "t"):
             seen.append(message)
-            cluster.at(cluster.now, lambda: cluster.crash(SCHEDULER))
+            cluster.at(cluster.now, lambda: cluster.faults.crash(SCHEDULER))
             cluster.at(cluster.now + 0.5, lambda: cluster.start(SCHEDULER))
 
     cluster.network.watch = end
@@ -250,7 +250,7 @@ def test_a_policy_that_chunks_have_moved_to_is_kept_while_their_round_is_open():
     cluster = changing_job()
 
     def kept():
-        return {policy.version for policy in cluster.scheduler.machine._job.rounds.policies()}
+        return {policy.version for policy in cluster.scheduler.machine._lifecycle.job.rounds.policies()}
 
     pending = push(cluster)
     cluster.run_for(0.5)

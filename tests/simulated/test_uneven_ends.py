@@ -128,7 +128,7 @@ def test_a_finished_rank_contributes_zeros_until_all_have_finished(job):
     assert len(pending) == sum(job.counts) * job.keys
     job.check(pending)
     assert all(one.ended_well for one in ended)
-    assert all(node.over and node.failure is None for node in cluster.nodes)
+    assert all(node.has_left and node.failure is None for node in cluster.nodes)
 
 
 @given(st.data(), uneven_jobs.filter(lambda job: job.nodes > 1))

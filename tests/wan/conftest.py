@@ -1,4 +1,4 @@
-"""What holds for every test of emulated networks: it needs rights, and leaves nothing behind."""
+"""What holds for every test of emulated networks: it needs privileges, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.emulation import missing_rights
+from netstorm.emulation import unmet_requirements
 from tests.wan.traces import traces
 
 _LOCK = Path(tempfile.gettempdir()) / "netstorm-tests-wan.lock"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = missing_rights()
+    missing = unmet_requirements()
     if missing:
         reason = pytest.mark.skip(reason="no right to network namespaces: " + "; ".join(missing))
         for item in items:

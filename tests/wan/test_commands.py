@@ -76,7 +76,7 @@ def test_a_job_runs_with_every_rank_in_its_namespace_and_the_scheduler_where_ask
 def test_a_job_that_is_told_nothing_finds_out_which_pairs_have_a_line(tmp_path):
     links = "".join(f"  - {{between: [{one}, {one + 1}], rate: 40Mbit, latency: 10ms}}\n" for one in range(4))
     (tmp_path / "chain.yaml").write_text("nodes: {0: {}, 1: {}, 2: {}, 3: {}, 4: {}}\nlinks:\n" + links)
-    node = ("python", str(ROOT / "benchmarks" / "estimates_node.py"), str(tmp_path), "8", "4")
+    node = ("python", str(ROOT / "benchmarks" / "workers" / "estimates.py"), str(tmp_path), "8", "4")
     done = netstorm("launch", "--wan", str(tmp_path / "chain.yaml"), "--grace", "5", "--", *node)
     assert done.returncode == 0, done.stdout + done.stderr  # so all sums were right
     assert "12 of 20 pairs of nodes talk by way of others" in done.stdout + done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from netstorm.emulation import Wan
-from netstorm.emulation.state import remove_stale, running
+from netstorm.emulation.registry import remove_stale, running
 from netstorm.errors import UsageError
 from tests.wan.traces import NETSTORM, ROOT, network, traces
 
@@ -64,7 +64,7 @@ def test_a_network_goes_with_the_process_that_made_it_however_that_ends(number):
     wait_until(lambda: not traces() - before)
 
 
-def test_what_a_killed_warden_leaves_is_removed_at_the_next_start():
+def test_what_a_killed_daemon_leaves_is_removed_at_the_next_start():
     before = traces()
     dead = Wan.up(network(), name="dead")
     os.kill(dead.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import pytest
 
 from netstorm import clock
 from netstorm.emulation import Wan
-from netstorm.emulation.meter import latencies, saturate
+from netstorm.emulation.meter import measure_latencies, measure_throughput
 from netstorm.errors import UsageError
 from tests.wan.traces import LINE, PAIR, network, run
 
@@ -39,7 +39,7 @@ print(socket.gethostbyname(socket.gethostname()))
 
 
 def wire_rate(wan: Wan, source: int, target: int) -> float:
-    (carried,) = saturate(wan, [(source, target)], streams=2, warm_up_s=1.0, measure_s=1.0)
+    (carried,) = measure_throughput(wan, [(source, target)], streams=2, warm_up_s=1.0, measure_s=1.0)
     return carried.goodput / carried.of_rate
 
 
@@ -50,8 +50,8 @@ def test_names_resolve_both_ways_in_every_namespace_and_the_machines_name_is_the
 
 def test_ranks_without_a_link_reach_each_other_over_those_between():
     with Wan.up(network(LINE)) as wan:
-        assert latencies(wan, 0, 2, expected=0.03).round_trip == pytest.approx(0.030, abs=0.004)
-        (carried,) = saturate(wan, [(0, 2)], streams=2, warm_up_s=1.0, measure_s=1.0)
+        assert measure_latencies(wan, 0, 2, expected=0.03).round_trip == pytest.approx(0.030, abs=0.004)
+        (carried,) = measure_throughput(wan, [(0, 2)], streams=2, warm_up_s=1.0, measure_s=1.0)
         assert carried.goodput / carried.of_rate == pytest.approx(40e6, rel=0.1)
 
 
@@ -59,7 +59,7 @@ def test_the_congestion_control_of_every_namespace_is_the_one_asked_for():
     with Wan.up(network(), congestion="reno") as wan:
         read = "print(open('/proc/sys/net/ipv4/tcp_congestion_control').read())"
         assert [run(wan, rank, read) for rank in (0, 1)] == ["reno", "reno"]
-        assert wan.facts()["congestion"] == "reno"
+        assert wan.report()["congestion"] == "reno"
 
 
 def test_one_direction_can_be_changed_while_the_other_stays():
@@ -68,7 +68,7 @@ def test_one_direction_can_be_changed_while_the_other_stays():
         there, back = wan.status()
         assert (there.rate, there.latency) == (10e6, 0.020)
         assert (back.rate, back.latency) == (50e6, 0.005)
-        measured = latencies(wan, 0, 1, expected=0.03)
+        measured = measure_latencies(wan, 0, 1, expected=0.03)
         assert measured.there == pytest.approx(0.020, abs=0.003)
         assert measured.back == pytest.approx(0.005, abs=0.003)
         assert wire_rate(wan, 0, 1) == pytest.approx(10e6, rel=0.1)

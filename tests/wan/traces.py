@@ -30,7 +30,7 @@ def network(text: str = PAIR):
 
 
 def traces() -> set[str]:
-    """Return our namespaces, their folders, state files and wardens."""
+    """Return our namespaces, their folders, state files and daemons."""
     found = set()
     for folder in map(Path, ("/run/netns", "/etc/netns", "/run/netstorm-wan")):
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netstorm.cli.addresses import split_address
-from netstorm.cli.launch.children import run_job
 from netstorm.cli.launch.console import Console, open_standard_streams
 from netstorm.cli.launch.hostfile import check_host, read_hostfile
 from netstorm.cli.launch.job import RESERVED, Job, find_command
+from netstorm.cli.launch.job_run import run_job
 from netstorm.cli.launch.local_job import local_job, users_environment
 from netstorm.cli.launch.shutdown import Shutdown
 from netstorm.cli.launch.ssh_job import passed_on, ssh_job
@@ -26,7 +26,7 @@ __all__ = ["LaunchArguments"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchArguments:
-    """What the user has asked for; None, or empty: nothing. `netstorm launch --help` says what each means."""
+    """The command line's arguments; None or empty: not given. `netstorm launch --help` explains each."""
 
     command: tuple[str, ...]
     nodes: int | None
@@ -52,10 +52,10 @@ class LaunchArguments:
         """Run the job to its end, and return the exit code.
 
         Args:
-            scratch: folder for files that nobody needs afterwards.
+            scratch: folder for temporary files.
 
         Raises:
-            UsageError: names what is wrong, and what is allowed.
+            UsageError: an argument is wrong.
             CommandError: the command cannot be run.
         """
         open_standard_streams()
@@ -69,20 +69,20 @@ class LaunchArguments:
 
     def _run(self, job: Job, variables: dict[str, str], *, spare: Collection[int] = ()) -> int:
         environment = child_environment(None, **variables)
-        settings = _rank_0s_settings(environment, job.size)  # also for what contradicts each other
+        settings = _settings_of_rank_0(environment, job.size)  # checks for conflicts, too
         if self.log_folder is not None:
             try:
                 self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
-        ending = Shutdown(
+        shutdown = Shutdown(
             job.size,
             grace_s=self.grace_s,
-            patience_s=settings.heartbeat_timeout_s + self.grace_s,
+            failure_timeout_s=settings.heartbeat_timeout_s + self.grace_s,
             hosts=job.hosts,
         )
         console = Console(prefixes=self.prefixes, environment=environment)
-        return run_job(job, ending, console, self.log_folder, spare=spare)
+        return run_job(job, shutdown, console, self.log_folder, spare=spare)
 
     def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
         """Make the emulated network, run the job in it, and take it away again."""
@@ -91,7 +91,7 @@ class LaunchArguments:
 
         if self.hosts is not None:
             raise UsageError("--wan emulates a network on this machine: it does not go with --hosts")
-        self._refuse_what_is_for_hosts(("python", self.python), ("ssh", self.ssh))
+        self._refuse_host_options(("python", self.python), ("ssh", self.ssh))
         network = load_network(file)
         if self.nodes not in {None, network.size}:
             raise UsageError(f"-n {self.nodes}: {file} has {network.size} nodes; leave -n out")
@@ -112,13 +112,13 @@ class LaunchArguments:
             )
             return self._run(job, variables, spare={wan.pid})
 
-    def _refuse_what_is_for_hosts(self, *options: tuple[str, str | None]) -> None:
+    def _refuse_host_options(self, *options: tuple[str, str | None]) -> None:
         for option, value in options:
             if value is not None:
                 raise UsageError(f"--{option} is for --hosts: without it everything runs on this machine")
 
     def _check_join(self) -> None:
-        """Refuse what is said of a scheduler that is not started here."""
+        """Refuse options of a scheduler, which is not started here."""
         for option, value in (
             ("--port", self.port),
             ("--scheduler", self.scheduler_host),
@@ -129,7 +129,7 @@ class LaunchArguments:
                 raise UsageError(f"{option} does not go with --join: that scheduler runs already")
 
     def _checked_environment(self, variables: dict[str, str]) -> dict[str, str]:
-        """Return a node's environment, having found folder and command."""
+        """Return a node's environment, after checking the folder and the command."""
         if not self.folder.is_dir():
             raise UsageError(f"--chdir {self.folder}: no such folder")
         environment = users_environment(variables)
@@ -137,7 +137,7 @@ class LaunchArguments:
         return environment
 
     def _local(self, variables: dict[str, str], scratch: Path) -> Job:
-        self._refuse_what_is_for_hosts(
+        self._refuse_host_options(
             ("scheduler", self.scheduler_host), ("python", self.python), ("ssh", self.ssh)
         )
         if self.nodes is None:
@@ -185,14 +185,14 @@ class LaunchArguments:
             folder=str(self.folder),
             variables=passed_on(environment, variables),
             scheduler_host=scheduler_host,
-            port=port or _rank_0s_settings(environment, len(placements)).scheduler_port,
+            port=port or _settings_of_rank_0(environment, len(placements)).scheduler_port,
             python=self.python or sys.executable,
             ssh=ssh,
             with_scheduler=self.with_scheduler,
         )
 
     def _all_variables(self) -> dict[str, str]:
-        """Return what all processes get beyond this process's environment."""
+        """Return the variables that all processes get besides this process's environment."""
         variables: dict[str, str] = {}
         here = child_environment()
         for text in self.variables:
@@ -219,6 +219,6 @@ class LaunchArguments:
         return [*names] if len(names) == size else [names[0] if names else None] * size
 
 
-def _rank_0s_settings(environment: Mapping[str, str], size: int) -> Settings:
+def _settings_of_rank_0(environment: Mapping[str, str], size: int) -> Settings:
     own = {"DMLC_ROLE": "worker", "NETSTORM_RANK": "0", "DMLC_NUM_WORKER": str(size)}
     return Settings.from_environment({**environment, **own})

@@ -124,7 +124,7 @@ def launch(
 
     The exit code is the first failure's (128 + the signal, for a node that a signal killed), 130 after
     Ctrl-C, 127 if there is no such command, 2 if the arguments are wrong.
-    """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
+    """
     from netstorm.cli.launch.arguments import LaunchArguments
     from netstorm.cli.launch.job import CommandError
     from netstorm.cli.scratch import scratch_folder

@@ -23,10 +23,11 @@ class Stream(IntEnum):
 
 
 _FULL: Final = 2**20
-"""Bytes waiting for a slow reader above which no more is read from the processes, so that they wait too."""
+"""Queued bytes above which the processes' output is not read, so that they wait for a slow reader too."""
 
 _FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Reasons to print no more, and to go on: a training is worth more than its output."""
+"""Errors after which nothing more is printed, but the job goes on: a training is worth more than its output.
+"""
 
 _LAUNCHER: Final = "launch"
 _BOLD: Final = b"1"
@@ -45,11 +46,11 @@ _COLOURS: Final = (
 _ESCAPES: Final = re.compile(
     rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])|[\x00-\x08\x0a-\x1f]"
 )
-"""Terminal control sequences (ECMA-48 §5.4) and control characters, which would move a status line about."""
+"""Terminal control sequences (ECMA-48 §5.4) and control characters, which would break a status line."""
 
 
 def open_standard_streams() -> None:
-    """Open what is closed of descriptors 0 to 2, or the next pipe would become our standard output."""
+    """Open those of descriptors 0 to 2 that are closed, or the next pipe would become our standard output."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -60,15 +61,15 @@ def open_standard_streams() -> None:
 class Console:
     """Lines to standard output and error, and on a terminal one status line below them.
 
-    One queue for both streams: where they are the same file, their lines do not mix either.
+    Both streams share one queue, so that lines stay whole even if the streams are the same file.
     """
 
     def __init__(self, *, prefixes: bool, environment: Mapping[str, str]) -> None:
-        """Look at what standard output and error are.
+        """Find out whether standard output and error are terminals.
 
         Args:
-            prefixes: whether each line begins with its process.
-            environment: NO_COLOR (https://no-color.org) and TERM matter.
+            prefixes: whether each line begins with the name of its process.
+            environment: NO_COLOR (https://no-color.org) and TERM are read.
         """
         self._prefixes: Final = prefixes
         dumb = environment.get("TERM", "dumb") == "dumb"
@@ -102,11 +103,12 @@ class Console:
         """Queue one line of a process."""
         self._erase_status()
         prefix = self._prefix(stream, label) if self._prefixes or label == _LAUNCHER else b""
-        reset = b"\x1b[0m" if self._coloured[stream] and b"\x1b[" in text else b""  # or its colours run on
+        # Without a reset, the colours of a line would continue in the next one.
+        reset = b"\x1b[0m" if self._coloured[stream] and b"\x1b[" in text else b""
         self._put(stream, prefix + text + reset + b"\n")
 
-    def say(self, text: str) -> None:
-        """Queue a line of the launcher's own, on standard error."""
+    def report(self, text: str) -> None:
+        """Queue a line of the launcher itself, on standard error."""
         self.line(Stream.ERR, _LAUNCHER, text.encode(errors="replace"))
 
     def show(self, label: str, text: bytes) -> None:
@@ -125,7 +127,7 @@ class Console:
         if stream not in self._closed:
             try:
                 written = os.write(stream, data[: select.PIPE_BUF])
-            except BlockingIOError:  # somebody has made our terminal non-blocking
+            except BlockingIOError:  # another program has made our terminal non-blocking
                 return
             except OSError as error:
                 written = len(data)
@@ -138,13 +140,13 @@ class Console:
         if not data:
             self._queue.popleft()
 
-    def flush(self, patience_ms: int | None) -> None:
-        """Write all that is queued; give up when nothing moves for `patience_ms` (None: never)."""
+    def flush(self, stalled_ms: int | None) -> None:
+        """Write all that is queued; give up when nothing moves for `stalled_ms` (None: never)."""
         self._erase_status()
         while self.wanted is not None:
             poller = select.poll()
             poller.register(self.wanted, select.POLLOUT)
-            if not poller.poll(patience_ms):
+            if not poller.poll(stalled_ms):
                 return
             self.write()
 

@@ -1,4 +1,4 @@
-"""Host files: which node runs on which host.
+"""Host files: which node runs on which host. A new option of a host belongs here.
 
 # host      options, in any order
 alice@tokyo-1   site=tokyo
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +25,10 @@ class Placement:
 
     rank: int
     host: str
-    """As ssh takes it: a name, an address or an alias, perhaps with `user@`."""
+    """As ssh expects it: a name, an address or an alias, perhaps with `user@`."""
     site: str | None = None
     address: str | None = None
-    """What the node advertises, and the scheduler if it is on this host; None: what they find."""
+    """Address that the node advertises, and the scheduler if it is on this host; None: the one they find."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class _Line:
 
 
 _HOST: Final = re.compile(r"([^\s@=-][^\s@=]*@)?[^\s@=-][^\s@=]*")
-"""No leading dash: ssh would take it for an option."""
+"""No leading dash: ssh would read it as an option."""
 
 
 def read_hostfile(path: Path) -> tuple[Placement, ...]:
@@ -59,7 +59,7 @@ def read_hostfile(path: Path) -> tuple[Placement, ...]:
 
 
 def check_host(host: str, place: str) -> None:
-    """Check that ssh will take this for a host.
+    """Check that ssh can read this as a host.
 
     Raises:
         UsageError: begins with `place`.
@@ -74,7 +74,7 @@ def place(text: str, name: str) -> tuple[Placement, ...]:
     """Return the placement of every rank, in the order of the file, from its text.
 
     A line with `slots=N` stands for N nodes, whose ranks are consecutive if it has `rank=R`. Nodes without a
-    rank get those that are left, in the order of the file.
+    rank get the remaining ranks, in the order of the file.
 
     Args:
         name: of the file, for messages.
@@ -92,7 +92,7 @@ def place(text: str, name: str) -> tuple[Placement, ...]:
         raise UsageError(f"{name}: no hosts in it; expected one a line: HOST [slots=N] [site=NAME] [rank=R]")
     owner: dict[int, _Line] = {}
     for line in lines:
-        for rank in _asked(line):
+        for rank in _ranks_of(line):
             if rank >= total:
                 raise UsageError(
                     f"{name}, line {line.number}: rank={rank}: expected a rank from 0 to {total - 1}, since "
@@ -108,11 +108,11 @@ def place(text: str, name: str) -> tuple[Placement, ...]:
     return tuple(
         Placement(rank=rank, host=line.host, site=line.site, address=line.address)
         for line in lines
-        for rank in _asked(line) or [next(free) for _ in range(line.slots)]
+        for rank in _ranks_of(line) or [next(free) for _ in range(line.slots)]
     )
 
 
-def _asked(line: _Line) -> Sequence[int]:
+def _ranks_of(line: _Line) -> Sequence[int]:
     return range(line.rank, line.rank + line.slots) if line.rank is not None else ()
 
 
@@ -128,28 +128,31 @@ def _name(text: str) -> str:
     return text
 
 
-_OPTIONS: Final[dict[str, Callable[[str], object]]] = {
-    "slots": lambda text: _whole(text, 1),
-    "rank": lambda text: _whole(text, 0),
-    "site": _name,
-    "address": _name,
+_OPTIONS: Final[dict[str, Callable[[_Line, str], _Line]]] = {
+    "slots": lambda line, text: replace(line, slots=_whole(text, 1)),
+    "rank": lambda line, text: replace(line, rank=_whole(text, 0)),
+    "site": lambda line, text: replace(line, site=_name(text)),
+    "address": lambda line, text: replace(line, address=_name(text)),
 }
+"""How each option of a host changes its line; a `ValueError` if its value is not allowed."""
 
 
 def _read_line(words: list[str], number: int, name: str) -> _Line:
     place = f"{name}, line {number}"
     host, *options = words
     check_host(host, place)
-    values: dict[str, object] = {}
+    line = _Line(number=number, host=host)
+    seen = set()
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or key not in _OPTIONS:
             known = ", ".join(f"{option}=" for option in _OPTIONS)
             raise UsageError(f"{place}: {option!r}: expected one of {known}; one host a line")
-        if key in values:
+        if key in seen:
             raise UsageError(f"{place}: {key}= is there twice")
         try:
-            values[key] = _OPTIONS[key](value)
+            line = _OPTIONS[key](line, value)
         except ValueError as error:
             raise UsageError(f"{place}: {option!r}: {error}") from None
-    return _Line(number=number, host=host, **values)  # type: ignore[arg-type]
+        seen.add(key)
+    return line

@@ -14,7 +14,7 @@ from netstorm.cli.launch.members import SCHEDULER, Member
 from netstorm.cli.launch.supervisor import CANNOT_RUN, NOT_FOUND
 from netstorm.errors import UsageError
 
-__all__ = ["RESERVED", "CommandError", "Job", "Process", "find_command", "node_variables", "order_text"]
+__all__ = ["RESERVED", "CommandError", "Job", "Process", "find_command", "node_variables", "start_message"]
 
 RESERVED: Final = (
     "DMLC_ROLE",
@@ -23,24 +23,24 @@ RESERVED: Final = (
     "DMLC_NUM_WORKER",
     "NETSTORM_RANK",
 )
-"""Variables that only the launcher can know."""
+"""Variables that the launcher sets for each process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of a job, run by a keeper."""
+    """One process of a job, run by a supervisor."""
 
     member: Member
-    keeper: tuple[str, ...]
-    """Command that starts its keeper from here."""
+    supervisor: tuple[str, ...]
+    """Command that starts its supervisor from this machine."""
     environment: Mapping[str, str]
     """Of that command."""
-    order: bytes
-    """First line of the keeper's standard input."""
+    start_message: bytes
+    """First line of the supervisor's standard input."""
 
     @property
     def label(self) -> str:
-        """What its lines begin with."""
+        """Prefix of its output lines."""
         return "scheduler" if self.member == SCHEDULER else str(self.member)
 
 
@@ -49,21 +49,21 @@ class Job:
     """All processes of a job."""
 
     size: int
-    """How many nodes."""
+    """Number of nodes."""
     scheduler: Process | None
     ready_file: Path | None
-    """Nodes are started once the scheduler has written HOST:PORT here; None: at once."""
+    """Nodes are started when the scheduler has written HOST:PORT to this file; None: at once."""
     nodes: Callable[[int | None], Sequence[Process]]
-    """Made of the scheduler's port, if it had to choose one."""
+    """Returns the nodes' processes, given the port that the scheduler chose, or None."""
     hosts: Mapping[Member, str] = field(default_factory=dict)
-    """Where members run, if not on this machine."""
+    """Where processes run, if not on this machine."""
 
 
 class CommandError(Exception):
-    """The command cannot be run; `exit_code` is a shell's for that."""
+    """The command cannot be run; `exit_code` is what a shell returns then."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        """Keep both."""
+        """Keep the exit code besides the message."""
         super().__init__(message)
         self.exit_code: Final = exit_code
 
@@ -71,7 +71,7 @@ class CommandError(Exception):
 def node_variables(
     *, rank: int, size: int, host: str, port: int | None, site: str | None
 ) -> dict[str, str | int]:
-    """Return what tells a node who it is and where the scheduler is."""
+    """Return the variables with a node's rank, and the scheduler's address."""
     variables: dict[str, str | int] = {
         "DMLC_ROLE": "worker",
         "DMLC_PS_ROOT_URI": host,
@@ -85,17 +85,17 @@ def node_variables(
     return variables
 
 
-def order_text(**order: object) -> bytes:
-    """Return the first line of a keeper's standard input."""
-    return json.dumps(order).encode() + b"\n"
+def start_message(**fields: object) -> bytes:
+    """Return the first line of a supervisor's standard input."""
+    return json.dumps(fields).encode() + b"\n"
 
 
 def find_command(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
     """Check that a command can be run on this machine, before anything is started.
 
     Raises:
-        UsageError: there is none.
-        CommandError: it is not there, or not executable; says what to do.
+        UsageError: no command is given.
+        CommandError: it is not found, or not executable.
     """
     if not command:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A job on this machine: everything on loopback, its cores shared out."""
+"""A job on this machine: on loopback, with the cores shared among the nodes."""
 
 from __future__ import annotations
 
@@ -10,43 +10,73 @@ from typing import Final
 
 from netstorm.cli.cores import threads_each
 from netstorm.cli.launch import supervisor
-from netstorm.cli.launch.job import Job, Process, node_variables, order_text
+from netstorm.cli.launch.job import Job, Process, node_variables, start_message
 from netstorm.cli.launch.members import SCHEDULER, Member
 from netstorm.settings import child_environment
 
-__all__ = ["KEEPER", "local_job", "scheduler_process", "users_environment"]
+__all__ = ["SUPERVISOR", "local_job", "node_process", "scheduler_process", "users_environment"]
 
 _LOOPBACK: Final = "127.0.0.1"
-KEEPER: Final = (sys.executable, "-I", "-S", supervisor.__file__)
-"""The command that keeps a process of a job on this machine."""
+SUPERVISOR: Final = (sys.executable, "-I", "-S", supervisor.__file__)
+"""The command of a supervisor on this machine."""
 
 
 def scheduler_process(
-    keeper: tuple[str, ...], environment: Mapping[str, str], port: int, ready_file: Path
+    supervisor: tuple[str, ...], environment: Mapping[str, str], port: int, ready_file: Path
 ) -> Process:
     """Return a scheduler that runs on this machine.
 
     Args:
-        keeper: the command that keeps it.
-        environment: where it listens, and for how many nodes; a node's settings do no harm.
-        port: 0: any that is free.
-        ready_file: where it writes its address.
+        supervisor: the command of its supervisor.
+        environment: its address and the number of nodes; a node's settings do no harm.
+        port: 0: any free port.
+        ready_file: it writes its address to this file.
     """
     words = [sys.executable, "-m", "netstorm", "scheduler"]
     words += ["--port", str(port), "--ready-file", str(ready_file), "--print-outcome"]
     return Process(
         member=SCHEDULER,
-        keeper=keeper,
+        supervisor=supervisor,
         environment=child_environment(environment, DMLC_ROLE="scheduler", NETSTORM_RANK=None),
-        order=order_text(command=words, folder=None),
+        start_message=start_message(command=words, folder=None),
+    )
+
+
+def node_process(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    variables: Mapping[str, str | int],
+    *,
+    supervisor: tuple[str, ...] = SUPERVISOR,
+) -> Process:
+    """Return a node that runs on this machine.
+
+    Args:
+        command: its words.
+        folder: its working directory.
+        environment: as `users_environment` returns it.
+        variables: as `node_variables` returns them, and others of this node alone.
+        supervisor: the command of its supervisor.
+
+    Raises:
+        SettingsError: a value that the node would refuse.
+    """
+    own = child_environment(environment, **variables)
+    own.setdefault("OMP_NUM_THREADS", str(threads_each(int(variables["DMLC_NUM_WORKER"]))))
+    return Process(
+        member=Member(int(variables["NETSTORM_RANK"])),
+        supervisor=supervisor,
+        environment=own,
+        start_message=start_message(command=list(command), folder=str(folder)),
     )
 
 
 def users_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a node on this machine, but for what makes it this node.
+    """Return the environment that all nodes on this machine have in common.
 
-    If NetStorm is in a virtual environment that is not activated (`.venv/bin/netstorm launch …`), it is for
-    the nodes: `python` in the command means the one that has NetStorm.
+    If NetStorm is in a virtual environment that is not activated (`.venv/bin/netstorm launch …`), its folder
+    comes first in PATH: `python` in the command must be the interpreter that has NetStorm.
 
     Raises:
         SettingsError: a variable that a node would refuse.
@@ -74,14 +104,14 @@ def local_job(
     """Return a job of a scheduler and nodes on this machine.
 
     Args:
-        size: how many nodes.
+        size: number of nodes.
         command: of each node.
         folder: the nodes' working directory.
         environment: as `users_environment` returns it.
-        port: the scheduler's; 0: any that is free.
+        port: the scheduler's; 0: any free port.
         sites: of each rank.
-        ready_file: where the scheduler writes its address; None: there is no scheduler, it runs already.
-        scheduler_host: where, then.
+        ready_file: the scheduler writes its address to this file; None: it runs already, none is started.
+        scheduler_host: its host.
 
     Raises:
         SettingsError: a value that a node or the scheduler would refuse.
@@ -89,29 +119,21 @@ def local_job(
     common = {"DMLC_PS_ROOT_URI": _LOOPBACK, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def nodes(chosen_port: int | None) -> list[Process]:
-        made = []
-        for rank in range(size):
-            variables = node_variables(
-                rank=rank,
-                size=size,
-                host=scheduler_host,
-                port=chosen_port or port or None,
-                site=sites[rank],
+        scheduler_port = chosen_port or port or None
+        return [
+            node_process(
+                command,
+                folder,
+                environment,
+                node_variables(
+                    rank=rank, size=size, host=scheduler_host, port=scheduler_port, site=sites[rank]
+                ),
             )
-            own = child_environment(environment, **variables)
-            own.setdefault("OMP_NUM_THREADS", str(threads_each(size)))
-            made.append(
-                Process(
-                    member=Member(rank),
-                    keeper=KEEPER,
-                    environment=own,
-                    order=order_text(command=list(command), folder=str(folder)),
-                )
-            )
-        return made
+            for rank in range(size)
+        ]
 
     nodes(None)  # wrong values are found before anything is started
     scheduler = None
     if ready_file is not None:
-        scheduler = scheduler_process(KEEPER, child_environment(environment, **common), port, ready_file)
+        scheduler = scheduler_process(SUPERVISOR, child_environment(environment, **common), port, ready_file)
     return Job(size=size, scheduler=scheduler, ready_file=ready_file, nodes=nodes)

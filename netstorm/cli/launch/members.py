@@ -1,4 +1,4 @@
-"""The processes of a job, and how they are called in messages."""
+"""The processes of a job, and their names in messages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SCHEDULER: Final = Member(-1)
 
 
 def in_words(members: Iterable[Member]) -> str:
-    """Return such as "ranks 0-3, 5 and the scheduler"."""
-    everybody = set(members)
-    ranks = sorted(everybody - {SCHEDULER})
+    """Return the processes as text, such as "ranks 0-3, 5 and the scheduler"."""
+    left = set(members)
+    ranks = sorted(left - {SCHEDULER})
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:
@@ -31,11 +31,11 @@ def in_words(members: Iterable[Member]) -> str:
         else:
             texts.append(f"{run[0]}-{run[-1]}")
     parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(texts)}"] if ranks else []
-    return " and ".join(parts + ["the scheduler"] * (SCHEDULER in everybody))
+    return " and ".join(parts + ["the scheduler"] * (SCHEDULER in left))
 
 
 def outcome(code: int) -> str:
-    """Return an exit code in words. Above 128 it is taken for a signal's, as shells do it."""
+    """Return an exit code as text. A code above 128 means a signal, as in shells."""
     try:
         return f"killed by {signal.Signals(code - 128).name}"
     except ValueError:

@@ -1,7 +1,7 @@
-"""The far end of `netstorm launch --hosts`: ssh starts it, it completes the environment and becomes a keeper.
+"""Run by ssh on another host for `netstorm launch --hosts`: completes the environment, then supervises.
 
-What to run comes over standard input as JSON, so neither the values of variables nor the command pass through
-any shell, and neither shows in the list of processes.
+The command and the variables come over standard input as JSON. So they pass through no shell, and do not show
+in the list of processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from netstorm.cli.cores import threads_each
 from netstorm.cli.failing import USAGE_ERROR
-from netstorm.cli.launch.supervisor import CANNOT_RUN, Supervisor, read_order
+from netstorm.cli.launch.supervisor import CANNOT_RUN, Supervisor, read_start_message
 from netstorm.errors import SettingsError
 from netstorm.settings import child_environment
 
@@ -23,8 +23,8 @@ __all__ = ["environment_here", "main"]
 def environment_here(variables: dict[str, str], nodes_here: int) -> dict[str, str]:
     """Return this host's environment with a node's variables.
 
-    The folder of this interpreter comes first in PATH: ssh gives a bare one, and `python` in the command
-    should mean the interpreter that has NetStorm.
+    The folder of this interpreter comes first in PATH: ssh sets a minimal one, and `python` in the command
+    must be the interpreter that has NetStorm.
 
     Raises:
         SettingsError: a variable that this version of NetStorm does not accept.
@@ -40,16 +40,16 @@ def environment_here(variables: dict[str, str], nodes_here: int) -> dict[str, st
 
 def main() -> int:
     """Read what to run, and run it."""
-    read = read_order(0)
+    read = read_start_message(0)
     if read is None:
         return CANNOT_RUN
-    order: dict[str, Any] = read[0]
+    message: dict[str, Any] = read[0]
     try:
-        environment = environment_here(order["variables"], order["nodes_here"])
+        environment = environment_here(message["variables"], message["nodes_here"])
     except SettingsError as error:
         print(f"netstorm: {error}", file=sys.stderr)
         return USAGE_ERROR
-    return Supervisor(0, read[1]).run(order["command"], order["folder"], environment)
+    return Supervisor(0, read[1]).run(message["command"], message["folder"], environment)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How a job ends: who is told what, when, with which exit code. Decisions only: `children` acts.
+"""How a job ends: which process gets which signal, when, and the exit code. Decides only; `job_run` acts.
 
-The first process that fails starts it: the others get time to notice and end by themselves (a node raises
-`NodeLost` or `NodeFailed`), and are then interrupted, terminated, killed. Ctrl-C and SIGTERM start at their
-own step of that ladder, and a second one takes the next step at once. The scheduler outlives the nodes,
-because it tells them of each other's end.
+The first failure begins the shutdown. The other processes have some time to notice and end by themselves (a
+node raises `NodeLost` or `NodeFailed`); then they get SIGINT, SIGTERM and SIGKILL, one after the other.
+Ctrl-C and SIGTERM begin at their own step of this ladder; a second one takes the next step at once. The
+scheduler outlives the nodes, because it tells them about each other's end.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from typing import Final, TypeAlias
 
 from netstorm.cli.launch.members import SCHEDULER, Member, in_words, outcome
 
-__all__ = ["Action", "GiveUp", "Say", "Send", "Shutdown"]
+__all__ = ["Abandon", "Action", "Report", "SendSignal", "Shutdown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Tell the user."""
+class Report:
+    """Print a message of the launcher."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send a signal to members and all that belongs to them."""
+class SendSignal:
+    """Send a signal to processes of the job, and to everything that they have started."""
 
     members: tuple[Member, ...]
     signal: signal.Signals
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """End what stands for these members on this machine: they do not end even of SIGKILL."""
+class Abandon:
+    """Kill the supervisors of these processes on this machine: they do not end, not even after SIGKILL."""
 
     members: tuple[Member, ...]
 
 
-Action: TypeAlias = Say | Send | GiveUp
+Action: TypeAlias = Report | SendSignal | Abandon
 
 
 class Stage(Enum):
-    """Where a job is."""
+    """Phase of a job."""
 
     RUNNING = auto()
     FAILED = auto()
-    """Some process has failed; the others may still end by themselves."""
+    """A process has failed; the others may still end by themselves."""
     STOPPING = auto()
-    """Somebody is being made to end."""
+    """Processes are being ended."""
 
 
 _SSH_FAILED: Final = 255
 _KILL_S: Final = 7.0
-"""A keeper that lives ends at the latest 5 s after SIGKILL, even if a process hangs in the kernel."""
+"""A supervisor ends at most 5 s after SIGKILL, even if a process hangs in the kernel."""
 _SCHEDULER_S: Final = 2.0
-"""Of a job that has failed or is stopped, the scheduler has nothing left to do once the nodes are gone."""
+"""Time for the scheduler of a failed or stopped job to end after the last node: it has nothing left to do."""
 
 _LADDER: Final[Mapping[signal.Signals, signal.Signals | None]] = {
     signal.SIGINT: signal.SIGTERM,
@@ -67,50 +67,55 @@ _LADDER: Final[Mapping[signal.Signals, signal.Signals | None]] = {
     signal.SIGKILL: None,
 }
 
-_ASKED: Final[Mapping[signal.Signals, tuple[str, signal.Signals]]] = {
+_STOP_REASONS: Final[Mapping[signal.Signals, tuple[str, signal.Signals]]] = {
     signal.SIGINT: ("Ctrl-C", signal.SIGINT),
     signal.SIGTERM: ("SIGTERM has come", signal.SIGTERM),
     signal.SIGHUP: ("the terminal is gone (SIGHUP)", signal.SIGTERM),
     signal.SIGPIPE: ("nobody reads the output any more", signal.SIGTERM),
 }
-"""Why the whole job is to stop, in words, and where on the ladder that begins."""
+"""By signal: why the job stops, as text, and the first step of the ladder."""
 
 
 class Shutdown:
-    """What is known of all processes of one job."""
+    """State of all processes of one job, and what to do about it. Times are in seconds."""
 
     def __init__(
-        self, nodes: int, *, grace_s: float, patience_s: float, hosts: Mapping[Member, str] | None = None
+        self,
+        nodes: int,
+        *,
+        grace_s: float,
+        failure_timeout_s: float,
+        hosts: Mapping[Member, str] | None = None,
     ) -> None:
-        """Begin with nothing started.
+        """Begin before any process is started.
 
         Args:
-            nodes: how many there will be.
-            grace_s: from one step of the ladder to the next.
-            patience_s: from the first failure to the ladder.
-            hosts: where members run, if not on this machine; for messages.
+            nodes: number of nodes.
+            grace_s: time from one step of the ladder to the next.
+            failure_timeout_s: time from the first failure to the first step.
+            hosts: where processes run, if not on this machine; for messages.
         """
         self._nodes: Final = frozenset(Member(rank) for rank in range(nodes))
         self._grace_s: Final = grace_s
-        self._patience_s: Final = patience_s
+        self._failure_timeout_s: Final = failure_timeout_s
         self._hosts: Final = hosts or {}
         self._alive: set[Member] = set()
         self._codes: dict[Member, int] = {}
         self._stage = Stage.RUNNING
         self._failures: dict[Member | None, tuple[str, int]] = {}
-        """Text and exit code of each that was not made to end, in order; None: the launcher's own."""
-        self._judged = False
-        self._blamed: Member | None = None
-        self._asked: signal.Signals | None = None
+        """Text and exit code of each failure before the shutdown, in order; None: the launcher's own."""
+        self._first_failure_known = False
+        self._first_failed: Member | None = None
+        self._stop_signal: signal.Signals | None = None
         self._step: signal.Signals | None = None
         self.deadline: float | None = None
-        """When `tick` is to be called; None: not without another event."""
+        """When to call `tick`; None: not before another event."""
 
-    # ---------------------------------------------------------------------------------------- what is known
+    # ---------------------------------------------------------------------------------------- state
 
     @property
     def may_start(self) -> bool:
-        """Whether it still makes sense to start a process."""
+        """Whether processes may still be started."""
         return self._stage is Stage.RUNNING
 
     @property
@@ -124,10 +129,10 @@ class Shutdown:
         first = self._first_failure()
         if first is not None:
             return first[1]
-        return 0 if self._asked is None else 128 + self._asked
+        return 0 if self._stop_signal is None else 128 + self._stop_signal
 
     def summary(self) -> list[str]:
-        """Return how each process ended, unless all is well."""
+        """Return how each process ended; nothing if all ended well."""
         if not self.exit_code:
             return []
         first = self._first_failure()
@@ -140,29 +145,31 @@ class Shutdown:
         return lines + ([f"not started: {in_words(missing)}"] if missing else [])
 
     def _first_failure(self) -> tuple[str, int] | None:
-        """Return the failure that the others came of, by the scheduler's word or else in time."""
+        """Return the failure that caused the others: the one that the scheduler reports, or else the
+        earliest.
+        """
         if not self._failures:
             return None
-        if self._blamed is not None and self._blamed in self._failures:
-            return self._failures[self._blamed]
-        # A scheduler that has passed judgement has not failed: it reports that the job has.
-        exempt = {SCHEDULER} if self._judged else set()
+        if self._first_failed is not None and self._first_failed in self._failures:
+            return self._failures[self._first_failed]
+        # A scheduler that has reported the first failure has not failed itself.
+        exempt = {SCHEDULER} if self._first_failure_known else set()
         nodes = [failure for member, failure in self._failures.items() if member not in exempt]
         return next(iter(nodes or self._failures.values()))
 
-    # ---------------------------------------------------------------------------------------- what happens
+    # ---------------------------------------------------------------------------------------- events
 
     def started(self, member: Member) -> None:
-        """Note that a process runs."""
+        """Record that a process runs."""
         self._alive.add(member)
 
     def exited(self, member: Member, code: int, now: float) -> list[Action]:
-        """Note that a process has ended.
+        """Record that a process has ended, and return what to do.
 
         Args:
             member: which.
             code: exit code, or 128 + the number of the signal that killed it.
-            now: in seconds, as in all calls.
+            now: the time.
         """
         self._alive.discard(member)
         self._codes[member] = code
@@ -172,28 +179,28 @@ class Shutdown:
         self._set_schedulers_deadline(now)
         return actions
 
-    def cannot_go_on(self, reason: str, now: float) -> list[Action]:
-        """Note a failure of the launcher's own, such as a process that cannot be started."""
+    def launch_failed(self, reason: str, now: float) -> list[Action]:
+        """Record a failure of the launcher itself, such as a process that cannot be started."""
         return self._fail(None, reason, 1, now) if self._stage is Stage.RUNNING else []
 
-    def judged(self, blamed: Member | None) -> None:
-        """Note the scheduler's word on whose end was the first; None: on nobody's in particular."""
-        self._judged, self._blamed = True, blamed
+    def first_failure_reported(self, member: Member | None) -> None:
+        """Record which process failed first, as the scheduler reports it; None: no process in particular."""
+        self._first_failure_known, self._first_failed = True, member
 
-    def asked_to_stop(self, reason: signal.Signals, now: float) -> list[Action]:
-        """Deal with Ctrl-C (SIGINT), SIGTERM, SIGHUP, or SIGPIPE for output that nobody reads."""
-        why, step = _ASKED[reason]
+    def stop_requested(self, reason: signal.Signals, now: float) -> list[Action]:
+        """Handle Ctrl-C (SIGINT), SIGTERM, SIGHUP, or SIGPIPE if nobody reads the output."""
+        why, step = _STOP_REASONS[reason]
         if not self._alive:
-            self._asked, self._stage = self._asked or reason, Stage.STOPPING
+            self._stop_signal, self._stage = self._stop_signal or reason, Stage.STOPPING
             return []
         if self._stage is Stage.STOPPING:
-            again, self._asked = self._asked is not None, self._asked or reason
-            return self._climb(f"{why} again" if again else why, now)
-        self._asked, self._stage = reason, Stage.STOPPING
-        return self._take(self._lowest(step), why, now)
+            again, self._stop_signal = self._stop_signal is not None, self._stop_signal or reason
+            return self._next_step(f"{why} again" if again else why, now)
+        self._stop_signal, self._stage = reason, Stage.STOPPING
+        return self._send_step(self._first_step(step), why, now)
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due."""
+        """Return what is due now."""
         if self.deadline is None or now < self.deadline:
             return []
         if self._step is not None:
@@ -201,9 +208,9 @@ class Shutdown:
         elif self._only_scheduler():
             late = f"{self._schedulers_time():g} s after the last node"
         else:
-            late = f"{self._patience_s:g} s after the first failure"
+            late = f"{self._failure_timeout_s:g} s after the first failure"
         self._stage = Stage.STOPPING
-        return self._climb(f"not ended {late}", now)
+        return self._next_step(f"not ended {late}", now)
 
     # -------------------------------------------------------------------------------------------- decisions
 
@@ -215,13 +222,15 @@ class Shutdown:
         others = self._alive - {SCHEDULER}
         if not others:
             self.deadline = now + self._schedulers_time()
-            return [Say(text)]
-        self.deadline = now + self._patience_s
+            return [Report(text)]
+        self.deadline = now + self._failure_timeout_s
         have = "has" if len(others) == 1 else "have"
-        return [Say(f"{text}; {in_words(others)} {have} {self._patience_s:g} s to end by themselves")]
+        return [
+            Report(f"{text}; {in_words(others)} {have} {self._failure_timeout_s:g} s to end by themselves")
+        ]
 
     def _failure(self, member: Member, code: int) -> str:
-        if member == SCHEDULER and self._judged:
+        if member == SCHEDULER and self._first_failure_known:
             return "the job has failed"
         where = f" on {self._hosts[member]}" if member in self._hosts else ""
         how = outcome(code)
@@ -231,7 +240,7 @@ class Shutdown:
         return f"{in_words([member])}{where} {how}"
 
     def _set_schedulers_deadline(self, now: float) -> None:
-        """Begin the scheduler's own end once no node is left."""
+        """Set the scheduler's deadline once no node is left."""
         if not self._alive:
             self.deadline = None
         elif self._only_scheduler() and (not self.may_start or self._nodes <= self._codes.keys()):
@@ -247,22 +256,22 @@ class Shutdown:
     def _targets(self) -> tuple[Member, ...]:
         return tuple(sorted(self._alive - {SCHEDULER} or self._alive))
 
-    def _lowest(self, step: signal.Signals) -> signal.Signals:
-        # A scheduler alone has nobody to say goodbye to, and nothing that an interrupt could save.
+    def _first_step(self, step: signal.Signals) -> signal.Signals:
+        # Nodes are gone: an interrupt has nothing to save in a scheduler that is alone.
         return signal.SIGTERM if step is signal.SIGINT and self._only_scheduler() else step
 
-    def _climb(self, why: str, now: float) -> list[Action]:
-        step = self._lowest(signal.SIGINT) if self._step is None else _LADDER[self._step]
-        return self._take(step, why, now)
+    def _next_step(self, why: str, now: float) -> list[Action]:
+        step = self._first_step(signal.SIGINT) if self._step is None else _LADDER[self._step]
+        return self._send_step(step, why, now)
 
-    def _take(self, step: signal.Signals | None, why: str, now: float) -> list[Action]:
+    def _send_step(self, step: signal.Signals | None, why: str, now: float) -> list[Action]:
         members = self._targets()
         if step is None:
             self.deadline = None
-            return [Say(f"{why}: giving up on {self._places(members)}"), GiveUp(members)]
+            return [Report(f"{why}: giving up on {self._places(members)}"), Abandon(members)]
         self._step = step
         self.deadline = now + self._step_s(step)
-        return [Say(f"{why}: sending {step.name} to {in_words(members)}"), Send(members, step)]
+        return [Report(f"{why}: sending {step.name} to {in_words(members)}"), SendSignal(members, step)]
 
     def _step_s(self, step: signal.Signals) -> float:
         return _KILL_S if step is signal.SIGKILL else self._grace_s

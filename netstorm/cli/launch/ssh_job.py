@@ -1,5 +1,6 @@
-"""A job on several hosts, through ssh: nothing is installed or left there, and nothing passes through a shell
-but the name of the interpreter.
+"""A job on several hosts, through ssh.
+
+Nothing is installed or left on the hosts, and only the name of the interpreter passes through a shell.
 """
 
 from __future__ import annotations
@@ -7,10 +8,11 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from netstorm.cli.launch.hostfile import Placement
-from netstorm.cli.launch.job import RESERVED, Job, Process, node_variables, order_text
+from netstorm.cli.launch.job import RESERVED, Job, Process, node_variables, start_message
 from netstorm.cli.launch.members import SCHEDULER, Member
 from netstorm.errors import UsageError
 from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
@@ -18,14 +20,14 @@ from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
 __all__ = ["OPTIONS", "passed_on", "ssh_job"]
 
 OPTIONS: Final = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
-"""No terminal there; no questions, which nobody could answer; a host that has vanished is noticed in 15 s."""
+"""No terminal; no questions, which nobody could answer; a host that vanishes is noticed within 15 s."""
 
 _LOCAL_ONLY: Final = {*RESERVED, "DMLC_NODE_HOST"}
-"""Settings of this machine's environment that would be wrong on every other."""
+"""Settings that are wrong on every other machine."""
 
 
 def passed_on(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that hosts get: our settings that are set here, and what was given explicitly."""
+    """Return the variables for other hosts: settings in `environment`, and those given explicitly."""
     ours = [declaration.variable for declaration in declarations().values()]
     wanted = {*ours, *FOREIGN_VARIABLES} - _LOCAL_ONLY
     return {name: environment[name] for name in wanted if environment.get(name)} | dict(given)
@@ -48,58 +50,79 @@ def ssh_job(
     Args:
         placements: of all ranks, in any order.
         command: of each node.
-        folder: working directory there.
+        folder: working directory on the hosts.
         variables: as `passed_on` returns them.
-        scheduler_host: as ssh takes it; None: the first node's.
+        scheduler_host: as ssh expects it; None: the first node's.
         port: the scheduler's.
-        python: interpreter there, which has NetStorm.
-        ssh: the words that ssh begins with.
-        with_scheduler: whether to start it.
+        python: the hosts' interpreter that has NetStorm.
+        ssh: the first words of the ssh command.
+        with_scheduler: whether to start the scheduler.
 
     Raises:
         UsageError: nodes could not reach the scheduler, or a variable has a wrong value.
     """
     size = len(placements)
     host = scheduler_host or placements[0].host
-    known = [each.address for each in placements if each.host == host and each.address is not None]
+    known = [placement.address for placement in placements if placement.host == host and placement.address]
     address = known[0] if known else host.rpartition("@")[2]
-    elsewhere = sorted({each.host for each in placements if not _is_loopback(each.host)})
-    if _is_loopback(host) and elsewhere:
-        raise UsageError(
-            f"the scheduler's host {host!r} is another machine for {elsewhere[0]!r}: give its name or address"
-        )
-    crowd = Counter(each.host for each in placements)
-
-    def process(
-        member: Member, where: str, words: Sequence[str], there: str | None, own: Mapping[str, object]
-    ) -> Process:
-        merged = {**variables, **{name: str(value) for name, value in own.items()}}
-        child_environment({}, **merged)  # for its checks: the same error from every host is no help
-        return Process(
-            member=member,
-            keeper=(*ssh, *OPTIONS, where, shlex.join([python, "-m", "netstorm.cli.launch.remote"])),
-            environment=child_environment(),
-            order=order_text(
-                command=list(words), folder=there, variables=merged, nodes_here=max(1, crowd[where])
-            ),
-        )
-
+    _check_reachable(host, placements)
+    nodes_on = Counter(placement.host for placement in placements)
+    remote = _Remote(tuple(ssh), python, variables, nodes_on)
     nodes = []
-    for each in sorted(placements, key=lambda each: each.rank):
-        own = node_variables(rank=each.rank, size=size, host=address, port=port, site=each.site)
-        if each.address is not None:
-            own["DMLC_NODE_HOST"] = each.address
-        nodes.append(process(Member(each.rank), each.host, command, folder, own))
+    for placement in sorted(placements, key=lambda placement: placement.rank):
+        own = node_variables(rank=placement.rank, size=size, host=address, port=port, site=placement.site)
+        if placement.address is not None:
+            own["DMLC_NODE_HOST"] = placement.address
+        nodes.append(remote.process(Member(placement.rank), placement.host, command, folder, own))
     own = {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": port}
     words = [python, "-m", "netstorm", "scheduler", "--print-outcome"]
-    scheduler = process(SCHEDULER, host, words, None, {**own, "DMLC_NUM_WORKER": size})
+    scheduler = remote.process(SCHEDULER, host, words, None, {**own, "DMLC_NUM_WORKER": size})
     return Job(
         size=size,
         scheduler=scheduler if with_scheduler else None,
         ready_file=None,
         nodes=lambda _: nodes,
-        hosts={SCHEDULER: host} | {Member(each.rank): each.host for each in placements},
+        hosts={SCHEDULER: host} | {Member(placement.rank): placement.host for placement in placements},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    """How processes are started on other hosts."""
+
+    ssh: tuple[str, ...]
+    python: str
+    variables: Mapping[str, str]
+    nodes_on: Mapping[str, int]
+    """Number of nodes, by host."""
+
+    def process(
+        self, member: Member, host: str, words: Sequence[str], folder: str | None, own: Mapping[str, object]
+    ) -> Process:
+        """Return a process that runs `words` on a host, with `own` variables besides the common ones."""
+        merged = {**self.variables, **{name: str(value) for name, value in own.items()}}
+        child_environment({}, **merged)  # checks the values here, or every host would report the same error
+        remote = shlex.join([self.python, "-m", "netstorm.cli.launch.remote"])
+        return Process(
+            member=member,
+            supervisor=(*self.ssh, *OPTIONS, host, remote),
+            environment=child_environment(),
+            start_message=start_message(
+                command=list(words),
+                folder=folder,
+                variables=merged,
+                nodes_here=max(1, self.nodes_on.get(host, 0)),
+            ),
+        )
+
+
+def _check_reachable(host: str, placements: Sequence[Placement]) -> None:
+    """Check that the scheduler's host does not mean another machine on the nodes' hosts."""
+    elsewhere = sorted({placement.host for placement in placements if not _is_loopback(placement.host)})
+    if _is_loopback(host) and elsewhere:
+        raise UsageError(
+            f"the scheduler's host {host!r} is another machine for {elsewhere[0]!r}: give its name or address"
+        )
 
 
 def _is_loopback(host: str) -> bool:

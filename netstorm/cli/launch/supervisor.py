@@ -1,13 +1,14 @@
-"""Runs one command, passes signals on to it, and leaves nothing of it behind. Standard library only.
+"""Runs one command, forwards signals to it, and ends everything that it leaves behind.
 
-`netstorm launch` starts one supervisor for each process of a job: as a file, on a bare interpreter (`-I -S`),
-which takes 10 MB and no package; on other hosts through ssh (`remote`). Its standard input is its
-lifeline: the first line, JSON, says what to run; each later line names a signal for the command's process
-group; the end of it means that the launcher is gone, however that came about.
+Standard library only, and one file: `netstorm launch` runs it as a file on a bare interpreter (`-I -S`),
+which cannot import packages and takes 10 MB. On other hosts it is started through ssh (`remote`).
 
-Three nets, one under the other, so that no process outlives a job: the keeper is a subreaper, so whatever the
-command starts stays below it, even daemons with a session of their own; if the keeper is killed, the kernel
-kills the command (PR_SET_PDEATHSIG); and the launcher, also a subreaper, ends what is left then.
+Its standard input is its lifeline. The first line, JSON, says what to run; each later line names a signal for
+the command's process group; the end of the input means that the launcher is gone, for whatever reason.
+
+Three measures ensure that no process outlives a job. The supervisor is a subreaper, so that all processes
+that the command starts stay below it, even daemons with their own session. If the supervisor is killed, the
+kernel kills the command (PR_SET_PDEATHSIG). The launcher, also a subreaper, then ends what is left.
 """
 
 from __future__ import annotations
@@ -24,33 +25,34 @@ from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Final
 
-__all__ = ["Supervisor", "become_subreaper", "descendants", "kill_descendants", "read_order"]
+__all__ = ["Supervisor", "become_subreaper", "descendants", "kill_descendants", "read_start_message"]
 
 CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
-"""Exit codes when there is nothing to keep: as a shell's."""
+"""Exit codes if the command cannot be run, as a shell's."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ORPHAN_GRACE_S: Final = 2.0
-"""From SIGTERM to SIGKILL when the launcher is gone: nobody is left who could wait for longer."""
+"""Time from SIGTERM to SIGKILL when the launcher is gone."""
 _LEFTOVER_CHECKS: Final = 20
 _LEFTOVER_CHECK_MS: Final = 50
-"""What a command leaves running gets 1 s: Python's resource tracker needs it to give back shared memory."""
+"""Processes that a command leaves running get 1 s: Python's resource tracker needs it to free shared memory.
+"""
 _KILL_CHECKS: Final = 500
 _KILL_CHECK_MS: Final = 10
-"""SIGKILL takes effect within 5 s, unless a process hangs in the kernel, and then nothing helps."""
+"""SIGKILL takes effect within 5 s, unless a process hangs in the kernel."""
 
 
 class Supervisor:
-    """The one command of this process. Only the main thread may make one."""
+    """Runs the one command of this process. Only the main thread may construct it."""
 
     def __init__(self, lifeline: int, received: bytes = b"") -> None:
-        """Take over the signals of this process.
+        """Install the signal handlers of this process.
 
         Args:
-            lifeline: file descriptor; its lines name signals, its end means that nobody waits any more.
-            received: what has been read of it already.
+            lifeline: file descriptor; its lines name signals, its end means that the launcher is gone.
+            received: bytes that were already read from it.
         """
         become_subreaper()
         self._lifeline: Final = lifeline
@@ -60,33 +62,33 @@ class Supervisor:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _be_woken)
+            signal.signal(number, _do_nothing)
         self._command = 0
         self._status: int | None = None
         self._abandoned = False
 
     def run(self, command: list[str], folder: str | None, environment: Mapping[str, str] | None) -> int:
-        """Run a command to its end, and end what it leaves behind.
+        """Run a command to its end, and end the processes that it leaves behind.
 
         Args:
             command: its words; nothing is interpreted by a shell.
-            folder: working directory; the keeper's own if None.
-            environment: the keeper's own if None.
+            folder: working directory; this process's if None.
+            environment: this process's if None.
 
         Returns:
             The command's exit code, or 128 + the number of the signal that killed it.
         """
         problem = self._start(command, folder, environment)
         if problem is not None:
-            _say(problem[1])
+            _report(problem[1])
             return problem[0]
-        self._obey()
+        self._send_received_signals()
         while self._status is None:
-            self._look(None)
+            self._wait(None)
         for _ in range(_LEFTOVER_CHECKS):
             if not descendants(os.getpid()):
                 break
-            self._look(_LEFTOVER_CHECK_MS)
+            self._wait(_LEFTOVER_CHECK_MS)
         self._end_leftovers()
         code = os.waitstatus_to_exitcode(self._status)
         return code if code >= 0 else 128 - code
@@ -97,19 +99,19 @@ class Supervisor:
         self, command: list[str], folder: str | None, environment: Mapping[str, str] | None
     ) -> tuple[int, str] | None:
         """Start the command; return exit code and message if it cannot be started."""
-        keeper = os.getpid()
-        reading, writing = os.pipe()  # closed by exec: its end says that the command runs and has its group
+        supervisor = os.getpid()
+        reading, writing = os.pipe()  # exec closes it: its end means that the command runs in its own group
         self._command = os.fork()
         if self._command == 0:
             step = "chdir"
             try:
-                _prepare(keeper)
+                _prepare(supervisor)
                 if folder is not None:
                     os.chdir(folder)
                 step = "exec"
                 if environment is None:
-                    os.execvp(command[0], command)  # noqa: S606 - what the user has asked for
-                os.execvpe(command[0], command, environment)  # noqa: S606
+                    os.execvp(command[0], command)
+                os.execvpe(command[0], command, environment)
             except OSError as error:
                 os.write(writing, f"{step} {error.errno}".encode())
             finally:
@@ -130,38 +132,39 @@ class Supervisor:
 
     # --------------------------------------------------------------------------------------------- watching
 
-    def _look(self, timeout_ms: int | None) -> None:
-        """Wait for something to happen, and deal with it."""
+    def _wait(self, timeout_ms: int | None) -> None:
+        """Wait for a signal or a line of the lifeline, and handle it."""
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         if not self._abandoned:
             poller.register(self._lifeline, select.POLLIN)
         for descriptor, _ in poller.poll(timeout_ms):
             if descriptor == self._woken:
-                self._heed_signals()
+                self._handle_signals()
             else:
                 self._read_lifeline()
         self._reap()
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._woken, 64):
                 if number == signal.SIGALRM:
                     self._kill_everything()
-                elif number in {signal.SIGINT, signal.SIGTERM}:  # somebody means the command, and found us
+                elif number in {signal.SIGINT, signal.SIGTERM}:  # they are meant for the command
                     self._signal(signal.Signals(number))
 
     def _read_lifeline(self) -> None:
         data = os.read(self._lifeline, 4096)
         if data:
             self._received += data
-            self._obey()
+            self._send_received_signals()
             return
         self._abandoned = True
         self._signal(signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, _ORPHAN_GRACE_S)
 
-    def _obey(self) -> None:
+    def _send_received_signals(self) -> None:
+        """Send each signal that a complete line of the lifeline names."""
         *lines, self._received = self._received.split(b"\n")
         for line in lines:
             number = signal.Signals[line.decode("ascii")]
@@ -175,7 +178,7 @@ class Supervisor:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._command, number)
-            os.killpg(self._command, signal.SIGCONT)  # a stopped process could not obey
+            os.killpg(self._command, signal.SIGCONT)  # a stopped process could not handle it
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -199,14 +202,14 @@ class Supervisor:
         if not left:
             return
         names = ", ".join(f"{pid} ({name_of(pid)})" for pid in left[:3]) + (", …" if len(left) > 3 else "")
-        immortal = kill_descendants()
-        _say(f"killed what the command had left running: {names}")
-        if immortal:
-            _say(f"these do not die, not even of SIGKILL: {', '.join(map(str, immortal))}")
+        surviving = kill_descendants()
+        _report(f"killed what the command had left running: {names}")
+        if surviving:
+            _report(f"these processes survive SIGKILL: {', '.join(map(str, surviving))}")
 
 
-def read_order(lifeline: int) -> tuple[dict[str, object], bytes] | None:
-    """Read the first line of a lifeline: what to run, and what came after it. None: it ended before."""
+def read_start_message(lifeline: int) -> tuple[dict[str, object], bytes] | None:
+    """Read the first line of a lifeline: what to run, and the bytes after it. None: it ended before."""
     received = b""
     while b"\n" not in received:
         data = os.read(lifeline, 65536)
@@ -214,21 +217,21 @@ def read_order(lifeline: int) -> tuple[dict[str, object], bytes] | None:
             return None
         received += data
     line, _, rest = received.partition(b"\n")
-    order = json.loads(line)
-    return (order, rest) if isinstance(order, dict) else None
+    message = json.loads(line)
+    return (message, rest) if isinstance(message, dict) else None
 
 
 def become_subreaper() -> None:
-    """Become the parent of every orphan below this process, so that none gets away."""
+    """Make this process the parent of every orphan below it, so that none escapes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(root: int) -> list[int]:
     """Return the living processes below `root`, parents before children."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
+    for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
                 # pid (name) state parent …; the name may hold anything, parentheses too: proc(5)
                 state, parent, *_ = stat.read().rpartition(b") ")[2].split()
                 if state not in {b"Z", b"X"}:
@@ -266,16 +269,16 @@ def kill_descendants(spare: Collection[int] = ()) -> list[int]:
 
 def name_of(pid: int) -> str:
     """Return a process's command line, shortened; empty if it has gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:  # noqa: PTH123
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
         return line.read().replace(b"\0", b" ").decode(errors="replace").strip()[:60]
     return ""
 
 
-def _prepare(keeper: int) -> None:
-    """Make the forked child what a command expects to be: leader of a session, with default signals."""
+def _prepare(supervisor: int) -> None:
+    """Prepare the forked child: leader of a session, with default signal handlers, without input."""
     os.setsid()
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != keeper:  # it died before the kernel knew that we mind
+    if os.getppid() != supervisor:  # it died before the kernel knew of PDEATHSIG
         os._exit(NOT_FOUND)
     signal.set_wakeup_fd(-1)
     for number in (
@@ -283,7 +286,7 @@ def _prepare(keeper: int) -> None:
         signal.SIGALRM,
         signal.SIGINT,
         signal.SIGTERM,
-        signal.SIGPIPE,  # Python ignores these two, and a command would inherit that
+        signal.SIGPIPE,  # Python ignores these two, and the command would too
         signal.SIGXFSZ,
     ):
         signal.signal(number, signal.SIG_DFL)
@@ -300,22 +303,22 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 
 
-def _be_woken(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the wake-up descriptor has the number."""
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: the wake-up descriptor already has its number."""
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     with contextlib.suppress(OSError):  # the launcher may be gone
         os.write(2, f"netstorm: {text}\n".encode(errors="replace"))
 
 
 def main() -> int:
     """Read what to run, and run it."""
-    read = read_order(0)
+    read = read_start_message(0)
     if read is None:
         return CANNOT_RUN
-    order, rest = read
-    command, folder = order["command"], order["folder"]
+    message, rest = read
+    command, folder = message["command"], message["folder"]
     assert isinstance(command, list)
     assert folder is None or isinstance(folder, str)
     return Supervisor(0, rest).run(command, folder, None)

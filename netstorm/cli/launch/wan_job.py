@@ -1,4 +1,4 @@
-"""A job in an emulated WAN: every rank in its own namespace, the scheduler beside one of them."""
+"""A job in an emulated WAN: each rank in its own namespace, the scheduler in one of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netstorm.cli.cores import threads_each
-from netstorm.cli.launch.job import Job, Process, node_variables, order_text
-from netstorm.cli.launch.local_job import KEEPER, scheduler_process
-from netstorm.cli.launch.members import Member
+from netstorm.cli.launch.job import Job, Process, node_variables
+from netstorm.cli.launch.local_job import SUPERVISOR, node_process, scheduler_process
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
 
@@ -20,7 +18,7 @@ __all__ = ["scheduler_rank", "wan_job"]
 
 
 def scheduler_rank(text: str | None, size: int) -> int:
-    """Return the rank beside which the scheduler runs: 0 if nothing is asked for.
+    """Return the rank in whose namespace the scheduler runs; 0 if `text` is None.
 
     Raises:
         UsageError: it is no rank.
@@ -45,17 +43,17 @@ def wan_job(
 ) -> Job:
     """Return a job whose processes run in the namespaces of `wan`, one node a rank.
 
-    The network's changes begin when its nodes are started.
+    The changes in the network file begin when the nodes are started.
 
     Args:
-        wan: is up; its owner takes it down afterwards.
+        wan: a network that is up; the caller takes it down.
         command: of each node.
         folder: the nodes' working directory.
         environment: as `users_environment` returns it.
-        port: the scheduler's; 0: any that is free.
+        port: the scheduler's; 0: any free port.
         sites: of each rank.
         scheduler_at: the rank in whose namespace the scheduler runs.
-        ready_file: where the scheduler writes its address; None: there is no scheduler, it runs already.
+        ready_file: the scheduler writes its address to this file; None: it runs already, none is started.
 
     Raises:
         SettingsError: a value that a node or the scheduler would refuse.
@@ -65,18 +63,14 @@ def wan_job(
     common = {"DMLC_PS_ROOT_URI": host, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def nodes(chosen_port: int | None) -> list[Process]:
-        return [one(rank, chosen_port or port or None) for rank in range(size)]
-
-    def one(rank: int, its_port: int | None) -> Process:
-        variables = node_variables(rank=rank, size=size, host=host, port=its_port, site=sites[rank])
-        own = child_environment(environment, **variables, DMLC_NODE_HOST=wan.address(rank))
-        own.setdefault("OMP_NUM_THREADS", str(threads_each(size)))
-        return Process(
-            member=Member(rank),
-            keeper=tuple(wan.command(rank, KEEPER)),
-            environment=own,
-            order=order_text(command=list(command), folder=str(folder)),
-        )
+        scheduler_port = chosen_port or port or None
+        made = []
+        for rank in range(size):
+            own = node_variables(rank=rank, size=size, host=host, port=scheduler_port, site=sites[rank])
+            own["DMLC_NODE_HOST"] = wan.address(rank)
+            supervisor = tuple(wan.command(rank, SUPERVISOR))
+            made.append(node_process(command, folder, environment, own, supervisor=supervisor))
+        return made
 
     def started(chosen_port: int | None) -> list[Process]:
         made = nodes(chosen_port)
@@ -87,7 +81,7 @@ def wan_job(
     scheduler = None
     if ready_file is not None:
         scheduler = scheduler_process(
-            tuple(wan.command(scheduler_at, KEEPER)),
+            tuple(wan.command(scheduler_at, SUPERVISOR)),
             child_environment(environment, DMLC_NODE_HOST=host, **common),
             port,
             ready_file,

@@ -100,7 +100,7 @@ def _schemes(comparison: Comparison) -> Table:
     for heading in (
         "trees",
         "predicted",
-        *(f"× {name}" for name in BASELINES),  # noqa: RUF001 - times
+        *(f"× {name}" for name in BASELINES),
         "fluid",
         "of optimum",
         "formed in",
@@ -224,4 +224,4 @@ def _colour(use: Use) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} ×"  # noqa: RUF001 - times
+    return "" if value is None else f"{value:.2f} ×"

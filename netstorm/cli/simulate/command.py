@@ -107,7 +107,7 @@ def simulate(
 
     The exit code is 1 if a scheme failed or no time came out, 2 if the arguments are wrong, 130 after Ctrl-C,
     which prints what is done so far.
-    """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
+    """
     with exit_on_usage_error():
         asked = _asked(
             nodes=nodes, family=family, seeds=seeds, network=network, model=model, topology=topology,

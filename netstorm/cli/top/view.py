@@ -29,7 +29,7 @@ _CELL: Final = 7
 """Columns of a matrix's column."""
 _LABEL: Final = 12
 _UNKNOWN: Final = "·"
-_CROWDED: Final = "links carry less in company"
+_CONTENDED: Final = "links carry less under contention"
 _ROUTED: Final = "~"
 _OLD_S: Final = 30.0
 """Of a measurement: shown dim from then on."""
@@ -176,18 +176,20 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
     measured = [link for link in status.links if link.measured and link.rate]
     count = f"{len(measured)} of {len(status.links)} measured"
     routed = set(status.routed_pairs)
-    past = f"{len(routed)} pairs whose ways lead past other nodes" if routed else ""
+    routed_text = f"{len(routed)} pairs that are routed past other nodes" if routed else ""
     used = _used(status.policy.trees)
     if _LABEL + (size + 2) * _CELL > width:
-        besides = (f", beside {past}" if past else "") + (f"; {_CROWDED}" if status.crowded else "")
+        besides = (f", beside {routed_text}" if routed_text else "") + (
+            f"; {_CONTENDED}" if status.crowded else ""
+        )
         yield Text(f"links: {count}{besides}; the slowest, Mbit/s", "dim")
         slowest = sorted(measured, key=lambda link: link.rate or 0.0)[:_MOST_LINKS]
         yield Text("  ".join(f"{link.source}>{link.target} {_mbit(link.rate)}" for link in slowest))
         return
     yield Text(
         f"links, Mbit/s from (rows) to (columns): {count}; green: in a tree; ≥: an access line was the limit"
-        + (f"; {_ROUTED}: {past}" if past else "")
-        + (f"; {_CROWDED}" if status.crowded else ""),
+        + (f"; {_ROUTED}: {routed_text}" if routed_text else "")
+        + (f"; {_CONTENDED}" if status.crowded else ""),
         "dim",
     )
     table = _table()
@@ -201,7 +203,7 @@ def _links(status: JobStatus, width: int) -> Iterator[RenderableType]:
         cells = [
             Text(_ROUTED, "dim")
             if (source, target) in routed
-            else _link(by_ends.get((source, target)), (source, target) in used)
+            else _link(by_ends.get((source, target)), used=(source, target) in used)
             for target in range(size)
         ]
         caps = (_or(node.egress, _mbit), _or(node.ingress, _mbit))
@@ -218,7 +220,7 @@ def _used(trees: Sequence[TreeStatus]) -> set[tuple[int, int]]:
     return found
 
 
-def _link(link: LinkStatus | None, used: bool) -> Text:  # noqa: FBT001 - private
+def _link(link: LinkStatus | None, *, used: bool) -> Text:
     if link is None:
         return Text(_UNKNOWN, "green dim" if used else "dim")
     old = link.age_s is not None and link.age_s > _OLD_S

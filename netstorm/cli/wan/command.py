@@ -1,4 +1,4 @@
-"""`netstorm wan`: a network file becomes network namespaces on this machine, in which any program runs."""
+"""`netstorm wan`: emulates a network file in network namespaces on this machine, for any program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -27,11 +27,12 @@ wan: Final = typer.Typer(
     help="Emulate a network on this machine: namespaces, in which any program runs. Needs root.",
 )
 
-_Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Which network, if several are up.")]
+_Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the network.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _DEFAULT_NAME: Final = "wan"
 _INTERRUPTED: Final = 130
-_REST: Final[dict[str, Any]] = {"allow_interspersed_args": False}
+_OPTIONS_FIRST: Final = {"allow_interspersed_args": False}
+"""For typer: options after the first argument belong to the command that is run."""
 
 
 @wan.command()
@@ -47,18 +48,18 @@ def up(
         str, typer.Option(metavar="NAME", help="TCP congestion control of all namespaces.")
     ] = "bbr",
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay, and take it down at Ctrl-C or SIGTERM.")
+        bool, typer.Option("--foreground", help="Stay, and take the network down at Ctrl-C or SIGTERM.")
     ] = False,
 ) -> None:
-    """Make the network, and leave it up until `netstorm wan down`.
+    """Bring up the network, and leave it up until `netstorm wan down`.
 
     \b
       sudo netstorm wan up examples/networks/internet2.yaml
       sudo netstorm wan exec 0 -- ping r8
 
-    Every rank gets a namespace; r0, r1, … are their names in each. What crashed networks have left behind is
-    removed first. The file's changes begin at once.
-    """  # noqa: D301 - the escape is meant: click does not rewrap a paragraph that begins with it
+    Each rank gets a namespace; r0, r1, … are the ranks' host names in each. What crashed networks have left
+    is removed first. The changes in the file begin at once.
+    """
     from netstorm.cli.wan.text import up_text
     from netstorm.emulation.wan import Wan
     from netstorm.topology.networks.file import load_network
@@ -71,15 +72,15 @@ def up(
             print(up_text(made))
             return
         with made:
-            _keep(made, up_text(made))
+            _stay(made, up_text(made))
 
 
-def _keep(made: Wan, text: str) -> None:
-    """Say that it is up, and wait for a signal."""
+def _stay(made: Wan, text: str) -> None:
+    """Print that the network is up, and wait for a signal."""
     import signal
 
     from netstorm import clock
-    from netstorm.emulation.state import running
+    from netstorm.emulation.registry import running
 
     # Not `sigtimedwait`: the kernel may hand a signal to another thread, which has not blocked it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -97,25 +98,24 @@ def down(
     name: _Name = _DEFAULT_NAME,
     everything: Annotated[bool, typer.Option("--all", help="All networks that are up.")] = False,
 ) -> None:
-    """Take the network down, with whatever runs in it, and remove what crashed ones have left behind."""
-    from netstorm.emulation.rights import require_rights
-    from netstorm.emulation.state import remove_stale, running
+    """Take the network down, with the programs in it, and remove what crashed networks have left."""
+    from netstorm.emulation.registry import remove_stale, running
+    from netstorm.emulation.requirements import check_requirements
     from netstorm.emulation.wan import Wan
 
     with exit_on_usage_error():
-        require_rights()
+        check_requirements()
         for stale in remove_stale():
             print(f"removed what {stale!r} had left behind")
-        names = running() if everything else [name]
-        for one in names:
-            Wan.attach(one).down()
-            print(f"{one} is down")
+        for network in running() if everything else [name]:
+            Wan.attach(network).down()
+            print(f"{network} is down")
 
 
-@wan.command("exec", context_settings=_REST)
+@wan.command("exec", context_settings=_OPTIONS_FIRST)
 def run_in(
-    rank: Annotated[int, typer.Argument(metavar="RANK", help="Where.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run there.")],
+    rank: Annotated[int, typer.Argument(metavar="RANK", help="Rank in whose namespace the command runs.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run.")],
     *,
     name: _Name = _DEFAULT_NAME,
 ) -> None:
@@ -126,7 +126,7 @@ def run_in(
         words = Wan.attach(name).command(rank, command[command[0] == "--" :])
         sys.stdout.flush()
         try:
-            os.execvp(words[0], words)  # noqa: S606 - what the user has asked for
+            os.execvp(words[0], words)
         except OSError as error:
             raise UsageError(f"cannot run {words[0]}: {error.strerror}") from None
 
@@ -138,12 +138,16 @@ def change(
         tuple[int, int] | None, typer.Option(metavar="RANK RANK", help="Both directions of a link.")
     ] = None,
     source: Annotated[
-        int | None, typer.Option("--from", metavar="RANK", help="One direction: from …")
+        int | None, typer.Option("--from", metavar="RANK", help="One direction of a link: its source.")
     ] = None,
-    target: Annotated[int | None, typer.Option("--to", metavar="RANK", help="… to.")] = None,
-    rate: Annotated[str | None, typer.Option(metavar="RATE", help="Such as 40Mbit.")] = None,
-    latency: Annotated[str | None, typer.Option(metavar="TIME", help="One way, such as 15ms.")] = None,
-    loss: Annotated[str | None, typer.Option(metavar="PERCENT", help="Of segments, such as 0.02%.")] = None,
+    target: Annotated[
+        int | None, typer.Option("--to", metavar="RANK", help="One direction of a link: its target.")
+    ] = None,
+    rate: Annotated[str | None, typer.Option(metavar="RATE", help="New rate, such as 40Mbit.")] = None,
+    latency: Annotated[
+        str | None, typer.Option(metavar="TIME", help="New latency, one way, such as 15ms.")
+    ] = None,
+    loss: Annotated[str | None, typer.Option(metavar="PERCENT", help="New loss, such as 0.02%.")] = None,
     name: _Name = _DEFAULT_NAME,
 ) -> None:
     """Change a link at once.
@@ -151,7 +155,7 @@ def change(
     \b
       netstorm wan set --between 0 1 --rate 40Mbit
       netstorm wan set --from 2 --to 3 --latency 50ms --loss 1%
-    """  # noqa: D301 - as above
+    """
     from netstorm.emulation.wan import Wan
     from netstorm.units import parse_duration, parse_fraction, parse_rate
 
@@ -170,8 +174,8 @@ def change(
         else:
             raise UsageError("which link? Expected --between RANK RANK, or --from RANK --to RANK")
         running = Wan.attach(name)
-        for one, other in ends:
-            running.set(one, other, **values)
+        for source_rank, target_rank in ends:
+            running.set(source_rank, target_rank, **values)
 
 
 def _read(text: str | None, parse: Callable[[object], float]) -> float | None:
@@ -180,7 +184,7 @@ def _read(text: str | None, parse: Callable[[object], float]) -> float | None:
 
 @wan.command()
 def status(*, name: _Name = _DEFAULT_NAME, as_json: _Json = False) -> None:
-    """Print each link as it is now, and what it has carried, dropped and lost so far."""
+    """Print the present values of each link, and its traffic, drops and losses so far."""
     import json
 
     from netstorm.cli.wan.text import status_text
@@ -188,30 +192,30 @@ def status(*, name: _Name = _DEFAULT_NAME, as_json: _Json = False) -> None:
 
     with exit_on_usage_error():
         running = Wan.attach(name)
-        facts = running.facts()
-        print(json.dumps(facts, indent=1) if as_json else status_text(running, facts))
+        report = running.report()
+        print(json.dumps(report, indent=1) if as_json else status_text(running, report))
 
 
 @wan.command()
 def check(
     network: Annotated[
         Path | None,
-        typer.Argument(metavar="NETWORK.yaml", help="Check this one, up for the check only."),
+        typer.Argument(metavar="NETWORK.yaml", help="Network file, brought up for the check only."),
     ] = None,
     *,
     name: _Name = _DEFAULT_NAME,
-    together: Annotated[bool, typer.Option("--all", help="All links at once, both ways.")] = False,
+    together: Annotated[bool, typer.Option("--all", help="Load all links at once, both ways.")] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
             min=0.2,
-            help="How long each is measured, once warmed up. Default: 2; with --all 6.",
+            help="Duration of each measurement after the warm-up. Default: 2; with --all 6.",
             show_default=False,
         ),
     ] = None,
     warm_up: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Before that, for TCP to find the rate.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Warm-up before that, for TCP to find the rate.")
     ] = 1.5,
     backend: Annotated[str, typer.Option(metavar="NAME", help="As for `wan up`.")] = "auto",
     congestion: Annotated[str, typer.Option(metavar="NAME", help="As for `wan up`.")] = "bbr",
@@ -220,7 +224,8 @@ def check(
     """Measure the network against its file: rate, round trip and loss of each link.
 
     Links are loaded one at a time; a rate must be within 3 %, with --all within 10 %, a round trip within
-    1 ms. Rates are compared on the wire: TCP's goodput is less by headers (see docs/emulation.md).
+    1 ms. Rates are compared on the wire: TCP's goodput is lower, because of headers
+    (docs/guides/emulated-wan.md).
 
     The exit code is 1 if anything is out of tolerance.
     """
@@ -247,9 +252,9 @@ def _check(checked: Wan, *, together: bool, warm_up: float, seconds: float, as_j
 
     from netstorm.cli.wan.text import CHECK_HEAD, check_json, check_line, check_summary
     from netstorm.emulation.check import check as measure
-    from netstorm.emulation.process import take_precedence
+    from netstorm.emulation.process_setup import raise_priority
 
-    take_precedence()  # or a busy machine's other programs are what is measured
+    raise_priority()  # else other programs of a busy machine disturb the measurement
     rows = []
     if not as_json:
         print(CHECK_HEAD)
@@ -257,9 +262,9 @@ def _check(checked: Wan, *, together: bool, warm_up: float, seconds: float, as_j
         rows.append(row)
         if not as_json:
             print(check_line(row), flush=True)
-    facts = checked.facts()
+    report = checked.report()
     if as_json:
-        print(json.dumps(check_json(facts, rows), indent=1))
+        print(json.dumps(check_json(report, rows), indent=1))
     else:
-        print(check_summary(facts, rows))
-    return not any(row.wrong for row in rows)
+        print(check_summary(report, rows))
+    return not any(row.out_of_tolerance for row in rows)

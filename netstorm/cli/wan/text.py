@@ -1,11 +1,13 @@
-"""What `netstorm wan` prints."""
+"""The output of `netstorm wan`: text for people, JSON for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
 
-from netstorm.emulation.check import Checked
+from netstorm.emulation.check import LinkCheck
+from netstorm.emulation.reports import NetworkReport
 from netstorm.units import format_bytes, format_duration, format_fraction, format_rate
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ CHECK_HEAD: Final = (
 
 
 def up_text(wan: Wan) -> str:
-    """Return what is up, and what to do with it."""
+    """Return the state of a network that has come up, and what to do with it."""
     network = wan.network
     return (
         f"{wan.name} is up: {network.size} nodes, {len(network.links)} links; back end: {wan.backend_why}; "
@@ -30,12 +32,12 @@ def up_text(wan: Wan) -> str:
     )
 
 
-def status_text(wan: Wan, facts: dict[str, Any]) -> str:
+def status_text(wan: Wan, report: NetworkReport) -> str:
     """Return a table of all links."""
-    cpu = ", ".join(f"{relay['cpu_s']:.1f} s of CPU (process {relay['pid']})" for relay in facts["relays"])
+    cpu = ", ".join(f"{relay['cpu_s']:.1f} s of CPU (process {relay['pid']})" for relay in report["relays"])
     made_by = (
-        f"{wan.name}: back end {facts['backend']} ({facts['backend_why']}), "
-        f"congestion control {facts['congestion']} (pinned by {facts['pinned_by']})"
+        f"{wan.name}: back end {report['backend']} ({report['backend_why']}), "
+        f"congestion control {report['congestion']} (pinned by {report['pinned_by']})"
     )
     head = (
         f"{'link':>7} {'rate':>11} {'latency':>8} {'loss':>7} {'carried':>9} {'segments':>9} "
@@ -47,18 +49,18 @@ def status_text(wan: Wan, facts: dict[str, Any]) -> str:
         + f" {format_rate(link['rate']):>11} {format_duration(link['latency']):>8} "
         f"{format_fraction(link['loss']):>7} {format_bytes(link['bytes']):>9} {link['packets']:>9} "
         f"{link['dropped']:>8} {link['lost']:>6}"
-        for link in facts["links"]
+        for link in report["links"]
     ]
-    if facts["changes_ahead"]:
-        since = facts["changes_for_s"]
+    if report["changes_ahead"]:
+        since = report["changes_for_s"]
         begun = "not begun" if since is None else f"begun {since:.0f} s ago"
-        lines.append(f"changes: {facts['changes_ahead']} ahead, {begun}")
+        lines.append(f"changes: {report['changes_ahead']} ahead, {begun}")
     return "\n".join(lines)
 
 
-def check_line(row: Checked) -> str:
+def check_line(row: LinkCheck) -> str:
     """Return a line of the table under `CHECK_HEAD`."""
-    wrong = f"  WRONG: {', '.join(row.wrong)}" if row.wrong else ""
+    wrong = f"  WRONG: {', '.join(row.out_of_tolerance)}" if row.out_of_tolerance else ""
     return (
         f"{row.source}→{row.target}".rjust(7)
         + f" {format_rate(row.rate):>11} {format_rate(row.measured_rate):>12} {row.rate_error:>+7.1%} "
@@ -68,30 +70,32 @@ def check_line(row: Checked) -> str:
     )
 
 
-def check_summary(facts: dict[str, Any], rows: Sequence[Checked]) -> str:
-    """Return the worst of all, and how it was made."""
+def check_summary(report: NetworkReport, rows: Sequence[LinkCheck]) -> str:
+    """Return the largest errors, and how the network is emulated."""
     rate = max(rows, key=lambda row: abs(row.rate_error))
     trip = max(rows, key=lambda row: abs(row.round_trip_error))
-    wrong = sum(1 for row in rows if row.wrong)
+    wrong = sum(1 for row in rows if row.out_of_tolerance)
     return (
         f"worst rate {rate.rate_error:+.1%} (allowed {rate.allowed:.0%}), worst round trip "
         f"{trip.round_trip_error * 1e3:+.2f} ms (allowed 1 ms); {wrong} of {len(rows)} out of tolerance\n"
-        f"back end: {facts['backend_why']}; congestion control: {facts['congestion']}; "
+        f"back end: {report['backend_why']}; congestion control: {report['congestion']}; "
         f"relays used up to {max(row.relay_cpu for row in rows):.0%} of a core"
     )
 
 
-def check_json(facts: dict[str, Any], rows: Sequence[Checked]) -> dict[str, Any]:
-    """Return all of it, for programs."""
-    names = Checked.__slots__
+def check_json(report: NetworkReport, rows: Sequence[LinkCheck]) -> dict[str, object]:
+    """Return the check as JSON."""
     return {
-        **{name: facts[name] for name in ("backend", "backend_why", "congestion", "pinned_by")},
+        "backend": report["backend"],
+        "backend_why": report["backend_why"],
+        "congestion": report["congestion"],
+        "pinned_by": report["pinned_by"],
         "links": [
             {
-                **{name: getattr(row, name) for name in names},
+                **asdict(row),
                 "rate_error": row.rate_error,
                 "round_trip_error": row.round_trip_error,
-                "wrong": row.wrong,
+                "wrong": row.out_of_tolerance,
             }
             for row in rows
         ],

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from netstorm.emulation.layout import Cable, Layout
 from netstorm.emulation.links.netem import needs_netem, shaping_commands, veth_commands
 from netstorm.emulation.namespaces import batch
+from netstorm.emulation.reports import Counters, LinkCounters
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Link, Rank
+from netstorm.topology.networks.elements import Link, Rank, changed_link
 
-__all__ = ["KernelLinks", "has_netem", "why_not_the_kernel"]
+__all__ = ["KernelLinks", "has_netem", "kernel_obstacle"]
 
 
 def has_netem(namespace: str) -> bool:
-    """Return whether the kernel has netem, tried on the loopback device of a namespace of ours."""
+    """Return whether the kernel has netem, by a try on the loopback device of one of our namespaces."""
     try:
         batch("tc", namespace, ["qdisc add dev lo root netem delay 1ms", "qdisc del dev lo root"])
     except UsageError:
@@ -26,8 +26,8 @@ def has_netem(namespace: str) -> bool:
     return True
 
 
-def why_not_the_kernel(layout: Layout, *, netem: bool) -> str | None:
-    """Return why a network cannot be emulated by the kernel alone; None: it can."""
+def kernel_obstacle(layout: Layout, *, netem: bool) -> str | None:
+    """Return why the kernel alone cannot emulate a network, as text; None: it can."""
     network = layout.network
     capped = [node.rank for node in network.nodes if node.egress is not None or node.ingress is not None]
     if capped:
@@ -43,7 +43,7 @@ class KernelLinks:
     name: Final = "netem"
 
     def __init__(self, layout: Layout, *, with_netem: bool) -> None:
-        """Nothing is made yet."""
+        """Plan the links; `make` makes them."""
         self._layout: Final = layout
         self._with_netem: Final = with_netem
         self._links: Final = {(link.source, link.target): link for link in layout.network.links}
@@ -64,7 +64,9 @@ class KernelLinks:
             )
         batch("ip", None, commands)
         for rank in layout.network.ranks:
-            devices = [self.device(one, rank) for one in layout.cables() if rank in (one.low, one.high)]
+            devices = [
+                self.device(cable, rank) for cable in layout.cables() if rank in (cable.low, cable.high)
+            ]
             batch("ip", layout.namespace(rank), [f"link set {device} up" for device in devices])
             shaping: list[str] = []
             for link in layout.network.links:
@@ -78,24 +80,24 @@ class KernelLinks:
 
     def set(self, link: Link, values: Mapping[str, float]) -> None:
         """Give a direction new values: any of rate (bit/s), latency (s) and loss (a fraction)."""
-        now = replace(self._links[link.source, link.target], **dict(values))  # type: ignore[arg-type]  # it checks
+        now = changed_link(self._links[link.source, link.target], values)
         if needs_netem(now) and not self._with_netem:
-            raise UsageError(f"link {link}: latency and loss need netem, which this kernel has not")
+            raise UsageError(f"link {link}: latency and loss need netem, which this kernel lacks")
         self._links[link.source, link.target] = now
         commands = shaping_commands(now, self._device(now), change=True, with_netem=self._with_netem)
         batch("tc", self._layout.namespace(link.source), commands)
 
-    def counters(self) -> dict[str, Any]:
-        """Return {"links": {SOURCE-TARGET: packets, bytes, dropped, lost}, "relays": []}.
+    def counters(self) -> Counters:
+        """Return the traffic of all links.
 
-        netem counts what it loses by chance among what it drops for want of room: "lost" is what the root
-        has dropped, "dropped" what the queue at the rate has.
+        The drops of netem, the root, include those of the bounded queue below it: their difference is what
+        was lost by chance.
         """
-        links: dict[str, Any] = {}
+        links: dict[str, LinkCounters] = {}
         for rank in self._layout.network.ranks:
             namespace = self._layout.namespace(rank)
-            done = subprocess.run(  # noqa: S603 - our own names
-                ["tc", "-n", namespace, "-s", "-j", "qdisc", "show"],  # noqa: S607 - iproute2, wherever it is
+            done = subprocess.run(
+                ["tc", "-n", namespace, "-s", "-j", "qdisc", "show"],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -117,8 +119,8 @@ class KernelLinks:
                     }
         return {"links": links, "relays": []}
 
-    def dead(self) -> int | None:
-        """Return None: the kernel does not end."""
+    def ended_relay(self) -> int | None:
+        """Return None: there are no relays."""
         return None
 
     def close(self) -> None:

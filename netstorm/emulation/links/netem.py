@@ -1,8 +1,7 @@
-"""Links made by the kernel: veth pairs, HTB for the rate, netem for latency and loss. Pure: the commands.
+"""Commands for links of the kernel: veth pairs, HTB for the rate, netem for latency and loss. Pure.
 
-At the sending end: netem delays and loses; its child HTB lets through at the rate, from a bounded queue.
-Where there is neither latency nor loss, HTB alone does it, and no netem is needed. Segmentation offload is
-off, or netem would lose 64 KiB at a time.
+At the sending end netem adds latency and loss; its child HTB sends at the rate, from a bounded queue. A link
+without latency and loss needs HTB alone. Segmentation offload is off, or netem would lose 64 KiB at a time.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from netstorm.topology.networks.elements import Link
 __all__ = ["needs_netem", "shaping_commands", "veth_commands"]
 
 _BURST: Final = 16_000
-"""Bytes that HTB may send at once: over its rate by 1 ms at 128 Mbit/s."""
+"""Bytes that HTB may send at once: 1 ms at 128 Mbit/s."""
 _SPARE_PACKETS: Final = 1000
 
 
 def needs_netem(link: Link) -> bool:
-    """Return whether HTB alone cannot do it."""
+    """Return whether HTB alone cannot emulate a link."""
     return link.latency > 0 or link.loss > 0
 
 
 def veth_commands(namespaces: tuple[str, str], devices: tuple[str, str]) -> list[str]:
-    """Return `ip` commands that join two namespaces by a pair of devices."""
+    """Return `ip` commands that connect two namespaces by a pair of devices."""
     ends = [
         f"name {device} netns {namespace} mtu {MTU} gso_max_segs 1"
         for namespace, device in zip(namespaces, devices, strict=True)
@@ -35,21 +34,21 @@ def veth_commands(namespaces: tuple[str, str], devices: tuple[str, str]) -> list
 
 
 def shaping_commands(link: Link, device: str, *, change: bool = False, with_netem: bool = True) -> list[str]:
-    """Return `tc` commands that make a device, at the link's sending end, as slow and bad as the link.
+    """Return `tc` commands that give a device, at the sending end, the link's rate, latency and loss.
 
     Args:
-        link: its values.
-        device: its name there.
-        change: the queues are there already, and keep what is in them.
-        with_netem: False if the kernel has none; the link must not need it then.
+        link: the values.
+        device: name at the sending end.
+        change: change existing queues, which keep their packets.
+        with_netem: False if the kernel lacks it; then the link must not need it.
     """
     verb = "change" if change else "add"
     rate = f"rate {link.rate:.0f}bit ceil {link.rate:.0f}bit burst {_BURST} cburst {_BURST}"
     commands = []
     parent = "root"
     if with_netem:
-        under_way = int(link.rate / 8 * link.latency / MTU) + _SPARE_PACKETS
-        values = f"delay {link.latency * 1e6:.0f}us loss {link.loss * 100:.7f}% limit {under_way}"
+        in_flight = int(link.rate / 8 * link.latency / MTU) + _SPARE_PACKETS
+        values = f"delay {link.latency * 1e6:.0f}us loss {link.loss * 100:.7f}% limit {in_flight}"
         commands.append(f"qdisc {verb} dev {device} root handle 1: netem {values}")
         parent = "parent 1:1"
     if not change:

@@ -1,7 +1,7 @@
-"""Packets as a TUN device with IFF_VNET_HDR hands them over: a header of 10 bytes, then IPv4.
+"""Packets of a TUN device with IFF_VNET_HDR: a header of 10 bytes, then IPv4.
 
-With TSO offload on, one packet may stand for up to 64 KiB of TCP segments that share its header (a
-super-packet). What a link carries and loses is counted in segments. Pure. Source: Linux, virtio_net.h, and
+With TSO offload on, one packet may hold up to 64 KiB of TCP segments that share its header (a super-packet).
+Traffic and losses are counted in segments. Pure. Source: Linux, virtio_net.h, and
 RFC 1071 for the checksum.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["FRAME_BYTES", "HEADER_BYTES", "LARGEST", "destination", "measure", "
 HEADER_BYTES: Final = 10
 """virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset."""
 FRAME_BYTES: Final = 14
-"""Counted with each packet, as tc counts on Ethernet: both back ends mean the same by a rate."""
+"""Counted with each packet, as tc counts on Ethernet: so that a rate means the same in both back ends."""
 LARGEST: Final = HEADER_BYTES + 65535
 
 _HEADER: Final = struct.Struct("=BBHHHH")
@@ -53,15 +53,15 @@ def destination(packet: bytes) -> bytes:
 
 
 def split(packet: bytes, keep: Sequence[bool]) -> list[tuple[bytes, int]]:
-    """Return what is left of a super-packet when only some of its segments get through.
+    """Return what remains of a super-packet when some of its segments are lost.
 
     Args:
         packet: TCP over IPv4, with its header.
-        keep: for each segment, whether it gets through.
+        keep: for each segment, whether it arrives.
 
     Returns:
-        (packet, segments) of each unbroken run of kept segments. Nothing at all of a super-packet of another
-        protocol, which cannot be cut here; the devices are opened so that there are none.
+        (packet, segments) of each unbroken run of kept segments. Nothing for a super-packet of another
+        protocol, which cannot be split here; the devices are opened so that there are none.
     """
     if packet[1] & _KIND != _TCPV4:
         return []
@@ -84,7 +84,7 @@ def split(packet: bytes, keep: Sequence[bool]) -> list[tuple[bytes, int]]:
             head[ip_bytes + 13] &= ~_FIN_PSH
         if first > 0:  # and this one to the first
             head[ip_bytes + 13] &= ~_CWR
-        # The receiver's kernel completes the checksum; what stands there is the pseudo header's sum.
+        # The receiver's kernel completes the checksum; the field holds the pseudo header's sum.
         pseudo = bytes(head[12:20]) + struct.pack(">HH", _TCP, header - ip_bytes + len(payload))
         struct.pack_into(">H", head, ip_bytes + 16, _sum(pseudo))
         single = len(payload) <= size

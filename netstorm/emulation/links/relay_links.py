@@ -1,4 +1,4 @@
-"""Links made by relays: a TUN device at each end, and processes that carry the packets between them."""
+"""Links emulated by relays: a TUN device at each end, and processes that carry packets between them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from netstorm.emulation.layout import MTU, Cable, Layout
 from netstorm.emulation.links.relay import Cap, Direction, Relay
 from netstorm.emulation.links.shaping import Shaper
 from netstorm.emulation.namespaces import batch, open_tun
-from netstorm.emulation.process import let_go, take_precedence
+from netstorm.emulation.process_setup import detach_standard_streams, raise_priority
+from netstorm.emulation.reports import Counters, LinkCounters, RelayAnswer, RelayUse
 from netstorm.errors import UsageError
 from netstorm.topology.networks.elements import Link, Rank
 
 __all__ = ["RelayLinks"]
 
 _SHARED_RATE: Final = 4e9
-"""Bit/s, both ways together, above which two relays share the links: about what one core carries."""
+"""Sum of all rates in bit/s above which two relays share the links: about what one core carries."""
 _ANSWER_S: Final = 5.0
 _QUEUE_PACKETS: Final = 1000
-"""Of a TUN device, towards the relay: it fills only while the relay is not running."""
+"""Queue of a TUN device towards the relay: it fills only while the relay does not run."""
 
 
 @dataclass(slots=True)
@@ -37,12 +38,12 @@ class _Child:
 
 
 class RelayLinks:
-    """All links of a network, carried by one or two processes of ours."""
+    """All links of a network, carried by one or two relay processes."""
 
     name: Final = "relay"
 
     def __init__(self, layout: Layout) -> None:
-        """Nothing is made yet."""
+        """Plan the links; `make` makes them."""
         self._layout: Final = layout
         self._children: Final[list[_Child]] = []
 
@@ -61,7 +62,9 @@ class RelayLinks:
                     ends[here, there] = open_tun(self._layout.namespace(here), self.device(cable, here))
             for rank in network.ranks:
                 devices = [
-                    self.device(one, rank) for one in self._layout.cables() if rank in (one.low, one.high)
+                    self.device(cable, rank)
+                    for cable in self._layout.cables()
+                    if rank in (cable.low, cable.high)
                 ]
                 batch(
                     "ip",
@@ -75,7 +78,9 @@ class RelayLinks:
                 os.close(descriptor)
 
     def _groups(self) -> list[list[tuple[Rank, Rank]]]:
-        """Return the directions of each relay. An access cap joins its links, so caps mean one relay."""
+        """Return the directions of each relay. Links that share an access cap need the same relay: with caps,
+        one.
+        """
         network = self._layout.network
         cables = self._layout.cables()
         capped = any(node.egress or node.ingress for node in network.nodes)
@@ -97,12 +102,12 @@ class RelayLinks:
             try:
                 signal.set_wakeup_fd(-1)
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_IGN)  # it ends with its control channel, not before
+                    signal.signal(number, signal.SIG_IGN)  # a relay ends with its control channel
                 ours.close()
-                let_go()
+                detach_standard_streams()
                 for child in self._children:
                     child.control.close()
-                take_precedence()
+                raise_priority()
                 Relay(self._directions(links), theirs).run()
                 code = 0
             finally:
@@ -138,22 +143,22 @@ class RelayLinks:
             if key in child.keys:
                 child.control.send(json.dumps({"link": key, "set": values}).encode())
 
-    def counters(self) -> dict[str, Any]:
-        """Return {"links": {SOURCE-TARGET: packets, bytes, dropped, lost}, "relays": [{pid, cpu_s}]}."""
-        links: dict[str, Any] = {}
-        relays = []
+    def counters(self) -> Counters:
+        """Return the traffic of all links and the processor time of the relays."""
+        links: dict[str, LinkCounters] = {}
+        relays: list[RelayUse] = []
         for child in self._children:
             child.control.send(b"{}")
             try:
-                answer = json.loads(child.control.recv(1 << 22))
+                answer: RelayAnswer = json.loads(child.control.recv(1 << 22))
             except (TimeoutError, ValueError) as error:
                 raise UsageError(f"the relay (process {child.pid}) does not answer") from error
             links.update(answer["links"])
             relays.append({"pid": answer["pid"], "cpu_s": answer["cpu_s"]})
         return {"links": links, "relays": relays}
 
-    def dead(self) -> int | None:
-        """Return the process id of a relay that has ended, though nobody asked it to."""
+    def ended_relay(self) -> int | None:
+        """Return the process id of a relay that has ended unexpectedly; None: all run."""
         for child in self._children:
             pid, _ = os.waitpid(child.pid, os.WNOHANG)
             if pid:
@@ -162,7 +167,7 @@ class RelayLinks:
         return None
 
     def close(self) -> None:
-        """End the relays; their devices go with them. Twice does no harm."""
+        """End the relays, which removes their devices. Twice does no harm."""
         for child in self._children:
             child.control.close()
         for child in self._children:

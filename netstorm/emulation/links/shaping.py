@@ -1,8 +1,8 @@
 """One direction of a link as a queue on virtual time: rate, latency, loss and a bounded buffer. Pure.
 
-A packet that arrives waits until those before it have left, takes bytes / rate to leave, and arrives latency
-later. So all there is to know of the queue is the time at which it will be empty; when a packet is due is
-computed once, when it comes.
+A packet waits until those before it have left, takes bytes / rate to leave, and arrives after the latency. So
+the state of the queue is the time at which it will be empty; a packet's arrival is computed once, when it is
+offered.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from netstorm.emulation.links.packets import measure, split
 __all__ = ["BUFFER_S", "LEAST_BUFFER", "Shaper", "buffer_bytes"]
 
 BUFFER_S: Final = 0.1
-"""A queue holds this much of the rate: what routers of such links have, and what bbr and cubic both need."""
+"""Capacity of a queue, in time at the link's rate: as in routers of such links; both bbr and cubic need it.
+"""
 LEAST_BUFFER: Final = 70_000
-"""Bytes: one super-packet, or a slow link would never let one through whole."""
+"""Bytes: one super-packet, which else would never pass a slow link whole."""
 _NEVER: Final = 1 << 60
 
 
@@ -52,9 +53,9 @@ class Shaper:
         self.queue: Final[deque[tuple[float, bytes, int]]] = deque()
         """(when it arrives at the other end, packet, bytes on the wire), in order."""
         self.carried = 0
-        """Segments that got through, or are on their way."""
+        """Segments that arrived, or are in flight."""
         self.wire_bytes = 0
-        """Of those."""
+        """Bytes of those segments on the wire."""
         self.dropped = 0
         """Segments for which the queue had no room."""
         self.lost = 0
@@ -75,7 +76,9 @@ class Shaper:
         latency: float | None = None,
         loss: float | None = None,
     ) -> None:
-        """Take new values from `now` on. What waits leaves at the new rate; what is under way stays so."""
+        """Change values from `now` on. Queued packets leave at the new rate; packets in flight stay as they
+        are.
+        """
         if rate is not None and rate / 8 != self._bytes_per_s:
             factor = self._bytes_per_s / (rate / 8)
             retimed = []
@@ -96,7 +99,7 @@ class Shaper:
             self._till_loss = self._next_loss()
 
     def offer(self, packet: bytes, now: float) -> None:
-        """Take a packet that arrives now: into the queue, whole or in part, or drop it."""
+        """Queue a packet that arrives now, whole or in part, or drop it."""
         segments, size = measure(packet)
         free_at = self._free_at
         free_at = max(free_at, now)
@@ -115,7 +118,7 @@ class Shaper:
             self._till_loss -= segments
             self.carried += segments
             self.wire_bytes += size
-            # A shorter latency from now on must not let a packet overtake those under way.
+            # After a change to a shorter latency, a packet must not overtake those in flight.
             due = free_at + self._latency
             queue = self.queue
             if queue and queue[-1][0] > due:
@@ -147,7 +150,7 @@ class Shaper:
         return keep
 
     def _next_loss(self) -> int:
-        """Return how many segments get through before the next that does not: geometric."""
+        """Return the number of segments until the next loss: geometric."""
         if self._loss <= 0:
             return _NEVER
         return int(math.log(1.0 - self._random.random()) / math.log1p(-self._loss))

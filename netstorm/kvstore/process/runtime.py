@@ -398,7 +398,7 @@ def _traced(operation: Operation | AsyncOperation, trace: Trace) -> Done:
     began, done = clock.monotonic(), operation.done
 
     def ended(error: Exception | None) -> None:
-        trace.round(operation.key.name, operation.round, began, clock.monotonic())
+        trace.add_round(operation.key.name, operation.round, began, clock.monotonic())
         done(error)
 
     return ended

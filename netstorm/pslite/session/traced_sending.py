@@ -44,7 +44,7 @@ class TracedSendingHalf(SendingHalf):
 
     def _arrived(self, message: Outgoing, now: float) -> int:
         in_flight, window, waiting = self._states.pop(message)
-        self._trace.deliver(
+        self._trace.add_delivery(
             Delivery(
                 peer=self._peer,
                 body=message.body,

@@ -1,8 +1,9 @@
-"""Links that have failed while both of their ends are alive: ways around them, policies without them. Pure.
+"""Links that have failed while both of their ends are alive: detours around them, policies without them.
+Pure.
 
-Nodes send what they cannot deliver over a failed link along the way that they are told here, at once and
-whatever policy it is of. That keeps the job alive. A policy without the link, which is formed meanwhile,
-makes it fast again.
+Nodes send what they cannot deliver over a failed link along the detour that they are given here, at once and
+whatever policy it belongs to. That keeps the job alive. A policy without the link, which is formed meanwhile,
+makes the job fast again.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from netstorm.topology.policy import Policy
 __all__ = ["LinkFailures"]
 
 _ERROR: Final = 0.25
-"""Of rates that nobody has measured, as a fraction."""
+"""Error of rates that are not measured, as a fraction."""
 
 _GENERAL: Final = "fapt"
-"""The scheme that finds trees in every network that is connected."""
+"""A scheme that finds trees in every connected network."""
 
 
 class LinkFailures:
-    """Of one job.
+    """The failed links of one job.
 
     Attributes:
         failures: by (source, target).
@@ -47,30 +48,30 @@ class LinkFailures:
 
         Args:
             size: number of nodes.
-            planned: the network, and what policies are formed for; None: any pair may talk, and the policies
-                are somebody else's.
+            planned: the network, and what policies are formed for. None: every pair has a link, and no policy
+                is formed here.
         """
         self.failures: Final[dict[tuple[int, int], FailedLinkRecord]] = {}
         self._network: Final = _as_overlay(Network.uniform(size) if planned is None else planned.planned)
         self._planned: Final = planned
         self._first: Policy | None = None
         """The policy before the first of the present failures."""
-        self._mine = -1
-        """Version of the last policy from here."""
+        self._own_version = -1
+        """Version of the last policy that was formed because of failures."""
         self._why = ""
-        """What a new policy is wanted for; empty: none is."""
-        self._asked: Formation | None = None
-        self._asked_for = ""
+        """Why a new policy is wanted; empty: none is."""
+        self._request: Formation | None = None
+        self._request_why = ""
         self._general = False
-        """The topology of the job has none without a link that it needs: ask for one that does."""
-        self._numbers = 0
+        """The job's topology needs a link that has failed: the next request is for the general scheme."""
+        self._requests = 0
 
-    # ------------------------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------------------- events
 
     def fail(self, failure: FailedLinkRecord, policy: Policy) -> bool:
-        """Note that a link has failed, under `policy`; False: the job cannot go on without it.
+        """Record that a link has failed, under `policy`. Returns whether the job can go on without it.
 
-        It can if each node still has a way to each other one.
+        It can if a path still leads from each node to each other one.
         """
         pair = failure.source, failure.target
         if _without(self._network, {*self.failures, pair}).separated() is not None:
@@ -82,100 +83,105 @@ class LinkFailures:
         return True
 
     def restore(self, source: int, target: int) -> bool:
-        """Note that a link works again; False: it was not known to have failed."""
+        """Record that a link works again. Returns whether it had failed."""
         if self.failures.pop((source, target), None) is None:
             return False
         self._why = f"link {source}→{target} works again"
         return True
 
-    # ------------------------------------------------------------------------------------------ what follows
+    # --------------------------------------------------------------------------------------- consequences
 
     @property
     def avoided(self) -> frozenset[tuple[int, int]]:
-        """What policies do without: links that have failed, and their other directions if they can.
+        """Links that policies do without: those that have failed, and their reverse directions if possible.
 
-        What breaks one direction mostly breaks both, and who has nothing to send does not notice.
+        What breaks one direction mostly breaks both, and a node with nothing to send does not notice.
         """
-        both = frozenset(pair for one in self.failures for pair in (one, one[::-1]))
-        spared = _without(self._network, both).separated() is None
-        return both if spared else frozenset(self.failures)
+        both = frozenset(pair for failed in self.failures for pair in (failed, failed[::-1]))
+        connected = _without(self._network, both).separated() is None
+        return both if connected else frozenset(self.failures)
 
-    def told(self) -> tuple[FailedLink, ...]:
-        """Return what nodes are told: all failed links, each with a way around it."""
+    def detours(self) -> tuple[FailedLink, ...]:
+        """Return all failed links, each with a detour around it, as nodes are told."""
         avoided = self.avoided
         return tuple(
-            FailedLink(source, target, _way(self._network, source, target, avoided))
+            FailedLink(source, target, _shortest_path(self._network, source, target, avoided))
             for source, target in sorted(self.failures)
         )
 
-    def suits(self, policy: Policy) -> bool:
-        """Return whether a policy does without the links that have failed."""
+    def usable(self, policy: Policy) -> bool:
+        """Return whether a policy uses none of the avoided links."""
         return not self.failures or not pairs_of(policy) & self.avoided
 
     def due(self) -> float:
-        """Return when `look` may have something to ask."""
-        wanted = self._why and self._asked is None and self._planned is not None
+        """Return when `check` may have something to do: at once, or never."""
+        wanted = self._why and self._request is None and self._planned is not None
         return -math.inf if wanted else math.inf
 
-    def look(
-        self, policy: Policy, summed: Summed | None, picture: NetworkEstimate | None, *, restoring: bool
+    def check(
+        self, policy: Policy, summed: Summed | None, estimate: NetworkEstimate | None, *, restoring: bool
     ) -> Policy | Formation | None:
-        """Return the policy that is to follow `policy`, or what is to be formed to get one.
+        """Return the policy to install next, or the formation to ask for.
 
         Args:
             policy: the one in force.
             summed: what the job sums; None: not known yet.
-            picture: the network as it is measured; None: nothing is.
-            restoring: once links are back, to use them is decided here; else by others.
+            estimate: the network as measured; None: nothing is measured.
+            restoring: the use of restored links is decided here; if not, by awareness.
         """
         if self.due() > -math.inf or self._planned is None:
             return None
         why, self._why = self._why, ""
         if not self.failures:
             first, self._first = self._first, None
-            mine = first is not None and restoring and policy.version == self._mine
-            return self._next(first, policy, why) if mine and first is not None else None
-        if self.suits(policy) and not (restoring and policy.version == self._mine):
+            if first is None or not restoring or policy.version != self._own_version:
+                return None
+            return self._next(first, policy, why)
+        if self.usable(policy) and not (restoring and policy.version == self._own_version):
             return self._without_detours(policy, why)
-        return self._ask(policy, summed, picture, why, self._planned.plan.topology)
+        return self._ask(self._planned, policy, summed, estimate, why)
 
     def formed(self, answer: Formed, policy: Policy) -> Policy | None:
-        """Return the policy that is to follow `policy`, now in force, if there is one."""
-        asked = self._asked
-        if asked is None or answer.number != asked.number:
+        """Return the policy to install in place of `policy`, if the formation found one."""
+        request = self._request
+        if request is None or answer.number != request.number:
             return None
-        self._asked = None
-        if self._why:  # more has happened since
+        self._request = None
+        if self._why:  # another link failed or was restored since
             return None
-        if answer.policy is None or not self.suits(answer.policy):
-            if asked.topology != _GENERAL and not self.suits(policy):
-                self._why = f"{self._asked_for}; {asked.topology} cannot do without it"
+        if answer.policy is None or not self.usable(answer.policy):
+            if request.topology != _GENERAL and not self.usable(policy):
+                self._why = f"{self._request_why}; {request.topology} cannot do without it"
                 self._general = True
             return None
-        return self._next(answer.policy, policy, self._asked_for)
+        return self._next(answer.policy, policy, self._request_why)
 
     # ------------------------------------------------------------------------------------------------ inside
 
     def _ask(
-        self, policy: Policy, summed: Summed | None, picture: NetworkEstimate | None, why: str, topology: str
+        self,
+        planned: Assumed,
+        policy: Policy,
+        summed: Summed | None,
+        estimate: NetworkEstimate | None,
+        why: str,
     ) -> Formation:
-        assert self._planned is not None
-        plan = self._planned.plan
-        if self._general:
-            topology, self._general = _GENERAL, False
-        if picture is None:
+        plan = planned.plan
+        topology = _GENERAL if self._general else plan.topology
+        self._general = False
+        if estimate is None:
             network = replace(self._network, changes=())
-            picture = NetworkEstimate(
+            estimate = NetworkEstimate(
                 network=network, errors=(_ERROR,) * len(network.links), cap_error=0.0, measured=frozenset()
             )
-        picture = _pictured_without(picture, self.avoided)
-        known = self._planned.known or bool(picture.measured)
-        what = summed or self._planned.summed
-        self._numbers += 1
-        self._asked_for = why
-        self._asked = Formation.of(
-            picture,
-            number=-self._numbers,  # those of `Adaptation` count up
+        estimate = _estimate_without(estimate, self.avoided)
+        known = planned.known or bool(estimate.measured)
+        what = summed or planned.summed
+        self._requests += 1
+        self._request_why = why
+        self._request = Formation.of(
+            estimate,
+            number=-self._requests,  # `Adaptation` counts up
             topology=topology,
             in_force=policy,
             tensors=what.tensors,
@@ -190,23 +196,23 @@ class LinkFailures:
             frozen_weights=policy.weights if plan.freeze_roots else (),
             frozen_leads=policy.leads if plan.freeze_roots else (),
         )
-        return self._asked
+        return self._request
 
     def _without_detours(self, policy: Policy, why: str) -> Policy | None:
-        """Return a policy whose trees do without failed links without its auxiliary paths over them."""
+        """Return `policy` without its auxiliary paths over failed links; None: it has no such paths."""
         avoided = self.avoided
-        left = tuple(one for one in policy.detours if avoided.isdisjoint(pairwise(one.path)))
+        left = tuple(detour for detour in policy.detours if avoided.isdisjoint(pairwise(detour.path)))
         if len(left) == len(policy.detours):
             return None
         return self._next(msgspec.structs.replace(policy, detours=left), policy, why)
 
     def _next(self, found: Policy, policy: Policy, why: str) -> Policy:
-        self._mine = policy.version + 1
-        return msgspec.structs.replace(found, version=self._mine, reason=f"{why}; {found.reason}")
+        self._own_version = policy.version + 1
+        return msgspec.structs.replace(found, version=self._own_version, reason=f"{why}; {found.reason}")
 
 
 def _as_overlay(network: Network) -> Network:
-    """Return a network in which each pair that may talk has a link of its own."""
+    """Return the network with a link of its own for each pair that may communicate."""
     if network.routing is Routing.OVERLAY:
         return network
     return Network(
@@ -227,30 +233,32 @@ def _without(network: Network, avoided: Collection[tuple[int, int]]) -> Network:
     )
 
 
-def _pictured_without(picture: NetworkEstimate, avoided: Collection[tuple[int, int]]) -> NetworkEstimate:
-    network = _as_overlay(picture.network)
+def _estimate_without(estimate: NetworkEstimate, avoided: Collection[tuple[int, int]]) -> NetworkEstimate:
+    network = _as_overlay(estimate.network)
     errors = (
-        picture.errors
-        if network is picture.network
-        else (max(picture.errors, default=_ERROR),) * len(network.links)
+        estimate.errors
+        if network is estimate.network
+        else (max(estimate.errors, default=_ERROR),) * len(network.links)
     )
-    kept = [
+    usable = [
         (link, error)
         for link, error in zip(network.links, errors, strict=True)
         if (link.source, link.target) not in avoided
     ]
     return replace(
-        picture,
-        network=replace(network, links=tuple(link for link, _ in kept), changes=()),
-        errors=tuple(error for _, error in kept),
+        estimate,
+        network=replace(network, links=tuple(link for link, _ in usable), changes=()),
+        errors=tuple(error for _, error in usable),
     )
 
 
-def _way(network: Network, source: int, target: int, avoided: Collection[tuple[int, int]]) -> tuple[int, ...]:
-    """Return the way with the fewest nodes between, of these the fastest, over none of the links `avoided`.
+def _shortest_path(
+    network: Network, source: int, target: int, avoided: Collection[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Return the path with the fewest hops over links that are not `avoided`; of several, the fastest.
 
     Raises:
-        Unreachable: there is none.
+        Unreachable: there is no such path.
     """
     heap: list[tuple[int, float, int, tuple[int, ...]]] = [(0, 0.0, source, (source,))]
     seen = set()
@@ -266,4 +274,4 @@ def _way(network: Network, source: int, target: int, avoided: Collection[tuple[i
                 link = network.link(Rank(here), there)
                 step = 1e6 / link.rate + link.latency
                 heapq.heappush(heap, (hops + 1, cost + step, int(there), (*path, int(there))))
-    raise Unreachable(f"there is no way from rank {source} to rank {target} without the links that failed")
+    raise Unreachable(f"there is no path from rank {source} to rank {target} without the links that failed")

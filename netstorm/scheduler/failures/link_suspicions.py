@@ -1,4 +1,4 @@
-"""What nodes say of links that do not work, or work again, and what all nodes are told of it."""
+"""Reports of nodes that a link does not work, or works again, and what all nodes are told then."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _log = logging.getLogger(__name__)
 
 
 class LinkSuspicions:
-    """Of the nodes of one job. What may end the job is returned."""
+    """The suspicions of one job's nodes. A method that finds that the job cannot go on returns the reason."""
 
-    def __init__(self, members: Members, links: LinkFailures, awareness: Awareness | None) -> None:
-        """Begin without any.
+    def __init__(self, members: Members, failures: LinkFailures, awareness: Awareness | None) -> None:
+        """Begin without suspicions.
 
         Args:
             members: the nodes.
-            links: those that have failed.
-            awareness: plans without them.
+            failures: the failed links.
+            awareness: plans without them; None: awareness is off.
         """
         self._members: Final = members
-        self._links: Final = links
+        self._failures: Final = failures
         self._awareness: Final = awareness
 
     def suspect(self, rank: int, message: Suspect, now: float) -> None:
-        """A node cannot reach another one, which may be lost.
+        """Handle a node's report that it cannot reach another one, which may be lost.
 
         Raises:
             ProtocolViolation: there is no such node.
@@ -46,40 +46,41 @@ class LinkSuspicions:
         _log.warning("rank %d cannot reach %s: %s", rank, target, message.reason)
         self._members.liveness.suspect(rank, message.rank, message.reason, now)
 
-    def look(self, policy: Policy, now: float) -> PeerGone | None:
-        """Decide about those whose targets have proven alive: go on without the link, if that is possible."""
+    def check(self, policy: Policy, now: float) -> PeerGone | None:
+        """Go on without links that have failed while both ends are alive. Returns why that is impossible."""
         gone = None
-        for one in self._members.liveness.proven():
-            gone = gone or self._failed(one, policy, now)
+        for suspicion in self._members.liveness.pop_link_failures():
+            gone = gone or self._link_failed(suspicion, policy, now)
         return gone
 
-    def _failed(self, one: Suspicion, policy: Policy, now: float) -> PeerGone | None:
-        if not self._links.fail(FailedLinkRecord(one.by, one.rank, one.reason, now), policy):
-            return self._members.liveness.cut(one, now)
+    def _link_failed(self, suspicion: Suspicion, policy: Policy, now: float) -> PeerGone | None:
+        failure = FailedLinkRecord(suspicion.by, suspicion.rank, suspicion.reason, now)
+        if not self._failures.fail(failure, policy):
+            return self._members.liveness.link_lost(suspicion, now)
         _log.warning(
             "the link from %s to %s has failed (%s); the job goes on without it",
-            self._members.describe(one.by),
-            self._members.describe(one.rank),
-            one.reason,
+            self._members.describe(suspicion.by),
+            self._members.describe(suspicion.rank),
+            suspicion.reason,
         )
-        self._tell()
+        self._send_failed_links()
         return None
 
     def restored(self, rank: int, message: LinkRestored) -> None:
-        """A node can reach another one again.
+        """Handle a node's report that it can reach another one again.
 
         Raises:
             ProtocolViolation: there is no such node.
         """
         if message.rank == rank or not 0 <= message.rank < len(self._members):
             raise ProtocolViolation(f"rank {rank} reaches rank {message.rank} again")
-        self._members.liveness.withdrawn(rank, message.rank)
-        if self._links.restore(rank, message.rank):
+        self._members.liveness.withdraw(rank, message.rank)
+        if self._failures.restore(rank, message.rank):
             target = self._members.describe(message.rank)
             _log.warning("the link from %s to %s works again", self._members.describe(rank), target)
-            self._tell()
+            self._send_failed_links()
 
-    def _tell(self) -> None:
+    def _send_failed_links(self) -> None:
         if self._awareness is not None:
-            self._awareness.avoid(self._links.avoided)
-        self._members.tell_all(FailedLinks(links=self._links.told()))
+            self._awareness.avoid(self._failures.avoided)
+        self._members.send_all(FailedLinks(links=self._failures.detours()))

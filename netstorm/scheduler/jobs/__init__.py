@@ -1,1 +1,1 @@
-"""Several jobs on one scheduler: admission, settings, shares of the network. Pure."""
+"""Several jobs on one scheduler: admission control, settings, shares of the network. Pure."""

@@ -1,5 +1,7 @@
-"""The first policy of a job on a scheduler of several: formed once all its nodes are here, for its share of
-the network. It takes up to seconds for many nodes: whoever drives the scheduler has it done beside it.
+"""The first policy of a job on a scheduler of several, formed for the job's share of the network. Pure.
+
+It is formed once all nodes of the job have joined. With many nodes that takes seconds, so it must not run
+on the scheduler's own thread.
 """
 
 from __future__ import annotations
@@ -13,48 +15,48 @@ from netstorm.settings import Settings
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.policy import Policy
 
-__all__ = ["Preparation", "Prepared", "described_nodes", "prepare"]
+__all__ = ["FirstPolicyRequest", "FirstPolicyResult", "form_first_policy", "network_file_nodes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
-    """What is to be formed."""
+class FirstPolicyRequest:
+    """A first policy to form."""
 
     number: int
-    """Of the question: the answer has it, too."""
+    """Of the request; its result has the same."""
     settings: Settings
     """Of the job."""
     link_share: float
-    """Of each rate, from 0 to 1."""
+    """The part of each link's rate that the job plans with, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What has come of it."""
+class FirstPolicyResult:
+    """The result of a request."""
 
     number: int
     policy: Policy | None = None
-    """None: there is none, `problem` says why."""
+    """None: none could be formed, `problem` says why."""
     planned: Assumed | None = None
     """What it was formed for."""
     problem: str = ""
 
 
-def described_nodes(settings: Settings) -> int:
-    """Return how many nodes NETSTORM_NETWORK has; 0: there is no such file.
+def network_file_nodes(settings: Settings) -> int:
+    """Return how many nodes NETSTORM_NETWORK describes; 0: there is no such file.
 
     Raises:
-        NetworkFileError: it is wrong; says where.
+        NetworkFileError: the file is wrong; says where.
     """
     return load_network(settings.network_file).size if settings.network_file else 0
 
 
-def prepare(question: Preparation) -> Prepared:
+def form_first_policy(request: FirstPolicyRequest) -> FirstPolicyResult:
     """Form the policy that a job begins under; deterministic."""
-    settings = question.settings
+    settings = request.settings
     try:
-        assumption = replace(assumed(settings), link_share=question.link_share)
+        assumption = replace(assumed(settings), link_share=request.link_share)
         policy = first_policy(assumption)
     except UsageError as error:
-        return Prepared(question.number, problem=f"job {settings.job!r} cannot begin: {error}")
-    return Prepared(question.number, policy, assumption)
+        return FirstPolicyResult(request.number, problem=f"job {settings.job!r} cannot begin: {error}")
+    return FirstPolicyResult(request.number, policy, assumption)

@@ -1,4 +1,4 @@
-"""Whether a scheduler of several jobs opens one more, and with which settings. Pure."""
+"""Admission control of jobs: whether a scheduler of several opens one more, and with which settings. Pure."""
 
 from __future__ import annotations
 
@@ -8,76 +8,79 @@ from typing import Final
 from netstorm.errors import SettingsError
 from netstorm.settings import JOB_WIDE, Settings, declarations
 
-__all__ = ["check_room", "settings_of"]
+__all__ = ["check_room", "job_settings"]
 
 _MOST_NODES: Final = 1024
-"""Of a job whose number of nodes the scheduler was not told: whoever asks could ask for anything."""
+"""Nodes of a job whose size the scheduler does not know: a bound on what a process can ask for."""
 
-_SHOWN: Final = 12
+_LISTED: Final = 12
+"""Most jobs that one text names."""
 
 
-def check_room(settings: Settings, name: str, here: Sequence[str], *, ended: int, stopping: bool) -> None:
+def check_room(settings: Settings, name: str, present: Sequence[str], *, ended: int, stopping: bool) -> None:
     """Check that there is room for one more job.
 
     Args:
         settings: the scheduler's.
         name: of the job.
-        here: the names of those that have not ended.
-        ended: how many have.
-        stopping: no further one may begin.
+        present: names of the jobs that have not ended.
+        ended: how many jobs have ended.
+        stopping: no further job may begin.
 
     Raises:
         SettingsError: there is none; says why, and what to do.
     """
     if stopping:
         raise SettingsError(f"job {_short(name)} cannot begin: this scheduler is being stopped")
-    names = ", ".join(here[:_SHOWN]) + (", …" if len(here) > _SHOWN else "")
-    if len(here) >= settings.most_jobs:
+    names = ", ".join(present[:_LISTED]) + (", …" if len(present) > _LISTED else "")
+    if len(present) >= settings.most_jobs:
         raise SettingsError(
-            f"no room for job {_short(name)}: this scheduler serves {len(here)} jobs ({names}), as many as "
-            "it may at once (NETSTORM_MOST_JOBS at the scheduler); wait for one of them to end, or start "
+            f"no room for job {_short(name)}: this scheduler serves {len(present)} jobs ({names}), as many "
+            "as it may at once (NETSTORM_MOST_JOBS at the scheduler); wait for one of them to end, or start "
             "another scheduler"
         )
-    if settings.jobs and ended + len(here) >= settings.jobs:
+    if settings.jobs and ended + len(present) >= settings.jobs:
         raise SettingsError(
             f"no room for job {_short(name)}: this scheduler was started for {settings.jobs} jobs (--jobs, "
-            f"NETSTORM_JOBS); {ended} have ended, and {len(here)} are here" + (f" ({names})" if here else "")
+            f"NETSTORM_JOBS); {ended} have ended, and {len(present)} are here"
+            + (f" ({names})" if present else "")
         )
 
 
-def settings_of(
-    settings: Settings, name: str, size: int, said: Mapping[str, str], *, described: int
+def job_settings(
+    settings: Settings, name: str, size: int, first_node: Mapping[str, str], *, network_nodes: int
 ) -> Settings:
-    """Return the settings of a job: the scheduler's, and where it was not told, those of the first node.
+    """Return the settings of a job: the scheduler's own, and those of the first node where these have the
+    default.
 
     Args:
         settings: the scheduler's.
         name: of the job.
-        size: how many nodes it has, as the first one says.
-        said: what was given to that node, by variable.
-        described: how many nodes NETSTORM_NETWORK has; 0: there is no such file.
+        size: how many nodes it has, as the first node says.
+        first_node: settings that were given to the first node, by variable.
+        network_nodes: how many nodes NETSTORM_NETWORK describes; 0: there is no such file.
 
     Raises:
-        SettingsError: no job can be like that.
+        SettingsError: no job can have these settings.
     """
-    untold = settings.source("num_workers") == "default"
-    if untold and not 1 <= size <= _MOST_NODES:
+    any_size = settings.source("num_workers") == "default"
+    if any_size and not 1 <= size <= _MOST_NODES:
         raise SettingsError(
             f"the first node of job {_short(name)} says DMLC_NUM_WORKER={size}: expected 1 to {_MOST_NODES}; "
             "for larger jobs tell the scheduler DMLC_NUM_WORKER, too"
         )
     given = {
-        attribute: said[variable]
+        attribute: first_node[variable]
         for attribute in JOB_WIDE
-        if (variable := declarations()[attribute].variable) in said
+        if (variable := declarations()[attribute].variable) in first_node
         and settings.source(attribute) == "default"
     }
-    size = size if untold else settings.num_workers
+    size = size if any_size else settings.num_workers
     return settings.changed(
         job=name,
         num_workers=size,
         rank=-1,
-        network_file=None if size == described else "",
+        network_file=None if size == network_nodes else "",
         **given,
     )
 

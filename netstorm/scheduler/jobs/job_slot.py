@@ -1,8 +1,7 @@
-"""One of several jobs on a scheduler, and which questions are whose. Pure."""
+"""One job of a scheduler of several: its machine, its processes and its log. Pure."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -10,35 +9,35 @@ from typing import Final, Protocol
 from netstorm.protocol.ids import Peer
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.jobs.link_shares import Claim
-from netstorm.scheduler.log.records import Ended, Record
-from netstorm.scheduler.log.replay import ReplayedJob
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.replay_log.records import Ended, Record
+from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.settings import Settings
 
-__all__ = ["JobLog", "JobSlot", "PendingRequests", "Resumed"]
+__all__ = ["JobLog", "JobSlot", "LoggedJob"]
 
 
 class JobLog(Protocol):
-    """Where a job is written down, and what another process has written there; see `StateFile`."""
+    """The replay log of a job. `StateFile` is one."""
 
     @property
-    def past(self) -> ReplayedJob | None:
-        """The job that it tells of."""
+    def replayed(self) -> ReplayedJob | None:
+        """The job as another process left it; None: the log was empty, or the job is over."""
 
     def write(self, records: Iterable[Record]) -> None:
         """Append records."""
 
     def close(self) -> None:
-        """Close it. Twice does no harm; what is written later is lost."""
+        """Close the log. Twice does no harm; what is written later is lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
-    """A job that another process has served before."""
+class LoggedJob:
+    """A job that another process served before."""
 
     log: JobLog
-    past: ReplayedJob
+    replayed: ReplayedJob
     settings: Settings
     planned: Assumed
     """What its policies are formed for."""
@@ -48,10 +47,13 @@ class JobSlot:
     """One job.
 
     Attributes:
-        link_share: of its network, that it was last told to plan with.
-        peers: processes that have asked to join it, and that it has not parted with.
-        broken: an error of ours has ended it.
-        log: where it is written down; None: nowhere.
+        machine: its scheduler.
+        settings: of the job.
+        name: of the job; another job of that name may come once this one is ending.
+        claim: what it asks of the network.
+        link_share: the part of each link's rate that it was last told to plan with.
+        peers: processes that have asked to join it and have not left it.
+        broken: an error in the scheduler itself has ended it.
     """
 
     def __init__(self, machine: SchedulerMachine, settings: Settings, log: JobLog | None = None) -> None:
@@ -62,33 +64,20 @@ class JobSlot:
         self.link_share = 1.0
         self.peers: Final[set[Peer]] = set()
         self.broken = False
-        self.log: Final = log
+        self._log: Final = log
+
+    @property
+    def running(self) -> bool:
+        """Whether all nodes have joined, and some will push more."""
+        return self.machine.phase is Phase.RUNNING
 
     @property
     def ending(self) -> bool:
-        """Whether it only says good-bye."""
+        """Whether it only waits for its nodes to leave."""
         return self.machine.phase not in (Phase.GATHERING, Phase.RUNNING)
 
     def close_log(self) -> None:
-        """Note that there is nothing to take over. Twice does no harm."""
-        if self.log is not None:
-            self.log.write([Ended(text=f"job {self.name!r} is over")])
-            self.log.close()
-
-
-class PendingRequests:
-    """Questions whose answers come later: the jobs' own numbers are not unique."""
-
-    def __init__(self) -> None:
-        self._numbers: Final = itertools.count(1)
-        self._asked: dict[int, tuple[JobSlot, int]] = {}
-
-    def number(self, tenant: JobSlot, own: int) -> int:
-        """Return a number for a question of a job, which has a number `own` for it."""
-        number = next(self._numbers)
-        self._asked[number] = (tenant, own)
-        return number
-
-    def whose(self, number: int) -> tuple[JobSlot | None, int]:
-        """Return whose question is answered, and its own number of it; None: nobody's."""
-        return self._asked.pop(number, (None, 0))
+        """Log that there is nothing to take over, and close the log. Twice does no harm."""
+        if self._log is not None:
+            self._log.write([Ended(text=f"job {self.name!r} is over")])
+            self._log.close()

@@ -1,8 +1,8 @@
-"""What share of a network each of several jobs plans with. Pure.
+"""Link shares: the part of a network that each of several jobs plans with. Pure.
 
-MLNET lets jobs on a shared network go before one another [1]_. Here each job's trees are formed for its share
-of every rate: its weight among those of all running jobs that use the same network. It is planning only: what
-the network gives each of them is its own affair (and that of marks, `NETSTORM_DSCP`).
+MLNET gives jobs on a shared network different priorities [1]_. Here each job's trees are formed for its
+share of every rate: its weight among the weights of all running jobs that use the same network. Shares are
+only planned with: nothing here enforces them. `NETSTORM_DSCP` marks packets so that the network can.
 
 References:
     .. [1] Mai, Hong and Costa, Optimizing Network Performance in Distributed Machine Learning, HotCloud '15,
@@ -19,15 +19,15 @@ __all__ = ["Claim", "link_shares"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a job asks of a network."""
+    """The network that a job uses, and its weight there."""
 
     network: str
-    """Which one, by its file; empty: none that anybody has described."""
+    """Its file; empty: the network is not described."""
     weight: int
 
 
 def link_shares(claims: Sequence[Claim]) -> list[float]:
-    """Return the share of its network that each claim gets beside the others; all where none is known."""
+    """Return the share of its network that each claim gets, from 0 to 1; 1 where no network is described."""
     total: dict[str, int] = {}
     for claim in claims:
         total[claim.network] = total.get(claim.network, 0) + claim.weight

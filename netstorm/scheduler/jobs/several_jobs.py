@@ -1,10 +1,10 @@
-"""Several jobs on one scheduler: a machine that holds one scheduler machine for each.
+"""Several jobs on one scheduler: a machine that holds one `SchedulerMachine` for each job. Pure.
 
-A process says in its `Hello` which job it belongs to. The first that asks to join a job opens it, and says
-how many nodes it has, if the scheduler was not told. Jobs share the sockets, the numbers of processes, the
-process that forms policies, and the rates of a network that several of them use (`shares`): nothing else, so
-what one job does, or what becomes of it, is nothing to the others. A name is free again once its job has
-ended. Pure.
+A process says in its `Hello` which job it belongs to. The first process that asks to join a job opens it,
+and says how many nodes it has unless the scheduler knows that. Jobs share the sockets, the numbering of
+processes, the process that forms policies, and the rates of a network that several of them use
+(`link_shares`). They share nothing else, so a job cannot disturb another one. A name is free again once its
+job has ended.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
-from netstorm.errors import NetStormError, PeerError, ProtocolViolation, UsageError
+from netstorm.errors import PeerError, ProtocolViolation, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
-from netstorm.scheduler.job_phase import Outcome, Phase
-from netstorm.scheduler.jobs.first_policy import Preparation, Prepared
-from netstorm.scheduler.jobs.job_settings import check_room, settings_of
-from netstorm.scheduler.jobs.job_slot import JobLog, JobSlot, PendingRequests, Resumed
+from netstorm.scheduler.job_lifecycle import abort_reason
+from netstorm.scheduler.job_phase import Outcome
+from netstorm.scheduler.job_policies import FirstPolicy
+from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, FirstPolicyResult
+from netstorm.scheduler.jobs.job_opening import JobOpening
+from netstorm.scheduler.jobs.job_slot import JobLog, JobSlot, LoggedJob
 from netstorm.scheduler.jobs.link_shares import link_shares
-from netstorm.scheduler.log.outbox import Outbox
+from netstorm.scheduler.jobs.pending_requests import PendingRequests
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.membership.process_registry import ProcessRegistry
+from netstorm.scheduler.membership.refusal import Refusal, refuse
 from netstorm.scheduler.observe.snapshot import Snapshot
-from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.policies.formation import Formation, Formed
 from netstorm.settings import Settings
 
@@ -43,15 +46,17 @@ _log = logging.getLogger(__name__)
 
 
 class SeveralJobs:
-    """A scheduler of several jobs. Implements `pslite.machine.Machine`.
+    """The scheduler of several jobs. Implements `pslite.machine.Machine`.
 
     Attributes:
-        outcome: how it all went; None until it is over.
-        on_over: called when it is over.
+        counters: of what belongs to no job.
+        outcome: how all jobs went; None until the scheduler is over.
+        on_over: called with the outcome when the scheduler is over.
         on_job_over: called with each job's outcome.
-        on_form: called with the policies that are to be formed; the answers go to `formed`.
-        on_prepare: called with the jobs that need a first policy; the answers go to `prepared`.
-        acting: the job that something is being done for, for the log; empty: none.
+        on_form: called with each policy to form; the result goes to `policy_formed`.
+        on_first_policy: called for each job that needs a first policy; the result goes to
+            `first_policy_formed`.
+        current_job: the job that is being served at this moment, for the log; empty: none.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class SeveralJobs:
         *,
         release: str,
         now: float,
-        described: int = 0,
+        network_nodes: int = 0,
         counters: Counters | None = None,
         boot: str = "",
         open_log: Callable[[str], JobLog] | None = None,
@@ -68,45 +73,55 @@ class SeveralJobs:
         """Wait for the first job.
 
         Args:
-            settings: the scheduler's own; jobs may differ where it was not told.
+            settings: the scheduler's own. Jobs may differ where these have the default.
             release: version of the NetStorm package.
             now: the time.
-            described: how many nodes NETSTORM_NETWORK has; 0: there is no such file.
-            counters: what is counted that belongs to no job.
-            boot: identity of this run of the machine, for logs.
-            open_log: opens the log of a job, which no longer has one; None: there are no logs. It may raise
-                a `UsageError`, which whoever asks for the job is told.
+            network_nodes: how many nodes NETSTORM_NETWORK describes; 0: there is no such file.
+            counters: None: new ones.
+            boot: identity of the host's run since it was last started, for logs.
+            open_log: opens the log of a job by name; no other log of that name is open. None: there are no
+                logs. A `UsageError` that it raises is sent to the node that asks for the job.
         """
         self.counters: Final = counters or Counters()
         self.outcome: Outcome | None = None
         self.on_over: Callable[[Outcome], None] | None = None
         self.on_job_over: Callable[[Outcome], None] | None = None
         self.on_form: Callable[[Formation], None] | None = None
-        self.on_prepare: Callable[[Preparation], None] | None = None
-        self.acting = ""
+        self.on_first_policy: Callable[[FirstPolicyRequest], None] | None = None
+        self.current_job = ""
         self._settings: Final = settings
-        self._release: Final = release
-        self._described: Final = described
-        self._boot: Final = boot
-        self._open_log: Final = open_log
-        self._door: Final = ProcessRegistry()
+        self._registry: Final = ProcessRegistry()
+        self._opening: Final = JobOpening(
+            settings,
+            self._registry,
+            release=release,
+            network_nodes=network_nodes,
+            boot=boot,
+            open_log=open_log,
+        )
         self._outbox: Final = Outbox()
-        self._tenants: list[JobSlot] = []
-        """In order of arrival; of one name, only the last can be joined."""
-        self._of: dict[Peer, JobSlot] = {}
+        self._slots: list[JobSlot] = []
+        """In order of arrival. Of several with one name, only the last can be joined."""
+        self._slot_of: dict[Peer, JobSlot] = {}
         self._running: list[JobSlot] = []
-        """Those that have a share of the network."""
-        self._questions: Final = PendingRequests()
+        """The jobs that have a share of the network."""
+        self._requests: Final = PendingRequests()
         self._ended = 0
         self._failed = 0
-        self._stopping = False
 
-    # ------------------------------------------------------------------------------- what the shell wants
+    def resume(self, jobs: Iterable[LoggedJob], now: float) -> None:
+        """Go on with jobs that another process served. Call it before anything else."""
+        for job in jobs:
+            slot = self._add(self._opening.resumed(job, now))
+            self._slot_of.update(dict.fromkeys(slot.peers, slot))
+            self._settle(slot, now)
+
+    # ------------------------------------------------------------------------------------ what drivers need
 
     @property
     def jobs(self) -> tuple[SchedulerMachine, ...]:
         """The machines of the jobs that are here, in order of arrival."""
-        return tuple(tenant.machine for tenant in self._tenants)
+        return tuple(slot.machine for slot in self._slots)
 
     def job(self, name: str) -> SchedulerMachine:
         """Return the machine of the job that nodes of this name belong to now.
@@ -114,89 +129,86 @@ class SeveralJobs:
         Raises:
             UsageError: no such job is here.
         """
-        for machine in reversed(self.jobs):
-            if machine.options.job == name:
-                return machine
-        here = ", ".join(repr(one.name) for one in self._tenants) or "none"
+        for slot in reversed(self._slots):
+            if slot.name == name:
+                return slot.machine
+        here = ", ".join(repr(slot.name) for slot in self._slots) or "none"
         raise UsageError(f"no job {name!r} is here; there are: {here}")
 
     def snapshots(self, now: float) -> tuple[Snapshot, ...]:
         """Return the snapshots of all jobs that are here, in order of arrival."""
-        return tuple(machine.snapshot(now) for machine in self.jobs)
-
-    def prepared(self, answer: Prepared, now: float) -> None:
-        """Take what a job begins under."""
-        tenant, _ = self._questions.whose(answer.number)
-        if tenant not in self._tenants:
-            return
-        machine = tenant.machine
-        if answer.policy is None or answer.planned is None:
-            self._do(tenant, functools.partial(machine.unprepared, answer.problem, now), now)
-        else:
-            begin = functools.partial(
-                machine.prepared,
-                answer.policy,
-                answer.planned,
-                now,
-                aware=tenant.settings.awareness,
-                link_share=tenant.link_share,
-            )
-            self._do(tenant, begin, now)
-
-    def formed(self, answer: Formed, now: float) -> None:
-        """Take what has come of a formation that `on_form` was asked for."""
-        tenant, number = self._questions.whose(answer.number)
-        if tenant in self._tenants:
-            own = msgspec.structs.replace(answer, number=number)
-            self._do(tenant, functools.partial(tenant.machine.formed, own, now), now)
-
-    def stop(self, reason: str, now: float) -> None:
-        """End all jobs because this process is to end; no further one begins."""
-        self._stopping = True
-        for tenant in list(self._tenants):
-            self._do(tenant, functools.partial(tenant.machine.stop, reason, now), now)
-        self._perhaps_over()
-
-    def abort(self, error: Exception, now: float) -> None:
-        """End all jobs because this process cannot go on."""
-        text = str(error) if isinstance(error, NetStormError) else f"its I/O thread has died: {error!r}"
-        self.stop(f"the scheduler has stopped: {text}", now)
+        return tuple(machine.view.snapshot(now) for machine in self.jobs)
 
     def status_text(self) -> str:
         """Return how the jobs are doing, in a line for each."""
-        return "\n".join(machine.status_text() for machine in self.jobs) or "no job is here"
+        return "\n".join(machine.view.status_text() for machine in self.jobs) or "no job is here"
 
-    # --------------------------------------------------------------------------------- what drives it wants
+    def first_policy_formed(self, answer: FirstPolicyResult, now: float) -> None:
+        """Receive the result of a request that `on_first_policy` was called for."""
+        slot, _ = self._requests.pop(answer.number)
+        if slot is None or slot not in self._slots:
+            return
+        machine = slot.machine
+        if answer.policy is None or answer.planned is None:
+            self._run(slot, functools.partial(machine.first_policy_failed, answer.problem, now), now)
+        else:
+            first = FirstPolicy(
+                policy=answer.policy,
+                planned=answer.planned,
+                aware=slot.settings.awareness,
+                link_share=slot.link_share,
+            )
+            self._run(slot, functools.partial(machine.set_first_policy, first, now), now)
+
+    def policy_formed(self, answer: Formed, now: float) -> None:
+        """Receive the result of a formation that `on_form` was called for."""
+        slot, own_number = self._requests.pop(answer.number)
+        if slot is not None and slot in self._slots:
+            own = msgspec.structs.replace(answer, number=own_number)
+            self._run(slot, functools.partial(slot.machine.policy_formed, own, now), now)
+
+    def stop(self, reason: str, now: float) -> None:
+        """End all jobs because this process must end; no further one begins."""
+        self._opening.closed = True
+        for slot in list(self._slots):
+            self._run(slot, functools.partial(slot.machine.stop, reason, now), now)
+        self._end_if_due()
+
+    def abort(self, error: Exception, now: float) -> None:
+        """End all jobs because this process cannot go on."""
+        self.stop(abort_reason(error), now)
+
+    # ------------------------------------------------------------------------------ what the endpoint needs
 
     def admit(self, hello: m.Hello) -> Admission:
-        """Number whoever comes; who may join is decided when it asks, so that it hears why not."""
+        """Number each process. Who may join is decided when it asks to, so that it is told why not."""
         if hello.receiver != SCHEDULER:
             return Refuse(f"this is a scheduler of several jobs, not rank {hello.receiver}")
-        peer = self._door.known(hello.incarnation)
-        tenant = None if peer is None else self._of.get(peer)
-        if tenant is not None:
-            return tenant.machine.admit(hello)
+        peer = self._registry.find(hello.incarnation)
+        slot = None if peer is None else self._slot_of.get(peer)
+        if slot is not None:
+            return slot.machine.admit(hello)
         if hello.sender >= 0:
             return Refuse(
                 f"this scheduler does not know this rank {hello.sender} of job {hello.job!r}: that has ended "
                 "here, or the scheduler was restarted, or another one has taken the address of the one before"
             )
-        return Admit(self._door.enter(hello.incarnation, hello.job))
+        return Admit(self._registry.register(hello.incarnation, hello.job))
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
     ) -> None:
-        """Take a message from a peer."""
-        tenant = self._of.get(peer)
-        if tenant is None and isinstance(message, m.Join):
-            tenant = self._find(peer, message, now)
-            if tenant is None:
+        """Handle a message."""
+        slot = self._slot_of.get(peer)
+        if slot is None and isinstance(message, m.Join):
+            slot = self._find_or_open(peer, message, now)
+            if slot is None:
                 return
-            self._of[peer] = tenant
-            tenant.peers.add(peer)
-        if tenant is not None:
-            taken = functools.partial(tenant.machine.receive, peer, message, payload, payload_crc, now)
-            self._do(tenant, taken, now)
+            self._slot_of[peer] = slot
+            slot.peers.add(peer)
+        if slot is not None:
+            receive = functools.partial(slot.machine.receive, peer, message, payload, payload_crc, now)
+            self._run(slot, receive, now)
         elif isinstance(message, (m.Leave, m.Failed)):
             self._outbox.add(Disconnect(peer=peer))
         elif not isinstance(message, m.Heartbeat):  # its job may just have ended
@@ -206,15 +218,15 @@ class SeveralJobs:
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
-        tenant = self._of.get(peer)
-        if tenant is not None:
-            self._do(tenant, functools.partial(tenant.machine.peer_lost, peer, reason, now), now)
+        slot = self._slot_of.get(peer)
+        if slot is not None:
+            self._run(slot, functools.partial(slot.machine.peer_lost, peer, reason, now), now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        for tenant in list(self._tenants):
-            if now >= tenant.machine.next_tick():
-                self._do(tenant, functools.partial(tenant.machine.tick, now), now)
+        for slot in list(self._slots):
+            if now >= slot.machine.next_tick():
+                self._run(slot, functools.partial(slot.machine.tick, now), now)
 
     def next_tick(self) -> float:
         """Return when something is due."""
@@ -224,152 +236,101 @@ class SeveralJobs:
         """Return what is to be done."""
         return self._outbox.take()
 
-    # --------------------------------------------------------------------------------------------- jobs come
+    # ------------------------------------------------------------------------------------------- new jobs
 
-    def _find(self, peer: Peer, join: m.Join, now: float) -> JobSlot | None:
-        """Return the job that a process asks for, opened if need be; None: it was told why not."""
-        name = self._door.job_of(peer)
-        here = [one for one in self._tenants if not one.ending]
-        for tenant in here:
-            if tenant.name == name:
-                return tenant
+    def _find_or_open(self, peer: Peer, join: m.Join, now: float) -> JobSlot | None:
+        """Return the job that a process asks for; a new one is opened. None: the process is refused."""
+        name = self._registry.job_of(peer)
+        for slot in self._slots:
+            if slot.name == name and not slot.ending:
+                return slot
         try:
-            check_room(
-                self._settings,
-                name,
-                [one.name for one in here],
-                ended=self._ended + len(self._tenants) - len(here),
-                stopping=self._stopping,
-            )
-            settings = settings_of(
-                self._settings, name, join.num_workers, join.must_agree, described=self._described
-            )
-            return self._open(settings, join.must_agree, now)
+            return self._add(self._opening.new(name, join, self._slots, ended=self._ended, now=now))
         except UsageError as error:
-            _log.warning("refused: %s", error)
-            self.counters.add("refused")
-            self._outbox.tell([peer], m.PeerGone(rank=-1, kind="refused", reason=str(error)))
-            self._outbox.add(Disconnect(peer=peer))
+            refuse(Refusal(peer, str(error)), self._outbox, self.counters)
             return None
 
-    def resume(self, jobs: Iterable[Resumed], now: float) -> None:
-        """Go on with jobs that another process has served before; call it before anything else happens."""
-        for job in jobs:
-            machine = SchedulerMachine(
-                self._options(job.settings, job.past.began.said),
-                job.past.policies[job.past.version],
-                now=now,
-                door=self._door,
-                assumed=job.planned if job.settings.awareness else None,
-                planned=job.planned,
-                write=job.log.write,
-                past=job.past,
-            )
-            tenant = self._add(machine, job.settings, job.log)
-            tenant.peers.update(machine.peers)
-            self._of.update(dict.fromkeys(machine.peers, tenant))
-            self._look(tenant, now)
+    def _add(self, slot: JobSlot) -> JobSlot:
+        slot.machine.on_all_joined = lambda: self._ask_first_policy(slot)
+        slot.machine.on_form = lambda request: self._ask_policy(slot, request)
+        self._slots.append(slot)
+        return slot
 
-    def _open(self, settings: Settings, said: Mapping[str, str], now: float) -> JobSlot:
-        for before in self._tenants:
-            if before.name == settings.job:
-                before.close_log()
-        log = None if self._open_log is None else self._open_log(settings.job)
-        write = None if log is None else log.write
-        options = self._options(settings, said)
-        machine = SchedulerMachine(options, None, now=now, door=self._door, write=write)
-        tenant = self._add(machine, settings, log)
-        if self._described and not settings.network_file:
-            _log.warning(
-                "job %r has %d nodes, NETSTORM_NETWORK describes %d: all its links are assumed equal",
-                tenant.name,
-                settings.num_workers,
-                self._described,
-            )
-        return tenant
+    def _ask_first_policy(self, slot: JobSlot) -> None:
+        slot.link_share = link_shares([*(running.claim for running in self._running), slot.claim])[-1]
+        if self.on_first_policy is not None:
+            number = self._requests.add(slot, 0)
+            self.on_first_policy(FirstPolicyRequest(number, slot.settings, slot.link_share))
 
-    def _options(self, settings: Settings, said: Mapping[str, str]) -> SchedulerOptions:
-        return SchedulerOptions.from_settings(settings, release=self._release, boot=self._boot, said=said)
-
-    def _add(self, machine: SchedulerMachine, settings: Settings, log: JobLog | None) -> JobSlot:
-        tenant = JobSlot(machine, settings, log)
-        machine.on_complete = lambda: self._prepare(tenant)
-        machine.on_form = lambda question: self._form(tenant, question)
-        self._tenants.append(tenant)
-        return tenant
-
-    def _prepare(self, tenant: JobSlot) -> None:
-        tenant.link_share = link_shares([*(one.claim for one in self._running), tenant.claim])[-1]
-        if self.on_prepare is not None:
-            self.on_prepare(
-                Preparation(self._questions.number(tenant, 0), tenant.settings, tenant.link_share)
-            )
-
-    def _form(self, tenant: JobSlot, question: Formation) -> None:
+    def _ask_policy(self, slot: JobSlot, request: Formation) -> None:
         if self.on_form is not None:
-            number = self._questions.number(tenant, question.number)
-            self.on_form(msgspec.structs.replace(question, number=number))
+            number = self._requests.add(slot, request.number)
+            self.on_form(msgspec.structs.replace(request, number=number))
 
-    # --------------------------------------------------------------------------------------- jobs run and go
+    # ------------------------------------------------------------------------------ jobs that run, and end
 
-    def _do(self, tenant: JobSlot, action: Callable[[], None], now: float) -> None:
-        """Let something happen to a job; whatever comes of it, the others do not feel it."""
-        before, self.acting = self.acting, tenant.name
+    def _run(self, slot: JobSlot, action: Callable[[], None], now: float) -> None:
+        """Let a job's machine do something. An error in it ends this job alone."""
+        before, self.current_job = self.current_job, slot.name
         try:
             action()
         except PeerError:
             raise
-        except Exception as error:  # noqa: BLE001 -- one job's end is enough
-            _log.exception("job %r ends for an error of the scheduler's", tenant.name)
-            self._break(tenant, error, now)
+        except Exception as error:  # noqa: BLE001 -- an error in one job must not end the others
+            _log.exception("an error in the scheduler ends job %r", slot.name)
+            self._end_broken(slot, error, now)
         finally:
-            self._look(tenant, now)
-            self.acting = before
+            self._settle(slot, now)
+            self.current_job = before
 
-    def _break(self, tenant: JobSlot, error: Exception, now: float) -> None:
+    def _end_broken(self, slot: JobSlot, error: Exception, now: float) -> None:
         """End a job whose machine has failed: in good order if it still can."""
-        if not tenant.broken:
-            tenant.broken = True
+        if not slot.broken:
+            slot.broken = True
             with contextlib.suppress(Exception):
-                tenant.machine.abort(error, now)
+                slot.machine.abort(error, now)
                 return
-        for peer in sorted(tenant.peers):
+        for peer in sorted(slot.peers):
             self._outbox.add(Disconnect(peer=peer))
-        self._drop(tenant, Outcome(1, f"job {tenant.name!r} has failed: {error!r}"))
+        self._remove(slot, Outcome(1, f"job {slot.name!r} has failed: {error!r}"))
 
-    def _look(self, tenant: JobSlot, now: float) -> None:
-        """Carry on what a job wants done, and see whether it has begun or ended."""
-        for instruction in tenant.machine.take_instructions():
+    def _settle(self, slot: JobSlot, now: float) -> None:
+        """Pass on a job's instructions, and handle that it has begun or ended."""
+        for instruction in slot.machine.take_instructions():
             self._outbox.add(instruction)
             if isinstance(instruction, Disconnect):
-                self._part_with(tenant, instruction.peer)
-        running = [one for one in self._tenants if one.machine.phase is Phase.RUNNING]
+                self._detach(slot, instruction.peer)
+        running = [other for other in self._slots if other.running]
         if running != self._running:
             verb = "begun" if len(running) > len(self._running) else "ended"
             self._running = running
-            self._share(f"job {tenant.name!r} has {verb}")
-        if tenant in self._tenants and (tenant.machine.outcome is not None or tenant.machine.deserted):
-            self._drop(tenant, tenant.machine.outcome)
+            self._share_links(f"job {slot.name!r} has {verb}")
+        if slot in self._slots and (slot.machine.outcome is not None or slot.machine.abandoned):
+            self._remove(slot, slot.machine.outcome)
 
-    def _share(self, why: str) -> None:
-        """Tell each running job which share of its network it plans with now."""
-        for one, share in zip(self._running, link_shares([one.claim for one in self._running]), strict=True):
-            if share != one.link_share:
-                one.link_share = share
-                one.machine.take_link_share(share, f"{why}: this one plans with {share:.0%} of each link")
+    def _share_links(self, why: str) -> None:
+        """Tell each running job which part of its network's rates it plans with now."""
+        shares = link_shares([slot.claim for slot in self._running])
+        for slot, share in zip(self._running, shares, strict=True):
+            if share != slot.link_share:
+                slot.link_share = share
+                slot.machine.policies.set_link_share(
+                    share, f"{why}: this one plans with {share:.0%} of each link"
+                )
 
-    def _part_with(self, tenant: JobSlot, peer: Peer) -> None:
-        if self._of.get(peer) is tenant:
-            del self._of[peer]
-        tenant.peers.discard(peer)
-        self._door.release(peer)
+    def _detach(self, slot: JobSlot, peer: Peer) -> None:
+        """Forget that a process belongs to a job."""
+        if self._slot_of.get(peer) is slot:
+            del self._slot_of[peer]
+        slot.peers.discard(peer)
+        self._registry.unpin(peer)
 
-    def _drop(self, tenant: JobSlot, outcome: Outcome | None) -> None:
-        """Forget a job; `outcome`: None if it has never begun, and nobody waits for it any more."""
-        self._tenants.remove(tenant)
-        tenant.close_log()
-        for peer in list(tenant.peers):
-            self._part_with(tenant, peer)
+    def _remove(self, slot: JobSlot, outcome: Outcome | None) -> None:
+        """Forget a job. `outcome`: None if it never began, and all its processes have left."""
+        self._slots.remove(slot)
+        slot.close_log()
+        for peer in list(slot.peers):
+            self._detach(slot, peer)
         if outcome is None:
             return
         self._ended += 1
@@ -378,11 +339,11 @@ class SeveralJobs:
         on_job_over = self.on_job_over
         if on_job_over is not None:
             self._outbox.add(Call(function=lambda: on_job_over(outcome)))
-        self._perhaps_over()
+        self._end_if_due()
 
-    def _perhaps_over(self) -> None:
+    def _end_if_due(self) -> None:
         enough = self._settings.jobs and self._ended >= self._settings.jobs
-        if self._tenants or self.outcome is not None or not (self._stopping or enough):
+        if self._slots or self.outcome is not None or not (self._opening.closed or enough):
             return
         text = f"{self._ended} jobs have ended, {self._failed} of them have failed"
         self.outcome = outcome = Outcome(int(self._failed > 0), text)

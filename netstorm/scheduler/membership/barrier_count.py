@@ -1,4 +1,4 @@
-"""Barriers: the n-th barrier of every rank is the same one."""
+"""Counting arrivals at barriers: the n-th barrier of every rank is the same one."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ from netstorm.errors import ProtocolViolation
 __all__ = ["BarrierCount"]
 
 _OUTSTANDING: Final = 64
-"""Barriers that a rank may come to before the first is reached. A thread blocks at each; only many threads
-have several."""
+"""Barriers at which a rank may arrive before the first is reached. A thread blocks at each, so only a process
+with many threads has several."""
 
 
 class BarrierCount:
-    """How many barriers each rank has come to."""
+    """At how many barriers each rank has arrived."""
 
     def __init__(self, ranks: int) -> None:
-        self._come: Final = [0] * ranks
+        self._arrivals: Final = [0] * ranks
         self._reached = 0
-        self._excused: Final[set[int]] = set()
+        self._excluded: Final[set[int]] = set()
         self._since: dict[int, float] = {}
-        """When the first rank came, by barrier; those not reached."""
+        """By barrier that is not reached: when the first rank arrived."""
 
     @property
     def oldest(self) -> int:
-        """Number of the first barrier that has not been reached."""
+        """Number of the first barrier that is not reached."""
         return self._reached
 
     @property
     def since(self) -> float:
-        """When the first rank came to the oldest barrier; inf if nobody has."""
+        """When the first rank arrived at the oldest barrier; inf if none has."""
         return self._since.get(self._reached, math.inf)
 
-    def come(self, rank: int, number: int, now: float) -> list[int]:
-        """Note that a rank has come to barrier `number`; return the barriers that are reached by it.
+    def arrive(self, rank: int, number: int, now: float) -> list[int]:
+        """Record that a rank has arrived at barrier `number`. Returns the barriers that are reached by it.
 
         Raises:
             ProtocolViolation: a barrier out of order, or far too many.
         """
-        if number != self._come[rank] or number >= self._reached + _OUTSTANDING:
+        if number != self._arrivals[rank] or number >= self._reached + _OUTSTANDING:
             raise ProtocolViolation(
-                f"rank {rank} comes to barrier {number}; its next one is {self._come[rank]}, and at most "
+                f"rank {rank} comes to barrier {number}; its next one is {self._arrivals[rank]}, and at most "
                 f"{_OUTSTANDING} may be outstanding"
             )
-        self._come[rank] += 1
+        self._arrivals[rank] += 1
         self._since.setdefault(number, now)
         return self._advance()
 
-    def restore(self, come: Sequence[int], now: float) -> None:
-        """Go on where another process has stopped; `come`: by rank, to how many it had come."""
-        self._come[:] = come
-        for number in range(max(come)):
+    def restore(self, arrivals: Sequence[int], now: float) -> None:
+        """Go on where another process stopped. `arrivals`: by rank, at how many barriers it had arrived."""
+        self._arrivals[:] = arrivals
+        for number in range(max(arrivals)):
             self._since.setdefault(number, now)
         self._advance()
 
     def is_reached(self, number: int) -> bool:
-        """Return whether all have come to a barrier."""
+        """Return whether all ranks have arrived at a barrier."""
         return number < self._reached
 
-    def excuse(self, rank: int) -> list[int]:
-        """Let nobody wait for a rank any more; return the barriers that are reached by it."""
-        self._excused.add(rank)
+    def exclude(self, rank: int) -> list[int]:
+        """Wait for a rank at no barrier any more. Returns the barriers that are reached by it."""
+        self._excluded.add(rank)
         return self._advance()
 
     def _advance(self) -> list[int]:
@@ -74,24 +74,24 @@ class BarrierCount:
             self._reached += 1
         return reached
 
-    def has_come(self, rank: int, number: int) -> bool:
-        """Return whether a rank has come to barrier `number`; an excused one need not have."""
-        return self._come[rank] > number
+    def has_arrived(self, rank: int, number: int) -> bool:
+        """Return whether a rank has arrived at barrier `number`. An excluded rank need not have."""
+        return self._arrivals[rank] > number
 
     def waiting(self) -> list[int]:
         """Return the ranks that wait at the oldest barrier."""
-        return [rank for rank, come in enumerate(self._come) if come > self._reached]
+        return [rank for rank, arrivals in enumerate(self._arrivals) if arrivals > self._reached]
 
     def missing(self) -> list[int]:
-        """Return the ranks that have not come to the oldest barrier; none if nobody waits at it."""
+        """Return the ranks that have not arrived at the oldest barrier; none if no rank waits at it."""
         if not self._since:
             return []
         return [
             rank
-            for rank, come in enumerate(self._come)
-            if come <= self._reached and rank not in self._excused
+            for rank, arrivals in enumerate(self._arrivals)
+            if arrivals <= self._reached and rank not in self._excluded
         ]
 
     def never_coming(self, finished: Iterable[int]) -> list[int]:
-        """Return which of the `finished` ranks somebody waits for at a barrier, in vain."""
+        """Return the `finished` ranks that others wait for at the oldest barrier, in vain."""
         return sorted(set(self.missing()).intersection(finished))

@@ -1,4 +1,4 @@
-"""The barriers of a job: who is told that one is reached, for whom all wait, and when that is in vain."""
+"""The barriers of a job: who is told that one is reached, or for whom it waits, and who waits in vain."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from netstorm.protocol import messages as m
-from netstorm.scheduler.log.outbox import Outbox
-from netstorm.scheduler.log.records import BarrierCome
-from netstorm.scheduler.log.replay import ReplayedJob
 from netstorm.scheduler.membership.barrier_count import BarrierCount
+from netstorm.scheduler.membership.member_texts import list_some
 from netstorm.scheduler.membership.members import Members
-from netstorm.scheduler.membership.rendezvous import list_some
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.replay_log.records import BarrierArrival
+from netstorm.scheduler.replay_log.replay import ReplayedJob
 
 __all__ = ["REMIND_EVERY_S", "Barriers"]
 
 _log = logging.getLogger(__name__)
 
 REMIND_EVERY_S: Final = 3.0
-"""How often those who wait are told for whom."""
+"""How often waiting nodes are told for whom they wait."""
 
 
 class Barriers:
-    """Of one job. What may end the job is returned."""
+    """The barriers of one job. A method that finds that the job cannot go on returns the reason."""
 
     def __init__(
         self, members: Members, finished: Collection[int], options: SchedulerOptions, outbox: Outbox
     ) -> None:
-        """Begin before the first.
+        """Begin before the first barrier.
 
         Args:
             members: the nodes.
-            finished: ranks that come to no more barriers; others keep them.
-            options: say what that means.
-            outbox: takes down what another process needs to take over.
+            finished: ranks that come to no more barriers; the caller adds to it.
+            options: say whether others wait for these ranks.
+            outbox: takes messages and log records.
         """
         self._members: Final = members
         self._finished: Final = finished
@@ -43,44 +43,44 @@ class Barriers:
         self._outbox: Final = outbox
         self._count: Final = BarrierCount(len(members))
 
-    def restore(self, past: ReplayedJob, now: float) -> None:
-        """Go on where another process has stopped."""
-        for rank in past.finished if self._options.joins else ():
-            self._count.excuse(rank)
-        self._count.restore(past.barriers, now)
+    def restore(self, replayed: ReplayedJob, now: float) -> None:
+        """Go on where another process stopped."""
+        for rank in replayed.finished if self._options.joins else ():
+            self._count.exclude(rank)
+        self._count.restore(replayed.barriers, now)
 
-    def come(self, rank: int, number: int, now: float) -> m.PeerGone | None:
-        """A node has come to a barrier.
+    def arrive(self, rank: int, number: int, now: float) -> m.PeerGone | None:
+        """Handle a node's arrival at a barrier.
 
         Raises:
-            ProtocolViolation: it is not the node's next one.
+            ProtocolViolation: it is not the node's next barrier.
         """
         self._members.liveness.heard(rank, now, f"it came to barrier {number}")
-        reached = self._count.come(rank, number, now)
-        self._outbox.note(BarrierCome(rank=rank, number=number))
-        self._tell_reached(reached)
+        reached = self._count.arrive(rank, number, now)
+        self._outbox.record(BarrierArrival(rank=rank, number=number))
+        self._send_reached(reached)
         return self._in_vain()
 
-    def come_again(self, rank: int, number: int, now: float) -> m.PeerGone | None:
-        """A node that may not have been heard, or answered, says once more that it waits at a barrier.
+    def arrive_again(self, rank: int, number: int, now: float) -> m.PeerGone | None:
+        """Handle a node that says again that it waits at a barrier: its message or the answer may be lost.
 
         Raises:
-            ProtocolViolation: it has not come to it, and it is not its next one.
+            ProtocolViolation: it has not arrived there before, and it is not its next barrier.
         """
         if self._count.is_reached(number):
-            self._members.tell([rank], m.BarrierReached(number=number))
-        elif not self._count.has_come(rank, number):
-            return self.come(rank, number, now)
+            self._members.send([rank], m.BarrierReached(number=number))
+        elif not self._count.has_arrived(rank, number):
+            return self.arrive(rank, number, now)
         return None
 
     def finish(self, rank: int) -> m.PeerGone | None:
-        """A node, which is among the finished ones, comes to no more barriers."""
+        """Handle a node that has just finished, and comes to no more barriers."""
         if self._options.joins:
-            self._tell_reached(self._count.excuse(rank))
+            self._send_reached(self._count.exclude(rank))
         return self._in_vain()
 
-    def say(self, now: float) -> m.PeerGone | None:
-        """Tell those who wait for whom."""
+    def remind(self, now: float) -> m.PeerGone | None:
+        """Tell waiting nodes for whom they wait."""
         missing = self._count.missing()
         waited, limit = now - self._count.since, self._options.wait_timeout_s
         if not missing or waited < REMIND_EVERY_S:
@@ -98,16 +98,16 @@ class Barriers:
             reason = f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT) at {text}"
             return m.PeerGone(rank=-1, kind="timeout", reason=reason)
         _log.info("%s", text)
-        self._members.tell(self._count.waiting(), m.Waiting(text=text))
+        self._members.send(self._count.waiting(), m.Waiting(text=text))
         return None
 
-    def _tell_reached(self, numbers: Iterable[int]) -> None:
+    def _send_reached(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            come = [rank for rank in range(len(self._members)) if self._count.has_come(rank, number)]
-            self._members.tell(come, m.BarrierReached(number=number))
+            arrived = [rank for rank in range(len(self._members)) if self._count.has_arrived(rank, number)]
+            self._members.send(arrived, m.BarrierReached(number=number))
 
     def _in_vain(self) -> m.PeerGone | None:
-        """Do not let anybody wait for a rank that has finished."""
+        """Return why nodes wait in vain, if they wait for a rank that has finished."""
         never = self._count.never_coming(self._finished)
         if not never:
             return None

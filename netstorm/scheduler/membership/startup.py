@@ -1,20 +1,20 @@
-"""A job before it begins: nodes come, are turned away or go again, until all are here."""
+"""A job before it begins: nodes join, are refused or leave, until all are there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Final
 
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.machine import Disconnect
-from netstorm.scheduler.log.outbox import Outbox
 from netstorm.scheduler.membership.barriers import REMIND_EVERY_S
-from netstorm.scheduler.membership.rendezvous import Applicant, Rendezvous, TurnedAway
+from netstorm.scheduler.membership.refusal import Refusal, refuse
+from netstorm.scheduler.membership.rendezvous import Applicant, Rendezvous
 from netstorm.scheduler.observe.snapshot import NodeSnapshot
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.outbox import Outbox
 
 __all__ = ["Startup"]
 
@@ -22,90 +22,88 @@ _log = logging.getLogger(__name__)
 
 
 class Startup:
-    """Of one job: tells nodes what `Rendezvous` decides.
+    """Tells the nodes of one job what `Rendezvous` decides, and for whom they wait.
 
     Attributes:
-        forming: all nodes have come, and what the job begins under is being formed.
+        forming_policy: all nodes have joined, and the first policy is being formed.
     """
 
     def __init__(self, options: SchedulerOptions, outbox: Outbox, counters: Counters, now: float) -> None:
-        """Begin to wait."""
-        self.forming = False
+        """Wait for nodes."""
+        self.forming_policy = False
         self._options: Final = options
         self._outbox: Final = outbox
         self._counters: Final = counters
         self._rendezvous: Final = Rendezvous(options)
         self._since: Final = now
-        self._say_at = now + REMIND_EVERY_S
+        self._remind_at = now + REMIND_EVERY_S
 
-    def come(self, peer: Peer, incarnation: int, join: m.Join, now: float) -> None:
-        """A process asks to join."""
-        one = Applicant(peer=peer, incarnation=incarnation, join=join, heard_at=now)
-        self._turn_away_all(self._rendezvous.come(one, now))
-        if self._rendezvous.has_place(peer):
-            _log.info("the node at %s is here", one)
+    def join(self, peer: Peer, incarnation: int, join: m.Join, now: float) -> None:
+        """Handle a process that asks to join."""
+        applicant = Applicant(peer=peer, incarnation=incarnation, join=join, heard_at=now)
+        for refusal in self._rendezvous.add(applicant, now):
+            self._refuse(refusal)
+        if self._rendezvous.is_accepted(peer):
+            _log.info("the node at %s is here", applicant)
         elif peer in self._rendezvous:
-            _log.info("the node at %s asks for the place of one that is here, and may have died", one)
+            _log.info("the node at %s asks for the place of one that is here, and may have died", applicant)
 
-    def turn_away(self, peer: Peer, reason: str) -> None:
-        """Tell a process why it will not be in the job."""
-        _log.warning("refused: %s", reason)
-        self._counters.add("refused")
-        self._outbox.tell([peer], m.PeerGone(rank=-1, kind="refused", reason=reason))
-        self._outbox.add(Disconnect(peer=peer))
+    def refuse(self, peer: Peer, reason: str) -> None:
+        """Tell a process why it cannot be in the job, and end its session."""
+        self._refuse(Refusal(peer, reason))
 
     def heard(self, peer: Peer, now: float) -> None:
-        """Note a heartbeat, whosever it is."""
+        """Record a heartbeat of any process."""
         if peer in self._rendezvous:
             self._rendezvous.heard(peer, now)
 
-    def leave(self, peer: Peer, reason: str, *, quietly: bool = False) -> None:
-        """Let a process go. Others may take its place."""
-        gone = self._rendezvous.leave(peer)
-        if gone is not None and not quietly:
-            _log.warning("the node at %s has gone before all were here: %s", gone, reason)
+    def remove(self, peer: Peer, reason: str, *, quietly: bool = False) -> None:
+        """End a process's session, and free its place."""
+        removed = self._rendezvous.remove(peer)
+        if removed is not None and not quietly:
+            _log.warning("the node at %s has gone before all were here: %s", removed, reason)
         self._outbox.add(Disconnect(peer=peer))
 
-    def look(self, now: float) -> None:
-        """Let go who has fallen silent, and let in whose place has become free."""
-        for gone in self._rendezvous.silent(now):
-            self.leave(gone.peer, f"no heartbeat for {self._options.heartbeat_timeout_s:g} s")
-        self._turn_away_all(self._rendezvous.decide(now))
+    def check(self, now: float) -> None:
+        """Remove nodes that have fallen silent, and give free places to nodes that asked for them."""
+        for silent in self._rendezvous.silent(now):
+            self.remove(silent.peer, f"no heartbeat for {self._options.heartbeat_timeout_s:g} s")
+        for refusal in self._rendezvous.retry_claims(now):
+            self._refuse(refusal)
 
-    def say(self, now: float) -> m.PeerGone | None:
-        """Tell those who are here for whom they wait; returns why they should not any more, if so."""
-        text, limit = self.text(), self._options.join_timeout_s
+    def remind(self, now: float) -> m.PeerGone | None:
+        """Tell waiting nodes for whom they wait. Returns why they should not wait any more, if so."""
+        text, limit = self.status_text(), self._options.join_timeout_s
         if now - self._since >= limit:
             reason = f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {text}"
             return m.PeerGone(rank=-1, kind="timeout", reason=reason)
-        if now >= self._say_at:
-            self._say_at = now + REMIND_EVERY_S
+        if now >= self._remind_at:
+            self._remind_at = now + REMIND_EVERY_S
             _log.info("%s", text)
-            self._outbox.tell(self.peers(), m.Waiting(text=text))
+            self._outbox.send(self.peers(), m.Waiting(text=text))
         return None
 
-    def text(self) -> str:
-        """Say for whom those who are here wait."""
-        if self.forming and self.complete():
+    def status_text(self) -> str:
+        """Return what the nodes wait for, in one line."""
+        if self.forming_policy and self.complete():
             return f"all {self._options.num_workers} nodes are here, and the first policy is being formed"
         return self._rendezvous.waiting_text()
 
     def complete(self) -> bool:
-        """Return whether all nodes are here."""
+        """Return whether all nodes have joined."""
         return self._rendezvous.complete()
 
     def peers(self) -> list[Peer]:
-        """Return who is here."""
-        return [one.peer for one in self._rendezvous]
+        """Return the processes that have asked to join and were not refused."""
+        return [applicant.peer for applicant in self._rendezvous]
 
-    def seats(self) -> tuple[tuple[Peer, m.Member], ...]:
-        """Return who is who, by rank, once all are here."""
-        return self._rendezvous.seats()
+    def assign_ranks(self) -> tuple[tuple[Peer, m.Member], ...]:
+        """Return the members by rank, once all nodes have joined."""
+        return self._rendezvous.assign_ranks()
 
     def snapshots(self) -> tuple[NodeSnapshot, ...]:
-        """Return what is known of each node that is here."""
+        """Return what is known of each node that has joined."""
         return self._rendezvous.snapshots()
 
-    def _turn_away_all(self, them: Iterable[TurnedAway]) -> None:
-        for one in them:
-            self.turn_away(one.peer, one.reason)
+    def _refuse(self, refusal: Refusal) -> None:
+        refuse(refusal, self._outbox, self._counters)

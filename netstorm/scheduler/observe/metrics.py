@@ -1,15 +1,15 @@
-"""A job's status as metrics for Prometheus. Names and labels are append-only: dashboards know them. Pure."""
+"""A job's status as metrics for Prometheus. Names and labels are append-only: dashboards use them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from netstorm.scheduler.job_phase import Phase
-from netstorm.scheduler.observe.status import JobStatus
+from netstorm.scheduler.observe.status import JobStatus, NodeView
 
 __all__ = ["metrics", "metrics_of_several"]
 
@@ -39,7 +39,6 @@ _LINK_GAUGES: Final = (
     ("age_s", "netstorm_link_age_seconds", "Since the link was last measured."),
 )
 
-
 _EVENTS: Final = "netstorm_scheduler_events"
 _EVENTS_ABOUT: Final = "What the scheduler counts."
 
@@ -53,18 +52,8 @@ def metrics(status: JobStatus) -> Iterator[Metric]:
         who = {"host": node.host, "port": str(node.port), "site": node.site, "state": node.state}
         info.add_metric([str(node.rank)], who)
     yield info
-    for field, name, about in _NODE_GAUGES:
-        gauge = GaugeMetricFamily(name, about, labels=["rank"])
-        for node in nodes:
-            if (value := getattr(node, field)) is not None:
-                gauge.add_metric([str(node.rank)], value)
-        yield gauge
-    for field, name, about in _NODE_COUNTERS:
-        counter = CounterMetricFamily(name, about, labels=["rank"])
-        for node in nodes:
-            if (value := getattr(node, field)) is not None:
-                counter.add_metric([str(node.rank)], value)
-        yield counter
+    yield from _of_nodes(nodes, GaugeMetricFamily, _NODE_GAUGES)
+    yield from _of_nodes(nodes, CounterMetricFamily, _NODE_COUNTERS)
     for field, name, about in _LINK_GAUGES:
         gauge = GaugeMetricFamily(name, about, labels=["source", "target"])
         for link in status.links:
@@ -73,12 +62,26 @@ def metrics(status: JobStatus) -> Iterator[Metric]:
         yield gauge
 
 
+def _of_nodes(
+    nodes: Sequence[NodeView],
+    family: type[GaugeMetricFamily | CounterMetricFamily],
+    fields: Sequence[tuple[str, str, str]],
+) -> Iterator[Metric]:
+    """Yield a metric for each (field of a node, name, text), with a sample for each node that has a value."""
+    for field, name, about in fields:
+        metric = family(name, about, labels=["rank"])
+        for node in nodes:
+            if (value := getattr(node, field)) is not None:
+                metric.add_metric([str(node.rank)], value)
+        yield metric
+
+
 def metrics_of_several(statuses: Iterable[JobStatus], process: Mapping[str, float]) -> Iterator[Metric]:
     """Yield all metrics of several jobs, each sample with its job's name as a label `job`.
 
     Args:
         statuses: of the jobs.
-        process: what the scheduler's process counts that belongs to no job; these have no such label.
+        process: the counters of the scheduler's process, which belong to no job; they have no such label.
     """
     families: dict[str, Metric] = {}
     for status in statuses:
@@ -97,8 +100,8 @@ def _job(status: JobStatus) -> Iterator[Metric]:
     info.add_metric([], {"job": status.job, "release": status.release})
     yield info
     phase = GaugeMetricFamily("netstorm_job_phase", "1 at where the job is in its life.", labels=["phase"])
-    for one in Phase:
-        phase.add_metric([one.value], float(one.value == status.phase))
+    for known in Phase:
+        phase.add_metric([known.value], float(known.value == status.phase))
     yield phase
     policy = status.policy
     for name, about, value in (

@@ -1,7 +1,7 @@
-"""Everything about a job at one moment, for people and programs that watch it. Pure.
+"""A snapshot: everything about a job at one moment, for people and programs that watch it. Pure.
 
-Taking a snapshot is cheap, since the scheduler's own thread does it: it copies references to what never
-changes. Making a `status` of it is somebody else's work.
+The scheduler's own thread takes snapshots, so that must be cheap: they only refer to values that never
+change. Another thread turns a snapshot into a `JobStatus`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
 from netstorm.scheduler.awareness.network_estimate import LinkEstimate
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.observe.announcements import TimedStatus
+from netstorm.scheduler.observe.policy_history import ReplacedPolicy
 from netstorm.topology.policy import Policy
 
 __all__ = ["NodeSnapshot", "Snapshot"]
@@ -21,26 +22,27 @@ __all__ = ["NodeSnapshot", "Snapshot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """One node. Before it has a rank, its member's is the one that it asks for (-1: any)."""
+    """One node. Before it has a rank, `member.rank` is the one that it asks for (-1: any)."""
 
     member: Member
     joined: bool
     heard_at: float
-    said: str = ""
-    """The last thing heard from it that means something to a person."""
-    busy: str = ""
-    """What it says that it waits for."""
+    last_event: str = ""
+    """Its last message that means something to a person."""
+    waiting_for: str = ""
+    """What it waits for, as it says; empty: nothing."""
     finished: bool = False
     left: bool = False
     reports: tuple[TimedStatus, ...] = ()
     egress: float = 0.0
-    """Bit/s; 0: not seen."""
+    """Bit/s of all its links out together; 0: not measured."""
     ingress: float = 0.0
+    """Bit/s of all its links in together; 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A job. Times are those of the scheduler's own clock."""
+    """One job. Times are those of the scheduler's own clock."""
 
     now: float
     started_at: float
@@ -53,20 +55,20 @@ class Snapshot:
     nodes: tuple[NodeSnapshot, ...]
     policy: Policy
     policy_since: float
-    former: tuple[tuple[int, str, float, float], ...]
-    """Version, reason, begin and end of former policies, the newest last."""
+    former: tuple[ReplacedPolicy, ...]
+    """The newest last."""
     keys: int
     key_bytes: int
     considered: str
-    """What was last thought of a new policy; empty: nothing was."""
+    """Why a new policy was last wanted or not; empty: none was considered."""
     links: Callable[[], Sequence[LinkEstimate]]
-    """Says what is known of each link, in any thread."""
+    """Makes the estimates of all links; any thread may call it."""
     counters: Mapping[str, float]
     failed_links: tuple[FailedLinkRecord, ...] = ()
-    """Those that the job does without at present."""
+    """Links that have failed and are not restored."""
     link_share: float = 1.0
-    """Of each link's rate that the job plans with."""
+    """The part of each link's rate that the job plans with."""
     routed: frozenset[tuple[int, int]] = frozenset()
-    """(source, target) whose ways are found to lead past other nodes."""
-    crowded: bool = False
-    """Links are found to carry less in company."""
+    """(source, target) whose routes were inferred to pass other nodes."""
+    contended: bool = False
+    """Links were measured to carry less under contention."""

@@ -1,16 +1,11 @@
-"""How a job is doing, as JSON says it: made of a snapshot, off the scheduler's own thread. Pure.
+"""The status of a job: the schema of /status.json. `build_status` fills it in. Pure.
 
-The fields are append-only: programs read them. Rates are in bit/s, times in s; what is not known is null.
+Fields are append-only, because programs read them. Rates are in bit/s, times in s; unknown values are null.
 """
 
 from __future__ import annotations
 
-import math
-
 import msgspec
-
-from netstorm.scheduler.observe.snapshot import NodeSnapshot, Snapshot
-from netstorm.topology.policy import Policy
 
 __all__ = [
     "DetourStatus",
@@ -23,8 +18,6 @@ __all__ = [
     "NodeView",
     "PolicyStatus",
     "TreeStatus",
-    "describe",
-    "line_of",
 ]
 
 
@@ -32,46 +25,46 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One general node."""
 
     rank: int | None
-    """Null: it waits for the others, and has asked for none."""
+    """Null: it waits for the other nodes, and has asked for no particular rank."""
     host: str
     port: int
     site: str
     state: str
     """joining, running, finished (it will push no more) or left."""
     heard_s: float
-    """Since its last sign of life."""
+    """Time since its last sign of life."""
     said: str
-    """The last thing heard from it that means something to a person."""
+    """Its last message that means something to a person."""
     waits_for: str
-    """What it says that it waits for; empty: for nothing, or not for long."""
+    """What it waits for, as it says; empty: nothing, or not for long."""
     rounds: int | None
-    """Rounds of all keys complete there."""
+    """Rounds that are complete there, of all keys together."""
     last_round: int | None
     """Number of the newest round that is complete in all keys."""
     round_s: float | None
-    """How long that took there, from the begin of the first key to the end of the last."""
+    """How long that round took there, from the begin of its first key to the end of its last."""
     waited_s: float | None
-    """Time in which operations were outstanding."""
+    """Time in which operations of its script were outstanding."""
     waiting: float | None
-    """The same as a part of the last seconds, from 0 to 1."""
+    """Part of the last seconds in which they were, from 0 to 1."""
     bytes_sent: int | None
     """To other nodes, headers included."""
     sending: float | None
     """Bit/s sent in the last seconds."""
     clock_offset_s: float | None
-    """Cluster clock less the host's."""
+    """Cluster clock minus the host's clock."""
     clock_error_s: float | None
-    """Most that this may be wrong."""
+    """How far this may be wrong."""
     clock_drift: float | None
-    """How much faster the cluster clock goes."""
+    """How much faster the cluster clock runs, as a fraction."""
     clock_hops: int | None
     """Exchanges between its clock and the scheduler's: 1 if it asks the scheduler."""
     detoured: int | None
     """Chunks sent over auxiliary paths."""
     egress: float | None
-    """Bit/s of all its links out together, while they limited one another."""
+    """Bit/s of all its links out together, measured while its access line was the limit."""
     ingress: float | None
-    """The same of its links in."""
+    """The same for its links in."""
 
 
 class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +82,9 @@ class DetourStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One auxiliary path of the policy."""
 
     path: tuple[int, ...]
-    """The ranks on it: from a rank to its neighbour in a tree."""
+    """The ranks on it, from a rank to its neighbour in a tree."""
     explore: bool
-    """It leads over a link that should be measured: a few chunks go there, faster or not."""
+    """It explores: a few chunks go there to measure a link on it, even if that is slower."""
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +96,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     """For how long it has been in force."""
     considered: str
-    """What was last thought of a new one; empty: nothing was."""
+    """Why a new one was last wanted or not; empty: none was considered."""
     trees: tuple[TreeStatus, ...]
     detours: tuple[DetourStatus, ...]
 
@@ -114,12 +107,12 @@ class FormerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     reason: str
     ended_s: float
-    """Since its end."""
+    """Time since it was replaced."""
     lasted_s: float
 
 
 class KeysStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What is summed."""
+    """The keys of the job."""
 
     count: int
     bytes: int
@@ -132,16 +125,16 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     target: int
     rate: float | None
-    """Bit/s that is planned with; in jobs of more than 24 nodes, as it was last reported."""
+    """Bit/s that policies are formed for; in jobs of more than 24 nodes, as last reported."""
     measured: bool
-    """Whether it was ever measured; if not, the rate is what is assumed."""
+    """Whether it was ever measured; if not, the rate is assumed."""
     error: float | None
     """Standard error of the rate, as a fraction of it."""
     latency_s: float | None
     age_s: float | None
-    """Since it was last measured."""
+    """Time since it was last measured."""
     censored: bool
-    """Seen only while an access line was the limit: the rate is what the lines allow."""
+    """Measured only while an access line was the limit: the rate is what the access lines allow."""
 
 
 class FailedLinkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,12 +143,12 @@ class FailedLinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     target: int
     reason: str
-    """What its source said."""
+    """What the rank at its source reported."""
     since_s: float
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several jobs of a scheduler, in short."""
+    """Summary of one job of a scheduler of several."""
 
     job: str
     phase: str
@@ -190,135 +183,13 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     keys: KeysStatus
     links: tuple[LinkStatus, ...]
     counters: dict[str, float]
-    """Of the scheduler's process; of the job, if it has several."""
+    """Of the job; on a scheduler of one job, of its whole process."""
     failed_links: tuple[FailedLinkStatus, ...] = ()
     link_share: float = 1.0
-    """Of each link's rate that the job plans with: its scheduler's other jobs have the rest."""
+    """The part of each link's rate that the job plans with. The other jobs of its scheduler have the rest."""
     jobs: tuple[JobLine, ...] = ()
-    """All that are here, in order of arrival, if the scheduler serves several."""
+    """All jobs of a scheduler of several, in order of arrival."""
     routed_pairs: tuple[tuple[int, int], ...] = ()
-    """(source, target) that are no links: their ways are found to lead past other nodes."""
+    """(source, target) that are no links of their own: their routes were inferred to pass other nodes."""
     crowded: bool = False
-    """Links are found to carry less in company: they share lines, whether their caps are known or not."""
-
-
-def describe(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
-    """Return a snapshot in the form in which programs read it.
-
-    Args:
-        time: of the snapshot, in s since the Unix epoch.
-        scheduler: HOST:PORT of the scheduler.
-        http: HOST:PORT at which the status is served.
-    """
-    now = snapshot.now
-    links = (
-        LinkStatus(
-            source=link.source,
-            target=link.target,
-            rate=_known(link.rate),
-            measured=math.isfinite(link.age),
-            error=link.error if math.isfinite(link.age) and math.isfinite(link.error) else None,
-            latency_s=link.latency if math.isfinite(link.latency) and link.latency >= 0 else None,
-            age_s=link.age if math.isfinite(link.age) else None,
-            censored=link.censored,
-        )
-        for link in snapshot.links()
-    )
-    return JobStatus(
-        time=time,
-        job=snapshot.job,
-        release=snapshot.release,
-        scheduler=scheduler,
-        http=http,
-        phase=snapshot.phase.value,
-        text=snapshot.text,
-        age_s=now - snapshot.started_at,
-        num_workers=snapshot.num_workers,
-        nodes=tuple(_node(node, now) for node in snapshot.nodes),
-        policy=_policy(snapshot.policy, now - snapshot.policy_since, snapshot.considered),
-        former=tuple(
-            FormerPolicy(version=version, reason=reason, ended_s=now - end, lasted_s=end - begin)
-            for version, reason, begin, end in reversed(snapshot.former)
-        ),
-        keys=KeysStatus(count=snapshot.keys, bytes=snapshot.key_bytes),
-        links=tuple(links),
-        counters=dict(snapshot.counters),
-        failed_links=tuple(
-            FailedLinkStatus(source=one.source, target=one.target, reason=one.reason, since_s=now - one.since)
-            for one in snapshot.failed_links
-        ),
-        link_share=snapshot.link_share,
-        routed_pairs=tuple(sorted(snapshot.routed)),
-        crowded=snapshot.crowded,
-    )
-
-
-def line_of(status: JobStatus) -> JobLine:
-    """Return a job's status in short."""
-    return JobLine(job=status.job, phase=status.phase, num_workers=status.num_workers, text=status.text)
-
-
-def _policy(policy: Policy, since_s: float, considered: str) -> PolicyStatus:
-    total = sum(policy.weights)
-    trees = tuple(
-        TreeStatus(
-            root=tree.root,
-            share=weight / total,
-            reduce_parent=tree.reduce_parent,
-            broadcast_parent=tree.broadcast_parent,
-        )
-        for tree, weight in zip(policy.trees, policy.weights, strict=True)
-    )
-    return PolicyStatus(
-        version=policy.version,
-        reason=policy.reason,
-        since_s=since_s,
-        considered=considered,
-        trees=trees,
-        detours=tuple(DetourStatus(path=one.path, explore=one.explore) for one in policy.detours),
-    )
-
-
-def _node(node: NodeSnapshot, now: float) -> NodeView:
-    member = node.member
-    last = node.reports[-1] if node.reports else None
-    status = None if last is None else last.status
-    waiting = sending = None
-    if last is not None and last.at > node.reports[0].at:
-        first, span = node.reports[0], last.at - node.reports[0].at
-        waiting = min(1.0, max(0.0, last.status.waited_s - first.status.waited_s) / span)
-        sending = 8.0 * max(0, last.status.bytes_sent - first.status.bytes_sent) / span
-    return NodeView(
-        rank=member.rank if member.rank >= 0 else None,
-        host=member.host,
-        port=member.port,
-        site=member.site,
-        state="left"
-        if node.left
-        else "finished"
-        if node.finished
-        else "running"
-        if node.joined
-        else "joining",
-        heard_s=max(0.0, now - node.heard_at),
-        said=node.said,
-        waits_for=node.busy,
-        rounds=None if status is None else status.rounds,
-        last_round=None if status is None or status.last_round < 0 else status.last_round,
-        round_s=None if status is None or status.last_round < 0 else _known(status.round_s),
-        waited_s=None if status is None else status.waited_s,
-        waiting=waiting,
-        bytes_sent=None if status is None else status.bytes_sent,
-        sending=sending,
-        clock_offset_s=None if status is None or status.clock_error < 0 else status.clock_offset,
-        clock_error_s=None if status is None or status.clock_error < 0 else status.clock_error,
-        clock_drift=None if status is None or status.clock_error < 0 else status.clock_drift,
-        clock_hops=None if status is None or status.clock_error < 0 else status.clock_hops or None,
-        detoured=None if status is None else status.detoured,
-        egress=_known(node.egress),
-        ingress=_known(node.ingress),
-    )
-
-
-def _known(number: float) -> float | None:
-    return number if math.isfinite(number) and number > 0 else None
+    """Links were measured to carry less under contention: they share lines, with known rates or not."""

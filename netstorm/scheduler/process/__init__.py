@@ -1,1 +1,1 @@
-"""The shell around the scheduler's state machine: sockets, threads, files, formation in a worker process."""
+"""The scheduler's process: sockets, threads, files, and a worker process that forms policies."""

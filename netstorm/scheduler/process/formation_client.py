@@ -1,8 +1,9 @@
-"""Has policies formed in a process of its own, so that the scheduler's answers never wait for it.
+"""The client of the formation worker: policies are formed in a process of their own, so that the scheduler
+never waits for them.
 
-The process is started when it is first needed (SciPy takes a second to load) and kept. One that dies, or
-takes longer than it may, is logged, and started anew for the next question. Both sides speak MessagePack
-through pipes; the thread here only waits.
+The worker is started for the first request (SciPy takes a second to load) and kept. If it dies or exceeds
+the time limit, that is logged, and a new one is started for the next request. Messages go through pipes as
+MessagePack; the thread here only waits.
 """
 
 from __future__ import annotations
@@ -23,88 +24,88 @@ from netstorm import clock
 from netstorm.scheduler.policies.formation import Formation, Formed
 from netstorm.settings import child_environment
 
-__all__ = ["COMMAND", "LENGTH", "Former", "read_exactly"]
+__all__ = ["COMMAND", "LENGTH", "FormationClient", "read_exactly"]
 
 _log = logging.getLogger(__name__)
 
 COMMAND: Final = (sys.executable, "-m", "netstorm.scheduler.process.formation_worker")
 
 LENGTH: Final = struct.Struct("<I")
-"""Before each message: its bytes."""
+"""Stands before each message: how many bytes it has."""
 
 _DECODER: Final = msgspec.msgpack.Decoder(Formed)
 
 
-class Former:
+class FormationClient:
     """Forms policies, one at a time. It must be closed.
 
     Attributes:
-        deliver: called with each answer, on the former's own thread; to be set before the first question.
+        deliver: called with each result, on the client's own thread; set it before the first request.
     """
 
     def __init__(self, *, limit_s: float | None = None, command: Sequence[str] = COMMAND) -> None:
         """Start nothing yet.
 
         Args:
-            limit_s: how long a formation may take; None: a minute and what large jobs need (512 nodes: 86 s
-                for the trees).
-            command: what forms.
+            limit_s: how long a formation may take. None: a minute, and more for large jobs (for 512 nodes the
+                trees alone take 86 s).
+            command: starts the worker.
         """
         self.deliver: Callable[[Formed], None] = lambda _: None
         self._limit_s: Final = limit_s
         self._command: Final = tuple(command)
-        self._questions: Final[queue.SimpleQueue[Formation | None]] = queue.SimpleQueue()
+        self._requests: Final[queue.SimpleQueue[Formation | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: Final = threading.Lock()
         self._closed = False
 
-    def ask(self, question: Formation) -> None:
-        """Have something formed; returns at once."""
+    def submit(self, request: Formation) -> None:
+        """Request a formation; returns at once."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="netstorm-former", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="netstorm-formation", daemon=True)
             self._thread.start()
-        self._questions.put(question)
+        self._requests.put(request)
 
     def close(self) -> None:
-        """Kill the process, whatever it does. Twice does no harm."""
+        """Kill the worker, even in the middle of a formation. Twice does no harm."""
         with self._lock:
             self._closed = True
             self._kill()
         if self._thread is not None:
-            self._questions.put(None)
+            self._requests.put(None)
             self._thread.join()
 
     # --------------------------------------------------------------------------------------------- the thread
 
     def _work(self) -> None:
-        while (question := self._questions.get()) is not None:
+        while (request := self._requests.get()) is not None:
             began = clock.monotonic()
-            answer = self._answer(question)
+            answer = self._answer(request)
             if answer is not None:
                 self.deliver(msgspec.structs.replace(answer, took_s=clock.monotonic() - began))
         if self._process is not None:
             _reap(self._process)
 
-    def _answer(self, question: Formation) -> Formed | None:
-        """Return what came of a question; None: closed meanwhile."""
+    def _answer(self, request: Formation) -> Formed | None:
+        """Return the result of a request; None: the client was closed."""
         process = self._running()
         if process is None:
             return None
-        limit_s = 60.0 + len(question.nodes) ** 2 / 1000 if self._limit_s is None else self._limit_s
+        limit_s = 60.0 + len(request.nodes) ** 2 / 1000 if self._limit_s is None else self._limit_s
         timer = threading.Timer(limit_s, process.kill)
         timer.daemon = True
         timer.start()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            body = msgspec.msgpack.encode(question)
+            body = msgspec.msgpack.encode(request)
             process.stdin.write(LENGTH.pack(len(body)) + body)
             process.stdin.flush()
             (size,) = LENGTH.unpack(read_exactly(process.stdout, LENGTH.size))
             return _DECODER.decode(read_exactly(process.stdout, size))
         except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
-            return self._broken(question, process, error, late_s=limit_s * timer.finished.is_set())
+            return self._broken(request, process, error, late_s=limit_s * timer.finished.is_set())
         finally:
             timer.cancel()
             timer.join()
@@ -124,7 +125,7 @@ class Former:
             return self._process
 
     def _broken(
-        self, question: Formation, process: subprocess.Popen[bytes], error: Exception, *, late_s: float
+        self, request: Formation, process: subprocess.Popen[bytes], error: Exception, *, late_s: float
     ) -> Formed | None:
         with self._lock:
             self._kill()
@@ -138,7 +139,7 @@ class Former:
             else f"the process that forms policies has ended (exit code {process.returncode}): {error!r}"
         )
         _log.warning("%s; the next policy is formed by a new one", problem)
-        return Formed(number=question.number, problem=problem)
+        return Formed(number=request.number, problem=problem)
 
     def _kill(self) -> None:
         if self._process is not None:

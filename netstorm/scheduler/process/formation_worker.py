@@ -1,7 +1,7 @@
-"""`python -m netstorm.scheduler.process.formation_worker`: forms the policies that its parent asks for.
+"""`python -m netstorm.scheduler.process.formation_worker`: forms the policies that its parent requests.
 
-Questions come on standard input, answers leave on what was standard output; nothing else is to be written
-there, so what prints goes to standard error.
+Requests come on standard input, results leave on what was standard output. Nothing else may be written
+there, so everything that is printed goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["main"]
 _log = logging.getLogger(__name__)
 
 _NICE: Final = 5
-"""Training on the scheduler's host goes first, three to one. At the lowest priority, where all processors are
-busy, a policy of nine nodes took up to 20 s instead of .3, and its links had changed again meanwhile.
+"""Training on the scheduler's host gets three times as much processor time. The lowest priority would be
+too low: with all processors busy, a policy of nine nodes took up to 20 s instead of 0.3 s.
 """
 
 _GROUP: Final = Path("/proc/self/autogroup")
-"""Where the kernel has it, a session gets its share of the processors whatever the nice values in it are
-(sched(7)); this process has a session of its own.
+"""Where the kernel groups processes by session, the nice value of the group counts (sched(7)). This process
+has a session of its own.
 """
 
 
 def main() -> None:
-    """Answer questions."""
+    """Answer requests until the parent closes the pipe."""
     os.nice(_NICE)
     with contextlib.suppress(OSError):
         _GROUP.write_text(str(_NICE))
@@ -44,20 +44,20 @@ def main() -> None:
     while True:
         try:
             (size,) = LENGTH.unpack(read_exactly(sys.stdin.buffer, LENGTH.size))
-            question = decoder.decode(read_exactly(sys.stdin.buffer, size))
-            answer = msgspec.msgpack.encode(_formed(question))
+            request = decoder.decode(read_exactly(sys.stdin.buffer, size))
+            answer = msgspec.msgpack.encode(_formed(request))
             answers.write(LENGTH.pack(len(answer)) + answer)
             answers.flush()
         except (EOFError, BrokenPipeError):  # the scheduler is gone
             return
 
 
-def _formed(question: Formation) -> Formed:
+def _formed(request: Formation) -> Formed:
     try:
-        return form(question)
-    except Exception as error:  # noqa: BLE001 -- the next question may do
+        return form(request)
+    except Exception as error:  # noqa: BLE001 -- the next request may succeed
         _log.exception("while forming a policy")
-        return Formed(number=question.number, problem=f"forming failed: {error!r}")
+        return Formed(number=request.number, problem=f"forming failed: {error!r}")
 
 
 if __name__ == "__main__":

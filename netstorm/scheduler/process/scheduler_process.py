@@ -1,4 +1,4 @@
-"""The shell around the scheduler's state machine: sockets, threads, signals, the time, the end."""
+"""The scheduler's process: it drives the state machine with sockets, threads, signals and clocks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.system.addresses import resolve
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.policies.formation import Formed
-from netstorm.scheduler.process.formation_client import Former
-from netstorm.scheduler.process.hosted import Hosted, Plan, naming_jobs, plan, serve_several
-from netstorm.scheduler.process.status_server import open_watch
+from netstorm.scheduler.process.formation_client import FormationClient
+from netstorm.scheduler.process.hosted import (
+    HostedMachine,
+    HostingPlan,
+    connect_several_jobs,
+    naming_jobs,
+    plan_hosting,
+)
+from netstorm.scheduler.process.status_server import open_status_server
 from netstorm.settings import Settings
 
 __all__ = ["run_scheduler"]
 
 _SLICE_S: Final = 0.2
-"""How long a signal may wait to be noticed."""
+"""How long it takes at most to notice a signal."""
 
 _LINGER_S: Final = 2.0
-"""How long last words may take to leave."""
+"""How long the last messages may take to leave."""
 
 _PORT_TRIES: Final = 20
-"""A port that the system chose for TCP may be taken in UDP."""
+"""Attempts to find a port: one that the system chose for TCP may be taken in UDP."""
 
 
 def run_scheduler(
@@ -44,15 +50,16 @@ def run_scheduler(
     *,
     any_port: bool = False,
     ready_file: Path | None = None,
-    say: Callable[[str], None] = print,
+    print_line: Callable[[str], None] = print,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> int:
     """Run the scheduler of one job, or of several, to its end. Call it on the main thread.
 
     Args:
+        settings: of the scheduler.
         any_port: listen on a port that the system chooses, not on `settings.scheduler_port`.
         ready_file: written once nodes can connect: HOST:PORT.
-        say: prints a line for the user. What is live (who is waited for) goes to the log.
+        print_line: prints a line for the user. Progress (who is waited for) goes to the log.
         on_outcome: called with how it went, for programs.
 
     Returns:
@@ -63,24 +70,24 @@ def run_scheduler(
             that is taken, a ready file that cannot be written.
     """
     with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
-        _forget(ready_file)
-        planned = plan(settings)
-        stack.callback(planned.close)
-        running = _start(settings, planned, say, any_port=any_port)
+        _remove(ready_file)
+        plan = plan_hosting(settings)
+        stack.callback(plan.close)
+        running = _start(settings, plan, print_line, any_port=any_port)
         stack.callback(running.close)
         stack.enter_context(naming_jobs(running.driver.machine))
         host = settings.scheduler_host
         _write(ready_file, f"{host}:{running.driver.port}\n")
-        say(
-            f"netstorm scheduler: {planned.whom} at {host}:{running.driver.port} (time at UDP port "
-            f"{running.sntp.port}), {planned.about}"
+        print_line(
+            f"netstorm scheduler: {plan.title} at {host}:{running.driver.port} (time at UDP port "
+            f"{running.sntp.port}), {plan.details}"
         )
-        watch = open_watch(settings, running.driver)
-        if watch is not None:
-            stack.callback(watch.close)
-            say(f"netstorm scheduler: watch it with: netstorm top --scheduler {watch.address}")
+        status_server = open_status_server(settings, running.driver)
+        if status_server is not None:
+            stack.callback(status_server.close)
+            print_line(f"netstorm scheduler: watch it with: netstorm top --scheduler {status_server.address}")
         outcome = running.wait(signals)
-    say(f"netstorm scheduler: {outcome.text}")
+    print_line(f"netstorm scheduler: {outcome.text}")
     if on_outcome is not None:
         on_outcome(outcome)
     return 128 + signals[0] if signals and outcome.exit_code else outcome.exit_code
@@ -88,15 +95,15 @@ def run_scheduler(
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """Everything that must be closed."""
+    """A running scheduler, with everything that must be closed."""
 
-    driver: Driver[Hosted]
+    driver: Driver[HostedMachine]
     sntp: SntpServer
-    former: Former
+    formation: FormationClient
     over: threading.Event
 
     def wait(self, signals: list[int]) -> Outcome:
-        """Wait for the job's end. The first signal ends the job, the second does not even wait for that."""
+        """Wait for the end. The first signal ends all jobs; the second ends the process at once."""
         stopping = False
         while not self.over.wait(_SLICE_S):
             error = self.driver.thread.error
@@ -112,28 +119,30 @@ class _Running:
         return outcome
 
     def _stop(self, reason: str) -> None:
-        with contextlib.suppress(Closed):  # then it has just died, and `wait` will say of what
+        with contextlib.suppress(Closed):  # the I/O thread has just died; `wait` says why
             self.driver.thread.post(lambda now: self.driver.machine.stop(reason, now))
 
     def close(self) -> None:
-        """Let last words leave, and close everything."""
-        self.former.close()
+        """Let the last messages leave, and close everything."""
+        self.formation.close()
         self.sntp.stop(self.driver.thread)
         self.driver.thread.close(linger_s=_LINGER_S)
 
 
-def _start(settings: Settings, planned: Plan, say: Callable[[str], None], *, any_port: bool) -> _Running:
+def _start(
+    settings: Settings, plan: HostingPlan, print_line: Callable[[str], None], *, any_port: bool
+) -> _Running:
     counters = Counters()
-    # Set to the host's time once, and monotonic from then on: no step of that clock may look like slow links.
+    # The host's time at the start, monotonic from then on: steps of its clock would look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
     bind_host = settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
     over = threading.Event()
-    former = Former()
+    formation = FormationClient()
 
-    def make_machine(_: int) -> Hosted:
-        machine = planned.make(counters)
+    def make_machine(_: int) -> HostedMachine:
+        machine = plan.make_machine(counters)
         machine.on_over = lambda _: over.set()
-        machine.on_form = former.ask
+        machine.on_form = formation.submit
         return machine
 
     def listen() -> _Running:
@@ -161,15 +170,15 @@ def _start(settings: Settings, planned: Plan, say: Callable[[str], None], *, any
         sntp.start(driver.thread)
 
         def post(function: Callable[[float], None]) -> None:
-            with contextlib.suppress(Closed):  # all has ended meanwhile
+            with contextlib.suppress(Closed):  # the scheduler has ended
                 driver.thread.post(function)
 
-        def answered(answer: Formed) -> None:
-            post(lambda now: driver.machine.formed(answer, now))
+        def deliver(answer: Formed) -> None:
+            post(lambda now: driver.machine.policy_formed(answer, now))
 
-        former.deliver = answered
-        serve_several(driver.machine, post, say)
-        return _Running(driver, sntp, former, over)
+        formation.deliver = deliver
+        connect_several_jobs(driver.machine, post, print_line)
+        return _Running(driver, sntp, formation, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
         with contextlib.suppress(SettingsError):
@@ -179,7 +188,7 @@ def _start(settings: Settings, planned: Plan, say: Callable[[str], None], *, any
 
 @contextlib.contextmanager
 def _logging(settings: Settings) -> Iterator[None]:
-    """Show what the scheduler logs from level info on, whatever the rest does: waiting is never silent."""
+    """Log the scheduler's lines from level info on, even if others are not: waiting must not be silent."""
     configure_logging(settings)
     logger = logging.getLogger("netstorm.scheduler")
     before = logger.level
@@ -206,15 +215,15 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _forget(ready_file: Path | None) -> None:
-    """Remove what a scheduler before us has left: a launcher must not take its address for ours."""
+def _remove(ready_file: Path | None) -> None:
+    """Remove the file of an earlier scheduler: a launcher must not take its address for this one's."""
     if ready_file is not None:
         with _naming(ready_file):
             ready_file.unlink(missing_ok=True)
 
 
 def _write(ready_file: Path | None, text: str) -> None:
-    """Write a file that is complete whenever it is there."""
+    """Write the file so that it is complete whenever it exists."""
     if ready_file is not None:
         with _naming(ready_file):
             draft = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")

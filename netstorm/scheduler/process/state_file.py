@@ -1,4 +1,4 @@
-"""The file in which a scheduler writes down what it tells its nodes."""
+"""The file of a replay log: opening, locking, and appending records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.scheduler.log.records import MAGIC, Record, encode, read
-from netstorm.scheduler.log.replay import ReplayedJob
+from netstorm.scheduler.replay_log.records import MAGIC, Record, encode, read
+from netstorm.scheduler.replay_log.replay import ReplayedJob
 
 __all__ = ["StateFile", "boot_identity"]
 
@@ -22,7 +22,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_identity() -> str:
-    """Return what tells this run of the machine from those before; empty if the system does not say."""
+    """Return an identity that changes when the host is started again; empty if the system has none."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -30,18 +30,19 @@ def boot_identity() -> str:
 
 
 class StateFile:
-    """The log of one job. It must be closed.
+    """The replay log of one job. It must be closed.
 
-    A record is with the operating system before anybody is told what it says (one write for all that an event
-    has brought: 2 µs where it was measured), so the end of this process loses nothing. It is not forced to
-    the disk: the end of the machine may lose some, and a log from before that is refused.
+    The operating system has a record before any node is told what it says, so the end of this process loses
+    nothing. All records of one event are one write (measured: 2 µs). Records are not forced to the disk: a
+    crash of the host may lose some, so a log from before the host's last start is refused.
 
     Attributes:
-        past: the job that it tells of; None: none, or one that is over.
+        path: of the file.
+        replayed: the job as another process left it; None: the file was empty, or the job is over.
     """
 
     def __init__(self, folder: Path, job: str) -> None:
-        """Open the log of a job, or begin one.
+        """Open the log of a job, or create it.
 
         Raises:
             UsageError: the folder cannot be used, or the file is not such a log; says what to do.
@@ -51,7 +52,7 @@ class StateFile:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self.past: Final = self._begin(self._file)
+            self.replayed: Final = self._begin(self._file)
         except OSError as error:
             self.close()
             raise UsageError(
@@ -65,20 +66,20 @@ class StateFile:
     def _begin(self, file: int) -> ReplayedJob | None:
         self._lock(file)
         records, size = read(self.path.read_bytes(), str(self.path))
-        past = ReplayedJob.of(records, str(self.path))
-        if past is not None and past.began.boot != boot_identity():
+        job = ReplayedJob.replay(records, str(self.path))
+        if job is not None and job.began.boot != boot_identity():
             raise UsageError(
                 f"{self.path} was written before this machine was last started, and may lack its end: its "
                 "job cannot be taken over; remove the file to begin anew"
             )
-        os.truncate(file, 0 if past is None else size)
+        os.truncate(file, 0 if job is None else size)
         os.lseek(file, 0, os.SEEK_END)
-        if past is None:
+        if job is None:
             _write_all(file, MAGIC)
-        return past
+        return job
 
     def _lock(self, file: int) -> None:
-        """Keep others from the file while this process lives."""
+        """Keep other schedulers from the file while this process lives."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,7 +89,7 @@ class StateFile:
             ) from None
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append records. If that fails, the log is given up: the job goes on, and nobody can take over."""
+        """Append records. If that fails the log is removed: the job goes on, but cannot be taken over."""
         if self._file is None:
             return
         try:
@@ -99,7 +100,7 @@ class StateFile:
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close it. Twice does no harm."""
+        """Close the file. Twice does no harm."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,4 @@
-"""Where running jobs can be looked at: /status.json and /metrics, beside the scheduler's own thread."""
+"""The status server: /status.json and /metrics of running jobs, on threads beside the scheduler's own."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from netstorm.errors import SettingsError, Unavailable, WaitTimeout
 from netstorm.observe.pages import Page, QueryPage, metrics_page, pages
 from netstorm.observe.web import WebServer
 from netstorm.pslite.process.driver import Driver
+from netstorm.scheduler.observe.build_status import build_status, job_line
 from netstorm.scheduler.observe.metrics import metrics, metrics_of_several
 from netstorm.scheduler.observe.snapshot import Snapshot
-from netstorm.scheduler.observe.status import JobStatus, describe, line_of
-from netstorm.scheduler.process.hosted import Hosted
+from netstorm.scheduler.observe.status import JobStatus
+from netstorm.scheduler.process.hosted import HostedMachine
 from netstorm.settings import Settings
 
-__all__ = ["Watch", "open_watch"]
+__all__ = ["StatusServer", "open_status_server"]
 
 _log = logging.getLogger(__name__)
 
 _FRESH_S: Final = 0.5
-"""However many ask, the scheduler's thread takes a snapshot no more often than this."""
+"""The scheduler's thread takes snapshots no more often than this, however many clients ask."""
 
 _ANSWER_S: Final = 2.0
-"""How long that thread may take until those who ask are told that it does not answer."""
+"""How long that thread may take. After that clients are told that the scheduler does not answer."""
 
 _HELP: Final = """\
 NetStorm: {jobs}.
@@ -41,15 +42,14 @@ In a terminal: netstorm top --scheduler {http}
 """
 
 
-class Watch:
+class StatusServer:
     """Serves the status of all jobs until it is closed.
 
     Attributes:
-        address: HOST:PORT at which it can be read.
-        wanted: the port that the settings ask for.
+        address: HOST:PORT at which it listens.
     """
 
-    def __init__(self, settings: Settings, driver: Driver[Hosted]) -> None:
+    def __init__(self, settings: Settings, driver: Driver[HostedMachine]) -> None:
         """Listen.
 
         Raises:
@@ -69,25 +69,25 @@ class Watch:
                 "/metrics": metrics_page(self._metrics, _add_process),
             }
         )
-        self.wanted: Final = settings.http_port if settings.http_port > 0 else driver.port + 1
+        wanted_port = settings.http_port if settings.http_port > 0 else driver.port + 1
         host = settings.http_bind
-        self._server: Final = WebServer(application, host, (self.wanted, 0), name="netstorm-watch")
+        self._server: Final = WebServer(application, host, (wanted_port, 0), name="netstorm-status")
         shown = settings.scheduler_host if host == "*" else host
         self.address: Final = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port at which it listens."""
         return self._server.port
 
     def status(self, job: str | None = None) -> JobStatus:
-        """Return how a job is doing, or was a moment ago. Any thread but the scheduler's own.
+        """Return the status of a job, or what it was a moment ago. Any thread but the scheduler's own.
 
         Args:
             job: its name; None: the only one, or the one that has been here longest.
 
         Raises:
-            Closed: all is over.
+            Closed: the scheduler has ended.
             WaitTimeout: the scheduler's thread does not answer.
             Unavailable: no such job is here.
         """
@@ -101,16 +101,16 @@ class Watch:
         )
 
     def _statuses(self) -> list[JobStatus]:
-        with self._lock:  # of those who ask together, one asks the scheduler
+        with self._lock:  # of clients that ask at once, only one makes the scheduler answer
             now = clock.monotonic()
             if self._made is None or now - self._made[0] > _FRESH_S:
                 wall = clock.wall()
                 made = [
-                    describe(snapshot, time=wall, scheduler=self._scheduler, http=self.address)
+                    build_status(snapshot, time=wall, scheduler=self._scheduler, http=self.address)
                     for snapshot in self._snapshots()
                 ]
                 if self._several:
-                    lines = tuple(map(line_of, made))
+                    lines = tuple(map(job_line, made))
                     made = [msgspec.structs.replace(status, jobs=lines) for status in made]
                 self._made = (now, made)
             return self._made[1]
@@ -133,28 +133,30 @@ class Watch:
             raise WaitTimeout(f"the scheduler has not answered for {_ANSWER_S:g} s") from None
 
     def _help(self) -> bytes:
-        jobs = ", ".join(f"job {one.job!r}, phase {one.phase}" for one in self._statuses())
+        jobs = ", ".join(f"job {status.job!r}, phase {status.phase}" for status in self._statuses())
         choice = "; of several: /status.json?job=NAME" if self._several else ""
         return _HELP.format(jobs=jobs or "no job is here", choice=choice, http=self.address).encode()
 
 
-def open_watch(settings: Settings, driver: Driver[Hosted]) -> Watch | None:
-    """Return what a job can be looked at by, if it is wanted and possible: a job does not fail for this."""
+def open_status_server(settings: Settings, driver: Driver[HostedMachine]) -> StatusServer | None:
+    """Return a status server if the settings ask for one and it can listen: a job does not fail for this."""
     if settings.http_port == 0:
         return None
     try:
-        watch = Watch(settings, driver)
+        server = StatusServer(settings, driver)
     except SettingsError as error:
         _log.warning(
             "nobody can watch this job: %s; NETSTORM_HTTP_BIND must be an address of this machine, or *",
             error,
         )
         return None
-    if settings.http_port > 0 and watch.port != settings.http_port:
-        _log.warning("NETSTORM_HTTP_PORT=%d is taken: port %d it is", settings.http_port, watch.port)
-    return watch
+    if settings.http_port > 0 and server.port != settings.http_port:
+        _log.warning(
+            "NETSTORM_HTTP_PORT=%d is taken: port %d is used instead", settings.http_port, server.port
+        )
+    return server
 
 
 def _add_process(registry: CollectorRegistry) -> None:
-    """Processor time, memory and files of this process, under the names that every client library uses."""
+    """Add processor time, memory and files of this process, under the names that client libraries use."""
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""The keys of a job: who registered what, and where each is among the job's bytes."""
+"""The keys of a job: their shapes, numbers, chunk sizes, and offsets among the job's bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from netstorm.protocol.messages import KeyGrant, KeySpec
 __all__ = ["KeyConflict", "KeyRegistry"]
 
 _MOST_DIMENSIONS: Final = 64
-"""NumPy 2's own limit; a million of them would keep the scheduler busy with their product."""
+"""NumPy 2's own limit. The product of a million dimensions would keep the scheduler busy."""
 
 _FORMS: Final = {0: "", QUANTISED: " under gradient compression", ROW_SPARSE: " row_sparse"}
 
@@ -32,7 +32,7 @@ _MOST_BYTES: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class KeyConflict:
-    """Two ranks mean different things by one key."""
+    """Two ranks register one key with different shapes or types."""
 
     first_rank: int
     first: KeySpec
@@ -83,7 +83,7 @@ class KeyRegistry:
 
     @property
     def chunk_bytes(self) -> int:
-        """Of a full chunk, as most of the job's bytes have it; 0 while there are none."""
+        """Size of a full chunk, of the kind that holds most of the job's bytes; 0 while there is no key."""
         return max(self._chunk_bytes, key=self._chunk_bytes.__getitem__, default=0)
 
     def name(self, key: int) -> str:
@@ -91,7 +91,7 @@ class KeyRegistry:
         return self._names[key]
 
     def register(self, rank: int, spec: KeySpec) -> KeyGrant | KeyConflict:
-        """Take a rank's word on a key.
+        """Register a key. Returns its number and layout, or a conflict with what another rank registered.
 
         Raises:
             ProtocolViolation: no correct node sends such a key.

@@ -1,4 +1,4 @@
-"""Whether all ranks still hold the same values, which an optimiser could make differ."""
+"""Comparing replicas: whether all ranks still hold the same values, which an optimiser could make differ."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class _Report:
     rank: int
     digest: int
     ranks: int
-    """Bit set of those who have reported the same."""
+    """Bit set of the ranks that reported this digest."""
 
 
 class ReplicaCheck:
-    """Compares what ranks say that they hold."""
+    """Compares the digests that ranks report."""
 
     def __init__(self, ranks: int) -> None:
         self._everybody: Final = (1 << ranks) - 1
         self._open: Final[dict[tuple[int, int], _Report]] = {}
 
-    def note(self, rank: int, key: int, round: int, digest: int) -> Drift | None:
-        """Take a rank's digest of a key's value after a round; return the first difference, if any."""
+    def record(self, rank: int, key: int, round: int, digest: int) -> Drift | None:
+        """Record a rank's digest of a key's value after a round. Returns the first difference, if any."""
         report = self._open.setdefault((key, round), _Report(rank, digest, 0))
         if report.digest != digest:
             return Drift(key, round, report.rank, rank)

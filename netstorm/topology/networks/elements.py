@@ -1,10 +1,10 @@
-"""What a network is made of: nodes, directed links, and changes of links by time."""
+"""The elements of a network: nodes, directed links, and changes of links by time."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NewType
 
@@ -20,6 +20,7 @@ __all__ = [
     "Link",
     "Node",
     "Rank",
+    "changed_link",
     "checked_site",
     "shown_ranks",
 ]
@@ -29,7 +30,7 @@ Rank = NewType("Rank", int)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The values that a quantity may have."""
+    """The range of a quantity, and its text in error messages."""
 
     least: float
     most: float
@@ -40,7 +41,7 @@ class Bounds:
         return self.least <= value <= self.most
 
     def require(self, value: float | None, what: str) -> None:
-        """Raise `UsageError` if there is a value, and it is out of bounds."""
+        """Raise `UsageError` if a value is given that is out of bounds."""
         if value is not None and not self.allow(value):
             raise UsageError(f"{what} is {value!r}: expected {self.words}")
 
@@ -123,8 +124,22 @@ class Change:
         )
 
 
+def changed_link(link: Link, values: Mapping[str, float]) -> Link:
+    """Return `link` with new values: any of rate (bit/s), latency (s) and loss (a fraction).
+
+    Raises:
+        UsageError: a value that no link may have.
+    """
+    return replace(
+        link,
+        rate=values.get("rate", link.rate),
+        latency=values.get("latency", link.latency),
+        loss=values.get("loss", link.loss),
+    )
+
+
 def shown_ranks(ranks: Sequence[int]) -> str:
-    """Return a list of ranks as messages show it, cut short where a person stops reading."""
+    """Return a list of ranks as text for messages, shortened if it is long."""
     shown = ", ".join(str(rank) for rank in ranks[:12])
     more = f" and {len(ranks) - 12} more" if len(ranks) > 12 else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

@@ -62,7 +62,7 @@ class Agenda:
 class Arrive(Protocol):
     """What is called when a chunk is there."""
 
-    def __call__(self, number: int, rank: int, result: bool, /) -> None:  # noqa: FBT001 - an event's argument
+    def __call__(self, number: int, rank: int, result: bool, /) -> None:
         """Take chunk `number` at `rank`: a contribution, or a result."""
 
 

@@ -149,7 +149,7 @@ class Events:
             for stretch in stretches:
                 self._release(rank, self._holding[rank].doubt(stretch))
 
-    def _arrive(self, number: int, rank: int, result: bool) -> None:  # noqa: FBT001 - an event's argument
+    def _arrive(self, number: int, rank: int, result: bool) -> None:
         if result:
             self._deliver(number, rank)
             return

@@ -49,7 +49,8 @@ def auto(network: Network, options: Options) -> Forest:
 
     One prediction for each that may win: hundredths of a second with 9 nodes, and where the discrete events
     would take longer than some seconds (64 nodes and more behind access caps), an estimate. Rings are not
-    among them: on none of the networks that were tried was one the fastest (docs/topologies.md).
+    among them: on none of the networks that were tried was one the fastest
+    (docs/measurements/topologies.md, "Rings are never the fastest").
 
     Raises:
         Unreachable: names the ranks without a path.

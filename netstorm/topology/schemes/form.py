@@ -27,7 +27,7 @@ __all__ = ["SCHEMES", "Options", "form_policy"]
 
 
 def _ring_best(network: Network, options: Options) -> Forest:
-    from netstorm.topology.schemes.ring_best import ring_best  # noqa: PLC0415 -- see above
+    from netstorm.topology.schemes.ring_best import ring_best
 
     return ring_best(
         network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes, seed=options.seed
@@ -40,7 +40,7 @@ def _fapt(network: Network, options: Options) -> Forest:
 
 
 def _packing(network: Network, options: Options) -> Forest:
-    from netstorm.topology.packing.best_packing import best_packing  # noqa: PLC0415 -- see above
+    from netstorm.topology.packing.best_packing import best_packing
 
     return best_packing(network, options).forest
 
@@ -49,7 +49,7 @@ def _auto(network: Network, options: Options) -> Forest:
     if not options.known:  # rates are made up, and so would predictions be
         forest = _fapt(network, options)
         return dataclasses.replace(forest, reason=f"auto: fapt, since no rates are known; {forest.reason}")
-    from netstorm.topology.schemes.auto import auto  # noqa: PLC0415 -- see above
+    from netstorm.topology.schemes.auto import auto
 
     return auto(network, options)
 
@@ -96,7 +96,7 @@ def form_policy(network: Network, topology: str = "fapt", *, version: int = 0, *
     policy = scheme(network, chosen).policy(version)
     if not chosen.auxiliary or network.size < 3:  # a detour has three ranks
         return policy
-    from netstorm.topology.detours.spare_capacity import with_detours  # noqa: PLC0415 -- see above
+    from netstorm.topology.detours.spare_capacity import with_detours
 
     return with_detours(
         network,

@@ -86,7 +86,7 @@ class Launcher:
 
 
 def inside(folder: Path) -> list[int]:
-    """Return the living processes whose working directory is below `folder`: keepers too."""
+    """Return the living processes whose working directory is below `folder`: supervisors too."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

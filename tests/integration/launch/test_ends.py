@@ -188,11 +188,11 @@ def test_nothing_outlives_a_launcher_that_was_killed_while_it_starts(launcher, d
         until(lambda: not inside(launcher.folder), "all processes to end")
 
 
-def test_a_node_whose_keeper_is_killed_dies_with_it_and_all_that_it_has_started(launcher):
-    program = "note(os.getppid(), f'keeper-{rank}')\n" + GRANDCHILD.format(own_session=True) + DEAF
+def test_a_node_whose_supervisor_is_killed_dies_with_it_and_all_that_it_has_started(launcher):
+    program = "note(os.getppid(), f'supervisor-{rank}')\n" + GRANDCHILD.format(own_session=True) + DEAF
     with launcher.started(program, "-n", "2", "--grace", "0.2") as process:
         until_deaf(launcher, 2)
-        os.kill(int((launcher.folder / "keeper-1").read_text()), signal.SIGKILL)
+        os.kill(int((launcher.folder / "supervisor-1").read_text()), signal.SIGKILL)
         end = ended(process)
         assert not alive(launcher.pids())
     assert "[launch] rank 1 was killed by SIGKILL" in end.err

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import netstorm
 from netstorm.observe.counters import Counters
@@ -201,7 +201,7 @@ class SchedulerProcess:
         wait_for(lambda: text in self.output(), f"{text!r} in:\n{self.output()}")
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> None:
+def wait_for(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, f"no sign of {what}"

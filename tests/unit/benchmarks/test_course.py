@@ -22,16 +22,17 @@ ROOT = Path(__file__).parents[3]
 def bench(monkeypatch):
     """The benchmarks' own modules."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    harness = (
+    names = (
         "harness.arguments",
-        "harness.policy_log",
-        "harness.course",
-        "harness.race_results",
         "harness.results",
+        "race.course",
+        "race.policy_log",
+        "systems.base",
+        "systems.entrants",
+        "plot",
     )
-    names = (*harness, "systems.base", "systems.entrants", "plot")
     modules = {name.rsplit(".", 1)[-1]: importlib.import_module(name) for name in names}
-    return SimpleNamespace(**modules)
+    return SimpleNamespace(**modules, race_results=importlib.import_module("race.results"))
 
 
 def pair(rate, *changes):

@@ -15,15 +15,16 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parents[3]
-BRIDGE = ROOT / "benchmarks" / "systems" / "openmpi_bridge.py"
+BRIDGE = ROOT / "benchmarks" / "systems" / "openmpi" / "bridge.py"
 
 
 @pytest.fixture
 def peers(monkeypatch):
     """The benchmarks' own modules."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    names = ("systems.base", "systems.openmpi_role", "systems.openmpi", "systems.hivemind", "harness.pattern")
-    return SimpleNamespace(**{name.rsplit(".", 1)[1]: importlib.import_module(name) for name in names})
+    names = ("base", "openmpi.role", "openmpi.system", "hivemind")
+    modules = {name.replace(".", "_"): importlib.import_module(f"systems.{name}") for name in names}
+    return SimpleNamespace(**modules, pattern=importlib.import_module("harness.pattern"))
 
 
 def test_the_agent_runs_a_command_beside_the_host_that_it_is_given_as_ssh_would(peers, tmp_path):
@@ -91,8 +92,8 @@ def test_a_bridge_to_which_no_rank_comes_ends_with_its_input(tmp_path):
 
 def test_what_is_missing_for_a_peer_is_said(peers, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(peers.openmpi, "mpirun", lambda: None)
-    assert "mpirun and mpi4py not installed (pip install" in peers.openmpi.why_no_openmpi()
+    monkeypatch.setattr(peers.openmpi_system, "mpirun", lambda: None)
+    assert "mpirun and mpi4py not installed (pip install" in peers.openmpi_system.why_no_openmpi()
     assert "pip install hivemind" in peers.hivemind.why_no_hivemind()
 
 

@@ -24,12 +24,12 @@ def race(monkeypatch):
     names = (
         "systems.entrants",
         "systems.base",
-        "harness.race_options",
-        "harness.race_results",
+        "race.options",
+        "race.results",
         "harness.results",
     )
-    modules = {name.rsplit(".", 1)[1]: importlib.import_module(name) for name in names}
-    return SimpleNamespace(**modules)
+    modules = {name.removeprefix("systems."): importlib.import_module(name) for name in names}
+    return SimpleNamespace(**{name.replace(".", "_"): module for name, module in modules.items()})
 
 
 def line(rates):
@@ -119,7 +119,7 @@ def row(race, name, *times, why_not="", error=None):
     parts = {}
     for place, rounds in enumerate(times):
         system = SimpleNamespace(name=f"{name} {place}", settings={"a": "b"})
-        parts[system.name] = race.results.Row(
+        parts[system.name] = race.harness_results.Row(
             system=system, case=case, rounds_s=list(rounds), error=error,
             link_bytes=[{"0→1": 10 + place}] * len(rounds),
         )  # fmt: skip

@@ -43,7 +43,7 @@ def delivery(chunk, *, sent, acknowledged, queued=0.0, peer=2, body=None):
 def traced(*deliveries, most=100):
     trace = Trace(lambda: 0.0, most=most)
     for one in deliveries:
-        trace.deliver(one)
+        trace.add_delivery(one)
     return trace
 
 
@@ -71,7 +71,7 @@ def test_chunks_of_a_link_follow_each_other_and_a_pause_is_a_gap():
 
 def test_each_link_and_the_rounds_have_a_named_row():
     trace = traced(delivery(0, sent=1.0, acknowledged=1.1), delivery(0, sent=1.0, acknowledged=1.1, peer=0))
-    trace.round("weight", 7, 0.5, 1.5)
+    trace.add_round("weight", 7, 0.5, 1.5)
     content = written(trace)
     rows = {
         event["tid"]: event["args"]["name"]

@@ -1,12 +1,13 @@
-"""Drives a SchedulerMachine by hand: hellos, messages and virtual time in; what each node was told out."""
+"""Drives a SchedulerMachine by hand: hellos, messages and virtual time in, the messages to each node out."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admit, Call, Disconnect, Refuse, Send
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Refuse, Send
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies.adaptation import Assumed, Plan, Summed
@@ -14,6 +15,7 @@ from netstorm.topology.networks.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 
 RELEASE = "1.2.3"
+M = TypeVar("M", bound=m.Message)
 
 
 def star(ranks: int, version: int = 1, hub: int = 0) -> Policy:
@@ -22,10 +24,10 @@ def star(ranks: int, version: int = 1, hub: int = 0) -> Policy:
 
 
 class Driven:
-    """A scheduler and what it said to whom. Nodes are told apart by a name, which is also their host."""
+    """A scheduler, and what it sent to each node. A node is known by a name, which is also its host."""
 
     def __init__(self, num_workers: int = 2, *, measures: bool = False, **options: Any) -> None:
-        """`measures`: it makes a network of what nodes report; policies stay."""
+        """`measures`: it estimates the network from what nodes report; policies stay."""
         self.options = SchedulerOptions(
             **{
                 "num_workers": num_workers,
@@ -46,7 +48,7 @@ class Driven:
             self.options, star(num_workers), now=self.now, assumed=assumed if measures else None
         )
         self.peers: dict[str, Peer] = {}
-        self.told: dict[Peer, list[m.Message]] = {}
+        self.sent: dict[Peer, list[m.Message]] = {}
         self.disconnected: list[Peer] = []
         self.called = 0
 
@@ -54,7 +56,7 @@ class Driven:
 
     def hello(
         self, name: str, *, job: str = "alexnet", incarnation: int | None = None, sender: int = -1
-    ) -> Any:
+    ) -> Admission:
         hello = m.Hello(
             job=job,
             sender=sender,
@@ -121,34 +123,36 @@ class Driven:
         self._take()
 
     def install(self, policy: Policy) -> None:
-        self.machine.install_policy(policy)
+        self.machine.policies.install(policy, self.now)
         self._take()
 
     # ----------------------------------------------------------------------------------------- out
 
-    def heard(self, who: str | int, kind: type[m.Message] | None = None) -> list[Any]:
-        """Return what a node was told since the last call, or only one kind of it; forgets all of it."""
+    @overload
+    def heard(self, who: str | int) -> list[Any]: ...
+    @overload
+    def heard(self, who: str | int, kind: type[M]) -> list[M]: ...
+    def heard(self, who: str | int, kind: type[m.Message] = m.Message) -> Sequence[m.Message]:
+        """Return what was sent to a node since the last call, or only one kind of it; forgets all of it."""
         peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
-        told = self.told.pop(peer, [])
-        return [message for message in told if kind is None or isinstance(message, kind)]
+        return [message for message in self.sent.pop(peer, []) if isinstance(message, kind)]
 
     def gone(self, who: str | int) -> m.PeerGone:
-        """Return the one word of an end that a node was told."""
+        """Return the one message of an end that was sent to a node."""
         (found,) = self.heard(who, m.PeerGone)
-        assert isinstance(found, m.PeerGone)
         return found
 
     def peer_of(self, rank: int) -> Peer:
-        return self.peers[self.machine.members[rank].host]
+        return self.peers[self.machine.view.members[rank].host]
 
     def forget(self) -> None:
-        self.told.clear()
+        self.sent.clear()
 
     def _take(self) -> None:
         for instruction in self.machine.take_instructions():
             match instruction:
                 case Send(peer=peer, message=message):
-                    self.told.setdefault(peer, []).append(message)
+                    self.sent.setdefault(peer, []).append(message)
                 case Disconnect(peer=peer):
                     self.disconnected.append(peer)
                 case Call(function=function):
@@ -167,9 +171,16 @@ def running(ranks: int = 3, **options: Any) -> Driven:
     return driven
 
 
-def refused(verdict: Any) -> str:
+def refused(verdict: Admission) -> str:
     assert isinstance(verdict, Refuse)
     return verdict.reason
+
+
+def refusal(driven: Driven, name: str) -> str:
+    gone = driven.gone(name)
+    assert (gone.rank, gone.kind) == (-1, "refused")
+    assert driven.peers[name] in driven.disconnected
+    return gone.reason
 
 
 def key(
@@ -188,4 +199,4 @@ def _replace(message: m.Join, **fields: Any) -> m.Join:
     return m.Join(**{**values, **fields})
 
 
-__all__ = ["RELEASE", "Driven", "begun", "key", "refused", "running", "star"]
+__all__ = ["RELEASE", "Driven", "begun", "key", "refusal", "refused", "running", "star"]

@@ -73,7 +73,7 @@ def test_each_node_is_told_its_rank_and_where_the_scheduler_is():
     assert second.environment["DMLC_NUM_WORKER"] == "2"
     assert (first.environment["NETSTORM_RANK"], second.environment["NETSTORM_RANK"]) == ("0", "1")
     assert (first.environment["NETSTORM_SITE"], second.environment["NETSTORM_SITE"]) == ("east", "west")
-    assert json.loads(second.order) == {"command": ["python", "train.py"], "folder": "/data"}
+    assert json.loads(second.start_message) == {"command": ["python", "train.py"], "folder": "/data"}
 
 
 def test_the_cores_are_shared_out_unless_the_user_has_chosen():
@@ -104,7 +104,7 @@ def test_a_virtual_environment_that_is_not_activated_is_for_the_nodes_too(monkey
 def test_the_scheduler_chooses_its_port_and_writes_it_to_the_ready_file():
     scheduler = local(ready_file=Path("/tmp/x")).scheduler
     assert scheduler.member == SCHEDULER
-    assert json.loads(scheduler.order)["command"][1:] == [
+    assert json.loads(scheduler.start_message)["command"][1:] == [
         "-m",
         "netstorm",
         "scheduler",
@@ -148,14 +148,14 @@ def test_a_command_is_looked_for_before_anything_starts(tmp_path):
 
 def test_over_ssh_nothing_but_the_interpreters_name_passes_through_a_shell():
     node = over_ssh().nodes(None)[1]
-    *ssh, host, words = node.keeper
+    *ssh, host, words = node.supervisor
     assert ssh[0] == "ssh"
     assert host == "alice@paris"
     assert shlex.split(words) == ["/opt/my python/bin/python", "-m", "netstorm.cli.launch.remote"]
-    order = json.loads(node.order)
-    assert order["command"] == ["python", "train.py", "a b", "$HOME", "it's"]
-    assert order["folder"] == "/data/my runs"
-    assert order["variables"] == {
+    message = json.loads(node.start_message)
+    assert message["command"] == ["python", "train.py", "a b", "$HOME", "it's"]
+    assert message["folder"] == "/data/my runs"
+    assert message["variables"] == {
         "LR": "0.1 $x",
         "DMLC_ROLE": "worker",
         "DMLC_PS_ROOT_URI": "tokyo",
@@ -170,26 +170,26 @@ def test_the_scheduler_runs_on_the_first_host_of_the_file_whatever_its_rank():
     job = over_ssh("paris rank=1\ntokyo rank=0")
     assert job.hosts == {SCHEDULER: "paris", Member(0): "tokyo", Member(1): "paris"}
     assert job.scheduler is not None
-    assert json.loads(job.scheduler.order)["command"][1:] == [
+    assert json.loads(job.scheduler.start_message)["command"][1:] == [
         "-m",
         "netstorm",
         "scheduler",
         "--print-outcome",
     ]
     assert [node.member for node in job.nodes(None)] == [0, 1]
-    assert json.loads(job.nodes(None)[0].order)["variables"]["DMLC_PS_ROOT_URI"] == "paris"
+    assert json.loads(job.nodes(None)[0].start_message)["variables"]["DMLC_PS_ROOT_URI"] == "paris"
 
 
 def test_the_scheduler_can_run_on_a_host_of_its_own_and_its_user_is_no_part_of_its_address():
     job = over_ssh(scheduler_host="bob@hub")
     assert job.hosts[SCHEDULER] == "bob@hub"
-    assert json.loads(job.nodes(None)[0].order)["variables"]["DMLC_PS_ROOT_URI"] == "hub"
+    assert json.loads(job.nodes(None)[0].start_message)["variables"]["DMLC_PS_ROOT_URI"] == "hub"
 
 
 def test_the_address_of_a_line_is_what_its_node_advertises():
     first, second = over_ssh("tokyo address=203.0.113.7\nparis").nodes(None)
-    assert json.loads(first.order)["variables"]["DMLC_NODE_HOST"] == "203.0.113.7"
-    assert "DMLC_NODE_HOST" not in json.loads(second.order)["variables"]
+    assert json.loads(first.start_message)["variables"]["DMLC_NODE_HOST"] == "203.0.113.7"
+    assert "DMLC_NODE_HOST" not in json.loads(second.start_message)["variables"]
 
 
 def test_a_scheduler_on_localhost_is_refused_if_nodes_are_elsewhere():

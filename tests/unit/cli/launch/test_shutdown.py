@@ -7,57 +7,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.cli.launch.members import SCHEDULER, Member
-from netstorm.cli.launch.shutdown import GiveUp, Say, Send, Shutdown
+from netstorm.cli.launch.shutdown import Abandon, Report, SendSignal, Shutdown
 
 GRACE_S = 10.0
-PATIENCE_S = 20.0
+FAILURE_TIMEOUT_S = 20.0
 
 
 def started(nodes: int = 3, *, scheduler: bool = True, **options) -> Shutdown:
-    ending = Shutdown(nodes, grace_s=GRACE_S, patience_s=PATIENCE_S, **options)
+    shutdown = Shutdown(nodes, grace_s=GRACE_S, failure_timeout_s=FAILURE_TIMEOUT_S, **options)
     for member in [SCHEDULER] * scheduler + [*range(nodes)]:
-        ending.started(Member(member))
-    return ending
+        shutdown.started(Member(member))
+    return shutdown
 
 
 def sent(actions) -> list[tuple[tuple[int, ...], str]]:
-    return [(action.members, action.signal.name) for action in actions if isinstance(action, Send)]
+    return [(action.members, action.signal.name) for action in actions if isinstance(action, SendSignal)]
 
 
-def said(actions) -> str:
-    return "\n".join(action.text for action in actions if isinstance(action, Say))
+def reported(actions) -> str:
+    return "\n".join(action.text for action in actions if isinstance(action, Report))
 
 
-def exit_all(ending: Shutdown, *codes: int, now: float = 1.0) -> None:
+def exit_all(shutdown: Shutdown, *codes: int, now: float = 1.0) -> None:
     for rank, code in enumerate(codes):
-        ending.exited(Member(rank), code, now)
+        shutdown.exited(Member(rank), code, now)
 
 
 def test_a_job_whose_processes_all_end_well_is_over_with_code_0_and_nothing_to_say():
-    ending = started()
+    shutdown = started()
     over = []
     for member in (0, 1, 2, SCHEDULER):
-        assert ending.exited(Member(member), 0, 2.0) == []
-        over.append(ending.is_over)
+        assert shutdown.exited(Member(member), 0, 2.0) == []
+        over.append(shutdown.is_over)
     assert over == [False, False, False, True]
-    assert (ending.exit_code, ending.summary(), ending.deadline) == (0, [], None)
+    assert (shutdown.exit_code, shutdown.summary(), shutdown.deadline) == (0, [], None)
 
 
 def test_a_job_is_not_over_before_all_nodes_have_been_started():
-    ending = Shutdown(2, grace_s=GRACE_S, patience_s=PATIENCE_S)
-    ending.started(Member(0))
-    ending.exited(Member(0), 0, 0.0)
-    assert not ending.is_over
+    shutdown = Shutdown(2, grace_s=GRACE_S, failure_timeout_s=FAILURE_TIMEOUT_S)
+    shutdown.started(Member(0))
+    shutdown.exited(Member(0), 0, 0.0)
+    assert not shutdown.is_over
 
 
 def test_the_first_failure_gives_its_rank_and_exit_code_however_the_others_end():
-    ending = started()
-    assert "rank 2 failed with exit code 3; ranks 0, 1 have 20 s" in said(ending.exited(Member(2), 3, 0.0))
-    assert ending.exited(Member(0), 1, 1.0) == []
-    ending.exited(Member(1), 137, 1.0)
-    ending.exited(SCHEDULER, 0, 1.0)
-    assert ending.exit_code == 3
-    assert ending.summary() == [
+    shutdown = started()
+    assert "rank 2 failed with exit code 3; ranks 0, 1 have 20 s" in reported(
+        shutdown.exited(Member(2), 3, 0.0)
+    )
+    assert shutdown.exited(Member(0), 1, 1.0) == []
+    shutdown.exited(Member(1), 137, 1.0)
+    shutdown.exited(SCHEDULER, 0, 1.0)
+    assert shutdown.exit_code == 3
+    assert shutdown.summary() == [
         "rank 2 failed with exit code 3",
         "killed by SIGKILL: rank 1",
         "exit code 3: rank 2",
@@ -67,143 +69,143 @@ def test_the_first_failure_gives_its_rank_and_exit_code_however_the_others_end()
 
 
 def test_a_signal_that_killed_the_first_is_named_and_gives_128_more():
-    ending = started()
-    assert "rank 1 was killed by SIGSEGV" in said(ending.exited(Member(1), 139, 0.0))
-    assert ending.exit_code == 139
+    shutdown = started()
+    assert "rank 1 was killed by SIGSEGV" in reported(shutdown.exited(Member(1), 139, 0.0))
+    assert shutdown.exit_code == 139
 
 
 def test_after_a_failure_the_others_are_left_alone_and_then_pushed_up_the_ladder():
-    ending = started()
-    ending.exited(Member(2), 3, 0.0)
-    assert ending.tick(PATIENCE_S - 0.1) == []
-    assert sent(ending.tick(PATIENCE_S)) == [((0, 1), "SIGINT")]
-    ending.exited(Member(0), 1, PATIENCE_S + 1)
-    assert sent(ending.tick(PATIENCE_S + GRACE_S)) == [((1,), "SIGTERM")]
-    assert sent(ending.tick(PATIENCE_S + 2 * GRACE_S)) == [((1,), "SIGKILL")]
+    shutdown = started()
+    shutdown.exited(Member(2), 3, 0.0)
+    assert shutdown.tick(FAILURE_TIMEOUT_S - 0.1) == []
+    assert sent(shutdown.tick(FAILURE_TIMEOUT_S)) == [((0, 1), "SIGINT")]
+    shutdown.exited(Member(0), 1, FAILURE_TIMEOUT_S + 1)
+    assert sent(shutdown.tick(FAILURE_TIMEOUT_S + GRACE_S)) == [((1,), "SIGTERM")]
+    assert sent(shutdown.tick(FAILURE_TIMEOUT_S + 2 * GRACE_S)) == [((1,), "SIGKILL")]
 
 
 def test_ctrl_c_interrupts_the_nodes_and_not_the_scheduler_which_tells_them_of_each_other():
-    ending = started()
-    assert sent(ending.asked_to_stop(signal.SIGINT, 0.0)) == [((0, 1, 2), "SIGINT")]
+    shutdown = started()
+    assert sent(shutdown.stop_requested(signal.SIGINT, 0.0)) == [((0, 1, 2), "SIGINT")]
 
 
 def test_each_step_of_the_ladder_is_said_and_taken_once():
-    ending = started()
-    ending.asked_to_stop(signal.SIGINT, 0.0)
-    actions = [action for tenth in range(1, 350) for action in ending.tick(tenth / 10)]
+    shutdown = started()
+    shutdown.stop_requested(signal.SIGINT, 0.0)
+    actions = [action for tenth in range(1, 350) for action in shutdown.tick(tenth / 10)]
     assert sent(actions) == [((0, 1, 2), "SIGTERM"), ((0, 1, 2), "SIGKILL")]
     assert (
-        sum("SIGTERM" in action.text for action in actions if isinstance(action, Say)) == 2
+        sum("SIGTERM" in action.text for action in actions if isinstance(action, Report)) == 2
     )  # …, and its end
 
 
 def test_a_second_ctrl_c_takes_the_next_step_at_once():
-    ending = started()
-    ending.asked_to_stop(signal.SIGINT, 0.0)
-    assert sent(ending.asked_to_stop(signal.SIGINT, 0.1)) == [((0, 1, 2), "SIGTERM")]
-    assert sent(ending.asked_to_stop(signal.SIGINT, 0.2)) == [((0, 1, 2), "SIGKILL")]
+    shutdown = started()
+    shutdown.stop_requested(signal.SIGINT, 0.0)
+    assert sent(shutdown.stop_requested(signal.SIGINT, 0.1)) == [((0, 1, 2), "SIGTERM")]
+    assert sent(shutdown.stop_requested(signal.SIGINT, 0.2)) == [((0, 1, 2), "SIGKILL")]
 
 
 def test_sigterm_begins_with_sigterm():
-    ending = started()
-    assert sent(ending.asked_to_stop(signal.SIGTERM, 0.0)) == [((0, 1, 2), "SIGTERM")]
-    assert ending.exit_code == 143
+    shutdown = started()
+    assert sent(shutdown.stop_requested(signal.SIGTERM, 0.0)) == [((0, 1, 2), "SIGTERM")]
+    assert shutdown.exit_code == 143
 
 
 def test_what_ends_because_of_ctrl_c_is_no_failure_and_the_exit_code_is_130():
-    ending = started()
-    ending.asked_to_stop(signal.SIGINT, 0.0)
-    exit_all(ending, 1, 130, 0)
-    ending.exited(SCHEDULER, 0, 1.0)
-    assert ending.exit_code == 130
-    assert ending.summary()[0] == "killed by SIGINT: rank 1"
+    shutdown = started()
+    shutdown.stop_requested(signal.SIGINT, 0.0)
+    exit_all(shutdown, 1, 130, 0)
+    shutdown.exited(SCHEDULER, 0, 1.0)
+    assert shutdown.exit_code == 130
+    assert shutdown.summary()[0] == "killed by SIGINT: rank 1"
 
 
 def test_ctrl_c_after_a_failure_hurries_and_keeps_the_failures_exit_code():
-    ending = started()
-    ending.exited(Member(2), 3, 0.0)
-    assert sent(ending.asked_to_stop(signal.SIGINT, 1.0)) == [((0, 1), "SIGINT")]
-    assert ending.exit_code == 3
+    shutdown = started()
+    shutdown.exited(Member(2), 3, 0.0)
+    assert sent(shutdown.stop_requested(signal.SIGINT, 1.0)) == [((0, 1), "SIGINT")]
+    assert shutdown.exit_code == 3
 
 
 def test_a_scheduler_that_stays_after_a_good_job_is_stopped_and_that_is_no_failure():
-    ending = started()
-    exit_all(ending, 0, 0, 0)
-    assert sent(ending.tick(1.0 + GRACE_S)) == [((SCHEDULER,), "SIGTERM")]
-    ending.exited(SCHEDULER, 143, 12.0)
-    assert ending.exit_code == 0
+    shutdown = started()
+    exit_all(shutdown, 0, 0, 0)
+    assert sent(shutdown.tick(1.0 + GRACE_S)) == [((SCHEDULER,), "SIGTERM")]
+    shutdown.exited(SCHEDULER, 143, 12.0)
+    assert shutdown.exit_code == 0
 
 
 def test_a_scheduler_that_stays_after_a_stopped_job_is_stopped_soon():
-    ending = started()
-    ending.asked_to_stop(signal.SIGINT, 0.0)
-    exit_all(ending, 130, 130, 130)
-    assert sent(ending.tick(3.0)) == [((SCHEDULER,), "SIGTERM")]
+    shutdown = started()
+    shutdown.stop_requested(signal.SIGINT, 0.0)
+    exit_all(shutdown, 130, 130, 130)
+    assert sent(shutdown.tick(3.0)) == [((SCHEDULER,), "SIGTERM")]
 
 
 def test_a_scheduler_that_dies_first_is_the_first_failure():
-    ending = started()
-    assert "the scheduler was killed by SIGKILL; ranks 0-2 have 20 s" in said(
-        ending.exited(SCHEDULER, 137, 0.0)
+    shutdown = started()
+    assert "the scheduler was killed by SIGKILL; ranks 0-2 have 20 s" in reported(
+        shutdown.exited(SCHEDULER, 137, 0.0)
     )
-    exit_all(ending, 1, 1, 1)
-    assert ending.exit_code == 137
+    exit_all(shutdown, 1, 1, 1)
+    assert shutdown.exit_code == 137
 
 
 def test_the_scheduler_knows_who_was_first_even_if_others_end_sooner():
-    ending = started()
-    ending.exited(Member(0), 1, 0.0)
-    ending.exited(Member(2), 3, 0.2)
-    ending.judged(Member(2))
-    ending.exited(SCHEDULER, 1, 0.3)
-    ending.exited(Member(1), 1, 0.4)
-    assert ending.exit_code == 3
-    assert ending.summary()[0] == "rank 2 failed with exit code 3"
+    shutdown = started()
+    shutdown.exited(Member(0), 1, 0.0)
+    shutdown.exited(Member(2), 3, 0.2)
+    shutdown.first_failure_reported(Member(2))
+    shutdown.exited(SCHEDULER, 1, 0.3)
+    shutdown.exited(Member(1), 1, 0.4)
+    assert shutdown.exit_code == 3
+    assert shutdown.summary()[0] == "rank 2 failed with exit code 3"
 
 
 def test_a_scheduler_that_reports_a_failed_job_is_not_what_failed():
-    ending = started()
-    ending.judged(None)
-    assert "the job has failed; ranks 0-2 have 20 s" in said(ending.exited(SCHEDULER, 1, 0.0))
-    exit_all(ending, 0, 5, 1)
-    assert ending.exit_code == 5
-    assert ending.summary()[0] == "rank 1 failed with exit code 5"
+    shutdown = started()
+    shutdown.first_failure_reported(None)
+    assert "the job has failed; ranks 0-2 have 20 s" in reported(shutdown.exited(SCHEDULER, 1, 0.0))
+    exit_all(shutdown, 0, 5, 1)
+    assert shutdown.exit_code == 5
+    assert shutdown.summary()[0] == "rank 1 failed with exit code 5"
 
 
 def test_a_failed_job_whose_nodes_all_end_well_has_failed():
-    ending = started()
-    ending.judged(Member(2))
-    exit_all(ending, 0, 0, 0)
-    ending.exited(SCHEDULER, 1, 1.0)
-    assert ending.exit_code == 1
-    assert ending.summary()[0] == "the job has failed"
+    shutdown = started()
+    shutdown.first_failure_reported(Member(2))
+    exit_all(shutdown, 0, 0, 0)
+    shutdown.exited(SCHEDULER, 1, 1.0)
+    assert shutdown.exit_code == 1
+    assert shutdown.summary()[0] == "the job has failed"
 
 
 def test_a_blamed_node_that_had_to_be_killed_does_not_hide_who_failed():
-    ending = started(2)
-    ending.exited(Member(0), 1, 0.0)
-    ending.tick(PATIENCE_S)
-    ending.exited(Member(1), 137, PATIENCE_S)
-    ending.judged(Member(1))
-    ending.exited(SCHEDULER, 1, PATIENCE_S + 1)
-    assert ending.exit_code == 1
+    shutdown = started(2)
+    shutdown.exited(Member(0), 1, 0.0)
+    shutdown.tick(FAILURE_TIMEOUT_S)
+    shutdown.exited(Member(1), 137, FAILURE_TIMEOUT_S)
+    shutdown.first_failure_reported(Member(1))
+    shutdown.exited(SCHEDULER, 1, FAILURE_TIMEOUT_S + 1)
+    assert shutdown.exit_code == 1
 
 
 def test_a_scheduler_that_ends_well_before_the_nodes_is_no_failure():
-    ending = started()
-    ending.exited(SCHEDULER, 0, 0.0)
-    exit_all(ending, 0, 0, 0)
-    assert ending.is_over
-    assert ending.exit_code == 0
+    shutdown = started()
+    shutdown.exited(SCHEDULER, 0, 0.0)
+    exit_all(shutdown, 0, 0, 0)
+    assert shutdown.is_over
+    assert shutdown.exit_code == 0
 
 
 def test_after_a_scheduler_that_fails_at_the_start_no_node_is_started():
-    ending = Shutdown(3, grace_s=GRACE_S, patience_s=PATIENCE_S)
-    ending.started(SCHEDULER)
-    ending.exited(SCHEDULER, 2, 0.0)
-    assert ending.is_over
-    assert not ending.may_start
-    assert ending.summary() == [
+    shutdown = Shutdown(3, grace_s=GRACE_S, failure_timeout_s=FAILURE_TIMEOUT_S)
+    shutdown.started(SCHEDULER)
+    shutdown.exited(SCHEDULER, 2, 0.0)
+    assert shutdown.is_over
+    assert not shutdown.may_start
+    assert shutdown.summary() == [
         "the scheduler failed with exit code 2",
         "exit code 2: the scheduler",
         "not started: ranks 0-2",
@@ -211,35 +213,37 @@ def test_after_a_scheduler_that_fails_at_the_start_no_node_is_started():
 
 
 def test_ctrl_c_while_the_scheduler_starts_stops_it():
-    ending = Shutdown(3, grace_s=GRACE_S, patience_s=PATIENCE_S)
-    ending.started(SCHEDULER)
-    assert sent(ending.asked_to_stop(signal.SIGINT, 0.0)) == [((SCHEDULER,), "SIGTERM")]
-    ending.exited(SCHEDULER, 143, 0.0)
-    assert ending.is_over
-    assert ending.exit_code == 130
+    shutdown = Shutdown(3, grace_s=GRACE_S, failure_timeout_s=FAILURE_TIMEOUT_S)
+    shutdown.started(SCHEDULER)
+    assert sent(shutdown.stop_requested(signal.SIGINT, 0.0)) == [((SCHEDULER,), "SIGTERM")]
+    shutdown.exited(SCHEDULER, 143, 0.0)
+    assert shutdown.is_over
+    assert shutdown.exit_code == 130
 
 
 def test_a_process_that_cannot_be_started_fails_the_job():
-    ending = started(2)
-    assert said(ending.cannot_go_on("cannot start rank 2: no memory", 0.0)).startswith("cannot start rank 2")
-    assert ending.exit_code == 1
-    assert sent(ending.tick(PATIENCE_S)) == [((0, 1), "SIGINT")]
+    shutdown = started(2)
+    assert reported(shutdown.launch_failed("cannot start rank 2: no memory", 0.0)).startswith(
+        "cannot start rank 2"
+    )
+    assert shutdown.exit_code == 1
+    assert sent(shutdown.tick(FAILURE_TIMEOUT_S)) == [((0, 1), "SIGINT")]
 
 
 def test_what_does_not_die_of_sigkill_is_given_up_and_its_host_is_named():
-    ending = started(2, hosts={Member(0): "tokyo", Member(1): "alice@paris"})
+    shutdown = started(2, hosts={Member(0): "tokyo", Member(1): "alice@paris"})
     for second in range(3):
-        ending.asked_to_stop(signal.SIGINT, float(second))
-    ending.exited(Member(0), 137, 3.0)
-    actions = ending.tick(10.0)
-    assert GiveUp((Member(1),)) in actions
-    assert "processes may be left on alice@paris" in said(actions)
+        shutdown.stop_requested(signal.SIGINT, float(second))
+    shutdown.exited(Member(0), 137, 3.0)
+    actions = shutdown.tick(10.0)
+    assert Abandon((Member(1),)) in actions
+    assert "processes may be left on alice@paris" in reported(actions)
 
 
 def test_a_failure_of_ssh_is_told_from_one_of_the_command():
-    ending = started(2, hosts={Member(1): "alice@paris"})
-    assert "rank 1 on alice@paris failed with exit code 255 (ssh's own" in said(
-        ending.exited(Member(1), 255, 0.0)
+    shutdown = started(2, hosts={Member(1): "alice@paris"})
+    assert "rank 1 on alice@paris failed with exit code 255 (ssh's own" in reported(
+        shutdown.exited(Member(1), 255, 0.0)
     )
 
 
@@ -254,42 +258,42 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=25), st.booleans())
 def test_whatever_happens_only_the_living_are_told_and_once_stopping_the_end_is_bounded(events, scheduler):
-    ending = started(4, scheduler=scheduler)
+    shutdown = started(4, scheduler=scheduler)
     alive = {*range(4)} | ({SCHEDULER} if scheduler else set())
     now = 0.0
 
     def check(actions) -> None:
         for action in actions:
-            if isinstance(action, Send | GiveUp):
+            if isinstance(action, SendSignal | Abandon):
                 assert action.members
                 assert set(action.members) <= alive
-            if isinstance(action, GiveUp):
+            if isinstance(action, Abandon):
                 for member in action.members:
                     alive.discard(member)
-                    check(ending.exited(member, 137, now))
+                    check(shutdown.exited(member, 137, now))
 
     for kind, *values in events:
         if kind == "exit" and values[0] in alive:
             alive.discard(values[0])
-            check(ending.exited(Member(values[0]), values[1], now))
+            check(shutdown.exited(Member(values[0]), values[1], now))
         elif kind == "stop":
-            check(ending.asked_to_stop(values[0], now))
+            check(shutdown.stop_requested(values[0], now))
         elif kind == "wait":
             now += values[0]
-            check(ending.tick(now))
-        assert ending.is_over == (not alive)
-    check(ending.asked_to_stop(signal.SIGTERM, now))
+            check(shutdown.tick(now))
+        assert shutdown.is_over == (not alive)
+    check(shutdown.stop_requested(signal.SIGTERM, now))
     for _ in range(12):
-        if ending.deadline is not None:
-            now = ending.deadline
-            check(ending.tick(now))
-    assert ending.is_over
-    assert ending.exit_code
-    assert ending.summary()
+        if shutdown.deadline is not None:
+            now = shutdown.deadline
+            check(shutdown.tick(now))
+    assert shutdown.is_over
+    assert shutdown.exit_code
+    assert shutdown.summary()
 
 
 @pytest.mark.parametrize("reason", [signal.SIGHUP, signal.SIGPIPE])
 def test_losing_the_terminal_or_the_reader_of_the_output_stops_the_job(reason):
-    ending = started()
-    assert sent(ending.asked_to_stop(reason, 0.0)) == [((0, 1, 2), "SIGTERM")]
-    assert ending.exit_code == 128 + reason
+    shutdown = started()
+    assert sent(shutdown.stop_requested(reason, 0.0)) == [((0, 1, 2), "SIGTERM")]
+    assert shutdown.exit_code == 128 + reason

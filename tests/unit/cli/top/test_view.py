@@ -8,7 +8,7 @@ from rich.console import Console
 
 from netstorm.cli.top.view import view
 from netstorm.protocol import messages as m
-from netstorm.scheduler.observe.status import describe
+from netstorm.scheduler.observe.build_status import build_status
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Detour, Policy, Tree
 from tests.unit.scheduler.driving import Driven, running, star
@@ -16,8 +16,8 @@ from tests.unit.scheduler.driving import Driven, running, star
 
 def shown(driven, width=120, **changed):
     """Return the lines that a terminal of this width would show; `changed`: fields of the snapshot."""
-    snapshot = replace(driven.machine.snapshot(driven.now), **changed)
-    status = describe(snapshot, time=0.0, scheduler="h:1", http="h:2")
+    snapshot = replace(driven.machine.view.snapshot(driven.now), **changed)
+    status = build_status(snapshot, time=0.0, scheduler="h:1", http="h:2")
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as capture:
         console.print(view(status, width))
@@ -83,9 +83,9 @@ def test_pairs_whose_ways_lead_past_other_nodes_are_marked():
     driven.say(2, m.Measured(links=(m.LinkMeasure(source=1, rate=5e7, error=0.1),)))
     lines = shown(driven, routed=frozenset({(0, 2), (2, 0)}))
     assert line_with(lines, "0 site0").split() == ["0", "site0", "·", "·", "~", "·", "·"]
-    assert "; ~: 2 pairs whose ways lead past other nodes" in " ".join(lines)
+    assert "; ~: 2 pairs that are routed past other nodes" in " ".join(lines)
     narrow = shown(driven, 40, routed=frozenset({(0, 2), (2, 0)}))
-    assert "measured, beside 2 pairs whose ways lead past other nodes" in " ".join(narrow)
+    assert "measured, beside 2 pairs that are routed past other nodes" in " ".join(narrow)
     assert "~" not in "".join(shown(driven))
 
 
@@ -93,7 +93,7 @@ def test_pairs_whose_ways_lead_past_other_nodes_are_marked():
 def test_it_says_where_links_carry_less_in_company(width):
     driven = running(3)
     driven.say(2, m.Measured(links=(m.LinkMeasure(source=1, rate=5e7, error=0.1),)))
-    assert "links carry less in company" in " ".join(shown(driven, width, crowded=True))
+    assert "links carry less under contention" in " ".join(shown(driven, width, contended=True))
     assert "company" not in " ".join(shown(driven, width))
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from netstorm.emulation.layout import Layout
-from netstorm.emulation.links.kernel_links import why_not_the_kernel
+from netstorm.emulation.links.kernel_links import kernel_obstacle
 from netstorm.emulation.links.netem import needs_netem, shaping_commands, veth_commands
 from netstorm.topology.networks.elements import Link, Node, Rank
 from netstorm.topology.networks.network import Network
@@ -50,9 +50,9 @@ def test_segmentation_offload_is_off_at_both_ends_of_a_pair():
 
 
 def test_the_reason_for_not_taking_the_kernel_is_named():
-    assert why_not_the_kernel(network(LINK), netem=False) == "this kernel has no netem"
-    assert why_not_the_kernel(network(LINK), netem=True) is None
-    assert why_not_the_kernel(network(PLAIN), netem=False) is None
-    assert why_not_the_kernel(network(PLAIN, egress=1e6), netem=True) == (
+    assert kernel_obstacle(network(LINK), netem=False) == "this kernel has no netem"
+    assert kernel_obstacle(network(LINK), netem=True) is None
+    assert kernel_obstacle(network(PLAIN), netem=False) is None
+    assert kernel_obstacle(network(PLAIN, egress=1e6), netem=True) == (
         "rank 0 has an access cap, which spans its links"
     )

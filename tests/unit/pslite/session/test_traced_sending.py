@@ -24,7 +24,7 @@ class Kept(Trace):
         super().__init__(now)
         self.delivered = []
 
-    def deliver(self, delivery):
+    def add_delivery(self, delivery):
         self.delivered.append(delivery)
 
 
@@ -74,5 +74,5 @@ def test_a_traced_sender_does_what_a_plain_one_does(seed):
             elif what >= 0.95:
                 half.disconnected()
     assert sent[0] == sent[1]
-    assert trace.seen == 0
+    assert trace.recorded == 0
     assert len(trace.delivered) == len(set(sent[1])) - len(halves[1].unacknowledged)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admit, Call, Disconnect, Send
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Send
 from netstorm.scheduler.job_phase import Outcome, Phase
-from netstorm.scheduler.jobs.first_policy import Preparation, described_nodes, prepare
+from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.policies.formation import Formation, form
 from netstorm.settings import Settings
-from tests.unit.scheduler.driving import RELEASE, refused
+from tests.unit.scheduler.driving import RELEASE, M, refused
 
 NETWORK = """
 nodes: {0: {}, 1: {}, 2: {}}
@@ -28,29 +27,29 @@ links:
 
 
 class Several:
-    """The machine, and what it said to whom. Processes are told apart by "job/host"."""
+    """The machine, and what it sent to each process. A process is known as "job/host"."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         self.now = 100.0
         own = Settings.from_environment({}, **{"jobs": 0, "topology": "fapt", **settings})
-        self.machine = SeveralJobs(own, release=RELEASE, now=self.now, described=described_nodes(own))
-        self.machine.on_prepare = self._prepare
+        self.machine = SeveralJobs(own, release=RELEASE, now=self.now, network_nodes=network_file_nodes(own))
+        self.machine.on_first_policy = self._form_first
         self.over: list[Outcome] = []
-        self.preparations: list[Preparation] = []
+        self.first_requests: list[FirstPolicyRequest] = []
         self.formations: list[Formation] = []
         self.machine.on_form = self.formations.append
         self.machine.on_job_over = self.over.append
         self.hold = False
         self.peers: dict[str, Peer] = {}
-        self.told: dict[Peer, list[m.Message]] = {}
+        self.sent: dict[Peer, list[m.Message]] = {}
         self.disconnected: list[Peer] = []
 
-    def _prepare(self, question: Preparation) -> None:
-        self.preparations.append(question)
+    def _form_first(self, request: FirstPolicyRequest) -> None:
+        self.first_requests.append(request)
         if not self.hold:
-            self.machine.prepared(prepare(question), self.now)
+            self.machine.first_policy_formed(form_first_policy(request), self.now)
 
-    def hello(self, who: str, *, sender: int = -1) -> Any:
+    def hello(self, who: str, *, sender: int = -1) -> Admission:
         hello = m.Hello(
             job=who.rpartition("/")[0],
             sender=sender,
@@ -91,7 +90,7 @@ class Several:
             for instruction in instructions:
                 match instruction:
                     case Send(peer=peer, message=message):
-                        self.told.setdefault(peer, []).append(message)
+                        self.sent.setdefault(peer, []).append(message)
                     case Disconnect(peer=peer):
                         self.disconnected.append(peer)
                     case Call(function=function):
@@ -105,14 +104,14 @@ class Several:
             self.take()
         self.now = end
 
-    def heard(self, who: str, kind: type[m.Message]) -> list[Any]:
-        return [one for one in self.told.get(self.peers[who], []) if isinstance(one, kind)]
+    def heard(self, who: str, kind: type[M]) -> list[M]:
+        return [message for message in self.sent.get(self.peers[who], []) if isinstance(message, kind)]
 
     def why_refused(self, who: str) -> str:
         (gone,) = self.heard(who, m.PeerGone)
         assert gone.kind == "refused"
         assert self.peers[who] in self.disconnected
-        return str(gone.reason)
+        return gone.reason
 
     def phases(self) -> dict[str, Phase]:
         return {one.options.job: one.phase for one in self.machine.jobs}
@@ -207,7 +206,7 @@ def test_a_failing_job_ends_alone_and_the_scheduler_goes_on():
     assert several.machine.outcome is None
 
 
-def test_an_error_of_the_schedulers_own_ends_only_the_job_that_it_happens_to(caplog):
+def test_an_error_of_the_schedulers_own_ends_only_the_job_that_it_happens_to(caplog, monkeypatch):
     several = Several()
     several.start("a")
     several.start("b")
@@ -216,12 +215,12 @@ def test_an_error_of_the_schedulers_own_ends_only_the_job_that_it_happens_to(cap
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a mistake")
 
-    job._from_member = broken  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(job, "_receive_from_member", broken)
     several.say("a/0", m.Barrier(number=0))
     assert "ZeroDivisionError" in caplog.text
     assert several.phases() == {"a": Phase.FAILED, "b": Phase.RUNNING}
     assert "a mistake" in several.heard("a/1", m.PeerGone)[0].reason
-    job.tick = broken  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(job, "tick", broken)
     several.run(2.0)
     assert several.phases() == {"b": Phase.RUNNING}
     assert [one.exit_code for one in several.over] == [1]
@@ -249,11 +248,11 @@ def test_a_node_that_leaves_while_the_first_policy_is_formed_can_be_replaced():
     several.hold = True
     several.start("a")
     several.say("a/1", m.Leave())
-    several.machine.prepared(prepare(several.preparations[0]), several.now)
+    several.machine.first_policy_formed(form_first_policy(several.first_requests[0]), several.now)
     assert several.phases() == {"a": Phase.GATHERING}
     several.join("a/new", 1)
     assert several.phases() == {"a": Phase.RUNNING}
-    assert len(several.preparations) == 1
+    assert len(several.first_requests) == 1
 
 
 def test_a_first_policy_that_cannot_be_formed_ends_the_job_with_the_reason():
@@ -282,7 +281,7 @@ def test_there_is_no_job_of_an_unknown_name():
 # --------------------------------------------------------------------------------------- the shares of links
 
 
-def network(tmp_path: Path) -> dict[str, Any]:
+def network(tmp_path: Path) -> dict[str, str]:
     file = tmp_path / "network.yaml"
     file.write_text(NETWORK)
     return {"network_file": str(file)}
@@ -296,13 +295,13 @@ def rate_of(question: Formation) -> float:
 def test_jobs_on_one_network_plan_with_their_shares_of_it_and_one_that_ends_gives_its_share_back(tmp_path):
     several = Several(**network(tmp_path))
     several.start("a", 3)
-    assert several.preparations[-1].link_share == 1.0
+    assert several.first_requests[-1].link_share == 1.0
     several.start("b", 3, NETSTORM_JOB_WEIGHT="3")
-    assert several.preparations[-1].link_share == 0.75
+    assert several.first_requests[-1].link_share == 0.75
     assert [one.link_share for one in several.machine.snapshots(several.now)] == [0.25, 0.75]
     several.run(0.1)
     assert [rate_of(one) for one in several.formations] == [25e6]
-    several.machine.formed(form(several.formations[-1]), several.now)
+    several.machine.policy_formed(form(several.formations[-1]), several.now)
     several.say("b/0", m.Failed(reason="x"))
     several.run(0.1)
     assert several.phases()["a"] is Phase.RUNNING
@@ -324,7 +323,7 @@ def test_where_awareness_is_off_the_policy_that_a_job_began_under_stays(tmp_path
     several.start("a", 3)
     several.start("b", 3)
     several.run(1.0)
-    assert several.preparations[-1].link_share == 0.5
+    assert several.first_requests[-1].link_share == 0.5
     assert several.formations == []
 
 
@@ -338,7 +337,7 @@ def test_answers_go_to_the_job_that_has_asked(tmp_path):
     numbers = [one.number for one in several.formations]
     assert len(set(numbers)) == len(numbers)
     for question in several.formations:
-        several.machine.formed(form(question), several.now)
-    awareness = several.machine.job("a").awareness
+        several.machine.policy_formed(form(question), several.now)
+    awareness = several.machine.job("a").view.awareness
     assert awareness is not None
     assert not awareness.adaptation.forming

@@ -14,7 +14,7 @@ def test_a_barrier_is_reached_when_all_have_come():
     driven = running(3)
     driven.say(0, m.Barrier(number=0))
     driven.say(2, m.Barrier(number=0))
-    assert driven.told == {}
+    assert driven.sent == {}
     driven.say(1, m.Barrier(number=0))
     assert [driven.heard(rank) for rank in range(3)] == [[m.BarrierReached(number=0)]] * 3
 

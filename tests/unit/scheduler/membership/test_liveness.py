@@ -135,7 +135,7 @@ def test_a_link_that_works_again_before_anything_is_decided_has_not_failed():
     driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
     driven.say(0, m.LinkRestored(rank=2))
     driven.run(10, beating=(0, 1, 2))
-    assert driven.machine.failed_links == ()
+    assert driven.machine.view.failed_links == ()
     assert driven.heard(1, m.FailedLinks) == []
 
 
@@ -192,4 +192,4 @@ def test_heartbeats_of_strangers_are_ignored():
     driven = Driven(2)
     driven.hello("a")
     driven.say("a", m.Heartbeat(busy="x"))
-    assert driven.told == {}
+    assert driven.sent == {}

@@ -122,7 +122,7 @@ def test_a_policy_before_all_are_here_is_the_one_that_they_join_with():
     driven.join("a")
     driven.join("b")
     assert driven.heard("a")[0].policy.version == 4
-    assert driven.machine.policy.version == 4
+    assert driven.machine.policies.in_force.version == 4
 
 
 def test_an_unknown_key_is_a_violation_and_grants_nothing():
@@ -204,7 +204,7 @@ class AnyOrder(RuleBasedStateMachine):
     def start(self):
         self.consistency = Consistency(self.ranks, 1)
         self.version = 1
-        self.told: dict[tuple[int, int], int] = {}
+        self.sent: dict[tuple[int, int], int] = {}
         """(key, round) -> version, as the first rank to know was told."""
         self.known: dict[tuple[int, int], tuple[dict[int, int], int]] = {}
         """(rank, key) -> rows by first round, highest granted: what a node keeps."""
@@ -258,7 +258,7 @@ class AnyOrder(RuleBasedStateMachine):
         for round in range(granted + 1):
             version = self.version_of(rank, key, round)
             if version is not None:
-                assert self.told.setdefault((key, round), version) == version, "all ranks are told the same"
+                assert self.sent.setdefault((key, round), version) == version, "all ranks are told the same"
 
     def version_of(self, rank, key, round):
         rows, granted = self.known[rank, key]

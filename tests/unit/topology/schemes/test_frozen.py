@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.settings.checks import _FREEZABLE
+from netstorm.settings.conflicts import _FREEZABLE
 from netstorm.topology.networks.generators import FAMILIES, generate
 from netstorm.topology.networks.network import Network, Rank
 from netstorm.topology.options import Options

@@ -1,0 +1,1 @@
+"""Open MPI as one of the systems that are compared."""

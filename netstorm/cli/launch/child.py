@@ -1,0 +1,138 @@
+"""One process of a job, under its supervisor: how it is started, told signals, and read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from netstorm.cli.launch.console import Console, Stream
+from netstorm.cli.launch.job import Process
+from netstorm.cli.launch.lines import Lines
+from netstorm.cli.launch.members import SCHEDULER, Member
+
+__all__ = ["Child"]
+
+_LAST_OUTPUT_MS: Final = 500
+"""Time for the output of an ended process to arrive; longer only if another process holds its pipe."""
+
+
+class Child:
+    """A supervisor, and with it a process of the job.
+
+    Attributes:
+        member: which process of the job.
+        label: what its lines begin with.
+    """
+
+    def __init__(self, process: Process, console: Console, log_folder: Path | None) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: its supervisor cannot be started.
+        """
+        self.member: Final[Member] = process.member
+        self.label: Final = process.label
+        self._console: Final = console
+        self._supervisor: Final = subprocess.Popen(
+            process.supervisor,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=process.environment,
+            start_new_session=True,  # the terminal's Ctrl-C is for the launcher alone
+        )
+        self._log = self._open_log(log_folder)
+        assert self._supervisor.stdout is not None
+        assert self._supervisor.stderr is not None
+        self._streams: Final[dict[int, tuple[Stream, Lines]]] = {
+            self._supervisor.stdout.fileno(): (Stream.OUT, Lines()),
+            self._supervisor.stderr.fileno(): (Stream.ERR, Lines()),
+        }
+        """By file descriptor; those that have not ended."""
+        self.send(process.start_message)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The file descriptors of its output that are still open."""
+        return list(self._streams)
+
+    @property
+    def unfinished(self) -> bytes:
+        """A line of its output that has no end yet; empty: there is none."""
+        return next((lines.unfinished for _, lines in self._streams.values() if lines.unfinished), b"")
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, or 128 + the signal that killed the supervisor; None: it still runs."""
+        code = self._supervisor.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def send(self, line: bytes) -> None:
+        """Write a line to the supervisor. If it does not read, it has ended, or is about to be killed."""
+        assert self._supervisor.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._supervisor.stdin.write(line)
+
+    def kill(self) -> None:
+        """Kill the supervisor on this machine."""
+        self._supervisor.kill()
+
+    def read(self, descriptor: int) -> Iterator[tuple[Stream, bytes]]:
+        """Read from one of `descriptors`, and yield each line that is complete."""
+        stream, lines = self._streams[descriptor]
+        data = os.read(descriptor, 65536)
+        finished = lines.feed(data) if data else lines.end()
+        if not data:
+            del self._streams[descriptor]
+        for line in finished:
+            yield stream, line
+
+    def read_rest(self) -> Iterator[tuple[Stream, bytes]]:
+        """Yield the last lines of an ended process, and close its pipes."""
+        while self._streams:
+            poller = select.poll()
+            for descriptor in self._streams:
+                poller.register(descriptor, select.POLLIN)
+            ready = poller.poll(_LAST_OUTPUT_MS)
+            for descriptor, _ in ready:
+                yield from self.read(descriptor)
+            if not ready:
+                for stream, lines in self._streams.values():
+                    for line in lines.end():
+                        yield stream, line
+                break
+        for pipe in (self._supervisor.stdin, self._supervisor.stdout, self._supervisor.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def write_log(self, lines: list[bytes]) -> None:
+        """Write lines to the log file, if there is one."""
+        if self._log is None or not lines:
+            return
+        try:
+            self._log.write(b"".join(line + b"\n" for line in lines))
+        except OSError as error:  # a full disk is no reason to end a training
+            self._console.report(f"cannot write {self._log.name}: {error.strerror}; it ends here")
+            self._log.close()
+            self._log = None
+
+    def close_log(self) -> None:
+        """Close the log file, if there is one. Twice does no harm."""
+        if self._log is not None:
+            self._log.close()
+
+    def _open_log(self, folder: Path | None) -> BinaryIO | None:
+        if folder is None:
+            return None
+        name = self.label if self.member == SCHEDULER else f"rank-{self.label}"
+        path = folder / f"{name}.log"
+        try:
+            return path.open("wb", buffering=0)
+        except OSError as error:
+            self._console.report(f"cannot write {path}: {error.strerror}; there will be none")
+            return None

@@ -1,0 +1,219 @@
+"""Runs the processes of a job: starts them, prints their output, and carries out what `shutdown` decides.
+
+One thread, one poll. Only the wait for events blocks, so that Ctrl-C is always handled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+from netstorm import clock
+from netstorm.cli.first_failure import first_failed_rank
+from netstorm.cli.launch.child import Child
+from netstorm.cli.launch.console import Console, Stream
+from netstorm.cli.launch.job import Job, Process
+from netstorm.cli.launch.members import SCHEDULER, Member, in_words
+from netstorm.cli.launch.shutdown import Abandon, Action, Report, SendSignal, Shutdown
+from netstorm.cli.launch.signals import signals_to_descriptor
+from netstorm.cli.launch.supervisor import become_subreaper, kill_descendants
+
+__all__ = ["run_job"]
+
+_READY_CHECK_S: Final = 0.02
+_READY_S: Final = 60.0
+"""Time for the scheduler to start: an interpreter and some imports, on a machine that may be busy."""
+_LONGEST_WAIT_S: Final = 3600.0
+"""Longest wait in poll(2), whose argument must be finite; a grace may be infinite."""
+_READER_MS: Final = 2000
+"""At the end of a job that was stopped: how long to wait for a reader of our output that does not read."""
+
+
+def run_job(
+    job: Job, shutdown: Shutdown, console: Console, log_folder: Path | None, *, spare: Collection[int] = ()
+) -> int:
+    """Run a job to its end. No process of it is left when this returns. Only the main thread may call it.
+
+    Args:
+        job: what to start.
+        shutdown: decides when and how processes are ended.
+        console: prints the processes' output.
+        log_folder: also gets their output, one file each; None: no files.
+        spare: children of this process that are not part of the job, and live on.
+
+    Returns:
+        The exit code, as `Shutdown.exit_code`.
+
+    Raises:
+        OSError: the machine lacks something that the launcher needs, such as /proc.
+    """
+    become_subreaper()
+    with signals_to_descriptor() as woken:
+        run = _JobRun(job, shutdown, console, log_folder, woken, spare=spare)
+        try:
+            run.to_the_end()
+        finally:
+            run.clean_up()
+        for line in shutdown.summary():
+            console.report(line)
+        console.flush(None if shutdown.exit_code == 0 else _READER_MS)
+    return shutdown.exit_code
+
+
+class _JobRun:
+    def __init__(
+        self,
+        job: Job,
+        shutdown: Shutdown,
+        console: Console,
+        log_folder: Path | None,
+        woken: int,
+        *,
+        spare: Collection[int],
+    ) -> None:
+        self._job: Final = job
+        self._shutdown: Final = shutdown
+        self._console: Final = console
+        self._log_folder: Final = log_folder
+        self._woken: Final = woken
+        self._spare: Final = spare
+        self._children: Final[dict[Member, Child]] = {}
+        self._nodes_started = False
+        self._ready_by = clock.monotonic() + _READY_S
+
+    def to_the_end(self) -> None:
+        if self._job.scheduler is not None:
+            self._start(self._job.scheduler)
+        while not self._shutdown.is_over:
+            if not self._nodes_started and self._shutdown.may_start:
+                self._start_nodes_if_ready()
+            self._wait()
+            self._reap()
+            if self._console.is_closed and self._shutdown.exit_code == 0:
+                self._act(self._shutdown.stop_requested(signal.SIGPIPE, clock.monotonic()))
+            self._act(self._shutdown.tick(clock.monotonic()))
+
+    def clean_up(self) -> None:
+        for child in self._children.values():
+            child.close_log()
+        # There are none, unless a supervisor was killed, or an exception has brought us here.
+        left = kill_descendants(self._spare)
+        if left:
+            self._console.report(f"these processes survive SIGKILL: {', '.join(map(str, left))}")
+
+    # --------------------------------------------------------------------------------------------- starting
+
+    def _start_nodes_if_ready(self) -> None:
+        port = None
+        if self._job.ready_file is not None:
+            try:
+                port = int(self._job.ready_file.read_text().rpartition(":")[2])
+            except (FileNotFoundError, ValueError):
+                if clock.monotonic() > self._ready_by:
+                    text = f"the scheduler is not ready after {_READY_S:g} s"
+                    self._act(self._shutdown.launch_failed(text, clock.monotonic()))
+                return
+        self._nodes_started = True
+        for process in self._job.nodes(port):
+            if self._shutdown.may_start:
+                self._start(process)
+
+    def _start(self, process: Process) -> None:
+        try:
+            child = Child(process, self._console, self._log_folder)
+        except OSError as error:
+            text = f"cannot start {in_words([process.member])}: {process.supervisor[0]}: {error.strerror}"
+            self._act(self._shutdown.launch_failed(text, clock.monotonic()))
+            return
+        self._children[process.member] = child
+        self._shutdown.started(process.member)
+
+    # --------------------------------------------------------------------------------------------- watching
+
+    def _wait(self) -> None:
+        """Wait for output, signals, room for our own output, or the next deadline."""
+        poller = select.poll()
+        poller.register(self._woken, select.POLLIN)
+        readers = {}
+        if not self._console.is_full:
+            readers = {number: child for child in self._children.values() for number in child.descriptors}
+        for number in readers:
+            poller.register(number, select.POLLIN)
+        writing = self._console.wanted
+        if writing is not None:
+            poller.register(writing, select.POLLOUT)
+        for number, _ in poller.poll(self._timeout_ms()):
+            if number == self._woken:
+                self._handle_signals()
+            elif number in readers:
+                self._print(readers[number], readers[number].read(number))
+            elif writing is not None:
+                self._console.write()
+        self._show_unfinished()
+
+    def _timeout_ms(self) -> float:
+        """Return the longest wait for events."""
+        waits = [_LONGEST_WAIT_S]
+        if self._shutdown.deadline is not None:
+            waits.append(self._shutdown.deadline - clock.monotonic())
+        if not self._nodes_started and self._shutdown.may_start:
+            waits.append(_READY_CHECK_S)
+        return max(0.0, min(waits)) * 1000 + 1
+
+    def _handle_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._woken, 64):
+                if number != signal.SIGCHLD:
+                    self._act(self._shutdown.stop_requested(signal.Signals(number), clock.monotonic()))
+
+    def _reap(self) -> None:
+        """Report the processes that have ended, after their last output."""
+        for child in list(self._children.values()):
+            code = child.exit_code()
+            if code is not None:
+                self._print(child, child.read_rest())
+                child.close_log()
+                del self._children[child.member]
+                self._act(self._shutdown.exited(child.member, code, clock.monotonic()))
+
+    # ----------------------------------------------------------------------------------------------- output
+
+    def _print(self, child: Child, lines: Iterable[tuple[Stream, bytes]]) -> None:
+        """Print and log lines; the scheduler's line about the first failure goes to `shutdown` instead."""
+        logged = []
+        for stream, line in lines:
+            rank = None
+            if child.member == SCHEDULER and stream is Stream.OUT:
+                rank = first_failed_rank(line)
+            if rank is None:
+                self._console.line(stream, child.label, line)
+                logged.append(line)
+            else:
+                self._shutdown.first_failure_reported(Member(rank) if rank >= 0 else None)
+        child.write_log(logged)
+
+    def _show_unfinished(self) -> None:
+        for child in self._children.values():
+            if child.unfinished:
+                self._console.show(child.label, child.unfinished)
+                return
+        self._console.show("", b"")
+
+    # -------------------------------------------------------------------------------------------- decisions
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Report(text):
+                    self._console.report(text)
+                case SendSignal(members, number):
+                    for member in members:
+                        self._children[member].send(number.name.encode() + b"\n")
+                case Abandon(members):
+                    for member in members:
+                        self._children[member].kill()

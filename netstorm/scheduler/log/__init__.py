@@ -1,1 +1,0 @@
-"""What a scheduler writes down so that another process can take its job over. Pure."""

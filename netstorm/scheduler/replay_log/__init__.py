@@ -1,0 +1,1 @@
+"""The replay log: what a scheduler writes down so that another process can take over its job. Pure."""

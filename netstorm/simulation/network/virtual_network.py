@@ -1,0 +1,169 @@
+"""How long messages take over a network's links and access lines, which they share, on virtual time.
+
+Modelled:
+
+* each direction of a link has a capacity, and so have each node's egress and ingress, if capped; busy
+  connections share them max-min fairly, as TCP connections with equal round-trip times do;
+* under underlay routing the messages of a pair cross the links of its route, and share them with all pairs;
+* a message uses all its resources at once: a path costs its bottleneck once, and the sum of its latencies;
+* loss lowers a link's goodput to rate · (1 - loss), because of retransmissions; with `tcp="reno"` it also
+  limits each connection to what a loss-driven congestion control reaches [1]_;
+* acknowledgements of a one-way link return with its latency, and use no capacity;
+* rate, latency and loss change at their times, also for messages in flight.
+
+Not modelled: slow start, router queues and their drops, header overhead (rates are goodput), processing time
+at the nodes.
+
+References:
+    .. [1] Mathis, Semke, Mahdavi and Ott, The macroscopic behavior of the TCP congestion avoidance algorithm,
+       Computer Communication Review 27 (1997): MSS / RTT · sqrt(3 / 2) / sqrt(loss).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.simulation.network.shared_capacity import Flow, SharedCapacity
+from netstorm.topology.networks.network import Change, Link, Network, Rank
+from netstorm.topology.trees.resources import Resources
+
+__all__ = ["VirtualNetwork"]
+
+_SEGMENT_BITS: Final = 1448 * 8
+"""Payload of a TCP segment in an Ethernet frame."""
+
+
+@dataclass(slots=True)
+class _Direction:
+    """One direction of a connection between nodes."""
+
+    flow: Flow
+    source: Rank
+    target: Rank
+    is_open: bool = True
+
+    def arrived(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that calls `action` if the connection is still open then."""
+        return lambda: action() if self.is_open else None
+
+
+class VirtualNetwork:
+    """A `LinkModel` of a `Network`. Hosts without a rank (the scheduler's) have a fixed latency."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        network: Network,
+        ranks: Mapping[str, Rank],
+        *,
+        outside_latency_s: float = 0.005,
+        tcp: Literal["ideal", "reno"] = "ideal",
+    ) -> None:
+        """Begin with the network as it is at its start.
+
+        Args:
+            timeline: virtual time.
+            network: links and their changes.
+            ranks: the node at which a host is.
+            outside_latency_s: one way, between a node and a host without a rank.
+            tcp: with "reno", loss also limits each connection.
+        """
+        self._timeline: Final = timeline
+        self._network: Final = network
+        self._ranks: Final = dict(ranks)
+        self._outside_latency_s = outside_latency_s
+        self._reno = tcp == "reno"
+        self._links: Final = {(link.source, link.target): link for link in network.links}
+        resources = Resources.of(network)
+        self._shared: Final = SharedCapacity(timeline, resources.capacities.tolist())
+        self._number: Final = {ends: number for number, ends in enumerate(self._links)}
+        """Number of each link among the resources, which begin with the links in this order."""
+        self._uses: Final = {pair: resources.used_by(pair) for pair in resources.pairs}
+        self._flows: dict[int, _Direction] = {}
+        for change in network.changes:
+            timeline.after(change.at, self._changing(change))
+
+    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
+        """See `LinkModel`.
+
+        Raises:
+            Unreachable: the two nodes have no link, or no path.
+        """
+        here, there = self._ranks.get(source), self._ranks.get(target)
+        if here is None or there is None or here == there:
+            self._timeline.after(self._outside_latency_s if here != there else 0.0, arrived)
+            return
+        if flow % 2 == 1 and not self._leads(here, there):
+            self._timeline.after(self._latency(there, here), arrived)
+            return
+        found = self._flows.get(flow)
+        if found is None:
+            found = self._flows[flow] = self._open(here, there)
+        direction = found
+
+        def through() -> None:
+            self._timeline.after(
+                self._latency(direction.source, direction.target), direction.arrived(arrived)
+            )
+
+        self._shared.send(found.flow, size * 8.0, through)
+
+    def forget(self, flow: int) -> None:
+        """See `LinkModel`."""
+        found = self._flows.pop(flow, None)
+        if found is not None:
+            found.is_open = False
+            self._shared.close(found.flow)
+
+    def round_trip(self, source: str, target: str) -> float:
+        """See `LinkModel`."""
+        here, there = self._ranks.get(source), self._ranks.get(target)
+        if here is None or there is None or here == there:
+            return 2 * self._outside_latency_s if here != there else 0.0
+        back = (there, here) if self._leads(there, here) else (here, there)
+        return self._latency(here, there) + self._latency(*back)
+
+    def bits(self, source: Rank, target: Rank) -> float:
+        """Return the bits that a link has carried so far."""
+        return self._shared.bits[self._number[source, target]]
+
+    def _open(self, source: Rank, target: Rank) -> _Direction:
+        self._network.route(source, target)  # raises if there is none
+        limit = self._reno_rate(source, target) if self._reno else math.inf
+        return _Direction(self._shared.open(self._uses[source, target], limit), source, target)
+
+    def _reno_rate(self, source: Rank, target: Rank) -> float:
+        route = self._route(source, target)
+        loss = 1.0 - math.prod(1.0 - link.loss for link in route)
+        back = (target, source) if self._leads(target, source) else (source, target)
+        round_trip = self._latency(source, target) + self._latency(*back)
+        if loss <= 0.0 or round_trip <= 0.0:
+            return max(link.rate for link in route)
+        return _SEGMENT_BITS / round_trip * math.sqrt(1.5 / loss)
+
+    def _leads(self, source: Rank, target: Rank) -> bool:
+        """Return whether the network lets data go this way."""
+        return (source, target) in self._uses
+
+    def _latency(self, source: Rank, target: Rank) -> float:
+        return sum(link.latency for link in self._route(source, target))
+
+    def _route(self, source: Rank, target: Rank) -> list[Link]:
+        """Return the links of a route as they are now."""
+        return [self._links[link.source, link.target] for link in self._network.route(source, target)]
+
+    def _changing(self, change: Change) -> Callable[[], None]:
+        def apply() -> None:
+            ends = (change.source, change.target)
+            link = self._links[ends] = change.apply(self._links[ends])
+            self._shared.set_capacity(self._number[ends], link.rate * (1.0 - link.loss))
+            if self._reno:
+                for direction in self._flows.values():
+                    limit = self._reno_rate(direction.source, direction.target)
+                    self._shared.set_limit(direction.flow, limit)
+
+        return apply

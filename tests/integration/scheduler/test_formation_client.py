@@ -1,0 +1,98 @@
+"""Policies are formed in a process of its own, which may die or hang without anybody waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+
+import pytest
+
+from netstorm.scheduler.awareness.collector import Collector
+from netstorm.scheduler.policies.formation import Formation, Formed, form
+from netstorm.scheduler.process.formation_client import COMMAND, FormationClient
+from netstorm.topology.networks.generators import mesh
+from netstorm.topology.schemes.form import form_policy
+
+ANSWER_S = 100.0
+"""Longest wait for an answer; the process loads SciPy, which takes seconds on a busy machine."""
+
+
+def request(number=1, **fields):
+    network = mesh(5, seed=2)
+    return Formation.of(
+        Collector(network, known=True).picture(0.0),
+        **{
+            "number": number,
+            "topology": "auto",
+            "in_force": form_policy(network, "star"),
+            "tensors": (4_000_000,),
+            "chunk_bytes": 131_072,
+            **fields,
+        },
+    )
+
+
+@contextlib.contextmanager
+def forming(*command, **options):
+    answers: queue.Queue[Formed] = queue.Queue()
+    client = FormationClient(command=command or COMMAND, **options)
+    client.deliver = answers.put
+    try:
+        yield client, answers
+    finally:
+        client.close()
+        client.close()
+
+
+def python(source):
+    return (sys.executable, "-c", source)
+
+
+def test_what_is_formed_elsewhere_is_what_would_be_formed_here():
+    with forming() as (client, answers):
+        client.submit(request())
+        found = answers.get(timeout=ANSWER_S)
+        client.submit(request(2, topology="custom", custom="/nowhere"))
+        wrong = answers.get(timeout=ANSWER_S)
+    here = form(request())
+    assert found.policy == here.policy
+    assert (found.number, found.seconds, found.seconds_before) == (1, here.seconds, here.seconds_before)
+    assert found.took_s > 0
+    assert wrong.policy is None
+    assert "/nowhere" in wrong.problem
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "exit code -9"),
+        ("import sys; sys.stdin.buffer.read(4); sys.stdout.write('junk that is no answer')", "has ended"),
+    ],
+)
+def test_a_process_that_dies_or_babbles_is_logged_and_the_next_request_gets_a_new_one(source, says, caplog):
+    with forming(*python(source)) as (client, answers):
+        for number in (1, 2):
+            client.submit(request(number))
+            found = answers.get(timeout=ANSWER_S)
+            assert (found.number, found.policy) == (number, None)
+            assert says in found.problem
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 2
+
+
+def test_a_formation_that_takes_too_long_is_broken_off():
+    with forming(*python("import time; time.sleep(1000)"), limit_s=0.2) as (client, answers):
+        client.submit(request())
+        assert "longer than 0.2 s" in answers.get(timeout=ANSWER_S).problem
+
+
+def test_closing_in_the_middle_of_a_formation_does_not_wait_for_it():
+    with forming(*python("import time; time.sleep(1000)")) as (client, answers):
+        client.submit(request())
+    assert answers.empty()
+
+
+def test_a_client_without_a_request_starts_nothing():
+    with forming(*python("raise SystemExit(1)")) as (client, _):
+        assert client._process is None
