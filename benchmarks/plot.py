@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws a race again from its JSON file.
 
-    netstorm bench plot half.json docs/images/race.svg
+    netstorm bench plot docs/data/internet2-quarter.json docs/images/race.svg
     netstorm bench plot 16MB.json 64MB.json race.png --title "Nine sites" --systems gloo,netstorm-packing
 
 Several files of one network become one picture: later ones add systems and sizes to earlier ones, and ratios
@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.arguments import writable
-from race.plot import draw_race
-
-_BEST = "mxnet-star-best"
+from race.plot import BEST, draw_race
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def joined(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the races as one: what ran is of the first, rows of the same system and size are of the last."""
     rows = {(row["bytes"], row["system"]): row for content in contents for row in content["results"]}
-    best = {size: row["median_s"] for (size, system), row in rows.items() if system == _BEST}
+    best = {size: row["median_s"] for (size, system), row in rows.items() if system == BEST}
     if not contents[0]["network"]["dynamic"]:
         for (size, _), row in rows.items():
             if best.get(size) and row["median_s"]:

@@ -10,7 +10,7 @@
 # NETSTORM_SITE       the data centre that this node is in
 # DMLC_NODE_HOST      name or address at which other nodes reach this one, if they cannot by the one it finds
 #
-# All other settings are variables too: `netstorm env` lists them, docs/settings.md explains them. They are checked
+# All other settings are variables too: `netstorm env` lists them, docs/reference/settings.md explains them. They are checked
 # before the command starts. Signals reach the command itself, and its exit code is this script's.
 #
 # Old launchers run one command for all roles: with DMLC_ROLE=scheduler this runs the scheduler, and with

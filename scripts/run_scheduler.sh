@@ -8,7 +8,7 @@
 # DMLC_PS_ROOT_PORT   TCP port to listen on (9091)
 # DMLC_NUM_WORKER     how many nodes the job has; with --jobs or NETSTORM_JOBS it need not be set
 #
-# All other settings are variables too: `netstorm env` lists them, docs/settings.md explains them. The options
+# All other settings are variables too: `netstorm env` lists them, docs/reference/settings.md explains them. The options
 # are those of `netstorm scheduler`. Signals reach the scheduler itself; it ends when all nodes have left.
 set -euo pipefail
 . "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/find_netstorm.sh"

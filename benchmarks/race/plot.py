@@ -7,11 +7,28 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from harness.arguments import megabytes
 
-__all__ = ["draw_race"]
+__all__ = ["BEST", "IN_WORDS", "draw_race"]
+
+BEST: Final = "mxnet-star-best"
+"""What all others are compared with."""
+
+IN_WORDS: Final = MappingProxyType(
+    {
+        "gloo": "Gloo",
+        "mxnet-star-best": "MXNet, one server at the best site",
+        "mxnet-star-mean": "MXNet, one server at an average site",
+        "mxnet-star-worst": "MXNet, one server at the worst site",
+        "mxnet-sharded": "MXNet, a server at every site",
+        "netstorm-fapt": "NetStorm, fastest path trees",
+        "netstorm-packing": "NetStorm, packed trees",
+    }
+)
+"""Systems as people read them."""
 
 _OURS, _PEERS, _OPTIMUM = "#2b6ca3", "#9aa5b1", "#c44e52"
 _LINES = ("#9aa5b1", "#d58a3a", "#2b6ca3", "#4f9d69", "#8a63a8", "#c2a12f", "#53a5b8", "#6b4c3b")
@@ -22,26 +39,26 @@ def draw_race(content: Mapping[str, Any], path: Path, *, title: str = "") -> Non
 
     Args:
         content: of the JSON file of a race.
-        title: above the picture; empty: the network and its rates.
+        title: above the picture; empty: that in `content`, or the network and its rates.
     """
     from matplotlib import rc_context  # noqa: PLC0415 - not everybody has it
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     sizes = list(dict.fromkeys(row["bytes"] for row in content["results"]))
     rows = {size: [row for row in content["results"] if row["bytes"] == size] for size in sizes}
-    with rc_context({"svg.hashsalt": "netstorm", "svg.fonttype": "none", "font.size": 9}):
+    with rc_context({"svg.hashsalt": "netstorm", "svg.fonttype": "none", "font.size": 10}):
         if content["network"]["dynamic"]:
             figure = Figure(figsize=(9, 4.2 * len(sizes)), layout="constrained")
             for axes, size in zip(figure.subplots(len(sizes), 1, squeeze=False)[:, 0], sizes, strict=True):
                 _course(axes, rows[size], content["network"]["course"][str(size)], size)
         else:
             order = _slowest_first(rows[sizes[0]])
-            width = 6 if len(sizes) == 1 else 2 + 3.6 * len(sizes)
-            figure = Figure(figsize=(width, 1.3 + 0.3 * len(order)), layout="constrained")
+            width = 8 if len(sizes) == 1 else 3 + 4.2 * len(sizes)
+            figure = Figure(figsize=(width, 1.3 + 0.42 * len(order)), layout="constrained")
             columns = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
             for axes, size in zip(columns, sizes, strict=True):
                 _bars(axes, rows[size], order, content["network"]["optimum_s"][str(size)], size)
-        figure.suptitle(title or _title(content["network"]), fontsize=10)
+        figure.suptitle(title or content.get("title") or _title(content["network"]), fontsize=11)
         extra = {"Date": None} if path.suffix == ".svg" else {}
         figure.savefig(path, dpi=110, metadata=extra)
 
@@ -66,12 +83,20 @@ def _bars(axes: Any, rows: Sequence[Mapping[str, Any]], order: Sequence[str], be
             continue
         axes.barh(place, row["median_s"], color=_OURS if system.startswith("netstorm") else _PEERS)
         axes.plot([row["fastest_s"], row["slowest_s"]], [place, place], color="#333333", linewidth=1)
-        times = "" if row["vs_star_best"] is None else f" ({row['vs_star_best']:.1f} x)"
-        axes.text(row["slowest_s"], place, f"  {row['median_s']:.2f} s{times}", va="center")
-    axes.axvline(best, color=_OPTIMUM, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(order)), [_shown(system, "\n") for system in order])
-    axes.set_xlim(0, 1.4 * max((row["slowest_s"] for row in known.values()), default=1.0))
-    axes.set_xlabel(f"seconds a round of {megabytes(size)}; dashed: optimum, {best:.2f} s")
+        faster = row["vs_star_best"]
+        times = "" if faster is None or system == BEST else f"  ({faster:.1f} x)"
+        axes.annotate(
+            f"{row['median_s']:.2f} s{times}",
+            (row["slowest_s"], place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.axvline(best, color=_OPTIMUM, linestyle="--", linewidth=1.5)
+    axes.set_yticks(range(len(order)), [_in_words(system) for system in order])
+    axes.set_xlim(0, 1.3 * max((row["slowest_s"] for row in known.values()), default=1.0))
+    compared = "\nin brackets: times as fast as MXNet at the best site" if BEST in known else ""
+    axes.set_xlabel(f"seconds a round of {megabytes(size)}; dashed: optimum, {best:.2f} s{compared}")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -111,6 +136,11 @@ def _course(axes: Any, rows: Sequence[Mapping[str, Any]], course: Mapping[str, A
     axes.set_ylabel(f"seconds a round of {megabytes(size)}")
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncol=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _in_words(system: str) -> str:
+    name, _, settings = system.partition("@")
+    return IN_WORDS.get(name, name) + (f"\n{_shown(settings, ', ')}" if settings else "")
 
 
 def _shown(system: str, break_: str) -> str:

@@ -16,6 +16,7 @@ from harness.arguments import megabytes
 from harness.emulated import DROPPED
 from harness.results import Row
 from race.course import Course
+from race.plot import IN_WORDS
 from systems.base import Case
 from systems.entrants import Entrant
 
@@ -24,15 +25,6 @@ __all__ = ["RaceResults", "RaceRow"]
 _BEST = "mxnet-star-best"
 _MEAN = "mxnet-star-mean"
 _SHARDED = "mxnet-sharded"
-
-_IN_WORDS = {
-    "mxnet-star-best": "MXNet, one server at the best site",
-    "mxnet-star-mean": "MXNet, one server at an average site",
-    "mxnet-star-worst": "MXNet, one server at the worst site",
-    "mxnet-sharded": "MXNet, a server at every site",
-    "netstorm-fapt": "NetStorm, fastest path trees",
-    "netstorm-packing": "NetStorm, packed trees",
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,7 +206,7 @@ class RaceResults:
         first = self.rows[0]
         for row in self.rows:
             faster, seconds = row.times_over(first), row.typical_s
-            name = _IN_WORDS.get(row.entrant.name, row.entrant.name)
+            name = IN_WORDS.get(row.entrant.name, row.entrant.name)
             cells = (
                 "-" if seconds is None else f"{seconds:.2f} s",
                 "" if faster is None else f"{faster:.1f} x",

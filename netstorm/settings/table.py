@@ -1,4 +1,4 @@
-"""The table of settings: one row each, for `netstorm env` and docs/settings.md."""
+"""The table of settings: one row each, for `netstorm env` and docs/reference/settings.md."""
 
 from __future__ import annotations
 

@@ -22,11 +22,6 @@ def run(*arguments: str, **environment: str):
     )
 
 
-def test_the_page_of_settings_is_what_the_declarations_say():
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert page == markdown_page(), "stale: run `netstorm env --markdown > docs/settings.md`"
-
-
 def test_the_page_of_settings_does_not_depend_on_the_environment():
     assert run("env", "--markdown", CHUNK_SIZE="9").stdout == markdown_page()
 

@@ -1,7 +1,7 @@
 """`netstorm wan check` on the nine-node network. Tolerances are the command's own, and wider where noted.
 
 All links at once have a quarter of their rates here: 3 Gbit/s through one process are a matter of how much of
-the machine it gets. docs/emulation.md has what full rates come to.
+the machine it gets. docs/guides/emulated-wan.md has what full rates come to.
 """
 
 from __future__ import annotations

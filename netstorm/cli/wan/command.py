@@ -224,7 +224,8 @@ def check(
     """Measure the network against its file: rate, round trip and loss of each link.
 
     Links are loaded one at a time; a rate must be within 3 %, with --all within 10 %, a round trip within
-    1 ms. Rates are compared on the wire: TCP's goodput is lower, because of headers (see docs/emulation.md).
+    1 ms. Rates are compared on the wire: TCP's goodput is lower, because of headers
+    (docs/guides/emulated-wan.md).
 
     The exit code is 1 if anything is out of tolerance.
     """

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from netstorm.protocol import messages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "scripts" / "docs_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["settings", "commands", "wire-protocol"])
+def test_a_generated_page_is_what_the_script_writes(script, name):
+    name = f"docs/reference/{name}.md"
+    page = (ROOT / name).read_text(encoding="utf-8")
+    assert page == script.pages()[name], "stale: run scripts/docs_reference.py"
+
+
+def test_generated_pages_say_so_in_their_first_line(script):
+    for text in script.pages().values():
+        assert text.startswith(script.MARK + "\n")
+
+
+def test_a_stale_page_is_named_and_only_then_the_check_fails(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    (tmp_path / "docs" / "reference").mkdir(parents=True)
+    assert script.main(["--check"]) == 1
+    assert "docs/reference/commands.md: stale" in capsys.readouterr().out
+    assert script.main([]) == 0
+    assert script.main(["--check"]) == 0
+
+
+def test_the_page_of_commands_has_every_command_and_option(script):
+    page = script.commands_page()
+    for words in ("## netstorm launch", "### netstorm wan check", "## netstorm top"):
+        assert f"\n{words}\n" in page
+    for option in ("| `-n`, `--nodes` `N` |", "| `--between` `RANK RANK` |", "`auto` |"):
+        assert option in page
+    assert "no-scheduler" not in page, "hidden options are nobody's"
+
+
+def test_the_page_of_messages_has_every_message_with_its_tag_and_fields(script):
+    page = script.protocol_page()
+    for name in messages.__all__:
+        if isinstance(getattr(messages, name), type) and name not in (
+            "DataMessage",
+            "Datagram",
+            "SessionMessage",
+        ):
+            assert name == "Message" or f"\n### {name}\n" in page, name
+    part = page[page.index("### Part\n") :]
+    assert part.startswith("### Part\n\n*Tag 40. Sequenced, with a payload.*\n")
+    assert "| 1 | `key` | `int` |" in part
+    assert "| 2 | `round` | `int` | Push count of the key" in part
