@@ -23,7 +23,7 @@ from netstorm.errors import NodeLost
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import operations as engine
 from netstorm.frontends.mxnet.engine.operations import push_async
-from netstorm.frontends.mxnet.arrays.staging import PrivateArray
+from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 MXNetError = mx.base.MXNetError
 
 def say(*words):

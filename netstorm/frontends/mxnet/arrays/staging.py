@@ -10,7 +10,7 @@ The network never touches an array of the user's. Such an array may be
 * a view of another array of the same operation, or freed or overwritten while the network still sends it.
 
 A copy costs a pass over the memory in a thread of the engine: 3 ms for 40 MB, some 100 ms the first time,
-when the system has yet to provide the pages. So keep a PrivateArray for as long as its key lives.
+when the system has yet to provide the pages. So keep a StagingBuffer for as long as its key lives.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def memory_of(array: NDArray) -> memoryview:
     """
     if array.context.device_type == "gpu" or array.stype != "default":
         raise UsageError(
-            f"a {array.stype} array on {array.context} has no host memory to share; copy it to a PrivateArray"
+            f"a {array.stype} array on {array.context} has no host memory to share; copy it to a StagingBuffer"
         )
     tensor = ctypes.c_void_p()
     try:
@@ -169,7 +169,7 @@ def memory_of(array: NDArray) -> memoryview:
         _check(_to_dlpack(array.handle, ctypes.byref(tensor)))
     except mx.base.MXNetError as error:
         raise UsageError(
-            f"an array of shape {tuple(array.shape)} is in oneDNN's blocked layout; copy it to a PrivateArray"
+            f"an array of shape {tuple(array.shape)} is in oneDNN's blocked layout; copy it to a StagingBuffer"
         ) from error
     try:
         address = ctypes.c_void_p.from_address(tensor.value or 0).value  # DLTensor.data is its first member

@@ -18,6 +18,7 @@ from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntr
 from netstorm.frontends.mxnet.asynchronous.owned_rule import OwnedRule
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.operations.asynchronous import UNBOUNDED
@@ -33,12 +34,14 @@ _NO_OPTIMISER: Final = (
 )
 
 
+@raises_mxnet_errors
 def create_asynchronous() -> NetStormKVStore:
     """Return an asynchronous store, or with NETSTORM_STALENESS=0 one that keeps all ranks together."""
     settings = runtime_of_this_process().settings
     return InStepKVStore() if settings.staleness == 0 else AsynchronousKVStore()
 
 
+@methods_raise_mxnet_errors
 class InStepKVStore(NetStormKVStore):
     """An asynchronous store whose ranks may not be apart: the synchronous one."""
 
@@ -57,6 +60,7 @@ class InStepKVStore(NetStormKVStore):
         super()._push_and_update(pushed, priority)
 
 
+@methods_raise_mxnet_errors
 class AsynchronousKVStore(NetStormKVStore):
     """A distributed key-value store whose values are each kept by one rank, which applies pushes at once."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.errors import native_error
+from netstorm.frontends.mxnet.engine.native_errors import native_error
 
 __all__ = ["EngineCallback", "NDArray", "Operands", "ReleaseFunction", "RunFunction", "push", "variable_of"]
 

@@ -59,8 +59,8 @@ from netstorm.frontends.mxnet.engine.binding import (
     RunFunction,
     push,
 )
-from netstorm.frontends.mxnet.engine.errors import as_mxnet_error
 from netstorm.frontends.mxnet.engine.workers import compute_in_background, forget_workers, normal_workers
+from netstorm.frontends.mxnet.errors import as_mxnet_error
 from netstorm.pslite.system.interpreter_lock import calls, give_way
 
 __all__ = [
@@ -242,7 +242,7 @@ def push_on(
         operands: the arrays; may be used again and again.
         start: called in a thread of the engine (under NaiveEngine in this one). It must not block, nor wait
             for an array: it hands the `Completion` on. An exception that it raises fails the operation. From
-            here to the completion the arrays' memory is the operation's (`private.PrivateArray.memory`).
+            here to the completion the arrays' memory is the operation's (`StagingBuffer.memory`).
         name: what MXNet's profiler and our log call it. Kept for ever: use a bounded number of names.
         priority: larger first, among operations that are ready and wait for a thread.
         skipped: called instead of `start`, in a thread of the engine or before this returns, if one of the

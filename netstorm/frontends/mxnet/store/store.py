@@ -25,6 +25,7 @@ from netstorm.frontends.mxnet.arrays.arguments import (
 )
 from netstorm.frontends.mxnet.arrays.gil_calls import kind_of
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.store.entry import Entry
 from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression, compression_of
 from netstorm.frontends.mxnet.store.profiling import profile_here
@@ -46,6 +47,7 @@ _ERRORS_AT_EXIT: Final = 100
 """Most independent errors of MXNet operations that are looked for at exit; each `waitall` raises one."""
 
 
+@methods_raise_mxnet_errors
 class NetStormKVStore(mx.kvstore.KVStore):  # type: ignore[name-defined]
     """A distributed, synchronous key-value store of general nodes.
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from tests.integration.jobs import run_job
-from tests.integration.mxnet.programs import OPTIMISERS, Program, program
-from tests.integration.mxnet.servers import run_with_servers
+from tests.integration.mxnet.reference.programs import OPTIMISERS, Program, program
+from tests.integration.mxnet.reference.servers import run_with_servers
 
 SCRIPT = """
 import faulthandler, json, os
 faulthandler.dump_traceback_later(190, exit=True)
 import numpy as np
 from netstorm.frontends.mxnet.compat import mx
-from tests.integration.mxnet.programs import play, program
+from tests.integration.mxnet.reference.programs import play, program
 
 STORE, FOLDER, PROGRAMS = {store!r}, {folder!r}, json.loads({programs!r})
 kv = mx.kv.create(STORE)

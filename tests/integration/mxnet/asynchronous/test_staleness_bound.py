@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.jobs import Job, run_job
-from tests.integration.mxnet.test_against_servers import TRAIN
+from tests.integration.mxnet.reference.test_training import TRAIN
 
 NODES = 3
 

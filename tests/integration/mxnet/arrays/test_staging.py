@@ -123,7 +123,7 @@ def test_a_sum_of_nothing_and_a_sum_of_booleans_are_refused() -> None:
 
 
 def test_a_sparse_array_has_no_memory_to_share() -> None:
-    with pytest.raises(UsageError, match=r"a row_sparse array .* copy it to a PrivateArray"):
+    with pytest.raises(UsageError, match=r"a row_sparse array .* copy it to a StagingBuffer"):
         memory_of(mx.nd.zeros((2, 3)).tostype("row_sparse"))
 
 
@@ -153,7 +153,7 @@ def test_a_blocked_weight_is_copied_and_summed_right_and_our_way_of_asking_for_i
     process = script(
         BLOCKED
         + """
-private = PrivateArray.like(weight)
+private = StagingBuffer.like(weight)
 seen = []
 def double(completion):
     memory = np.frombuffer(private.memory(), np.float32)

@@ -146,7 +146,7 @@ def test_under_the_naive_engine_a_push_waits_for_its_completion_and_raises_its_e
 ) -> None:
     process = script(
         """
-out, private = mx.nd.zeros((3,)), PrivateArray((3,), "float32")
+out, private = mx.nd.zeros((3,)), StagingBuffer((3,), "float32")
 def elsewhere(end):
     def start(completion):
         np.frombuffer(private.memory(), np.float32)[:] = 7

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.jobs import run_job
-from tests.integration.mxnet.test_seven_nodes import NODES, PROLOGUE
+from tests.integration.mxnet.store.test_seven_nodes import NODES, PROLOGUE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.jobs import run_job
-from tests.integration.mxnet.servers import run_with_servers
+from tests.integration.mxnet.reference.servers import run_with_servers
 
 NODES = 3
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.integration.jobs import run_job
-from tests.integration.mxnet.servers import run_with_servers
+from tests.integration.mxnet.reference.servers import run_with_servers
 
 NODES = 3
 
