@@ -28,8 +28,8 @@ def test_each_class_is_caught_as_itself_and_as_mxnets(own: type[NetStormError]) 
     for expected in (own, NetStormError, mx.MXNetError):
         with pytest.raises(expected, match=r"^why: two words$") as raised:
             fails(own("why: two words"))
-    assert type(raised.value).__name__ == own.__name__
-    assert set(inspect.getmro(own)) <= set(inspect.getmro(type(raised.value)))
+        assert type(raised.value).__name__ == own.__name__
+        assert set(inspect.getmro(own)) <= set(inspect.getmro(type(raised.value)))
 
 
 def test_a_converted_error_has_one_traceback_and_its_own_cause() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine.library import LIBRARY
 from netstorm.frontends.mxnet.errors import error_text, mxnet_error_class, registered_name
 
 __all__ = ["native_error"]
@@ -22,10 +22,10 @@ __all__ = ["native_error"]
 # dlsym on libmxnet's handle also searches what libmxnet was linked with. So these are the functions of the
 # very C++ library (libstdc++, or libc++ on macOS) that will copy and destroy the object; both use these
 # names.
-_construct: Final = mx.base._LIB["_ZNSt13runtime_errorC1EPKc"]  # noqa: SLF001 -- the only handle there is
+_construct: Final = LIBRARY["_ZNSt13runtime_errorC1EPKc"]
 _construct.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 _construct.restype = None
-_destruct: Final = mx.base._LIB["_ZNSt13runtime_errorD1Ev"]  # noqa: SLF001
+_destruct: Final = LIBRARY["_ZNSt13runtime_errorD1Ev"]
 _destruct.argtypes = [ctypes.c_void_p]
 _destruct.restype = None
 

@@ -12,7 +12,7 @@ from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays.row_memory import empty_rows, replace_rows, rows_of
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray
-from netstorm.frontends.mxnet.store.row_rounds import picked_rows
+from netstorm.frontends.mxnet.store.row_arrays import gather_rows
 
 
 def made(
@@ -67,10 +67,10 @@ def test_memory_that_arrays_have_changed_hands_of_is_given_back() -> None:
 
 def test_a_stored_value_that_lacks_rows_has_zeros_there_and_a_number_out_of_range_is_an_error() -> None:
     stored = made([2, 5], 7)
-    picked = picked_rows(stored, mx.nd.array([8, 5, 0, 5]))
+    picked = gather_rows(stored, mx.nd.array([8, 5, 0, 5]))
     assert picked.indices.asnumpy().tolist() == [0, 5, 8]
     assert picked.data.asnumpy()[:, 1].tolist() == [0, 7, 0]
-    assert picked_rows(empty_rows((9, 2), np.float32), mx.nd.array([3])).asnumpy().sum() == 0
+    assert gather_rows(empty_rows((9, 2), np.float32), mx.nd.array([3])).asnumpy().sum() == 0
     for number in (9, -1):
         with pytest.raises(UsageError, match=f"row {number} of an array with 9 rows"):
-            picked_rows(stored, mx.nd.array([number])).asnumpy()
+            gather_rows(stored, mx.nd.array([number])).asnumpy()

@@ -1,4 +1,4 @@
-"""Private arrays: every type and layout gets in and out unharmed, and nothing about them waits for itself."""
+"""Staging buffers: values of every type and layout get in and out unchanged, and nothing waits for itself."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ convolution(image).wait_to_read()
 """
 
 
-def values_of(private: StagingBuffer) -> NDArray[Any]:
+def values_of(buffer: StagingBuffer) -> NDArray[Any]:
     mx.nd.waitall()
-    return np.frombuffer(private.memory(), private.dtype).reshape(private.shape)
+    return np.frombuffer(buffer.memory(), buffer.dtype).reshape(buffer.shape)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_of_every_type_come_in_and_go_out(dtype: str) -> None:
     source = mx.nd.array(np.arange(6).reshape(2, 3) % 2, dtype=dtype)
     out = mx.nd.zeros((2, 3), dtype=dtype)
-    private = StagingBuffer.like(source)
-    private.copy_from(source)
-    private.copy_to(out)
-    assert values_of(private).tolist() == source.asnumpy().tolist() == out.asnumpy().tolist()
+    buffer = StagingBuffer.like(source)
+    buffer.copy_from(source)
+    buffer.copy_to(out)
+    assert values_of(buffer).tolist() == source.asnumpy().tolist() == out.asnumpy().tolist()
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "bool"])
 def test_a_sum_over_devices_is_taken_in_their_order(dtype: str) -> None:
     sources = [mx.nd.array([[1, 2], [3, 4]], dtype=dtype, ctx=mx.cpu(device)) for device in range(3)]
-    private = StagingBuffer((2, 2), dtype)
-    private.sum_of(sources)
-    assert values_of(private).tolist() == [[3, 6], [9, 12]]
+    buffer = StagingBuffer((2, 2), dtype)
+    buffer.sum_of(sources)
+    assert values_of(buffer).tolist() == [[3, 6], [9, 12]]
     assert sources[0].asnumpy().tolist() == [[1, 2], [3, 4]]
 
 
 def test_what_is_written_to_the_memory_is_what_mxnet_reads() -> None:
-    private, out = StagingBuffer((3,), "float32"), mx.nd.zeros((3,))
+    buffer, out = StagingBuffer((3,), "float32"), mx.nd.zeros((3,))
 
     def start(completion: Completion) -> None:
-        np.frombuffer(private.memory(), "float32")[:] = [7, 8, 9]
+        np.frombuffer(buffer.memory(), "float32")[:] = [7, 8, 9]
         completion.succeed()
 
-    push_async(start, reads=(), writes=(private.array,), name="test")
-    private.copy_to(out)
+    push_async(start, reads=(), writes=(buffer.array,), name="test")
+    buffer.copy_to(out)
     assert out.asnumpy().tolist() == [7, 8, 9]
 
 
 def test_memory_outlives_the_array_that_it_belongs_to() -> None:
-    private = StagingBuffer((1000,), "int64")
-    private.copy_from(mx.nd.array(range(1000), dtype="int64"))
+    buffer = StagingBuffer((1000,), "int64")
+    buffer.copy_from(mx.nd.array(range(1000), dtype="int64"))
     mx.nd.waitall()
-    memory = private.memory()
+    memory = buffer.memory()
     assert (memory.format, memory.nbytes, memory.readonly) == ("B", 8000, False)
-    del private
+    del buffer
     gc.collect()
     mx.nd.waitall()
     others = [mx.nd.zeros((1000,), dtype="int64") for _ in range(100)]  # would be given the freed memory
@@ -86,11 +86,11 @@ def test_numpy_style_arrays_and_scalars_are_copied_too(shape: tuple[int, ...], n
     with mx.util.np_shape(True):
         source = mx.np.ones(shape) * 3.5
         out = mx.np.zeros(shape)
-    with mx.util.np_shape(np_shape):
-        private = StagingBuffer.like(source)
-        private.sum_of([source, source])
-        private.copy_to(out)
-    assert (values_of(private) == 7).all()
+    with mx.util.np_shape(bool(np_shape)):
+        buffer = StagingBuffer.like(source)
+        buffer.sum_of([source, source])
+        buffer.copy_to(out)
+    assert (values_of(buffer) == 7).all()
     with mx.util.np_shape(True):
         assert (out.asnumpy() == 7).all()
 
@@ -98,11 +98,11 @@ def test_numpy_style_arrays_and_scalars_are_copied_too(shape: tuple[int, ...], n
 def test_copies_within_a_recorded_forward_pass_are_no_part_of_its_graph() -> None:
     x = mx.nd.array([3.0])
     x.attach_grad()
-    private = StagingBuffer((1,), "float32")
+    buffer = StagingBuffer((1,), "float32")
     with mx.autograd.record():
         y = x * 5
-        private.sum_of([y, y])
-        private.copy_to(x)  # MXNet refuses to record a change of an array that the graph uses
+        buffer.sum_of([y, y])
+        buffer.copy_to(x)  # MXNet refuses to record a change of an array that the graph uses
         z = y * 2
     z.backward()
     assert x.grad.asnumpy() == [10.0]
@@ -123,7 +123,7 @@ def test_a_sum_of_nothing_and_a_sum_of_booleans_are_refused() -> None:
 
 
 def test_a_sparse_array_has_no_memory_to_share() -> None:
-    with pytest.raises(UsageError, match=r"a row_sparse array .* copy it to a StagingBuffer"):
+    with pytest.raises(UsageError, match=r"a row_sparse array .* use a StagingBuffer"):
         memory_of(mx.nd.zeros((2, 3)).tostype("row_sparse"))
 
 
@@ -153,37 +153,37 @@ def test_a_blocked_weight_is_copied_and_summed_right_and_our_way_of_asking_for_i
     process = script(
         BLOCKED
         + """
-private = StagingBuffer.like(weight)
+buffer = StagingBuffer.like(weight)
 seen = []
 def double(completion):
-    memory = np.frombuffer(private.memory(), np.float32)
+    memory = np.frombuffer(buffer.memory(), np.float32)
     seen.append(memory.copy())
     memory *= 2
     completion.succeed()
-private.copy_from(weight)
-push_async(double, reads=(), writes=(private.array,), name="double")
+buffer.copy_from(weight)
+push_async(double, reads=(), writes=(buffer.array,), name="double")
 convolution(image)  # blocked again by the time the copy to it runs
-private.copy_to(weight)
+buffer.copy_to(weight)
 doubled = mx.nd.array(2 * values)
 expected = mx.nd.Convolution(image, doubled, no_bias=True, kernel=(3, 3), pad=(1, 1), num_filter=32)
 assert (convolution(image).asnumpy() == expected.asnumpy()).all()
 assert (seen[0] == values.ravel()).all()
-private.sum_of([weight, weight, weight])  # blocked still
+buffer.sum_of([weight, weight, weight])  # blocked still
 mx.nd.waitall()
-assert (np.frombuffer(private.memory(), np.float32) == 6 * values.ravel()).all()
+assert (np.frombuffer(buffer.memory(), np.float32) == 6 * values.ravel()).all()
 for _ in range(3):  # the last two by a way that is kept
-    np.frombuffer(private.memory(), np.float32)[:] = 0
+    np.frombuffer(buffer.memory(), np.float32)[:] = 0
     convolution(image).wait_to_read()
-    private.sum_of([weight])
+    buffer.sum_of([weight])
     mx.nd.waitall()
-    assert (np.frombuffer(private.memory(), np.float32) == 2 * values.ravel()).all()
+    assert (np.frombuffer(buffer.memory(), np.float32) == 2 * values.ravel()).all()
 say("right")
 from netstorm.frontends.mxnet.arrays.staging import memory_of
 convolution(image).wait_to_read()
 def ask(completion):
     memory_of(weight)
     completion.succeed()
-push_async(ask, reads=(weight,), writes=(private.array,), name="asking")
+push_async(ask, reads=(weight,), writes=(buffer.array,), name="asking")
 try:
     mx.nd.waitall()
 except MXNetError as error:

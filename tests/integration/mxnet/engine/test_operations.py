@@ -6,14 +6,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from netstorm.errors import NetStormError, NodeLost, UsageError, WaitTimeout
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import operations as engine
-from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, fail_all, live_count, push_async
+from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.engine.outstanding import drain, fail_all, live_count
 from tests.integration.mxnet.script_process import Script
 
 MXNetError = mx.base.MXNetError
@@ -137,7 +138,7 @@ mx.nd.waitall()
 
 
 @pytest.mark.parametrize("thing", [3.5, "weight", None, [1.0]])
-def test_what_is_no_ndarray_is_refused(thing: object) -> None:
+def test_what_is_no_ndarray_is_refused(thing: Any) -> None:
     before = live_count()
     with pytest.raises(UsageError, match="works on NDArrays, not on"):
         push_async(lambda completion: completion.succeed(), reads=(thing,), writes=(), name="test")
@@ -173,14 +174,14 @@ def test_an_error_that_is_not_netstorms_own_is_named_in_one_that_is(started: Sta
     assert isinstance(raised.value, MXNetError)
 
 
-@pytest.mark.parametrize("dependent", ["copy", "sum", "view", "private copy"])
+@pytest.mark.parametrize("dependent", ["copy", "sum", "view", "staged copy"])
 def test_an_error_reaches_whatever_depends_on_the_array(dependent: str, started: Started) -> None:
     source, copy = array(), mx.nd.zeros((3,))
     completion = started(writes=(source,))
-    private = StagingBuffer.like(source)
-    private.copy_from(source)
-    private.copy_to(copy)
-    every = {"copy": source.copy(), "sum": (source + 1) * 2, "view": source[1:], "private copy": copy}
+    buffer = StagingBuffer.like(source)
+    buffer.copy_from(source)
+    buffer.copy_to(copy)
+    every = {"copy": source.copy(), "sum": (source + 1) * 2, "view": source[1:], "staged copy": copy}
     completion.fail(NodeLost("rank 2"))
     with pytest.raises(NodeLost):
         every[dependent].asnumpy()
@@ -223,7 +224,7 @@ def test_an_operation_on_what_could_not_be_computed_is_skipped_and_says_so(start
     assert calls.get(timeout=20) == "skipped"
     with pytest.raises(NodeLost):
         out.asnumpy()
-    assert engine.drain(20)
+    assert drain(20)
     assert (calls.empty(), live_count()) == (True, 0)
 
 
@@ -265,7 +266,7 @@ def test_an_exception_in_skipped_harms_nobody(started: Started, caplog: pytest.L
         name="allreduce of w",
         skipped=skipped,
     )
-    assert engine.drain(20)
+    assert drain(20)
     with pytest.raises(NodeLost):
         mx.nd.waitall()
     assert "allreduce of w: the callback for a skipped operation raised" in caplog.text
@@ -280,14 +281,14 @@ def test_fail_all_fails_started_operations_and_those_that_have_yet_to_start(star
     for failed_one in (out, shared):
         with pytest.raises(NodeLost):
             failed_one.asnumpy()
-    assert engine.drain(20)
+    assert drain(20)
     assert (live_count(), begun) == (0, [])
     started(writes=(out,)).succeed()
     assert out.asnumpy().tolist() == [1, 1, 1]
 
 
 def test_a_trainers_step_raises_where_the_loss_is_read() -> None:
-    class Store(mx.kvstore.KVStoreBase):  # type: ignore[name-defined]
+    class Store(mx.kvstore.KVStoreBase):
         """A store whose network has lost a node."""
 
         type = "dist_sync_test"
@@ -303,23 +304,23 @@ def test_a_trainers_step_raises_where_the_loss_is_read() -> None:
                     value.copyto(one)
 
         def pushpull(self, key: object, value: list[NDArray], priority: int) -> None:
-            private = StagingBuffer.like(value[0])
-            private.sum_of(value)
+            buffer = StagingBuffer.like(value[0])
+            buffer.sum_of(value)
             push_async(
                 lambda completion: completion.fail(NodeLost("rank 1")),
                 reads=(),
-                writes=(private.array,),
+                writes=(buffer.array,),
                 name="test",
                 priority=priority,
             )
             for one in value:
-                private.copy_to(one)
+                buffer.copy_to(one)
 
     network = mx.gluon.nn.Dense(2, in_units=3)
     network.initialize()
     trainer = mx.gluon.Trainer(network.collect_params(), "sgd", kvstore=Store(), update_on_kvstore=False)
 
-    def step() -> NDArray:
+    def step() -> Any:
         with mx.autograd.record():
             loss = network(mx.nd.ones((4, 3))).sum()
         loss.backward()
@@ -410,16 +411,16 @@ def test_an_operation_starts_while_the_workers_are_busy_computing() -> None:
 
 def test_pushing_with_its_copies_blocks_the_script_for_less_than_a_millisecond() -> None:
     gradients = [mx.nd.ones((64, 64)) for _ in range(200)]
-    privates = [StagingBuffer.like(gradient) for gradient in gradients]
+    buffers = [StagingBuffer.like(gradient) for gradient in gradients]
     mx.nd.waitall()
 
     def percentile_99_s() -> float:
         durations = []
-        for gradient, private in zip(gradients, privates, strict=True):
+        for gradient, buffer in zip(gradients, buffers, strict=True):
             began = time.perf_counter()
-            private.copy_from(gradient)
-            push_async(Completion.succeed, reads=(), writes=(private.array,), name="test")
-            private.copy_to(gradient)
+            buffer.copy_from(gradient)
+            push_async(Completion.succeed, reads=(), writes=(buffer.array,), name="test")
+            buffer.copy_to(gradient)
             durations.append(time.perf_counter() - began)
         mx.nd.waitall()
         return sorted(durations)[197]

@@ -28,7 +28,7 @@ def test_an_operation_that_never_completes_keeps_the_process_from_ending(
     script: Callable[..., Script],
 ) -> None:
     process = script(
-        OUTSTANDING + "import atexit; atexit.unregister(engine._finish_at_exit); say('last line')"
+        OUTSTANDING + "import atexit; atexit.unregister(startup._finish_at_exit); say('last line')"
     )
     assert process.is_stuck(after="last")
 
@@ -146,16 +146,16 @@ def test_under_the_naive_engine_a_push_waits_for_its_completion_and_raises_its_e
 ) -> None:
     process = script(
         """
-out, private = mx.nd.zeros((3,)), StagingBuffer((3,), "float32")
+out, buffer = mx.nd.zeros((3,)), StagingBuffer((3,), "float32")
 def elsewhere(end):
     def start(completion):
-        np.frombuffer(private.memory(), np.float32)[:] = 7
+        np.frombuffer(buffer.memory(), np.float32)[:] = 7
         threading.Timer(0.1, end, (completion,)).start()
     return start
 def push(start):
-    push_async(start, reads=(out,), writes=(private.array,), name="test")
+    push_async(start, reads=(out,), writes=(buffer.array,), name="test")
 push(elsewhere(lambda completion: completion.succeed()))
-private.copy_to(out)
+buffer.copy_to(out)
 say("values", out.asnumpy().tolist())
 push(lambda completion: completion.succeed())
 try:

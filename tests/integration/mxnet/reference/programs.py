@@ -42,7 +42,7 @@ OPTIMISERS: dict[str, tuple[bool, dict[str, Any]]] = {
 
 SHAPES = ((1,), (3,), (2, 3), (50, 50), (1, 7, 1), (123, 17), (4001,), (3, 1, 5, 2))
 
-LinkEstimate = Callable[[Any], None]
+OnPulled = Callable[[Any], None]
 """Takes what a rank has pulled, for the comparison."""
 
 
@@ -79,7 +79,7 @@ class State:
 class Call(Protocol):
     """One call of a program."""
 
-    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
+    def play(self, kv: Any, values: Values, on_pulled: OnPulled) -> None:
         """Make it."""
 
 
@@ -131,13 +131,13 @@ class Begin:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, state.next_serial(), chance.random() < 0.3, plain)
 
-    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
+    def play(self, kv: Any, values: Values, on_pulled: OnPulled) -> None:
         given = [[values.array(self.serial, tensor)] for tensor in self.tensors]
         names, arrays = _names(self.tensors, plain=self.plain), _said(given, plain=self.plain)
         if self.broadcast:
             outs = _outs(self.tensors, 1)
             kv.broadcast(names, arrays, out=_said(outs, plain=self.plain))
-            seen(outs)
+            on_pulled(outs)
         else:
             kv.init(names, arrays)
 
@@ -159,7 +159,7 @@ class Push:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, state.next_serial(), chance.randint(-3, 3), plain)
 
-    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
+    def play(self, kv: Any, values: Values, on_pulled: OnPulled) -> None:
         given = [
             [values.array(self.serial + 1000 * place, tensor, device) for device in range(tensor.devices)]
             for place, tensor in enumerate(self.tensors)
@@ -183,10 +183,10 @@ class Pull:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, chance.choice((1, 1, 2)), plain)
 
-    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
+    def play(self, kv: Any, values: Values, on_pulled: OnPulled) -> None:
         outs = _outs(self.tensors, self.devices)
         kv.pull(_names(self.tensors, plain=self.plain), out=_said(outs, plain=self.plain))
-        seen(outs)
+        on_pulled(outs)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class PushPull:
         plain = len(tensors) == 1 and chance.random() < 0.7
         return cls(tensors, state.next_serial(), chance.random() < 0.4, plain)
 
-    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
+    def play(self, kv: Any, values: Values, on_pulled: OnPulled) -> None:
         given = [
             [values.array(self.serial, tensor, device) for device in range(tensor.devices)]
             for tensor in self.tensors
@@ -212,7 +212,7 @@ class PushPull:
         outs = given if self.in_place else _outs(self.tensors, 1)
         more = {} if self.in_place else {"out": _said(outs, plain=self.plain)}
         kv.pushpull(_names(self.tensors, plain=self.plain), _said(given, plain=self.plain), **more)
-        seen(outs)
+        on_pulled(outs)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Wait:
     def draw(cls, _chance: random.Random, _state: State) -> Call | None:
         return cls()
 
-    def play(self, kv: Any, values: Values, seen: LinkEstimate) -> None:
+    def play(self, kv: Any, values: Values, on_pulled: OnPulled) -> None:
         kv._barrier()
 
 
@@ -302,11 +302,11 @@ def play(kv: Any, one: Program, keep: Callable[[str, Any], None], *, wait: bool)
     pulled: list[Any] = []
     for number, call in enumerate(one.calls):
 
-        def seen(outs: list[list[Any]], number: int = number) -> None:
+        def keep_copies(outs: list[list[Any]], number: int = number) -> None:
             # Copies: MXNet goes on using an array that was pushed, also after it has pulled to it.
             pulled.extend((number, array.copy()) for arrays in outs for array in arrays)
 
-        call.play(kv, values, seen)
+        call.play(kv, values, keep_copies)
         if wait:
             mx.nd.waitall()
     for place, (number, array) in enumerate(pulled):

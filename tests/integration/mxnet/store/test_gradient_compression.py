@@ -183,7 +183,7 @@ def test_float16_keys_are_summed_and_pulled_as_float16(kv: Any) -> None:
             assert (out.asnumpy() == 2 * sum(rank + 0.5 for rank in range(NODES))).all()
 
 
-class Scaled(mx.gluon.Block):  # type: ignore[name-defined]
+class Scaled(mx.gluon.Block):
     """A weight a value: MXNet has float16 layers only on GPUs."""
 
     def __init__(self) -> None:

@@ -128,8 +128,9 @@ def test_a_job_whose_scripts_catch_what_was_refused_trains_on_and_ends_well(
     name, _, in_step = store.partition(" ")
     parts = (KEYS_OF_ANOTHER_TYPE, KEYS_THAT_ARE_NOT_INITIALISED, ARRAYS_AND_OPTIONS, ON_ONE_RANK_ALONE)
     script = f"{PROLOGUE}\nSTORE = {name!r}\n" + "\n".join(parts)
-    settings = {"NETSTORM_STALENESS": 0} if in_step else {}
-    ended = run_job(tmp_path, NODES, script, CHUNK_SIZE=3, NETSTORM_LOG="error", **settings)
+    staleness = 0 if in_step else -1
+    settings = {"CHUNK_SIZE": 3, "NETSTORM_LOG": "error", "NETSTORM_STALENESS": staleness}
+    ended = run_job(tmp_path, NODES, script, module=(), **settings)
     for end in ended:
         assert (end.code, end.err) == (0, "")
         assert end.out == "trained\n" * 5

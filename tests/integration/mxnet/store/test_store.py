@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import KeyMismatch, UsageError
-from netstorm.frontends.mxnet.arrays import staging as private
+from netstorm.frontends.mxnet.arrays import staging
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.mxnet.on_nodes import (
     NODES,
@@ -317,9 +317,9 @@ def test_where_there_are_gpus_values_go_through_pinned_memory_and_are_the_same(k
     """What can be seen of it without one: MXNet's CPU build has the context, and everything works there."""
     found = {}
     path = str(Path(tempfile.mkdtemp()) / "states")
-    as_it_is = private._host
+    as_it_is = staging._host
     for host in (mx.cpu, mx.cpu_pinned):
-        private._host = host
+        vars(staging)["_host"] = host
         try:
             store = mx.kv.create(kv.type)
             store.set_optimizer(mx.optimizer.Adam())
@@ -331,10 +331,10 @@ def test_where_there_are_gpus_values_go_through_pinned_memory_and_are_the_same(k
                     store.save_optimizer_states(path, dump_optimizer=True)
                     store.load_optimizer_states(path)
             store.pull("k", out=outs)
-            assert store._entries["k"]._stored.array.context == host()
+            assert store._keys._entries["k"]._stored.array.context == host()
             found[host] = [out.asnumpy().tobytes() for out in outs]
         finally:
-            private._host = as_it_is
+            staging._host = as_it_is
     assert found[mx.cpu] == found[mx.cpu_pinned]
     assert len(set(found[mx.cpu])) == 1
 
@@ -346,7 +346,7 @@ def test_a_damaged_file_of_states_is_refused_by_name_and_changes_nothing(kv: Any
     kv.init(0, ones(3))
     kv.push(0, ones(3))
     kv.save_optimizer_states(str(path), dump_optimizer=True)
-    whole, before = path.read_bytes(), kv._rule.now()
+    whole, before = path.read_bytes(), kv._rule.fingerprint()
     for damaged in (
         b"",
         b"no pickle",
@@ -361,7 +361,7 @@ def test_a_damaged_file_of_states_is_refused_by_name_and_changes_nothing(kv: Any
     out = mx.nd.zeros((3,))
     kv.pushpull(0, ones(3), out=out)
     assert kv._updater.optimizer._index_update_count == {0: 2}
-    assert kv._rule.now() == before
+    assert kv._rule.fingerprint() == before
     assert same_everywhere(kv, out)
 
 
@@ -376,7 +376,7 @@ def test_the_fingerprint_of_an_update_tells_which_states_have_been_loaded(kv: An
         store.push(0, ones(3, times=times))
         store.save_optimizer_states(path)
         store.load_optimizer_states(path)
-        said.append(store._rule.now())
+        said.append(store._rule.fingerprint())
     assert said[0] == said[1] != said[2]
 
 

@@ -71,7 +71,8 @@ def updated(make: Callable[[], Any], change: Change, dtype: str = "float32", *, 
     thread.join()
     assert optimizer._index_update_count == dict.fromkeys(SHAPES, STEPS)
     assert optimizer.num_update == STEPS
-    return [weight.asnumpy().tobytes() for weight in weights.values()] + [rule.updater.get_states(False)]
+    assert rule.of_states is not None
+    return [weight.asnumpy().tobytes() for weight in weights.values()] + [rule.of_states.get_states(False)]
 
 
 def nothing(_optimizer: Any, _number: int) -> None:
@@ -110,7 +111,7 @@ def test_most_of_mxnets_optimisers_can_be_captured() -> None:
     for name in ("lars", "lbsgd", "dcasgd", "nadam", "sgld", "test"):
         assert not can_be_captured(mx.optimizer.create(name))
 
-    class OneOfTheUsers(mx.optimizer.SGD):  # type: ignore[name-defined]
+    class OneOfTheUsers(mx.optimizer.SGD):
         """Of which nothing is known."""
 
     assert not can_be_captured(OneOfTheUsers())
@@ -174,4 +175,4 @@ def test_loaded_states_come_with_an_optimiser_that_is_captured_from_then_on(tmp_
     assert captured is not None
     assert (before.learning_rates, captured.learning_rates) == ([0.5], [0.25])
     assert captured.updates == 2
-    assert captured.twin is not before.twin
+    assert captured.optimizer_copy is not before.optimizer_copy
