@@ -26,7 +26,7 @@ from netstorm.frontends.mxnet.engine.operations import push_async
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 MXNetError = mx.base.MXNetError
 
-def say(*words):
+def show(*words):
     print(*words, flush=True)
 
 def started(reads=(), writes=()):

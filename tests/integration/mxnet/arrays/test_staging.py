@@ -137,7 +137,7 @@ import ctypes
 out = mx.nd.zeros((1,))
 def start(completion):
     memory = ctypes.c_void_p()
-    say("asking")
+    show("asking")
     mx.base._LIB.MXNDArrayGetData(weight.handle, ctypes.byref(memory))
     completion.succeed()
 push_async(start, reads=(weight,), writes=(out,), name="naive")
@@ -177,7 +177,7 @@ for _ in range(3):  # the last two by a way that is kept
     buffer.sum_of([weight])
     mx.nd.waitall()
     assert (np.frombuffer(buffer.memory(), np.float32) == 2 * values.ravel()).all()
-say("right")
+show("right")
 from netstorm.frontends.mxnet.arrays.staging import memory_of
 convolution(image).wait_to_read()
 def ask(completion):
@@ -187,7 +187,7 @@ push_async(ask, reads=(weight,), writes=(buffer.array,), name="asking")
 try:
     mx.nd.waitall()
 except MXNetError as error:
-    say(type(error).__name__, error)
+    show(type(error).__name__, error)
 assert (weight.asnumpy() == 2 * values).all()
 """
     )

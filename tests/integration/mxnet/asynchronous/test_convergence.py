@@ -48,8 +48,8 @@ for number, parameter in enumerate(trainer._params):
 right = net(mx.nd.array(images[test])).argmax(axis=1).asnumpy() == labels[test]
 print(right.mean(), flush=True)
 if "netstorm" in STORE:
-    said = kv.statistics()
-    print("staleness", said.get("staleness_mean", 0.0), said.get("staleness_max", 0.0))
+    statistics = kv.statistics()
+    print("staleness", statistics.get("staleness_mean", 0.0), statistics.get("staleness_max", 0.0))
 kv._barrier()
 """
 

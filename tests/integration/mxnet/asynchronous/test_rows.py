@@ -340,7 +340,7 @@ def test_states_without_an_optimizer_and_files_of_other_models_are_refused(kv: A
 
 
 @pytest.mark.timeout(300)
-def test_the_job_ends_well_and_says_nothing(
+def test_the_job_ends_well_and_prints_nothing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     report_of(request, tmp_path_factory).check_end()

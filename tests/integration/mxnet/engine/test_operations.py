@@ -110,7 +110,7 @@ started(reads=views, writes=views).succeed()
 started(reads=views + views).succeed()
 started(writes=views + views).succeed()
 mx.nd.waitall()
-say("all three ran")
+show("all three ran")
 """)
     assert process.end(timeout_s=90) == 0
     assert (process.output, process.errors) == ("all three ran\n", "")
@@ -128,7 +128,7 @@ run, release = engine_binding.RunFunction(run), engine_binding.ReleaseFunction(r
 once = engine_binding.Operands((), (a,))
 engine_binding.push(run, release, 1, once, priority=0, name="once")
 mx.nd.waitall()
-say("once is fine")
+show("once is fine")
 twice = engine_binding.Operands((), (a,))
 twice.reads, twice.reads_count = twice.writes, 1
 engine_binding.push(run, release, 2, twice, priority=0, name="twice")
@@ -208,7 +208,7 @@ def test_an_array_can_be_used_again_after_its_error_was_raised(started: Started)
     assert (out + 1).asnumpy().tolist() == [5, 5, 5]
 
 
-def test_an_operation_on_what_could_not_be_computed_is_skipped_and_says_so(started: Started) -> None:
+def test_an_operation_on_what_could_not_be_computed_is_skipped_and_reports_it(started: Started) -> None:
     source = array()
     completion = started(writes=(source,))
     calls: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -255,7 +255,7 @@ def test_an_exception_in_start_fails_the_operation(caplog: pytest.LogCaptureFixt
     assert "allreduce of w: starting the operation raised" in caplog.text
 
 
-def test_an_exception_in_skipped_harms_nobody(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_skipped_does_no_harm(started: Started, caplog: pytest.LogCaptureFixture) -> None:
     def skipped() -> None:
         raise RuntimeError("cannot even skip")
 
@@ -354,7 +354,7 @@ for _ in range(5):
         mx.nd.waitall()
     except NodeLost:
         pass
-say("sound")
+show("sound")
 """)
     assert process.end() == 0, process.errors
     assert "sound" in process.output
@@ -382,7 +382,7 @@ for priority, array in zip((0, -3, 5, 1, 5, -8), ready):
     push_async(start, reads=(), writes=(array,), name="test", priority=priority)
 go.set()
 mx.nd.waitall()
-say("order", order)
+show("order", order)
 """,
         MXNET_CPU_PRIORITY_NTHREADS="1",
     )

@@ -28,7 +28,7 @@ def test_an_operation_that_never_completes_keeps_the_process_from_ending(
     script: Callable[..., Script],
 ) -> None:
     process = script(
-        OUTSTANDING + "import atexit; atexit.unregister(startup._finish_at_exit); say('last line')"
+        OUTSTANDING + "import atexit; atexit.unregister(startup._finish_at_exit); show('last line')"
     )
     assert process.is_stuck(after="last")
 
@@ -36,7 +36,7 @@ def test_an_operation_that_never_completes_keeps_the_process_from_ending(
 def test_what_is_outstanding_at_exit_fails_and_the_process_ends_with_its_own_code(
     script: Callable[..., Script],
 ) -> None:
-    process = script(OUTSTANDING + "later = out + 1; say('last line'); raise SystemExit(7)")
+    process = script(OUTSTANDING + "later = out + 1; show('last line'); raise SystemExit(7)")
     process.wait_for("last line")
     assert process.end(timeout_s=20) == 7
     assert "Closed: the process ended before the network operation did" in process.errors
@@ -67,7 +67,9 @@ mx.nd.waitall()
 
 
 def test_forking_with_an_operation_outstanding_is_a_trap(script: Callable[..., Script]) -> None:
-    process = script(OUTSTANDING + COMPLETE_SOON + "say('forking'); forking.set(); os.fork(); say('forked')")
+    process = script(
+        OUTSTANDING + COMPLETE_SOON + "show('forking'); forking.set(); os.fork(); show('forked')"
+    )
     assert process.is_stuck(after="forking")
     assert "forked" not in process.output
 
@@ -82,14 +84,14 @@ forking.set()
 engine._held[10**9] = engine._live[10**9] = None  # as if the engine had not let go of it yet
 child = os.fork()
 if child == 0:
-    say("child's", engine.live_count(), engine.drain(0))
+    show("child's", engine.live_count(), engine.drain(0))
     a, b = mx.nd.ones((3,)), mx.nd.zeros((3,))
     done = started(reads=(a,), writes=(b,))  # the child has an engine of its own
-    say("child", engine.live_count(), (a + 1).asnumpy().tolist())
+    show("child", engine.live_count(), (a + 1).asnumpy().tolist())
     done.succeed()
     b.wait_to_read()
     sys.exit(3)
-say("parent", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), out.asnumpy().tolist())
+show("parent", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), out.asnumpy().tolist())
 del engine._held[10**9], engine._live[10**9]
 """
     )
@@ -103,7 +105,7 @@ del engine._held[10**9], engine._live[10**9]
 
 
 def test_ctrl_c_is_ignored_while_python_is_blocked_inside_mxnet(script: Callable[..., Script]) -> None:
-    process = script(OUTSTANDING + "say('waiting'); mx.nd.waitall(); say('waited')")
+    process = script(OUTSTANDING + "show('waiting'); mx.nd.waitall(); show('waited')")
     process.wait_for("waiting")
     process.interrupt()
     assert process.is_stuck(after="waiting")
@@ -122,10 +124,10 @@ for blocked in (mx.nd.waitall, lambda: (out + 1).asnumpy()):
     out = mx.nd.zeros((3,))
     started(writes=(out,))
     try:
-        say("waiting in", blocked.__name__)
+        show("waiting in", blocked.__name__)
         blocked()
     except KeyboardInterrupt:
-        say("interrupted in", blocked.__name__)
+        show("interrupted in", blocked.__name__)
     try:
         mx.nd.waitall()
     except NodeLost:
@@ -156,16 +158,16 @@ def push(start):
     push_async(start, reads=(out,), writes=(buffer.array,), name="test")
 push(elsewhere(lambda completion: completion.succeed()))
 buffer.copy_to(out)
-say("values", out.asnumpy().tolist())
+show("values", out.asnumpy().tolist())
 push(lambda completion: completion.succeed())
 try:
     push(elsewhere(lambda completion: completion.fail(NodeLost("rank 2"))))
 except NodeLost as error:
-    say("raised", error, isinstance(error, MXNetError), engine.live_count(), engine.drain(5))
+    show("raised", error, isinstance(error, MXNetError), engine.live_count(), engine.drain(5))
 try:
     push(lambda completion: os.kill(os.getpid(), signal.SIGINT))
 except KeyboardInterrupt:
-    say("interrupted", engine.live_count(), engine.drain(5))
+    show("interrupted", engine.live_count(), engine.drain(5))
 """,
         MXNET_ENGINE_TYPE="NaiveEngine",
     )
@@ -188,8 +190,8 @@ for completion in completions[1:]:
 try:
     sums[0].asnumpy()
 except NodeLost as error:
-    say("raised", error)
-say("values", sums[1].asnumpy().tolist())
+    show("raised", error)
+show("values", sums[1].asnumpy().tolist())
 """,
         MXNET_ENGINE_TYPE="ThreadedEngine",
     )
@@ -224,7 +226,7 @@ def test_the_engine_s_threads_compute_in_the_background_and_do_so_after_a_fork(
         process = script(
             POLICIES
             + """
-say("at first", policies() == (batch, other), policies())
+show("at first", policies() == (batch, other), policies())
 mx.nd.waitall()
 engine.drain(5)
 if os.fork() == 0:
@@ -235,7 +237,7 @@ while policies() != (batch, other) and time.monotonic() < deadline:
     for _ in range(4):
         push_async(lambda completion: completion.succeed(), reads=(), writes=(), name="test")
     time.sleep(0.02)
-say("after a fork", policies() == (batch, other), policies())
+show("after a fork", policies() == (batch, other), policies())
 """,
             MXNET_CPU_WORKER_NTHREADS=workers,
             OMP_NUM_THREADS="1",
@@ -245,13 +247,13 @@ say("after a fork", policies() == (batch, other), policies())
         assert "after a fork True" in process.output, process.output
 
 
-def test_a_policy_that_somebody_has_chosen_stays(script: Callable[..., Script]) -> None:
+def test_a_policy_that_was_chosen_before_stays(script: Callable[..., Script]) -> None:
     process = script("""
 from netstorm.frontends.mxnet.engine.workers import compute_in_background
 def work(policy):
     os.sched_setscheduler(0, policy, os.sched_param(0))
     compute_in_background()
-    say(policy == os.SCHED_IDLE, "became", os.sched_getscheduler(0) == os.SCHED_BATCH)
+    show(policy == os.SCHED_IDLE, "became", os.sched_getscheduler(0) == os.SCHED_BATCH)
 for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
     thread = threading.Thread(target=work, args=(policy,))
     thread.start()

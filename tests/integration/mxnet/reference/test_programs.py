@@ -42,11 +42,11 @@ SETTINGS: dict[str, Any] = {"MXNET_KVSTORE_BIGARRAY_BOUND": 1000, "CHUNK_SIZE": 
 
 def compare(folder: Path, nodes: int, programs: list[Program], *, strings: bool) -> int:
     """Run programs on both; return how many arrays have been compared, on each rank."""
-    said = json.dumps(
+    arguments = json.dumps(
         [dict(seed=one.seed, strings=strings, optimiser=one.optimiser) for one in programs]  # noqa: C408
     )
     scripts = {
-        store: SCRIPT.format(store=store, folder=str(folder), programs=said)
+        store: SCRIPT.format(store=store, folder=str(folder), programs=arguments)
         for store in ("dist_sync", "dist_sync_netstorm")
     }
     run_with_servers(folder, nodes, scripts["dist_sync"], timeout_s=200, **SETTINGS)
@@ -86,7 +86,7 @@ def test_random_programs_have_the_results_of_mxnets_servers(tmp_path: Path) -> N
 def test_many_random_programs_have_the_results_of_mxnets_servers(
     tmp_path: Path, seed: int, *, strings: bool
 ) -> None:
-    """Programs without an optimiser come first: MXNet's servers cannot be told to have none again."""
+    """Programs without an optimiser come first: MXNet's servers cannot go back to none."""
     names = ["", "", "", "", *OPTIMISERS]
     programs = [
         program(100 * seed + place, strings=strings, optimiser=name) for place, name in enumerate(names)

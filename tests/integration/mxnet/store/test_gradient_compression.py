@@ -122,8 +122,8 @@ def test_what_mxnet_refuses_is_refused(kv: Any) -> None:
             for t in (0, -1, "a lot", None, True, 1e-50, 1e50)
         ),
     ]
-    for parameters, complaint in wrong:
-        with pytest.raises(UsageError, match=complaint):
+    for parameters, message in wrong:
+        with pytest.raises(UsageError, match=message):
             kv.set_gradient_compression(parameters)
     kv.init("half", mx.nd.zeros(3, dtype="float16"))
     kv.set_gradient_compression({"type": "2bit", "what": "MXNet does not know either"})

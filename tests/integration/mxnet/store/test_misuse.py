@@ -168,11 +168,11 @@ def read():
 refused(read, error=errors.NodeFailed)
 refused(kv.pull, "k", out=out, error=errors.NodeFailed)
 refused(kv._barrier, error=errors.NodeFailed)
-print("told thrice")
+print("raised three times")
 """
     )
     failed, *others = run_job(tmp_path, 2, script, NETSTORM_LOG="error")
     assert failed.code == 1
     for end in others:
-        assert end.out == "told thrice\n", end.err
+        assert end.out == "raised three times\n", end.err
         assert end.code == 1

@@ -166,7 +166,7 @@ def test_row_sparse_pushes_to_a_dense_key_update_its_rows_or_replace_it(kv: Any)
 
 
 @on_nodes
-def test_a_pull_skips_row_sparse_arrays_unless_told_otherwise_and_fills_dense_ones(kv: Any) -> None:
+def test_a_pull_skips_row_sparse_arrays_unless_asked_for_them_and_fills_dense_ones(kv: Any) -> None:
     kv.init("a", rows([1, 4], 3.0))
     sparse, dense = rows([2], 9.0), [mx.nd.zeros(SHAPE), mx.nd.zeros(SHAPE, ctx=mx.cpu(1))]
     kv.pull("a", out=sparse)
@@ -228,11 +228,11 @@ def test_what_does_not_fit_is_refused_by_name(kv: Any) -> None:
     packed = mx.kv.create(kv.type)
     packed.set_gradient_compression({"type": "2bit"})
     packed.init(["a", "dense"], [ones(), mx.nd.ones(SHAPE)])
-    for key, complaint in {
+    for key, message in {
         "a": "for dense float32 only",
         "dense": "'dense', with a row_sparse array",
     }.items():
-        with pytest.raises(UsageError, match=complaint):
+        with pytest.raises(UsageError, match=message):
             packed.push(key, ones())
     kv.row_sparse_pull("a", out=out, row_ids=mx.nd.array([0, 7]))
     with pytest.raises(UsageError, match="row 7 of an array with 6 rows"):
@@ -359,7 +359,7 @@ def test_a_module_of_sparse_weights_trains_alike_everywhere(kv: Any) -> None:
 
 
 @on_nodes
-def test_only_the_rows_that_somebody_pushed_travel(kv: Any) -> None:
+def test_only_the_rows_that_were_pushed_travel(kv: Any) -> None:
     shape = (50_000, 32)
     net = mx.nd.zeros(shape)
     kv.init("big", net)

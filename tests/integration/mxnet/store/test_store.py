@@ -38,7 +38,7 @@ def ones(*shape: int, times: float = 1, dtype: str = "float32", device: int = 0)
 
 
 @on_nodes
-def test_a_store_says_who_it_is(kv: Any) -> None:
+def test_a_store_has_type_rank_and_size(kv: Any) -> None:
     assert kv.type == "dist_sync_netstorm"
     assert kv.num_workers == NODES
     assert kv.rank == int(os.environ["NETSTORM_RANK"])
@@ -368,7 +368,7 @@ def test_a_damaged_file_of_states_is_refused_by_name_and_changes_nothing(kv: Any
 @on_nodes
 def test_the_fingerprint_of_an_update_tells_which_states_have_been_loaded(kv: Any) -> None:
     path = str(Path(tempfile.mkdtemp()) / "states")
-    said = []
+    fingerprints = []
     for times in (1, 1, 2):
         store = mx.kv.create("netstorm")
         store.set_optimizer(mx.optimizer.SGD(momentum=0.9))
@@ -376,11 +376,11 @@ def test_the_fingerprint_of_an_update_tells_which_states_have_been_loaded(kv: An
         store.push(0, ones(3, times=times))
         store.save_optimizer_states(path)
         store.load_optimizer_states(path)
-        said.append(store._rule.fingerprint())
-    assert said[0] == said[1] != said[2]
+        fingerprints.append(store._rule.fingerprint())
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
-# ------------------------------------------------------------------------------------- what servers are told
+# ------------------------------------------------------------------------------------- commands for servers
 
 
 @on_nodes
@@ -405,7 +405,7 @@ def test_profiling_the_server_profiles_this_node_in_a_file_with_its_rank(kv: Any
 
 
 @on_nodes
-def test_commands_for_servers_are_accepted_and_nobody_is_dead(kv: Any) -> None:
+def test_commands_for_servers_are_accepted_and_no_node_is_dead(kv: Any) -> None:
     for head in (1, 2, 3):  # multi-precision, stop, synchronous mode
         kv._send_command_to_servers(head, "")
     assert [kv.get_num_dead_node(group) for group in (1, 2, 4, 7)] == [0] * 4
@@ -498,7 +498,7 @@ def test_what_the_script_never_reads_is_finished_all_the_same(kv: Any) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_job_ends_well_and_says_nothing(
+def test_the_job_ends_well_and_prints_nothing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     report_of(request, tmp_path_factory).check_end()

@@ -292,7 +292,7 @@ def test_module_multiplies_the_batch_size_by_the_number_of_ranks(kv: Any) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_the_job_ends_well_and_says_nothing(
+def test_the_job_ends_well_and_prints_nothing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     report_of(request, tmp_path_factory).check_end()

@@ -275,7 +275,7 @@ def test_gluons_data_loader_may_fork_its_workers_in_the_middle_of_training(kv: A
 
 
 @on_nodes
-def test_a_forked_child_cannot_use_the_store_and_is_told_so(kv: Any) -> None:
+def test_a_forked_child_cannot_use_the_store_and_gets_an_error(kv: Any) -> None:
     kv.init("a", mx.nd.zeros((10,)))
     out = mx.nd.zeros((10,))
     kv.pushpull("a", mx.nd.ones((10,)), out=out)
@@ -320,7 +320,7 @@ def test_an_error_of_the_scripts_own_is_not_mistaken_for_the_stores(kv: Any) -> 
 
 
 @pytest.mark.timeout(300)
-def test_the_job_ends_well_and_says_nothing(
+def test_the_job_ends_well_and_prints_nothing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     report_of(request, tmp_path_factory).check_end()

@@ -50,7 +50,7 @@ def begun(kv: Any, key: str, optimizer: Any, *shape: int) -> Any:
 
 
 @on_nodes
-def test_a_value_is_there_when_its_late_update_is_and_not_before(kv: Any) -> None:
+def test_a_value_is_there_when_its_deferred_update_is_and_not_before(kv: Any) -> None:
     out = begun(kv, "w", mx.optimizer.SGD(learning_rate=1.0, wd=0.0), 1000)
     read: queue.SimpleQueue[float] = queue.SimpleQueue()
     with held_up():
@@ -114,7 +114,7 @@ def test_row_sparse_pushes_between_dense_ones_are_updated_in_order(kv: Any) -> N
 
 
 @on_nodes
-def test_values_of_several_devices_and_of_all_types_are_updated_later_too(kv: Any) -> None:
+def test_values_of_several_devices_and_of_all_types_have_deferred_updates_too(kv: Any) -> None:
     optimizer = mx.optimizer.SGD(learning_rate=1.0, wd=0.0, multi_precision=True)
     kv.set_optimizer(optimizer)
     for dtype in ("float16", "float32", "float64"):
@@ -140,7 +140,7 @@ def test_scalars_and_empty_values_are_updated_at_once(kv: Any) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_job_ends_well_and_says_nothing(
+def test_the_job_ends_well_and_prints_nothing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     report_of(request, tmp_path_factory).check_end()
