@@ -33,8 +33,8 @@ class NetStormKVStore(JobMember):
     """A distributed, synchronous key-value store of general nodes.
 
     Every rank keeps a replica of every value and runs the optimiser on it, so all ranks hold the same bytes.
-    Every error of `netstorm.errors` that a method raises is also an `mx.MXNetError`. After a misuse that the
-    script catches, nothing has been sent and the store works as before.
+    Every error of `netstorm.errors` that a method raises is also an `mx.MXNetError`. A script may catch a
+    misuse (`UsageError`) and go on with the store.
     """
 
     _entry_type: ClassVar[type[Entry]] = Entry
