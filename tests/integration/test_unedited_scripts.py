@@ -28,20 +28,20 @@ def run(nodes: int, script: str, *arguments: str) -> dict[str, list[str]]:
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    said: dict[str, list[str]] = {}
+    printed: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
         rank, _, text = line.partition("] ")
         if rank[1:].isdigit() and text:
             word, _, rest = text.partition(" ")
-            said.setdefault(word, []).append(rest)
-    assert len(said["weights"]) == nodes
-    assert len(set(said["weights"])) == 1, said["weights"]
-    return said
+            printed.setdefault(word, []).append(rest)
+    assert len(printed["weights"]) == nodes
+    assert len(set(printed["weights"])) == 1, printed["weights"]
+    return printed
 
 
 def test_module_fit_trains_with_schedules_and_callbacks_by_the_number_of_workers() -> None:
-    said = run(3, "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", "3")
-    assert min(map(float, said["accuracy"])) > 0.8
+    printed = run(3, "train_digits.py", "--kv-store", "dist_sync", "--num-epochs", "3")
+    assert min(map(float, printed["accuracy"])) > 0.8
 
 
 def test_a_checkpoint_of_three_nodes_is_resumed_by_two(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_checkpoint_of_three_nodes_is_resumed_by_two(tmp_path: Path) -> None:
 
 def test_a_gluon_trainer_trains_on_several_devices_and_reads_its_states_again(tmp_path: Path) -> None:
     options = ("--devices", "2", "--hybridize", "--save", str(tmp_path / "states"))
-    said = run(3, "gluon_digits_classification.py", "--kvstore", "dist_sync", *options)
-    assert min(map(float, said["accuracy"])) > 0.8
+    printed = run(3, "gluon_digits_classification.py", "--kvstore", "dist_sync", *options)
+    assert min(map(float, printed["accuracy"])) > 0.8
 
 
 def test_a_language_model_trains_with_its_gradients_clipped_by_their_global_norm() -> None:
-    said = run(3, "word_language_model.py", "--kvstore", "dist_sync")
-    assert "weights" in said
+    printed = run(3, "word_language_model.py", "--kvstore", "dist_sync")
+    assert "weights" in printed

@@ -1,15 +1,13 @@
-"""The one place that imports MXNet, and what its stock 1.9 wheel needs to be importable on Python 3.10 to
-3.12.
+"""The one place that imports MXNet. It makes the stock 1.9 wheel importable on Python 3.10 to 3.12.
 
 MXNet 1.9.1 (2022) is its last release. It uses `np.bool`, `np.int` and their like, which NumPy 1.24 removed,
 was built for NumPy 1, and imports `distutils`, which Python 3.12 removed and setuptools brings back.
 
-Two things for whoever imports this module:
+Before you import this module:
 
-* `import mxnet` starts MXNet's own server or scheduler, and does not return, if `DMLC_ROLE` says `server` or
-  `scheduler`. Look at the role first (a general node's is `worker`), and import this module after.
-* No warning is silenced: those who ask with `-W` see the DeprecationWarnings that importing MXNet has long
-  caused.
+* Check `DMLC_ROLE`. If it is `server` or `scheduler`, `import mxnet` starts MXNet's own server or scheduler
+  and does not return. A general node's role is `worker`.
+* No warning is silenced: with `-W` you see the DeprecationWarnings that importing MXNet has long caused.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import importlib
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -84,4 +82,7 @@ def _restore_distutils() -> None:
         ) from missing
 
 
-mx: Final[ModuleType] = load_mxnet()
+if TYPE_CHECKING:
+    import mxnet as mx  # its types are those of typings/mxnet
+else:
+    mx = load_mxnet()

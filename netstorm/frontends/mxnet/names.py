@@ -1,13 +1,14 @@
-"""The names by which MXNet's users ask for a store.
+"""The names of the KVStore types, as MXNet's users write them.
 
-`Trainer(…, kvstore="netstorm")` would train alone, without a word: with one device MXNet makes no store at
-all unless its name holds "dist". So where MXNet makes a store by name, the short name becomes the long one.
+`Trainer(…, kvstore="netstorm")` alone would train without a store, and without a warning: with one device
+MXNet makes no store at all unless the name has "dist" in it. So where MXNet makes a store by name, the short
+name is replaced by the long one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from netstorm.frontends.mxnet.asynchronous.store import create_asynchronous
 from netstorm.frontends.mxnet.compat import mx
@@ -22,7 +23,7 @@ _SYNCHRONOUS: Final = ("dist", "dist_sync", "dist_device_sync", "dist_sync_devic
 _ASYNCHRONOUS: Final = ("dist_async", "dist_device_async", "dist_async_device")
 
 _registry: Final = mx.kvstore.KVStoreBase.kv_registry
-_create_kvstore: Final[Callable[..., Any]] = mx.model._create_kvstore  # noqa: SLF001 -- Module's and Trainer's
+_create_kvstore: Final[Callable[..., object]] = mx.model._create_kvstore  # noqa: SLF001 -- Module's and Trainer's
 
 
 def register_types() -> None:
@@ -35,14 +36,14 @@ def register_types() -> None:
 
 
 def take_over_dist_types() -> None:
-    """Let MXNet's own distributed types mean NetStorm, for scripts that nobody wants to edit."""
+    """Let the names of MXNet's own distributed types mean NetStorm's, for scripts that stay unedited."""
     for name in _SYNCHRONOUS:
         _registry[name] = NetStormKVStore
     for name in _ASYNCHRONOUS:
         _registry[name] = create_asynchronous
 
 
-def _create_by_long_name(kvstore: Any, *arguments: Any, **named: Any) -> Any:
+def _create_by_long_name(kvstore: object, *arguments: object, **named: object) -> object:
     if isinstance(kvstore, str) and kvstore.lower() == _SHORT_NAME:
         kvstore = _NAME
     return _create_kvstore(kvstore, *arguments, **named)

@@ -76,8 +76,8 @@ def end_with_the_right_weights(job: Job) -> list[Ended]:
     ended = job.end_all()
     digests = {end.out.split("weights ", 1)[1].split("\n")[0] for end in ended}
     assert [end.code for end in ended] == [0] * job.nodes, "\n".join(end.text[-2000:] for end in ended)
-    (said,) = digests
-    made, digest = said.split()
+    (line,) = digests
+    made, digest = line.split()
     assert digest == right(job.nodes, int(made))
     assert job.end(-1).code == 0
     return ended

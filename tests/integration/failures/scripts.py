@@ -17,7 +17,7 @@ import netstorm.frontends.mxnet
 from netstorm import errors
 from netstorm.frontends.mxnet.compat import mx
 
-def say(*words):
+def show(*words):
     print(*words, flush=True)
 
 def ones(number=50_000):
@@ -50,7 +50,7 @@ from netstorm.kvstore.process.lifetime import runtime_of_this_process
 from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.protocol.messages import ANY_RULE
 
-def say(*words):
+def show(*words):
     print(*words, flush=True)
 """
 
@@ -74,7 +74,7 @@ while True:
     runtime.check()
 """
 
-QUICK = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 3, "NETSTORM_LINK_TIMEOUT": 3}
+SHORT_TIMEOUTS = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 3, "NETSTORM_LINK_TIMEOUT": 3}
 
 
 def start(job: Job, rank: int, script: str, **variables: Any) -> None:
@@ -88,6 +88,6 @@ def start_plain(job: Job, rank: int, script: str, **variables: Any) -> None:
 
 
 def assert_tidy(end: Ended) -> None:
-    """Check that a process has said nothing that means nothing to its user."""
+    """Check that a process has printed nothing that its user cannot understand."""
     for text in ("Exception ignored", "Fatal Python error", "terminate called", "Traceback"):
         assert end.err.count(text) <= (text == "Traceback"), end.err  # an uncaught error has one

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.failures.scripts import (
     PLAIN_PROLOGUE,
     PROLOGUE,
-    QUICK,
+    SHORT_TIMEOUTS,
     assert_tidy,
     start,
     start_plain,
@@ -62,7 +62,7 @@ def test_ranks_that_differ_are_named_on_every_rank(what: str, tmp_path: Path) ->
     script, error, texts = ONE_RANK_DIFFERS[what]
     nodes = 3 if what == "shape" else 2
     odd = f"odd = rank == {nodes - 1}"
-    with Job(tmp_path, nodes, **QUICK) as job:
+    with Job(tmp_path, nodes, **SHORT_TIMEOUTS) as job:
         for rank in range(nodes):
             plain = script.startswith("runtime.")
             begin, barrier = (start_plain, "runtime.barrier") if plain else (start, "kv._barrier")
@@ -76,9 +76,9 @@ def test_ranks_that_differ_are_named_on_every_rank(what: str, tmp_path: Path) ->
 
 
 def test_who_does_not_belong_to_the_job_is_refused_by_name_and_the_job_goes_on(tmp_path: Path) -> None:
-    joins = PLAIN_PROLOGUE + "runtime_of_this_process(); say('joined')"
+    joins = PLAIN_PROLOGUE + "runtime_of_this_process(); show('joined')"
     other_release = PLAIN_PROLOGUE + "netstorm.__version__ = '9.9'; runtime_of_this_process()"
-    with Job(tmp_path, 2, **QUICK) as job:
+    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
         job.start(0, joins)
         job.wait_until_said(0, "waiting for 1 of 2 nodes")
         job.start(2, joins, NETSTORM_RANK=0)
@@ -117,9 +117,9 @@ began = time.monotonic()
 try:
     mx.kv.create("netstorm")
 finally:
-    say(time.monotonic() - began)
+    show(time.monotonic() - began)
 """
-    with Job(tmp_path, 1, **QUICK) as job:
+    with Job(tmp_path, 1, **SHORT_TIMEOUTS) as job:
         job.start(0, PROLOGUE + script, DMLC_PS_ROOT_PORT=port, NETSTORM_JOIN_TIMEOUT=2)
         end = job.end(0, 60)
     assert end.code == 1
@@ -129,8 +129,8 @@ finally:
     assert 2 <= float(end.out) < 2 + 15  # the machine may be busy
 
 
-def test_nodes_that_do_not_come_are_told_of_with_who_is_here(tmp_path: Path) -> None:
-    with Job(tmp_path, 3, **QUICK) as job:  # the scheduler is patient, and says every 3 s whom it waits for
+def test_missing_nodes_are_reported_with_who_is_here(tmp_path: Path) -> None:
+    with Job(tmp_path, 3, **SHORT_TIMEOUTS) as job:  # the scheduler logs every 3 s whom it waits for
         job.start(1, PLAIN_PROLOGUE + "runtime_of_this_process()", NETSTORM_JOIN_TIMEOUT=6)
         end = job.end(1, 60)
     assert end.code == 1

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.failures.scripts import (
     PLAIN_WAIT_FOR_THE_END,
-    QUICK,
+    SHORT_TIMEOUTS,
     assert_tidy,
     start,
     start_plain,
@@ -25,7 +25,7 @@ class Plain(str):
 def ends(folder: Path, *scripts: str, **settings: object) -> list[Ended]:
     """Run one script a rank, and return how they ended."""
     quiet = {"NETSTORM_LOG": "error"}  # no word on who has not come yet
-    with Job(folder, len(scripts), **QUICK, **quiet, **settings) as job:
+    with Job(folder, len(scripts), **SHORT_TIMEOUTS, **quiet, **settings) as job:
         for rank, script in enumerate(scripts):
             (start_plain if isinstance(script, Plain) else start)(job, rank, script)
         return job.end_all(60)
@@ -65,7 +65,7 @@ try:  # whichever comes after the answer raises
     kv.init("late", ones()); kv.push("late", ones())
     kv.pull("late", out=out); out.wait_to_read()
 finally:
-    say(time.monotonic() - began)
+    show(time.monotonic() - began)
 """
     *late_ones, finished = ends(tmp_path, late, late, Plain(), NETSTORM_UNEVEN="join")
     for end in late_ones:
@@ -116,17 +116,17 @@ def test_a_rank_that_never_uses_a_key_of_the_others_is_named(tmp_path: Path) -> 
 def test_an_exception_in_one_rank_reaches_all_others_with_its_text(tmp_path: Path) -> None:
     guilty, reads, waits = ends(
         tmp_path,
-        Plain("raise ValueError('no such picture')"),
+        Plain("raise ValueError('no such image')"),
         "step()",
         Plain("runtime.barrier()"),
     )
     assert guilty.code == 1
-    assert guilty.err.endswith("ValueError: no such picture\n")
+    assert guilty.err.endswith("ValueError: no such image\n")
     assert_tidy(guilty)
     for end in (reads, waits):
         assert end.code == 1
         assert "netstorm.errors.NodeFailed: rank 0 (127.0.0.1:" in end.err
-        assert "failed: ValueError: no such picture" in end.err
+        assert "failed: ValueError: no such image" in end.err
         assert_tidy(end)
 
 
@@ -187,7 +187,7 @@ kv.pushpull("p", a, out=a)
 try:
     a.asnumpy()
 except errors.NetStormError as error:
-    say("read:", "Weight decay is not supported" in str(error))
+    show("read:", "Weight decay is not supported" in str(error))
 while True:
     time.sleep(0.1)
     kv.pull("k", out=out)
@@ -206,9 +206,9 @@ try:
 except SystemExit:
     pass  # has no consequences
 kv.pushpull("k", ones(), out=out)
-say("the script is at its end")
+show("the script is at its end")
 """
-    late = Plain("time.sleep(2); step(); assert (out == 3).all(); say('right')")
+    late = Plain("time.sleep(2); step(); assert (out == 3).all(); show('right')")
     ended = ends(tmp_path, hub, late, late, NETSTORM_TOPOLOGY="star", NETSTORM_HUB=0)
     assert [end.code for end in ended] == [0, 0, 0]
     assert [end.err for end in ended] == ["", "", ""]
@@ -224,7 +224,7 @@ subprocess.run([sys.executable, "-c", "import sys; sys.exit(4)"])
 child = os.fork()
 if child == 0:
     sys.exit(6)  # runs its parent's exit functions, too
-say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+show(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 step()
 """
     ended = ends(tmp_path, script, Plain(script))

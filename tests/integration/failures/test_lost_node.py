@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.integration.failures.scripts import QUICK, assert_tidy, start, start_plain
+from tests.integration.failures.scripts import SHORT_TIMEOUTS, assert_tidy, start, start_plain
 from tests.integration.jobs import Ended, Job
 
 TIMEOUT_S = 3
@@ -18,11 +18,11 @@ MARGIN_S = 5
 CATCHES = """
 step()
 kv.pushpull("k", ones(), out=out)  # rank 2 will not push
-say("waiting")
+show("waiting")
 try:
     out.asnumpy()
 except errors.NodeLost as error:
-    say("asnumpy:", isinstance(error, mx.base.MXNetError), error)
+    show("asnumpy:", isinstance(error, mx.base.MXNetError), error)
 calls = {
     "push": lambda: kv.push("k", ones()),
     "pull": lambda: kv.pull("k", out=out),
@@ -37,15 +37,15 @@ for name, call in calls.items():
     try:
         call()
     except errors.NodeLost as error:
-        say(name + ":", isinstance(error, ConnectionError), error)
-say("the script ends as if nothing had happened")
+        show(name + ":", isinstance(error, ConnectionError), error)
+show("the script ends as if nothing had happened")
 """
 
 DOES_NOT_CATCH = """
 step()
 kv.pushpull("k", ones(), out=out)
 out.wait_to_read()
-say("never said")
+show("never reached")
 """
 
 DIES = """
@@ -54,7 +54,7 @@ child = os.fork()
 if child == 0:
     time.sleep(60)
     os._exit(0)
-say("child", child, "of rank 2")
+show("child", child, "of rank 2")
 time.sleep(60)
 """
 
@@ -80,7 +80,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    with Job(tmp_path_factory.mktemp("lost"), 3, **QUICK) as job:
+    with Job(tmp_path_factory.mktemp("lost"), 3, **SHORT_TIMEOUTS) as job:
         yield Story(job)
 
 
@@ -90,10 +90,10 @@ def lost_text(end: Ended, call: str) -> str:
 
 
 def test_reading_a_result_raises_node_lost_which_is_also_mxnets_error(story: Story) -> None:
-    said = lost_text(story.catches, "asnumpy")
-    assert said.startswith("asnumpy: True rank 2 (127.0.0.1:")
-    assert "is lost: no heartbeat for 3." in said
-    assert "last heard: round 3 of key 'k'" in said or "last heard: round 2 of key 'k'" in said
+    read = lost_text(story.catches, "asnumpy")
+    assert read.startswith("asnumpy: True rank 2 (127.0.0.1:")
+    assert "is lost: no heartbeat for 3." in read
+    assert "last heard: round 3 of key 'k'" in read or "last heard: round 2 of key 'k'" in read
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_script_that_swallows_the_error_still_ends_with_an_exit_code_that_tell
 
 def test_a_script_that_does_not_catch_it_ends_with_its_traceback(story: Story) -> None:
     assert story.does_not_catch.code == 1
-    assert "never said" not in story.does_not_catch.out
+    assert "never reached" not in story.does_not_catch.out
     assert "netstorm.errors.NodeLost: rank 2 (127.0.0.1:" in story.does_not_catch.err
     assert_tidy(story.does_not_catch)
 
@@ -126,6 +126,6 @@ def test_an_orphaned_child_keeps_no_connection_of_the_dead_rank_open(story: Stor
     assert story.orphans_connections == []
 
 
-def test_the_scheduler_ends_and_says_who_was_lost(story: Story) -> None:
+def test_the_scheduler_ends_and_names_the_lost_node(story: Story) -> None:
     assert story.scheduler.code != 0
     assert "rank 2 (127.0.0.1:" in story.scheduler.text

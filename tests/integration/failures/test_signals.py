@@ -11,7 +11,7 @@ import pytest
 from tests.integration.failures.scripts import (
     PLAIN_PROLOGUE,
     PLAIN_WAIT_FOR_THE_END,
-    QUICK,
+    SHORT_TIMEOUTS,
     assert_tidy,
     start,
     start_plain,
@@ -21,14 +21,14 @@ from tests.integration.jobs import Job
 LONGEST_S = 6
 
 DOING = {
-    "waiting for MXNet": "kv.push('k', ones()); say('now'); mx.nd.waitall()",
-    "reading a result": "kv.pushpull('k', ones(), out=out); say('now'); out.asnumpy()",
-    "waiting for the others at its end": "say('now')",
+    "waiting for MXNet": "kv.push('k', ones()); show('now'); mx.nd.waitall()",
+    "reading a result": "kv.pushpull('k', ones(), out=out); show('now'); out.asnumpy()",
+    "waiting for the others at its end": "show('now')",
 }
 
 DOING_WITHOUT_MXNET = {
-    "at a barrier": "say('now'); runtime.barrier()",
-    "busy in Python": "say('now')\nwhile True: pass",
+    "at a barrier": "show('now'); runtime.barrier()",
+    "busy in Python": "show('now')\nwhile True: pass",
 }
 
 CODES = {signal.SIGINT: {130, -signal.SIGINT}, signal.SIGTERM: {143, -signal.SIGTERM}}
@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.mark.parametrize(("doing", "number"), CASES)
 def test_a_signal_ends_a_node_at_once(doing: str, number: signal.Signals, tmp_path: Path) -> None:
-    with Job(tmp_path, 2, **QUICK) as job:
+    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
         if doing in DOING:
             start(job, 0, DOING[doing])
         else:
@@ -65,7 +65,7 @@ def test_a_signal_ends_a_node_at_once(doing: str, number: signal.Signals, tmp_pa
 
 
 def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> None:
-    with Job(tmp_path, 3, **QUICK) as job:
+    with Job(tmp_path, 3, **SHORT_TIMEOUTS) as job:
         for rank in (0, 1):
             job.start(rank, PLAIN_PROLOGUE + "runtime_of_this_process()")
         for rank in (0, 1):
@@ -82,7 +82,7 @@ def test_a_signal_ends_nodes_that_wait_for_others_to_join(tmp_path: Path) -> Non
 
 
 def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
-    with Job(tmp_path, 2, **QUICK) as job:
+    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
         start(job, 0, DOING["reading a result"])
         start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
         job.wait_until_said(0, "now")
@@ -98,14 +98,14 @@ def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
 def test_a_script_may_handle_signals_itself(tmp_path: Path) -> None:
     handles = """
 def stop(number, frame):
-    say("saving")
+    show("saving")
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
-say("now")
+show("now")
 while True:
     time.sleep(0.05)
 """
-    with Job(tmp_path, 2, **QUICK) as job:
+    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
         start(job, 0, handles)
         start_plain(job, 1, PLAIN_WAIT_FOR_THE_END)
         job.wait_until_said(0, "now")

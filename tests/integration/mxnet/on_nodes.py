@@ -53,8 +53,8 @@ class JobReport:
     def check_end(self) -> None:
         """Fail unless all nodes have ended well and without a word on standard error."""
         for rank, end in enumerate(self.ended):
-            said = [line for line in end.complaints if not any(text in line for text in _EXPECTED)]
-            assert (end.code, said) == (0, []), f"rank {rank}: exit code {end.code}, {said}"
+            unexpected = [line for line in end.complaints if not any(text in line for text in _EXPECTED)]
+            assert (end.code, unexpected) == (0, []), f"rank {rank}: exit code {end.code}, {unexpected}"
 
     def check(self, name: str) -> None:
         """Fail unless the test has passed on all nodes."""
@@ -63,8 +63,8 @@ class JobReport:
         first = next(name for name in self.names if any(name not in _passed(end) for end in self.ended))
         missing = [rank for rank, end in enumerate(self.ended) if first not in _passed(end)]
         texts = [f"--- rank {rank}, exit code {end.code}:\n{end.text}" for rank, end in enumerate(self.ended)]
-        told = "" if first == name else f"not run: the job ended in {first}\n"
-        pytest.fail(f"{told}not passed on ranks {missing}\n" + "\n".join(texts), pytrace=False)
+        not_run = "" if first == name else f"not run: the job ended in {first}\n"
+        pytest.fail(f"{not_run}not passed on ranks {missing}\n" + "\n".join(texts), pytrace=False)
 
 
 def on_nodes(body: Callable[[Any], None]) -> Callable[..., None]:
@@ -109,7 +109,7 @@ def _run_job(module: ModuleType, session: pytest.Session, folders: pytest.TempPa
 def run(module: str, names: list[str]) -> None:
     """On a node: run the bodies of tests. A hang ends in tracebacks of all threads."""
     faulthandler.dump_traceback_later(LONGEST_S, exit=True)
-    np.set_printoptions(threshold=8, edgeitems=1)  # in what is said of a failure
+    np.set_printoptions(threshold=8, edgeitems=1)  # in the report of a failure
     found = importlib.import_module(module)
     bodies, store = _bodies(found), getattr(found, "STORE", "dist_sync_netstorm")
     for name in names:

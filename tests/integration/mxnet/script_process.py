@@ -21,12 +21,12 @@ bare.__path__ = [netstorm.frontends.__path__[0] + "/mxnet"]
 sys.modules[bare.__name__] = bare
 from netstorm.errors import NodeLost
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine import operations as engine
+from netstorm.frontends.mxnet.engine import outstanding as engine, startup
 from netstorm.frontends.mxnet.engine.operations import push_async
-from netstorm.frontends.mxnet.arrays.staging import PrivateArray
+from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 MXNetError = mx.base.MXNetError
 
-def say(*words):
+def show(*words):
     print(*words, flush=True)
 
 def started(reads=(), writes=()):

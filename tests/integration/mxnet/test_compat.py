@@ -71,7 +71,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == 'distutils' else 
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_what_cannot_be_imported_is_said_with_what_to_do(
+def test_what_cannot_be_imported_is_an_error_with_what_to_do(
     situation: str, script: Callable[..., Script]
 ) -> None:
     preparation, message = SITUATIONS[situation]

@@ -112,7 +112,7 @@ def test_a_scripts_exit_code_is_its_own(tmp_path: Path) -> None:
     assert (end.code, end.err) == (3, "")
 
 
-def test_a_server_of_an_old_launcher_has_nothing_to_do_and_says_so() -> None:
+def test_a_server_of_an_old_launcher_has_nothing_to_do_and_prints_that() -> None:
     end = run("train.py", DMLC_ROLE="server")
     assert (end.returncode, end.stderr) == (0, "")
     assert end.stdout.startswith("netstorm: DMLC_ROLE=server has nothing to do")
@@ -132,13 +132,13 @@ def test_a_scheduler_of_an_old_launcher_is_ours(tmp_path: Path) -> None:
     )
     try:
         node = run(str(script), **shared, DMLC_ROLE="worker", DMLC_NUM_SERVER="2")
-        said, _ = scheduler.communicate(timeout=30)
+        output, _ = scheduler.communicate(timeout=30)
     finally:
         scheduler.kill()
         scheduler.wait()
     assert (node.returncode, node.stdout) == (0, "1\n")
     assert scheduler.returncode == 0
-    assert "has ended well: 1 nodes" in said
+    assert "has ended well: 1 nodes" in output
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_scheduler_of_an_old_launcher_is_ours(tmp_path: Path) -> None:
     ],
     ids=["nothing", "no module", "no script", "wrong setting", "wrong role", "no network file"],
 )
-def test_what_cannot_be_run_is_said_in_one_line(
+def test_what_cannot_be_run_is_an_error_of_one_line(
     arguments: list[str], variables: dict[str, str], text: str
 ) -> None:
     end = run(*arguments, **variables)
@@ -167,13 +167,13 @@ def test_what_cannot_be_run_is_said_in_one_line(
     assert end.stdout == ""
 
 
-def test_help_says_what_it_is_for() -> None:
+def test_help_describes_the_command() -> None:
     end = run("--help")
     assert (end.returncode, end.stderr) == (0, "")
     assert "run an unedited MXNet script" in end.stdout
 
 
-def test_under_the_naive_engine_a_script_trains_too_and_is_told_what_it_gives_up(tmp_path: Path) -> None:
+def test_under_the_naive_engine_a_script_trains_too_and_prints_what_it_gives_up(tmp_path: Path) -> None:
     script = """
 import mxnet as mx
 kv = mx.kv.create("dist_sync")

@@ -1,40 +1,44 @@
 """The memory of row-sparse arrays, inside operations of MXNet's engine, where nothing may wait.
 
-How many rows such an array has is known only when what writes it is done, and MXNet's C API tells by copying
-in an operation of its own (`MXNDArrayGetAuxNDArray`: "this function blocks"): inside an operation on the same
-array that waits for ever. But the wheels export the C++ functions that MXNet's own operators use:
+How many rows such an array has is known only when the operation that writes it is done. MXNet's C API returns
+the number by copying in an operation of its own (`MXNDArrayGetAuxNDArray`: "this function blocks"), which
+inside an operation on the same array waits for ever. But the wheels export the C++ functions that MXNet's own
+operators use:
 
 * `NDArray::aux_data(0)` returns the address and number of the row numbers;
-* `NDArray::SparseUpdateChunk` gives an array the memory of another one, however many rows that has. It is how
-  MXNet's custom operators write their sparse results, which have as many rows as they happen to have.
+* `NDArray::SparseUpdateChunk` gives an array the memory of another one, however many rows that has. MXNet's
+  custom operators write their sparse results in this way, with as many rows as there happen to be.
 
-So nothing blocks, neither the script's thread nor an engine's. What is not exported is not needed: the values
-are found by `MXNDArrayGetData`, and memory for a number of rows is made by `MXNDArrayCreateSparseEx`.
+So nothing blocks, neither the script's thread nor an engine's. The rest has a C API that does not wait: the
+values are found by `MXNDArrayGetData`, and memory for a number of rows is made by `MXNDArrayCreateSparseEx`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from netstorm.compression.rows import Rows
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
+from netstorm.frontends.mxnet.engine.library import LIBRARY_KEEPING_LOCK, check_call
 
-__all__ = ["empty_rows", "filled_rows", "replace_rows", "rows_of", "supported"]
+__all__ = ["check_supported", "empty_rows", "filled_rows", "replace_rows", "rows_of"]
 
-_check: Final = mx.base.check_call
-_library: Final = ctypes.PyDLL(mx.base._LIB._name)  # noqa: SLF001 -- keeps Python's lock: none of this waits
-_get_data: Final = _library["MXNDArrayGetData"]
+_get_data: Final = LIBRARY_KEEPING_LOCK["MXNDArrayGetData"]
 _get_data.restype = ctypes.c_int
 _get_data.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
 
 _sparse: Final = mx.nd.sparse
 _HOST: Final = mx.cpu()
+
+_Function: TypeAlias = Callable[..., None]
 
 _BLOB_WORDS: Final = 64
 """Room for an `mxnet::TBlob`, which has 20."""
@@ -52,11 +56,10 @@ class _Blob(ctypes.Structure):
     )
 
 
-def empty_rows(shape: tuple[int, ...], dtype: Any, rows: int = 0) -> NDArray:
-    """Return a new row-sparse array on the host with so many rows, whose contents are arbitrary.
+def empty_rows(shape: tuple[int, ...], dtype: npt.DTypeLike, rows: int = 0) -> NDArray:
+    """Return a new row-sparse array on the host with `rows` rows, whose contents are arbitrary.
 
-    It has its memory at once: an array that is still to get some would never give it back after
-    `replace_rows`.
+    Its memory is allocated at once. If it came later (`delay_alloc`), `replace_rows` would leak it.
     """
     handle = _sparse._new_alloc_handle(  # noqa: SLF001 -- waits for nothing, unlike what is public
         "row_sparse", shape, _HOST, False, dtype, [np.int64], [(rows,)]
@@ -64,10 +67,10 @@ def empty_rows(shape: tuple[int, ...], dtype: Any, rows: int = 0) -> NDArray:
     return _sparse.RowSparseNDArray(handle)
 
 
-def filled_rows(shape: tuple[int, ...], dtype: Any, rows: Rows) -> NDArray:
-    """Return a new row-sparse array on the host with these rows, which are in order and each once."""
+def filled_rows(shape: tuple[int, ...], dtype: npt.DTypeLike, rows: Rows) -> NDArray:
+    """Return a new row-sparse array on the host with these rows, which are in order and without repeats."""
     made = empty_rows(shape, dtype, len(rows))
-    new = rows_of(made)  # nobody else knows the array
+    new = rows_of(made)  # no one else uses the array
     new.numbers[:] = rows.numbers
     new.values[:] = rows.values.reshape(new.values.shape)
     return made
@@ -76,8 +79,8 @@ def filled_rows(shape: tuple[int, ...], dtype: Any, rows: Rows) -> NDArray:
 def rows_of(array: NDArray) -> Rows:
     """Return views of the rows of a row-sparse array on the host, as they are in memory: any order.
 
-    Whoever calls is inside an operation on `array`, or otherwise knows that nobody writes it now; the views
-    are good for as long. The values' shape is (rows, elements of a row).
+    The caller is inside an operation on `array`, or knows otherwise that nobody writes it now; the views are
+    valid for as long. The values' shape is (rows, elements of a row).
     """
     aux_data, _ = _functions()
     blob = _Blob()
@@ -87,7 +90,7 @@ def rows_of(array: NDArray) -> Rows:
     if count == 0:
         return Rows(np.empty(0, np.int64), np.empty((0, length), dtype))
     address = ctypes.c_void_p()
-    _check(_get_data(array.handle, ctypes.byref(address)))
+    check_call(_get_data(array.handle, ctypes.byref(address)))
     numbers = (ctypes.c_int64 * count).from_address(blob.address)
     values = (ctypes.c_ubyte * (count * length * dtype.itemsize)).from_address(address.value or 0)
     vars(numbers)["owner"] = vars(values)["owner"] = array
@@ -98,29 +101,29 @@ def rows_of(array: NDArray) -> Rows:
 
 
 def replace_rows(array: NDArray, made: NDArray) -> None:
-    """Give `array` the memory of `made`, an `empty_rows` that has been filled and that nobody knows.
+    """Give `array` the memory of `made`, an `empty_rows` that has been filled and that no one else uses.
 
-    Whoever calls is inside an operation that writes `array`.
+    The caller is inside an operation that writes `array`.
     """
     _, update_chunk = _functions()
     update_chunk(array.handle.value, made.handle.value)
 
 
-def supported() -> None:
-    """Make sure that this build of MXNet has what this module needs.
+def check_supported() -> None:
+    """Make sure that this build of MXNet has the functions that this module needs.
 
     Raises:
-        UsageError: it has not.
+        UsageError: it does not.
     """
     _functions()
 
 
 @functools.cache
-def _functions() -> tuple[Any, Any]:
-    """Return `aux_data(blob, array, number)` and `SparseUpdateChunk(array, other)`, which have been tried."""
+def _functions() -> tuple[_Function, _Function]:
+    """Return `aux_data(blob, array, number)` and `SparseUpdateChunk(array, other)`, tried on two arrays."""
     try:
-        aux_data = _library["_ZNK5mxnet7NDArray8aux_dataEm"]
-        update_chunk = _library["_ZNK5mxnet7NDArray17SparseUpdateChunkERKS0_"]
+        aux_data = LIBRARY_KEEPING_LOCK["_ZNK5mxnet7NDArray8aux_dataEm"]
+        update_chunk = LIBRARY_KEEPING_LOCK["_ZNK5mxnet7NDArray17SparseUpdateChunkERKS0_"]
     except AttributeError as error:
         raise _no_support() from error
     aux_data.restype = update_chunk.restype = None

@@ -1,10 +1,10 @@
-"""A key's pushes to its owners, and pulls from them, as operations of MXNet's engine. Nothing here blocks."""
+"""The pushes of a key to its owners, and pulls from them, as operations of MXNet's engine. None blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,55 +21,57 @@ from netstorm.kvstore.operations.asynchronous import (
     StatesOperation,
 )
 from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.values.form import Values
 from netstorm.kvstore.values.key import Array, Key
 
-__all__ = ["OwnerCalls", "Target", "Wanted"]
+__all__ = ["Freshness", "OwnerCalls", "Target"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a pull must have in it, beside all that this rank has pushed before."""
+class Freshness:
+    """Which pushes must be in a pulled value, in addition to all earlier ones of this rank."""
 
     least: int
-    """So many clocks of every rank."""
+    """Those of this many clocks of every rank."""
     counted: bool
-    """Clocks are those that the script counts."""
+    """The script counts the clocks."""
     priority: int
     """Larger goes first on every link."""
 
 
 @dataclass(slots=True)
 class Target:
-    """Where a pull's values go."""
+    """Where the values of a pull are written."""
 
     destination: Array
     """Flat memory for them."""
     rows: Numbers | None = None
-    """The numbers of those that are wanted; None: all."""
+    """The numbers of the rows to pull; None: all."""
     finish: Callable[[], None] | None = None
     """Called when the values are there, before anybody may read them."""
 
 
 class OwnerCalls:
-    """Those of one key."""
+    """The pushes and pulls of one key."""
 
     __slots__ = ("_gate", "_on_skipped", "_runtime", "key", "pushes")
 
     def __init__(self, runtime: Runtime, key: Key, on_skipped: Callable[[NDArray], None]) -> None:
-        """Begin with none; `on_skipped` as for `RowRounds`."""
+        """Prepare; `on_skipped` is that of `RowRounds`."""
         self.key: Final = key
         self.pushes: Final = Pushes()
         self._runtime: Final = runtime
         self._on_skipped: Final = on_skipped
         self._gate: Final = StagingBuffer((1,), np.uint8)
-        """Written by each push: what nodes keep for a rank is bounded if it makes one after the other."""
+        """Each push writes it, so that they are made one after the other. This bounds what other nodes buffer
+        for this rank."""
 
     def own(self, owner: Owner, user_key: int | str, stored: NDArray, value: Callable[[], Array]) -> None:
-        """Keep what this rank owns of the initial value, which `value` returns when `stored` may be read."""
+        """Own this rank's blocks. `value` returns the initial value; called when `stored` may be read."""
         key = self.key
 
         def start(completion: Completion) -> None:
-            owner.keep(key, user_key, value())
+            owner.own(key, user_key, value())
             completion.succeed()
 
         push_async(start, reads=(stored,), writes=(), name="netstorm_own")
@@ -77,7 +79,7 @@ class OwnerCalls:
     def push(
         self,
         array: NDArray,
-        source: Callable[[], Any],
+        source: Callable[[], Values],
         owner: Owner,
         *,
         clock: int,
@@ -89,14 +91,14 @@ class OwnerCalls:
         """Have the owners update their blocks.
 
         Args:
-            array: what is pushed; ours.
-            source: returns what the form of `codec` takes, when `array` may be read.
-            owner: of this store on this rank.
-            clock: of this rank.
+            array: the values, in an array of ours.
+            source: returns the values in the form of `codec`; called when `array` may be read.
+            owner: this store's, on this rank.
+            clock: this rank's.
             priority: larger goes first on every link.
             codec: the form.
-            threshold: what a quantised 1 stands for.
-            also: what `source` changes.
+            threshold: the value of a quantised 1.
+            also: arrays that `source` changes.
         """
         key, rule, live = self.key, owner.rule, owner.rule.live()
         number = self.pushes.total
@@ -108,7 +110,7 @@ class OwnerCalls:
                 key=key,
                 number=number,
                 source=source(),
-                rule=rule.text,
+                rule=rule.fingerprint,
                 live=live,
                 clock=clock,
                 whole=rule.whole,
@@ -126,19 +128,19 @@ class OwnerCalls:
         arrays: Sequence[NDArray],
         target: Callable[[], Target],
         owner: Owner,
-        wanted: Wanted,
+        freshness: Freshness,
         *,
         reads: Sequence[NDArray] = (),
     ) -> None:
         """Get the newest value.
 
         Args:
-            arrays: what is written, ours.
-            target: returns where the values go, when `arrays` may be written and `reads` be read. If it
-                raises, that is an error of whoever reads `arrays`, and of nobody else.
-            owner: of this store on this rank.
-            wanted: what must be in the value.
-            reads: what `target` looks at.
+            arrays: what is written; arrays of ours.
+            target: returns where the values go; called when `arrays` may be written and `reads` read. An
+                error that it raises is one of whoever reads `arrays`, and does not fail the job.
+            owner: this store's, on this rank.
+            freshness: what must be in the value.
+            reads: arrays that `target` reads.
         """
         key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self._next_pull()
 
@@ -155,18 +157,18 @@ class OwnerCalls:
                 number=number,
                 pushed=pushed,
                 destination=found.destination,
-                least=wanted.least,
-                counted=wanted.counted,
+                least=freshness.least,
+                counted=freshness.counted,
                 whole=whole,
                 rows=found.rows,
-                priority=wanted.priority,
+                priority=freshness.priority,
                 done=ended,
             )
 
-        self._queue(operation, arrays, "netstorm_pull", wanted.priority, reads=reads)
+        self._queue(operation, arrays, "netstorm_pull", freshness.priority, reads=reads)
 
     def pull_states(self, array: NDArray, owner: Owner) -> dict[int, bytes]:
-        """Return what will have the states of all blocks when `array`, which is ours, may be read."""
+        """Return a dictionary that has the states of all blocks as soon as `array` of ours may be read."""
         found: dict[int, bytes] = {}
         key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self._next_pull()
 
@@ -192,9 +194,9 @@ class OwnerCalls:
         reads: Sequence[NDArray] = (),
         owed: str = "",
     ) -> None:
-        """Queue an operation of the network on arrays, which are its own until it ends.
+        """Queue a network operation that writes `arrays`.
 
-        `owed` says what others wait for: if it cannot be made the job has failed.
+        `owed` names the operation if other ranks wait for it: if it cannot be made, the job fails.
         """
         runtime, on_skipped = self._runtime, self._on_skipped
 

@@ -1,29 +1,30 @@
-"""One key of an asynchronous store, on this node: its value as it was pulled last, and what is pushed."""
+"""One key of an asynchronous store on this node: its value as it was pulled last, and its pushes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from netstorm.compression.two_bit import Signs
 from netstorm.frontends.mxnet.arrays.gil_calls import queue_copy
 from netstorm.frontends.mxnet.arrays.row_memory import empty_rows, replace_rows, rows_of
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
-from netstorm.frontends.mxnet.asynchronous.calls import OwnerCalls, Target, Wanted
+from netstorm.frontends.mxnet.asynchronous.calls import Freshness, OwnerCalls, Target
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.store.entry import Entry
 from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression
-from netstorm.frontends.mxnet.store.row_entry import RowEntry
-from netstorm.frontends.mxnet.store.row_rounds import (
+from netstorm.frontends.mxnet.store.row_arrays import (
     check_rows,
-    contents,
-    private_ids,
-    row_numbers,
-    summed_rows,
+    sorted_row_ids,
+    sorted_rows,
+    staged_row_ids,
+    sum_rows,
 )
+from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.values.key import Array, Key
 from netstorm.protocol.chunks import ROW_SPARSE
@@ -42,7 +43,7 @@ class AsyncEntry(Entry):
         self._gradient: StagingBuffer | None = None
 
     def own(self, owner: Owner) -> None:
-        """Keep what this rank owns of the initial value, which is here. Before any pull from owners."""
+        """Own this rank's blocks of the initial value, which is here. Called before any pull from owners."""
         stored = self._stored
         self.calls.own(owner, self.user_key, stored.array, lambda: self._flat(stored))
 
@@ -56,18 +57,19 @@ class AsyncEntry(Entry):
         compression: GradientCompression | None = None,
     ) -> None:
         """Sum `values` over devices, and have the owners update their blocks with it."""
-        sparse = [value.stype == "row_sparse" for value in values]
-        if any(sparse):
-            check_rows(self._runtime, self.key.name, self.key.spec.shape)
-            summed = summed_rows(values, self.key)
-            if all(sparse):
-                _push_rows(self.calls, summed, owner, clock, priority)
-                return
-            values = [summed]
+        if len(values) != 1 or values[0].handle is not self.last.pushed:
+            sparse = [value.stype == "row_sparse" for value in values]
+            if any(sparse):
+                check_rows(self._runtime, self.key.name, self.key.spec.shape)
+                summed = sum_rows(values, self.key)
+                if all(sparse):
+                    _push_rows(self.calls, summed, owner, clock, priority)
+                    return
+                values = [summed]
         if self._gradient is None:
             self._gradient = StagingBuffer(self.key.spec.shape, self.key.dtype)
         gradient = self._gradient
-        gradient.sum_of(values)
+        gradient.sum_of(values, self.last)
         if compression is None:
             self.calls.push(
                 gradient.array, lambda: self._flat(gradient), owner, clock=clock, priority=priority
@@ -75,8 +77,8 @@ class AsyncEntry(Entry):
             return
         residual, threshold = self._residual_of(self.key), compression.threshold
 
-        def quantised() -> Any:
-            return residual.quantise(self._flat(gradient), threshold)
+        def quantised() -> Signs:
+            return residual.quantise(self._flat(gradient).view(np.float32), threshold)
 
         self.calls.push(
             gradient.array,
@@ -89,14 +91,14 @@ class AsyncEntry(Entry):
             also=(residual.array,),
         )
 
-    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, wanted: Wanted) -> None:
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, freshness: Freshness) -> None:
         """Copy the newest value to `outs`."""
         stored = self._stored
-        self.calls.pull((stored.array,), lambda: Target(self._flat(stored)), owner, wanted)
+        self.calls.pull((stored.array,), lambda: Target(self._flat(stored)), owner, freshness)
         self.pull(outs)
 
     def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
-        """Return what will have the owners' states, by block, when the array with it may be read."""
+        """Return an array, and a dictionary that has the owners' states by block once it may be read."""
         array = mx.nd.zeros((1,))
         return array, self.calls.pull_states(array, owner)
 
@@ -117,7 +119,7 @@ class AsyncRowEntry(RowEntry):
         self.calls: Final = OwnerCalls(runtime, self.key, self._note_skipped)
 
     def own(self, owner: Owner) -> None:
-        """Keep what this rank owns of the initial value, which is here. Before any pull from owners."""
+        """Own this rank's blocks of the initial value, which is here. Called before any pull from owners."""
         stored = self._stored
         self.calls.own(owner, self.user_key, stored, lambda: rows_of(stored).values.reshape(-1))
 
@@ -131,37 +133,44 @@ class AsyncRowEntry(RowEntry):
         compression: object = None,
     ) -> None:
         """Sum `values` over devices, and have the owners update the rows that they have with it."""
-        _push_rows(self.calls, summed_rows(values, self.key), owner, clock, priority)
+        _push_rows(self.calls, sum_rows(values, self.key), owner, clock, priority)
 
-    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, wanted: Wanted) -> None:
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, freshness: Freshness) -> None:
         """Copy the newest value, all of its rows, to `outs`."""
         stored = self._stored
-        self.calls.pull((stored,), lambda: Target(rows_of(stored).values.reshape(-1)), owner, wanted)
+        self.calls.pull((stored,), lambda: Target(rows_of(stored).values.reshape(-1)), owner, freshness)
         self.pull(outs)
 
-    def pull_rows_from_owners(self, out: NDArray, row_ids: NDArray, owner: Owner, wanted: Wanted) -> None:
-        """Copy some rows of the newest value to a row-sparse array; only these travel. See `picked_rows`."""
+    def pull_rows_from_owners(
+        self, out: NDArray, row_ids: NDArray, owner: Owner, freshness: Freshness
+    ) -> None:
+        """Copy rows of the newest value to a row-sparse array; only these are sent. See `gather_rows`."""
         key = self.key
-        picked, ids = empty_rows(key.spec.shape, key.dtype), private_ids(row_ids)
+        picked, ids = empty_rows(key.spec.shape, key.dtype), staged_row_ids(row_ids)
 
         def target() -> Target:
-            numbers = row_numbers(ids, key.spec.shape[0])
+            numbers = sorted_row_ids(ids, key.spec.shape[0])
             made = empty_rows(key.spec.shape, key.dtype, len(numbers))
             new = rows_of(made)
             new.numbers[:] = numbers
             return Target(new.values.reshape(-1), numbers, lambda: replace_rows(picked, made))
 
-        self.calls.pull((picked,), target, owner, wanted, reads=(ids,))
+        self.calls.pull((picked,), target, owner, freshness, reads=(ids,))
         with mx.autograd.pause():
             queue_copy(picked, out)
 
     def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
-        """Return what will have the owners' states. See `AsyncEntry.pull_states`."""
+        """Return the owners' states; see `AsyncEntry.pull_states`."""
         array = mx.nd.zeros((1,))
         return array, self.calls.pull_states(array, owner)
 
 
 def _push_rows(calls: OwnerCalls, summed: NDArray, owner: Owner, clock: int, priority: int) -> None:
     calls.push(
-        summed, lambda: contents(summed, calls.key), owner, clock=clock, priority=priority, codec=ROW_SPARSE
+        summed,
+        lambda: sorted_rows(summed, calls.key),
+        owner,
+        clock=clock,
+        priority=priority,
+        codec=ROW_SPARSE,
     )

@@ -1,22 +1,22 @@
 """The update rule of a rank that owns blocks: MXNet's optimiser, applied to one block at a time.
 
-It is a copy of the script's own optimiser, since several hands would spoil one: the script's may be set to
-another learning rate at any time, while a gradient belongs to the rate that its rank had. So what scripts
-change between steps (learning rate, gradient scale) travels with each push, and the rest is compared.
+It uses a copy of the script's optimiser. The script may set its own to another learning rate at any time,
+while a gradient belongs to the rate of the rank that pushed it. So what scripts change between steps
+(learning rate, gradient scale) is sent with each push, and the rest is compared.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.asynchronous.owned_states import Kept, encode, part_of
+from netstorm.frontends.mxnet.asynchronous.owned_states import BlockState, encode, part_of
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 
-__all__ = ["OwnedRule", "Place", "with_counts"]
+__all__ = ["BlockPlace", "OwnedRule", "with_counts"]
 
 _BY_ELEMENT: Final = frozenset(
     getattr(mx.optimizer, name)
@@ -37,19 +37,19 @@ _BY_ELEMENT: Final = frozenset(
     )
 )
 """Optimisers that treat each element alone, so that a key may be updated in parts. LARS, LBSGD and LAMB take
-norms, GroupAdaGrad looks at rows, and Nadam counts all updates of all keys; of a user's own class we do not
-know.
+norms, GroupAdaGrad needs whole rows, and Nadam counts the updates of all keys. What a user's own class does
+is not known.
 """
 
 _LIVE: Final = ("lr", "rescale_grad")
 """What scripts change between steps."""
 
 _SHARED: Final = ("param_dict", "lr_mult", "wd_mult", "idx2name")
-"""What Trainer and Module may set later, and only ever read here."""
+"""What Trainer and Module may set later. It is only read here."""
 
 
-class Place(NamedTuple):
-    """Which block of which key."""
+class BlockPlace(NamedTuple):
+    """The place of a block in its key."""
 
     key: int | str
     """The user's."""
@@ -64,38 +64,37 @@ class OwnedRule:
     """What happens to a block when a gradient arrives.
 
     Attributes:
-        text: its fingerprint; all ranks must have the same.
+        fingerprint: of the rule; all ranks must have the same.
         whole: it needs whole tensors.
     """
 
     def __init__(self, rule: UpdateRule) -> None:
-        """Take the rule that the script has set."""
-        self.text: Final = rule.fixed
-        self._function: Final[Any] = None if rule.has_states else rule.updater
-        self._script: Final[Any] = rule.updater.optimizer if rule.has_states else None
+        """Make it of the rule that the script has set."""
+        self.fingerprint: Final = rule.fixed_fingerprint
+        self._updater: Final = rule.updater
+        self._script: Final = rule.optimizer
+        """The script's optimiser; None: the rule is a function."""
         self.whole: Final = type(self._script) not in _BY_ELEMENT
-        self._own: Final[Any] = None if self._script is None else _copy(self._script)
-        self._states: dict[tuple[int | str, int], Any] = {}
-        self._begun: Final[dict[int | str, Any]] = dict(rule.updater.states) if rule.has_states else {}
-        """Loaded from a file: of whole keys."""
+        self._own: Final = None if self._script is None else _copy(self._script)
+        self._states: dict[tuple[int | str, int], object] = {}
+        self._loaded: Final[dict[int | str, object]] = dict(rule.of_states.states) if rule.of_states else {}
+        """The states of whole keys that a file had."""
         self._counts: Final[dict[int | str, int]] = dict(
-            self._script._all_index_update_counts.get(0, {}) if self._script else {}  # noqa: SLF001 -- see _copy
+            self._script._all_index_update_counts.get(0, {}) if self._script else {}
         )
         """Updates before this job's, by key."""
         if self._own is not None:
-            self._own._all_index_update_counts = {}  # noqa: SLF001 -- see _copy
-        if self._own is not None:
-            self._own._all_index_update_counts = {}  # noqa: SLF001 -- see _copy
+            self._own._all_index_update_counts = {}
 
     def live(self) -> tuple[float, ...]:
-        """Return what the script has set at this moment."""
+        """Return what the script has set at this moment: learning rate and gradient scale."""
         return tuple(float(getattr(self._script, name)) for name in _LIVE) if self._script else ()
 
-    def update(self, place: Place, gradient: NDArray, stored: NDArray, live: tuple[float, ...]) -> None:
-        """Queue the update of a block, under what the pushing rank's script had set."""
+    def update(self, place: BlockPlace, gradient: NDArray, stored: NDArray, live: tuple[float, ...]) -> None:
+        """Queue the update of a block. `live` is what the script of the pushing rank had set."""
         key = place.key
         if self._own is None:
-            self._function(key, gradient, stored)
+            self._updater(key, gradient, stored)
             return
         own = self._own
         if len(live) != len(_LIVE):
@@ -104,49 +103,53 @@ class OwnedRule:
             setattr(own, name, value)
         for name in _SHARED:
             setattr(own, name, getattr(self._script, name))
-        state = self._state(place, stored)
+        state = self._state(own, place, stored)
         if own.aggregate_num > 0:
             own.update_multi_precision((key,), (stored,), (gradient,), [state])
         else:
             own.update_multi_precision(key, stored, gradient, state)
 
-    def kept(self, place: Place, stored: NDArray) -> bytes:
-        """Return what is kept of a block; waits until it has been computed."""
-        begun = (place.key, place.block) in self._states or place.key in self._begun
-        state, own = self._state(place, stored), self._own
-        updates = own._index_update_count.get(place.key, 0)  # noqa: SLF001 -- see _copy
-        return encode(Kept.of(state, begun=begun, updates=updates, all_updates=own.num_update))
+    def encoded_state(self, place: BlockPlace, stored: NDArray) -> bytes:
+        """Return the encoded `BlockState` of a block; waits until it has been computed."""
+        own = self._own
+        assert own is not None
+        begun = (place.key, place.block) in self._states or place.key in self._loaded
+        state = self._state(own, place, stored)
+        updates = own._index_update_count.get(place.key, 0)
+        return encode(BlockState.of(state, begun=begun, updates=updates, all_updates=own.num_update))
 
-    def _state(self, place: Place, stored: NDArray) -> Any:
-        """Return a block's state, and let the optimiser count its updates."""
-        own, key, block = self._own, place.key, place.block
-        # MXNet counts updates by device, for keys that several devices update; blocks of one key are alike.
-        own._all_index_update_counts.setdefault(block, dict(self._counts))  # noqa: SLF001 -- see _copy
-        own._set_current_context(block)  # noqa: SLF001 -- its updater's
+    def _state(self, own: mx.optimizer.Optimizer, place: BlockPlace, stored: NDArray) -> object:
+        """Return a block's state, and have the optimiser count this block's updates from here on."""
+        key, block = place.key, place.block
+        # MXNet counts updates by device, since several devices may update a key. Here a block is a "device".
+        own._all_index_update_counts.setdefault(block, dict(self._counts))
+        own._set_current_context(block)
         if (key, block) not in self._states:
-            if key in self._begun:
-                found = part_of(self._begun[key], str(key), place.shape, place.start, tuple(stored.shape))
+            if key in self._loaded:
+                found = part_of(self._loaded[key], str(key), place.shape, place.start, tuple(stored.shape))
             else:
                 found = own.create_state_multi_precision(key, stored)
             self._states[key, block] = found
         return self._states[key, block]
 
 
-def with_counts(optimizer: Any, counts: dict[int | str, int], all_updates: int) -> Any:
-    """Return a copy of an optimiser that goes on after so many updates, by key, as MXNet's own saves it."""
+def with_counts(
+    optimizer: mx.optimizer.Optimizer, counts: dict[int | str, int], all_updates: int
+) -> mx.optimizer.Optimizer:
+    """Return a copy of an optimiser with other counts of updates, by key, for a file in MXNet's format."""
     own = _copy(optimizer)
-    own._index_update_count.update(counts)  # noqa: SLF001 -- see _copy
+    own._index_update_count.update(counts)
     own.num_update = all_updates
     return own
 
 
-def _copy(optimizer: Any) -> Any:
-    """Return an optimiser that updates like this one and counts for itself."""
+def _copy(optimizer: mx.optimizer.Optimizer) -> mx.optimizer.Optimizer:
+    """Return a copy of an optimiser that has counts of its own."""
     own = copy.copy(optimizer)
     for name, value in vars(optimizer).items():
         if isinstance(value, dict) and name not in _SHARED:
             setattr(own, name, dict(value))
     own.lr_scheduler = copy.deepcopy(optimizer.lr_scheduler)
-    own._all_index_update_counts = {0: {}}  # noqa: SLF001 -- there is no other way to begin anew
-    own._index_update_count = own._all_index_update_counts[0]  # noqa: SLF001
+    own._all_index_update_counts = {0: {}}  # there is no other way to begin anew
+    own._index_update_count = own._all_index_update_counts[0]
     return own

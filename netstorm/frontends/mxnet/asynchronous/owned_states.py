@@ -1,15 +1,16 @@
-"""What an optimiser keeps of a key that several ranks own parts of: taken apart, sent, and put together.
+"""An optimiser's state of a key that several ranks own blocks of: divided, sent, and joined.
 
 A state is what `create_state` of an `mx.optimizer.Optimizer` returns: an array, nothing, a number, or a tuple
-of these. Arrays that have a value for each element of the key are divided as the key is; whatever else
-belongs to an optimiser that needs whole tensors, whose keys have one owner each. Across the wire go numbers
-and arrays, as MessagePack; no pickle.
+of these. Arrays that have a value for each element of the key are divided as the key is. Other states belong
+to an optimiser that needs whole tensors, whose keys have one owner each. Numbers and arrays are sent as
+MessagePack; nothing is pickled.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,8 +19,9 @@ from netstorm.compression.rows import Rows
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays.row_memory import filled_rows
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine.binding import NDArray
 
-__all__ = ["Kept", "decode", "encode", "joined", "part_of"]
+__all__ = ["BlockState", "decode", "encode", "joined", "part_of"]
 
 
 class _Array(msgspec.Struct, tag="array", array_like=True):
@@ -37,8 +39,8 @@ class _Several(msgspec.Struct, tag="several", array_like=True):
 _State: TypeAlias = _Array | _Several | bool | int | float | None
 
 
-class Kept(msgspec.Struct):
-    """What an owner keeps of one block."""
+class BlockState(msgspec.Struct):
+    """The optimiser's state of one block, and its counts of updates."""
 
     state: _State
     begun: bool
@@ -46,45 +48,46 @@ class Kept(msgspec.Struct):
     updates: int
     """Of this block."""
     all_updates: int
-    """The most of any key, as the optimiser counts: what a learning rate scheduler looks at."""
+    """The most of any key, as the optimiser counts; a learning rate scheduler depends on it."""
 
     @classmethod
-    def of(cls, state: Any, *, begun: bool, updates: int, all_updates: int) -> Kept:
+    def of(cls, state: object, *, begun: bool, updates: int, all_updates: int) -> BlockState:
         """Describe an optimiser's state; waits until it has been computed."""
         return cls(_plain(state), begun, updates, all_updates)
 
 
-def encode(kept: Kept) -> bytes:
-    """Return what goes over the wire."""
-    return msgspec.msgpack.encode(kept)
+def encode(state: BlockState) -> bytes:
+    """Return the bytes to send."""
+    return msgspec.msgpack.encode(state)
 
 
-def decode(data: bytes) -> Kept:
+def decode(data: bytes) -> BlockState:
     """Return what `encode` was given."""
-    return msgspec.msgpack.decode(data, type=Kept)
+    return msgspec.msgpack.decode(data, type=BlockState)
 
 
-def joined(parts: list[Any], shape: tuple[int, ...]) -> Any:
+def joined(parts: Sequence[_State], shape: tuple[int, ...]) -> object:
     """Return the state of a whole key.
 
     Args:
-        parts: `Kept.state` of its blocks, in order.
+        parts: `BlockState.state` of its blocks, in order; they have the same structure.
         shape: of the key.
     """
     first = parts[0]
     if isinstance(first, _Several):
-        places = range(len(first.states))
-        return tuple(joined([part.states[place] for part in parts], shape) for place in places)
+        tuples = [part.states for part in parts if isinstance(part, _Several)]
+        return tuple(joined(members, shape) for members in zip(*tuples, strict=True))
     if not isinstance(first, _Array):
         return first
+    arrays = [part for part in parts if isinstance(part, _Array)]
     dtype = np.dtype(first.dtype)
-    if any(part.rows is not None for part in parts):
-        return _joined_rows(parts, shape, dtype)
-    values = np.concatenate([np.frombuffer(part.values, dtype) for part in parts])
+    if any(part.rows is not None for part in arrays):
+        return _joined_rows(arrays, shape, dtype)
+    values = np.concatenate([np.frombuffer(part.values, dtype) for part in arrays])
     return mx.nd.array(values.reshape(shape if len(parts) > 1 else first.shape), ctx=mx.cpu(), dtype=dtype)
 
 
-def part_of(state: Any, name: str, shape: tuple[int, ...], start: int, part: tuple[int, ...]) -> Any:
+def part_of(state: object, name: str, shape: tuple[int, ...], start: int, part: tuple[int, ...]) -> object:
     """Return a block's part of a state that was saved.
 
     Args:
@@ -95,10 +98,10 @@ def part_of(state: Any, name: str, shape: tuple[int, ...], start: int, part: tup
         part: the block's shape.
 
     Raises:
-        UsageError: it is the state of another array.
+        UsageError: the state is that of another array.
     """
     if isinstance(state, (list, tuple)):
-        return tuple(part_of(one, name, shape, start, part) for one in state)
+        return tuple(part_of(member, name, shape, start, part) for member in state)
     if not isinstance(state, mx.nd.NDArray):
         return state
     size = math.prod(part)
@@ -118,9 +121,9 @@ def part_of(state: Any, name: str, shape: tuple[int, ...], start: int, part: tup
     return mx.nd.array(values, ctx=mx.cpu(), dtype=state.dtype)
 
 
-def _plain(state: Any) -> _State:
+def _plain(state: object) -> _State:
     if isinstance(state, (list, tuple)):
-        return _Several([_plain(one) for one in state])
+        return _Several([_plain(member) for member in state])
     if isinstance(state, mx.nd.NDArray):
         rows = state.indices.asnumpy().tobytes() if state.stype == "row_sparse" else None
         values = (state if rows is None else state.data).asnumpy()
@@ -130,7 +133,7 @@ def _plain(state: Any) -> _State:
     raise UsageError(f"save_optimizer_states: a state of type {type(state).__name__} cannot be sent")
 
 
-def _joined_rows(parts: list[_Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def _joined_rows(parts: list[_Array], shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray:
     numbers, values, first = [], [], 0
     for part in parts:
         here = np.arange(part.shape[0]) if part.rows is None else np.frombuffer(part.rows, np.int64)

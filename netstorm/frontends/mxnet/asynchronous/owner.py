@@ -1,8 +1,8 @@
-"""What this rank owns, in MXNet's arrays: a thread that applies pushes, and the keepers that it works for.
+"""The blocks that this rank owns, in MXNet's arrays, and the thread that applies pushes to them.
 
-An optimiser is Python code that queues operations on MXNet's engine, and some wait for values. The script's
-thread must not be held up by other ranks' gradients, nor the I/O thread by an optimiser; so it has a thread
-of its own. A copy of a value for those who pull it is made by the engine, behind the updates it should see.
+An optimiser is Python code that queues operations on MXNet's engine, and some optimisers wait for values.
+Other ranks' gradients must not block the script's thread, nor an optimiser the I/O thread. So updates have a
+thread of their own. When a rank pulls a value, the engine makes a copy behind the updates that belong in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from netstorm.compression.rows import Rows
 from netstorm.frontends.mxnet.arrays.row_memory import filled_rows, rows_of
 from netstorm.frontends.mxnet.arrays.staging import memory_of
-from netstorm.frontends.mxnet.asynchronous.owned_rule import OwnedRule, Place
+from netstorm.frontends.mxnet.asynchronous.owned_rule import BlockPlace, OwnedRule
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
 from netstorm.kvstore.asynchronous.gradients import Gradient
@@ -38,23 +38,22 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Owner:
-    """All that one store owns on this rank."""
+    """All blocks that one store owns on this rank."""
 
     def __init__(self, runtime: Runtime, rule: OwnedRule) -> None:
-        """Begin with nothing, under an update rule."""
+        """Begin with no blocks; `rule` updates them."""
         self.rule = rule
-        """May be replaced while nobody has anything outstanding."""
+        """May be replaced while no rank has a push or pull outstanding."""
         self.runtime: Final = runtime
-        self._work: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
+        self._calls: Final[queue.SimpleQueue[Callable[[], None] | None]] = queue.SimpleQueue()
         self._thread: Final = threading.Thread(target=self._run, name="netstorm-owner", daemon=True)
         self._thread.start()
         after_close(self.stop)
 
-    def keep(self, key: Key, user_key: int | str, initial: Array) -> None:
-        """Take up what this rank owns of a key, whose initial value must not change before this returns, and
-        begin to serve it.
+    def own(self, key: Key, user_key: int | str, initial: Array) -> None:
+        """Copy this rank's blocks of a key's initial value, and begin to serve them.
 
-        Call it when the key is known to the job.
+        The key is known to the job. `initial` must not change before this returns.
         """
         owners, whole = self.runtime.node.requests.asynchronous.owners, self.rule.whole
         values: dict[int, Array] = {}
@@ -64,26 +63,26 @@ class Owner:
                 values[block] = initial[extent(key, chunks[0])[0] : extent(key, chunks[-1])[1]].copy()
 
         def serve() -> None:
-            keeper = _BlockStore(self, key, user_key, values)
-            self.runtime.post(lambda node, _: node.requests.asynchronous.serve(key, keeper))
+            blocks = _BlockStore(self, key, user_key, values)
+            self.runtime.post(lambda node, _: node.requests.asynchronous.serve(key, blocks))
 
         self.call(serve)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have the owner's thread do something. From any thread; does not wait."""
-        self._work.put(function)
+        """Have the owner's thread call a function. From any thread; does not wait."""
+        self._calls.put(function)
 
     def stop(self) -> None:
         """End the thread."""
-        self._work.put(None)
+        self._calls.put(None)
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        while (function := self._work.get()) is not None:
+        while (function := self._calls.get()) is not None:
             try:
                 function()
             except Exception as error:  # noqa: BLE001 -- a user's rule may fail in any way
-                _log.exception("an update of what this rank owns has failed")
+                _log.exception("an update of a block that this rank owns has failed")
                 self.runtime.fail(f"its update rule has failed: {type(error).__name__}: {error}")
 
 
@@ -95,17 +94,17 @@ class _BlockStore:
         self._key: Final = key
         self._blocks: Final = {block: self._stored(value) for block, value in values.items()}
         self._places: Final = {
-            block: Place(user_key, block, key.spec.shape, extent(key, block)[0]) for block in values
+            block: BlockPlace(user_key, block, key.spec.shape, extent(key, block)[0]) for block in values
         }
 
     @property
     def rule(self) -> str:
         """Fingerprint of the update rule."""
-        return self._owner.rule.text
+        return self._owner.rule.fingerprint
 
     @property
     def whole(self) -> bool:
-        """The rule needs whole tensors."""
+        """Whether the rule needs whole tensors."""
         return self._owner.rule.whole
 
     def apply(
@@ -120,7 +119,7 @@ class _BlockStore:
             else:
                 array = self._array_of(gradient)
             self._owner.rule.update(self._places[block], array, stored, live)
-            # The gradient has been copied, and whatever reads the block waits for the update in the engine.
+            # The gradient has been copied. An operation that reads the block waits for the update.
             self._post(done)
 
         self._owner.call(update)
@@ -145,27 +144,27 @@ class _BlockStore:
         )
 
     def states(self, block: int, done: Callable[[bytes], None]) -> None:
-        """Have the owner's thread look what its optimiser keeps of a block."""
+        """Have the owner's thread encode the optimiser's state of a block."""
 
-        def look() -> None:
-            kept = self._owner.rule.kept(self._places[block], self._blocks[block])
-            self._post(lambda: done(kept))
+        def encode() -> None:
+            state = self._owner.rule.encoded_state(self._places[block], self._blocks[block])
+            self._post(lambda: done(state))
 
-        self._owner.call(look)
+        self._owner.call(encode)
 
     def _stored(self, values: Array) -> NDArray:
-        """Return a copy of a block's values, of the kind that the key is: row-sparse ones have all rows."""
+        """Return a copy of a block's values: row-sparse, with all rows, if the key is."""
         if self._key.spec.form != ROW_SPARSE:
             return self._array_of(values)
         shape = self._shape(values.size)
         return filled_rows(shape, self._key.dtype, Rows(np.arange(shape[0]), values))
 
     def _array_of(self, values: Array) -> NDArray:
-        """Return a copy of a value for each element of a block."""
+        """Return a copy of dense values of a block, in its shape."""
         return mx.nd.array(values.reshape(self._shape(values.size)), ctx=mx.cpu(), dtype=self._key.dtype)
 
     def _shape(self, size: int) -> tuple[int, ...]:
-        """Return the shape of a block of so many elements: of whole rows, if it has such."""
+        """Return the shape of a block of `size` elements: that of its rows, if these are whole."""
         shape = self._key.spec.shape
         if not shape or not (size == self._key.elements or has_whole_rows(self._key)):
             return (size,)

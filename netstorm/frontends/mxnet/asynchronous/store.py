@@ -1,23 +1,27 @@
 """The asynchronous KVStore: `mx.kv.create('dist_async_netstorm')`.
 
-Every push is applied at once by the owners of the key, a pull gives their newest values. How far ranks may be
-apart is NETSTORM_STALENESS: without bound; by so many clocks (stale synchronous parallel, as in MLNET,
-HotCloud'15); or, with 0, not at all. Then it *is* the synchronous store under another name: the sums of a
-clock are formed along the trees, which sends far less than N gradients to each owner would.
+The owners of a key apply every push at once, and a pull returns their newest values. NETSTORM_STALENESS
+bounds how far ranks may be apart: without a bound; by so many clocks (stale synchronous parallel, as in
+MLNET, HotCloud'15); or, with 0, not at all. With 0 it *is* the synchronous store under another name: the sums
+of a clock are formed along the trees, which sends far less than N gradients to each owner.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays.arguments import check_dense, grouped
-from netstorm.frontends.mxnet.asynchronous.calls import Wanted
-from netstorm.frontends.mxnet.asynchronous.collected_states import Collected
+from netstorm.frontends.mxnet.asynchronous.calls import Freshness
+from netstorm.frontends.mxnet.asynchronous.collected_states import CollectedStates
 from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntry
 from netstorm.frontends.mxnet.asynchronous.owned_rule import OwnedRule
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine.operations import NDArray
+from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
+from netstorm.frontends.mxnet.store.key_table import AnyEntry, Given
+from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.operations.asynchronous import UNBOUNDED
@@ -33,14 +37,16 @@ _NO_OPTIMISER: Final = (
 )
 
 
+@raises_mxnet_errors
 def create_asynchronous() -> NetStormKVStore:
     """Return an asynchronous store, or with NETSTORM_STALENESS=0 one that keeps all ranks together."""
     settings = runtime_of_this_process().settings
     return InStepKVStore() if settings.staleness == 0 else AsynchronousKVStore()
 
 
+@methods_raise_mxnet_errors
 class InStepKVStore(NetStormKVStore):
-    """An asynchronous store whose ranks may not be apart: the synchronous one."""
+    """An asynchronous store whose ranks stay in the same step: the synchronous one."""
 
     @property
     def type(self) -> str:
@@ -48,15 +54,16 @@ class InStepKVStore(NetStormKVStore):
         return _TYPE
 
     def clock(self) -> None:
-        """Do nothing: each push of a key is a clock, as long as nobody may be ahead."""
+        """Do nothing: as no rank may be ahead, each push of a key is a clock."""
         self._check()
 
-    def _push_and_update(self, pushed: Any, priority: int) -> None:
+    def _push_and_update(self, pushed: Given, priority: int) -> None:
         if self._rule is None:
             raise UsageError(_NO_OPTIMISER.format(what="push"))
         super()._push_and_update(pushed, priority)
 
 
+@methods_raise_mxnet_errors
 class AsynchronousKVStore(NetStormKVStore):
     """A distributed key-value store whose values are each kept by one rank, which applies pushes at once."""
 
@@ -77,9 +84,10 @@ class AsynchronousKVStore(NetStormKVStore):
         return _TYPE
 
     def statistics(self) -> dict[str, float]:
-        """Return what this node has done so far; in addition to what `NetStormKVStore` says, of all blocks
-        that it has pushed: `staleness_mean` and `staleness_max`, the updates by other ranks between the value
-        that a gradient was computed on and its application.
+        """Return what this node has done so far, with the staleness of all blocks that it has pushed.
+
+        `staleness_mean` and `staleness_max` count the updates by other ranks between the value that a
+        gradient was computed on and the update with that gradient.
         """
         found = super().statistics()
         pushes = found.get("pushes_of_blocks", 0)
@@ -87,50 +95,50 @@ class AsynchronousKVStore(NetStormKVStore):
         found.setdefault("staleness_max", 0.0)
         return found
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: object, value: object) -> None:
         """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`."""
-        known = set(self._entries)
+        known = len(self._keys.entries())
         super().init(key, value)
         if self._owner is not None:
-            for user_key in [one for one in self._entries if one not in known]:
-                self._of(user_key).own(self._owner)
+            for entry in self._all()[known:]:
+                entry.own(self._owner)
 
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
         """`init`, and give the initial values to `out`."""
         self.init(key, value)
-        for entry, outs in self._found(grouped(key, out, "broadcast"), "broadcast"):
+        for entry, outs in self._keys.find(grouped(key, out, "broadcast"), "broadcast"):
             entry.pull(outs)
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy the newest values of owners to one or several arrays each: with all that this rank has pushed
-        before, whatever the others have pushed by then, and at least what NETSTORM_STALENESS says of it.
+    def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copy the owners' newest values to one or several arrays each.
 
-        Before this rank has an optimizer they are the initial values. Arguments and errors are those of
-        `NetStormKVStore.pull`.
+        They have all earlier pushes of this rank, what the others have pushed by then, and at least the
+        pushes that NETSTORM_STALENESS demands. Before this rank has an optimizer they are the initial values.
+        Arguments and errors are those of `NetStormKVStore.pull`.
         """
         with self._short_call():
             self._pull_all(self._pulled(key, out, ignore_sparse=ignore_sparse), priority)
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out` (`value` itself if None)."""
         with self._short_call():
-            pushed = self._found(grouped(key, value, "pushpull"), "pushpull")
-            pulled = pushed if out is None else self._found(grouped(key, out, "pushpull"), "pushpull")
+            pushed = self._keys.find(grouped(key, value, "pushpull"), "pushpull")
+            pulled = pushed if out is None else self._keys.find(grouped(key, out, "pushpull"), "pushpull")
             self._push_and_update(pushed, priority)
             self._pull_all(pulled, priority)
 
     def clock(self) -> None:
-        """End a clock of this rank: what it has pushed since the last one belongs to it (MLNET).
+        """End a clock of this rank: the pushes since the last call belong to it (MLNET).
 
-        From the first call on, NETSTORM_STALENESS counts these clocks. A script that never calls it has one
-        for each push of a key.
+        From the first call on, NETSTORM_STALENESS counts these clocks. In a script that never calls this,
+        each push of a key is a clock.
 
         Raises:
-            UsageError: a first call after a key has been pushed twice: those were two clocks.
+            UsageError: the first call comes after a key has been pushed twice, which were two clocks.
         """
         self._check()
         calls = [entry.calls for entry in self._all()]
-        twice = next((one for one in calls if self._clock == 0 and one.pushes.total > 1), None)
+        twice = next((call for call in calls if self._clock == 0 and call.pushes.total > 1), None)
         if twice is not None:
             raise UsageError(
                 f"clock() for the first time after {twice.pushes.total} pushes of key {twice.key.name!r}, "
@@ -138,24 +146,25 @@ class AsynchronousKVStore(NetStormKVStore):
                 "(or once before the first push)"
             )
         self._clock += 1
-        clock, namespace, whole = self._clock, self._namespace, self._owner and self._owner.rule.whole
-        pushes = {one.key: one.pushes.in_clock for one in calls if one.pushes.in_clock}
-        for one in calls:
-            one.pushes.in_clock = 0
+        clock, namespace = self._clock, self._namespace
+        whole = self._owner is not None and self._owner.rule.whole
+        pushes = {call.key: call.pushes.in_clock for call in calls if call.pushes.in_clock}
+        for call in calls:
+            call.pushes.in_clock = 0
         if self._staleness != UNBOUNDED:
             self._runtime.post(
-                lambda node, _: node.requests.asynchronous.clock(namespace, clock, pushes, whole=bool(whole))
+                lambda node, _: node.requests.asynchronous.clock(namespace, clock, pushes, whole=whole)
             )
 
     # -------------------------------------------------------------------------------------------------
     # updating
 
-    def set_optimizer(self, optimizer: Any) -> None:
-        """Have owners update their blocks with `optimizer`: every rank makes a copy of it for what it owns.
+    def set_optimizer(self, optimizer: object) -> None:
+        """Have owners update their blocks with `optimizer`: every rank makes a copy of it for its blocks.
 
-        A learning rate that a script changes later, and the scale of gradients, go with each push. A learning
-        rate scheduler counts the updates of a block, by all ranks, as MXNet's does. A second optimizer waits
-        for all ranks.
+        The learning rate and the scale of gradients, which a script may change later, are sent with each
+        push. A learning rate scheduler counts the updates of a block by all ranks, as MXNet's does. Setting a
+        second optimizer waits for all ranks.
 
         Raises:
             UsageError: not an optimizer; or one that needs whole tensors after one that does not, or the
@@ -163,8 +172,8 @@ class AsynchronousKVStore(NetStormKVStore):
         """
         self._use(UpdateRule.of_optimizer(optimizer))
 
-    def _set_updater(self, updater: Any) -> None:
-        """Have owners update keys with `updater(key, gradient, stored)`, called on a thread of its own."""
+    def _set_updater(self, updater: object) -> None:
+        """Have owners update keys with `updater(key, gradient, stored)`, called on a thread for updates."""
         self._use(UpdateRule.of_function(updater))
 
     def _use(self, rule: UpdateRule) -> None:
@@ -175,12 +184,12 @@ class AsynchronousKVStore(NetStormKVStore):
             for entry in self._all():
                 entry.own(self._owner)
         else:
-            if owned.whole != self._owner.rule.whole and self._entries:
+            if owned.whole != self._owner.rule.whole and self._keys.entries():
                 raise UsageError(
-                    f"{owned.text} after {self._owner.rule.text}: one of them needs whole tensors, and the "
-                    "values are where the first one put them; make another store"
+                    f"{owned.fingerprint} after {self._owner.rule.fingerprint}: one of them needs whole "
+                    "tensors, and the values are where the first one put them; make another store"
                 )
-            mx.nd.waitall()  # all of this rank's pushes have been applied, and then everybody's have
+            mx.nd.waitall()  # this rank's pushes have been applied, and after the barrier all ranks'
             self._barrier()
             self._owner.rule = owned
             self._barrier()
@@ -188,27 +197,31 @@ class AsynchronousKVStore(NetStormKVStore):
         self._updater = rule.updater
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Collect the optimiser's states from their owners, and write them to a file. Any rank may, alone,
-        and waits for it; all of its own pushes are in them.
+        """Collect the optimiser's states from their owners, and write them to a file.
 
-        The file is one of `NetStormKVStore.save_optimizer_states`, and either kind of store reads it. With
-        `dump_optimizer` the optimiser is in it, too, with its counts of updates.
+        One rank may call this alone. It waits for the states, which have all pushes of this rank. The file is
+        like those of `NetStormKVStore.save_optimizer_states`, and either kind of store reads it. With
+        `dump_optimizer` it has the optimiser, too, with its counts of updates.
+
+        Raises:
+            UsageError: no optimiser has been set.
         """
         self._check()
-        if self._rule is None or not self._rule.has_states or self._owner is None:
+        optimizer = None if self._rule is None else self._rule.optimizer
+        if optimizer is None or self._owner is None:
             raise UsageError(
                 "save_optimizer_states: call set_optimizer first; there are no states without an optimizer"
             )
         asked = [(entry, *entry.pull_states(self._owner)) for entry in self._all()]
-        collected = Collected()
+        collected = CollectedStates()
         for entry, array, found in asked:
             array.wait_to_read()
             collected.add(entry.user_key, entry.key.spec.shape, found)
-        collected.save(fname, self._rule.updater.optimizer, dump_optimizer=dump_optimizer)
+        collected.save(fname, optimizer, dump_optimizer=dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what `save_optimizer_states` wrote, in a job of however many nodes; each rank takes what it
-        owns. Every rank must call it, and waits for the others.
+        """Read what `save_optimizer_states` wrote, in a job of however many nodes; each rank takes the states
+        of its blocks. Every rank must call it, and waits for the others.
 
         Raises:
             UsageError: the file is damaged; or no optimiser has been set.
@@ -222,7 +235,7 @@ class AsynchronousKVStore(NetStormKVStore):
     # --------------------------------------------------------------------------------------------------
     # helpers
 
-    def _push_and_update(self, pushed: Any, priority: int) -> None:
+    def _push_and_update(self, pushed: Given, priority: int) -> None:
         owner = self._owner
         if owner is None:
             raise UsageError(_NO_OPTIMISER.format(what="push"))
@@ -232,31 +245,36 @@ class AsynchronousKVStore(NetStormKVStore):
                 compression.check_key(entry.key, "push")
                 check_dense(values, entry.key, "push under gradient compression")
         for entry, values in pushed:
-            entry.push_to_owners(values, owner, clock=self._clock, priority=priority, compression=compression)
+            _asynchronous(entry).push_to_owners(
+                values, owner, clock=self._clock, priority=priority, compression=compression
+            )
 
-    def _pull_all(self, pulled: Any, priority: int) -> None:
+    def _pull_all(self, pulled: Given, priority: int) -> None:
         for entry, outs in pulled:
             if self._owner is None:
                 entry.pull(outs)
                 continue
-            entry.pull_from_owners(outs, self._owner, self._wanted(entry, priority))
+            owned = _asynchronous(entry)
+            owned.pull_from_owners(outs, self._owner, self._freshness(owned, priority))
 
-    def _pull_rows(self, entry: Any, out: Any, row_ids: Any, priority: int) -> None:
+    def _pull_rows(self, entry: RowEntry, out: NDArray, row_ids: NDArray, priority: int) -> None:
         if self._owner is None:
             entry.pull_rows(out, row_ids)
         else:
-            entry.pull_rows_from_owners(out, row_ids, self._owner, self._wanted(entry, priority))
+            assert isinstance(entry, AsyncRowEntry)
+            entry.pull_rows_from_owners(out, row_ids, self._owner, self._freshness(entry, priority))
 
-    def _wanted(self, entry: AsyncEntry | AsyncRowEntry, priority: int) -> Wanted:
-        """Return what a pull must have in it now."""
+    def _freshness(self, entry: AsyncEntry | AsyncRowEntry, priority: int) -> Freshness:
+        """Return which pushes a pull must have now."""
         clock = self._clock or entry.calls.pushes.total
         least = 0 if self._staleness == UNBOUNDED else clock - self._staleness
-        return Wanted(least, self._clock > 0, priority)
+        return Freshness(least, self._clock > 0, priority)
 
     def _all(self) -> list[AsyncEntry | AsyncRowEntry]:
-        return [self._of(user_key) for user_key in self._entries]
+        return [_asynchronous(entry) for entry in self._keys.entries()]
 
-    def _of(self, user_key: int | str) -> AsyncEntry | AsyncRowEntry:
-        entry = self._entries[user_key]
-        assert isinstance(entry, (AsyncEntry, AsyncRowEntry))
-        return entry
+
+def _asynchronous(entry: AnyEntry) -> AsyncEntry | AsyncRowEntry:
+    """Return an entry as what `_entry_type` and `_row_entry_type` make it."""
+    assert isinstance(entry, (AsyncEntry, AsyncRowEntry))
+    return entry

@@ -1,7 +1,8 @@
-"""A thread of ours that queues operations on MXNet's engine, so that the script's does not have to.
+"""A thread of ours that queues operations on MXNet's engine, so that the script's thread does not have to.
 
-It takes what has come meanwhile together: each time that it wants Python's lock the I/O thread has to stop in
-the middle of what it does, and with a turn for every sum a round of 32 keys took a tenth longer.
+It processes all items that have come meanwhile as one batch. Each time this thread wants Python's lock, the
+I/O thread has to stop in the middle of its work: with a turn for every sum, a round of 32 keys took a tenth
+longer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from netstorm.pslite.system.interpreter_lock import active_calls, yield_to_call
 __all__ = ["Batches"]
 
 _JOIN_S: Final = 10.0
-"""For the thread to end, when this process does."""
+"""For the thread to end, at exit."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -28,24 +29,24 @@ Item = TypeVar("Item")
 
 
 class Batches(Generic[Item]):
-    """Has a function do with many things at a time what it was given one by one, in a thread of its own."""
+    """Items that are added one by one, and processed many at a time in a thread of its own."""
 
     def __init__(self, function: Callable[[list[Item]], None]) -> None:
-        """Begin to, with the first.
+        """Prepare; the thread starts with the first item.
 
         Args:
-            function: given things in the order in which they came. It must not wait for anything: what a
-                script waits for may be next. It reports its errors itself.
+            function: processes items, in the order in which they were added. It must not wait for anything:
+                what a script waits for may be in the next batch. It reports its errors itself.
         """
         self._function: Final = function
         self._lock = threading.Lock()
-        self._things: Final[queue.SimpleQueue[Item | None]] = queue.SimpleQueue()
+        self._items: Final[queue.SimpleQueue[Item | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forget)
 
-    def add(self, thing: Item) -> None:
-        """Have something done with a thing. Does not wait."""
-        self._things.put(thing)
+    def add(self, item: Item) -> None:
+        """Have an item processed. Does not wait."""
+        self._items.put(item)
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -55,7 +56,7 @@ class Batches(Generic[Item]):
 
     def _stop(self) -> None:
         if self._thread is not None:
-            self._things.put(None)
+            self._items.put(None)
             self._thread.join(_JOIN_S)
 
     def _forget(self) -> None:
@@ -64,16 +65,16 @@ class Batches(Generic[Item]):
 
     def _run(self) -> None:
         compute_in_background()
-        goes_on = True
-        while goes_on:
-            taken = [self._things.get()]
+        stopped = False
+        while not stopped:
+            taken = [self._items.get()]
             if active_calls:
                 yield_to_call()
-            while not self._things.empty():  # nobody else takes any
-                taken.append(self._things.get())
-            things = [thing for thing in taken if thing is not None]
-            goes_on = len(things) == len(taken)
+            while not self._items.empty():  # no other thread takes any
+                taken.append(self._items.get())
+            items = [item for item in taken if item is not None]
+            stopped = len(items) < len(taken)
             try:
-                self._function(things)
-            except Exception:  # noqa: BLE001 -- what comes next must be done nevertheless
+                self._function(items)
+            except Exception:  # noqa: BLE001 -- the next batch must be processed nevertheless
                 _log.exception("updates could not be queued")

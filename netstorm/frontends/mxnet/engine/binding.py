@@ -1,20 +1,23 @@
-"""The three C structures and one C function through which `engine` speaks to MXNet's dependency engine."""
+"""The C structures and the C function by which operations reach MXNet's dependency engine."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from collections.abc import Collection, Iterable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.errors import native_error
+from netstorm.frontends.mxnet.engine.library import LIBRARY_KEEPING_LOCK, check_call
+from netstorm.frontends.mxnet.engine.native_errors import native_error
+
+if TYPE_CHECKING:
+    from ctypes import _CFunctionType
 
 __all__ = ["EngineCallback", "NDArray", "Operands", "ReleaseFunction", "RunFunction", "push", "variable_of"]
 
-NDArray: TypeAlias = Any
-"""An `mxnet.nd.NDArray` (MXNet has no types)."""
+NDArray: TypeAlias = mx.nd.NDArray
 
 RunFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 """`EngineAsyncFunc(run_context, on_complete, func_param)`, mxnet/c_api.h."""
@@ -23,11 +26,11 @@ ReleaseFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """`EngineFuncParamDeleter(func_param)`: called when the engine destroys the operation."""
 
 # The two calls into the engine keep Python's lock. They take microseconds and never wait (the engine holds
-# none of its locks when it calls us), and with the lock given up the script waits behind every engine thread
-# that wants it: the slowest push of 200 took 0.5 to 3 ms, against 0.12 ms. Under NaiveEngine `start` runs,
-# and waits, in this very thread.
+# none of its locks when it calls us). If they gave the lock up, the script would wait behind every engine
+# thread that wants it: the slowest push of 200 took 0.5 to 3 ms, against 0.12 ms. Under NaiveEngine `start`
+# runs, and waits, in this very thread.
 _OnCompleteFunction: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_push: Final = ctypes.PyDLL(mx.base._LIB._name)["MXEnginePushAsyncND"]  # noqa: SLF001 -- the only handle there is
+_push: Final = LIBRARY_KEEPING_LOCK["MXEnginePushAsyncND"]
 _push.restype = ctypes.c_int
 _push.argtypes = [
     RunFunction,
@@ -96,13 +99,13 @@ class EngineCallback(NamedTuple):
 class Operands:
     """The arrays that an operation reads and writes, as the engine takes them.
 
-    To make it costs several us: an operation on the same arrays, time and again, keeps it.
+    Making one takes several us. Keep it if there will be more operations on the same arrays.
     """
 
     __slots__ = ("_arrays", "reads", "reads_count", "writes", "writes_count")
 
     def __init__(self, reads: Iterable[NDArray], writes: Iterable[NDArray]) -> None:
-        """Each variable becomes part of it once, writing wins: one that occurs twice waits for itself for
+        """List each variable once; writing wins. An operation that has a variable twice waits for itself for
         ever.
 
         Raises:
@@ -110,7 +113,7 @@ class Operands:
         """
         written = {variable_of(array): array for array in writes}
         read = {variable: array for array in reads if (variable := variable_of(array)) not in written}
-        self._arrays: Final = (*read.values(), *written.values())  # must live as long as their handles
+        self._arrays: Final = (*read.values(), *written.values())  # they must live as long as their handles
         self.reads: Final = _handles(read.values())
         self.reads_count: Final = len(read)
         self.writes: Final = _handles(written.values())
@@ -118,8 +121,8 @@ class Operands:
 
 
 def push(
-    run: Any,
-    release: Any,
+    run: _CFunctionType,
+    release: _CFunctionType,
     token: int,
     operands: Operands,
     *,
@@ -132,7 +135,7 @@ def push(
     It will call `run` (a `RunFunction`) with `token` at most once, and `release` (a `ReleaseFunction`) once
     after.
     """
-    mx.base.check_call(
+    check_call(
         _push(
             run,
             token,
@@ -151,23 +154,24 @@ def push(
 
 
 def variable_of(array: NDArray) -> int:
-    """Return what identifies the engine variable that `array` shares with its views.
+    """Return an address that identifies the engine variable of `array`; its views share it.
 
-    The C API does not tell. But the first member of `mxnet::NDArray` is the pointer to the chunk that owns
-    memory and variable (mxnet/ndarray.h); `_check_layout` makes sure of it.
+    The C API does not give the variable. But the first member of `mxnet::NDArray` is the pointer to the chunk
+    that owns memory and variable (mxnet/ndarray.h). `_check_layout` makes sure of it.
 
     Raises:
         UsageError: it is no NDArray, or one without memory.
     """
     if not isinstance(array, mx.nd.NDArray):
         raise UsageError(f"MXNet's engine works on NDArrays, not on {type(array).__name__} ({array!r:.60})")
+    assert array.handle.value is not None
     chunk = ctypes.c_void_p.from_address(array.handle.value).value
     if chunk is None:
         raise UsageError("an NDArray without shape and memory can be neither read nor written")
     return chunk
 
 
-def _handles(arrays: Collection[NDArray]) -> Any:
+def _handles(arrays: Collection[NDArray]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
 
 

@@ -1,9 +1,9 @@
-"""Forking with MXNet's engine at work, as `multiprocessing` and Gluon's DataLoader do while a model trains.
+"""Forking while MXNet's engine works, as `multiprocessing` and Gluon's DataLoader do during training.
 
-Before a fork MXNet ends its worker threads and waits for them, in a handler of the C library that runs with
-the interpreter locked. A worker that needs the interpreter, because it is about to start one of our
-operations or has not quite returned from having done so, then waits for ever, and so does everybody. So we
-wait first, with the interpreter unlocked, until nothing of ours is under way in any thread.
+Before a fork MXNet ends its worker threads and waits for them, in a handler of the C library that holds
+Python's lock. A worker that needs the lock, because it is about to start one of our operations or is just
+returning from one, then waits for ever, and so does the process. So before a fork we wait, without the lock,
+until no thread runs our code.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Final
 
 from netstorm import clock
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import drain
+from netstorm.frontends.mxnet.engine.outstanding import drain
 from netstorm.kvstore.process.lifetime import drain_io_thread
 
-__all__ = ["settle"]
+__all__ = ["wait_until_idle"]
 
-_TAIL_S: Final = 5.0
-"""Operations that have completed are let go within moments. A thread of the user's that looks like the
-engine's must not keep us for ever."""
+_TIMEOUT_S: Final = 5.0
+"""At most; the engine releases completed operations within moments. A thread of the user's that cannot be
+told from the engine's must not block a fork for ever."""
 
-_LOOK_AGAIN_S: Final = 0.0005
+_POLL_S: Final = 0.0005
 
 
-def settle() -> None:
-    """Wait until no thread of MXNet's engine is in our code or will enter it."""
+def wait_until_idle() -> None:
+    """Wait until no thread of MXNet's engine is in our code or about to enter it."""
     with contextlib.suppress(mx.base.MXNetError):  # the store raises it again at its next call
         mx.nd.waitall()
-    drain(_TAIL_S)
+    drain(_TIMEOUT_S)
     drain_io_thread()  # it completes operations, and may hold the engine's locks while it does
-    deadline = clock.monotonic() + _TAIL_S
+    deadline = clock.monotonic() + _TIMEOUT_S
     while _foreign_threads_in_python() and clock.monotonic() < deadline:
-        clock.sleep(_LOOK_AGAIN_S)
+        clock.sleep(_POLL_S)
 
 
 def _foreign_threads_in_python() -> set[int]:
@@ -49,4 +49,4 @@ def _foreign_threads_in_python() -> set[int]:
     return {ident for ident in sys._current_frames() if ident not in started}  # noqa: SLF001
 
 
-os.register_at_fork(before=settle)
+os.register_at_fork(before=wait_until_idle)

@@ -1,9 +1,9 @@
-"""The engine's threads compute in the background: whoever gives them work is not interrupted for it.
+"""The scheduling policy of the engine's threads: they compute in the background and interrupt nobody.
 
-A call on a store hands the engine three or four operations, and each wakes one of its threads. Where all
-cores are busy Linux may let that thread go first, as it has just slept: in the middle of the call, which then
-takes ms instead of a tenth of one. SCHED_BATCH (sched(7)) is for threads that compute: they get as much of a
-core as before, and wait for it until whoever runs has had its turn.
+A call on a store gives the engine three or four operations, and each wakes one of its threads. Where all
+cores are busy, Linux may run that thread first, as it has just slept. The call is then interrupted in its
+middle and takes ms instead of a tenth of one. SCHED_BATCH (sched(7)) is for threads that compute: they get
+as much of a core as before, but a thread that is woken waits until the running one has had its turn.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from netstorm.frontends.mxnet.compat import mx
 __all__ = ["compute_in_background", "forget_workers", "normal_workers"]
 
 _known: Final[set[int]] = set()
-"""Threads that have been here, by the system's number: of a thread that it did not start Python keeps
-nothing from one callback to the next."""
+"""Threads that have the policy, by the system's number. Python's thread-local data would not do: for a thread
+that Python did not start it is gone after each callback."""
 
 
 def normal_workers() -> int:
@@ -27,9 +27,9 @@ def normal_workers() -> int:
 
 
 def compute_in_background() -> None:
-    """Let the calling thread, one of the engine's, interrupt nobody when it is woken.
+    """Give the calling thread, one of the engine's, the policy SCHED_BATCH.
 
-    A policy that somebody has chosen for it stays, and so does what the system refuses to change.
+    A thread that has another policy than the default keeps it, and so does one that may not change it.
     """
     thread = threading.get_native_id()
     if thread in _known:

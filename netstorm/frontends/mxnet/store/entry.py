@@ -1,53 +1,56 @@
-"""One key of a store, on this node: its value, and how its rounds travel through MXNet's engine."""
+"""One dense key of a store on this node: its value, and its rounds as operations of MXNet's engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from netstorm.frontends.mxnet.arrays.gil_calls import is_dense, queue_copy
+from netstorm.frontends.mxnet.arrays.last_arrays import LastArrays
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import (
-    RUNS_INLINE,
     Completion,
     NDArray,
     Operands,
     push_async,
     push_on,
 )
+from netstorm.frontends.mxnet.engine.startup import RUNS_INLINE
 from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression, Residual
+from netstorm.frontends.mxnet.store.row_arrays import sum_rows
 from netstorm.frontends.mxnet.store.row_entry import RowPushes
-from netstorm.frontends.mxnet.store.row_rounds import summed_rows
 from netstorm.frontends.mxnet.updates.deferred_update import DeferredUpdate, UpdatedArrays
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.values.form import Values
 from netstorm.kvstore.values.key import Key
 
 __all__ = ["Entry"]
 
 
 class Entry:
-    """A key's value, and the array that its sums arrive in. All methods but `settle` queue, and return at
-    once; only the first row-sparse push to a dense key, and the first under another update rule, settle.
+    """A key's value, and the array that its sums arrive in.
+
+    All methods but `wait_for_updates` queue operations and return at once. Two kinds of push wait for earlier
+    updates: the first row-sparse one, and the first under another update rule.
     """
 
     __slots__ = (
         "_arrays",
-        "_is_held",
-        "_may_wait",
+        "_has_deferred",
+        "_may_defer",
         "_merged",
-        "_pulled",
-        "_pushed",
         "_residual",
         "_rows",
         "_runtime",
         "_stored",
         "_total",
         "key",
+        "last",
         "skipped",
         "user_key",
     )
@@ -55,31 +58,30 @@ class Entry:
     def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
         self.key: Final = key
         self.user_key: Final = user_key
+        self.last: Final = LastArrays()
+        """Their arrays are dense."""
         self.skipped: NDArray | None = None
-        """What a round could not be made of, because an operation of the script's has failed: to read it
+        """The array of a round that was skipped, because an operation of the script's has failed. Reading it
         raises that failure."""
         self._runtime: Final = runtime
         self._stored: Final = StagingBuffer(key.spec.shape, key.dtype)
-        self._may_wait: Final = not RUNS_INLINE and self._stored.may_have_alias
-        """Its updates may be queued by another thread."""
-        self._pushed: object = None
-        self._pulled: object = None
-        """Handles of the last single array that was pushed, and of the last one pulled to; both dense."""
+        self._may_defer: Final = not RUNS_INLINE and self._stored.may_have_alias
+        """Another thread may queue its updates."""
         self._merged: StagingBuffer | None = None
-        """The sum, for an updater. Made at the first push: many keys of a frozen layer never have one."""
+        """The sum, for an updater. Made at the first push: a key of a frozen layer never has one."""
         self._total: NDArray | None = None
-        """What `update` is to update with; None if another thread does."""
-        self._is_held = False
-        """Rounds hold the value until another thread has queued their updates."""
+        """The sum that `update` is to use; None if another thread queues the update."""
+        self._has_deferred = False
+        """There may be rounds whose update another thread has yet to queue."""
         self._arrays: UpdatedArrays | None = None
-        """Made for the first update that another thread makes."""
+        """Made for the first update that another thread queues."""
         self._residual: Residual | None = None
         """Made at the first push under gradient compression."""
         self._rows: RowPushes | None = None
-        """Made at the first push that is row-sparse."""
+        """Made at the first row-sparse push."""
 
-    def begin_with(self, value: NDArray | None) -> None:
-        """Give all ranks the value of the one that has one; the others contribute zeros."""
+    def initialise(self, value: NDArray | None) -> None:
+        """Give all ranks the value of the one rank that has one; the others contribute zeros."""
         if value is not None:
             self._stored.copy_from(value)
         self._allreduce(self._stored, contributes=value is not None)
@@ -90,48 +92,49 @@ class Entry:
         *,
         priority: int,
         rule: UpdateRule | None,
-        said: str,
+        fingerprint: str,
         compression: GradientCompression | None = None,
     ) -> None:
-        """Sum `values` over devices and ranks; `update` belongs behind it.
+        """Sum `values` over devices and ranks. Call `update` afterwards if there is a rule.
 
         Args:
-            rule: what `update` will be given.
-            said: its fingerprint.
-            compression: how their sum over the devices travels; None: as it is.
+            values: arrays that fit the key, one for each device.
+            priority: larger goes first on every link.
+            rule: what `update` will be given; None: the sum replaces the value.
+            fingerprint: of the rule and the compression.
+            compression: of what this node sends; None: none.
         """
-        if len(values) != 1 or values[0].handle is not self._pushed:
+        last = self.last
+        if len(values) != 1 or values[0].handle is not last.pushed:
             dense = [is_dense(value) for value in values]
             if not any(dense):
                 if self._rows is None:
                     self._rows = RowPushes(self._runtime, self.key, self._stored.array, self._note_skipped)
-                self._rows.push(values, priority=priority, rule=rule, said=said)
-                self._total = self._rows.take()
+                self._rows.push(values, priority=priority, rule=rule, fingerprint=fingerprint)
+                self._total = self._rows.take_sum()
                 return
             if not all(dense):
-                values = [summed_rows(values, self.key)]
-            elif len(values) == 1:
-                self._pushed = values[0].handle
+                values = [sum_rows(values, self.key)]
         if rule is None:
             # The sum replaces the stored value: it travels there, and is not copied again.
-            self._stored.sum_of(values)
-            self._allreduce(self._stored, priority=priority, rule=said, compression=compression)
+            self._stored.sum_of(values, last)
+            self._allreduce(self._stored, priority=priority, rule=fingerprint, compression=compression)
             return
         if self._merged is None:
             self._merged = StagingBuffer(self.key.spec.shape, self.key.dtype)
         merged = self._merged
-        merged.sum_of(values)
-        # Updates with rows are queued at once, so those with dense sums are, too, where both are pushed.
-        captured = rule.capture(self.user_key) if self._may_wait and self._rows is None else None
+        merged.sum_of(values, last)
+        # Where both are pushed, updates with dense sums are queued at once, as those with rows are.
+        captured = rule.capture(self.user_key) if self._may_defer and self._rows is None else None
         if captured is None:
-            self._allreduce(merged, priority=priority, rule=said, compression=compression)
+            self._allreduce(merged, priority=priority, rule=fingerprint, compression=compression)
             self._total = merged.array
             return
         if self._arrays is None:
             self._arrays = UpdatedArrays(merged, self._stored)
         update = DeferredUpdate(self._runtime, rule, captured, self._arrays, self.key.name)
-        self._is_held = True
-        self._allreduce(merged, priority=priority, rule=said, compression=compression, update=update)
+        self._has_deferred = True
+        self._allreduce(merged, priority=priority, rule=fingerprint, compression=compression, update=update)
 
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push."""
@@ -139,29 +142,30 @@ class Entry:
         round, runtime = key.last_taken, self._runtime
         total, self._total = self._total, None
         if total is not None:
-            self.settle()
+            self.wait_for_updates()
             rule.update(
                 self.user_key,
                 total,
                 self._stored.array,
-                round=f"round {round} of {key.name} in store {key.spec.namespace}",
+                round=f"round {round} of key {key.name!r} in store {key.spec.namespace}",
                 rank=runtime.rank,
             )
         every = runtime.settings.compare_rounds
         if every and round % every == 0:
             self._compare_replicas(key)
 
-    def settle(self) -> None:
-        """Wait until the updates that other threads queue have been made: the optimiser's state is known."""
-        if self._is_held:
+    def wait_for_updates(self) -> None:
+        """Wait until another thread has queued all updates, and they are made: the state is then known."""
+        if self._has_deferred:
             self._stored.array.wait_to_read()
-            self._is_held = False
+            self._has_deferred = False
 
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the value, as it is after all that was pushed before."""
+        last = self.last
         for out in outs:
-            if out.handle is self._pulled or is_dense(out):
-                self._pulled = out.handle
+            if out.handle is last.pulled or is_dense(out):
+                last.pulled = out.handle
                 self._stored.copy_to(out)
             else:
                 with mx.autograd.pause():
@@ -177,8 +181,9 @@ class Entry:
         compression: GradientCompression | None = None,
         update: DeferredUpdate | None = None,
     ) -> None:
-        """Queue the network's part: `array` becomes the sum of the `array`s of all ranks that contribute, and
-        the value is updated with it, if there is a later `update`.
+        """Queue the network operation: `array` becomes the sum of the `array`s of all ranks that contribute.
+
+        With `update` the value is updated with the sum, in the same round.
         """
         key, runtime = self.key, self._runtime
         round = key.take_round()
@@ -186,9 +191,9 @@ class Entry:
 
         def start(completion: Completion) -> None:
             memory = np.frombuffer(array.memory(), key.dtype)
-            source: Any = memory if contributes else None
+            source: Values | None = memory if contributes else None
             if residual is not None and compression is not None:
-                source = residual.quantise(memory, compression.threshold)
+                source = residual.quantise(memory.view(np.float32), compression.threshold)
             if update is not None:
                 update.begin(completion)
 
@@ -241,7 +246,7 @@ class Entry:
         self.skipped = array
 
     def _compare_replicas(self, key: Key) -> None:
-        """Have the ranks' values compared, behind the update that is queued, as those of a key's round."""
+        """Have the ranks' values after this round compared, behind the update that is queued."""
         round, runtime, stored = key.last_taken, self._runtime, self._stored
 
         def start(completion: Completion) -> None:

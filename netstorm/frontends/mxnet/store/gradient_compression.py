@@ -1,11 +1,12 @@
-"""`set_gradient_compression`: what MXNet's users may say, and what a key keeps because of it."""
+"""`set_gradient_compression`: its parameters, and the residual that each key keeps."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from netstorm.compression.two_bit import Signs, quantised
 from netstorm.errors import UsageError
@@ -21,20 +22,20 @@ _DEFAULT_THRESHOLD: Final = 0.5
 
 
 class GradientCompression:
-    """Type 2bit with a threshold: what a store's pushes travel as from now on."""
+    """Type 2bit with a threshold: the form in which a store's pushes travel."""
 
     def __init__(self, threshold: np.float32, ranks: int) -> None:
-        """Describe it; `ranks` is the size of the job."""
+        """Make it for a job of `ranks` nodes."""
         self.threshold: Final = threshold
         self.form: Final = Quantised(threshold, ranks)
-        self.text: Final = f" compression=2bit threshold={threshold!s}"
-        """Belongs to the fingerprint of a round: all ranks must compress alike."""
+        self.fingerprint: Final = f" compression=2bit threshold={threshold!s}"
+        """Part of the fingerprint of a round: all ranks must compress alike."""
 
     def check_key(self, key: Key, what: str) -> None:
-        """Refuse keys that MXNet does not compress either.
+        """Check that a key can be compressed; MXNet has the same limit.
 
         Raises:
-            UsageError: it is not of float32.
+            UsageError: its type is not float32.
         """
         if self.form.codec not in key.forms:
             raise UsageError(
@@ -44,38 +45,38 @@ class GradientCompression:
 
 
 class Residual:
-    """What compression has kept back of a key's gradients on this node."""
+    """The part of a key's gradients that compression has not sent yet, on this node."""
 
-    __slots__ = ("_array", "_begun")
+    __slots__ = ("_array", "_has_values")
 
     def __init__(self, key: Key) -> None:
         """Begin with zeros."""
         self._array: Final = StagingBuffer(key.spec.shape, key.dtype)
-        self._begun = False
+        self._has_values = False
 
     @property
     def array(self) -> NDArray:
         """Written by each operation that quantises, so that MXNet's engine keeps their order."""
         return self._array.array
 
-    def quantise(self, gradient: Any, threshold: np.float32) -> Signs:
-        """Return what is sent of a gradient; within an operation that writes `array`."""
-        kept = np.frombuffer(self._array.memory(), np.float32)
-        if not self._begun:
-            kept[:] = 0
-            self._begun = True
-        return quantised(gradient, kept, threshold)
+    def quantise(self, gradient: npt.NDArray[np.float32], threshold: np.float32) -> Signs:
+        """Return what is sent of a gradient, and keep the rest; within an operation that writes `array`."""
+        rest = np.frombuffer(self._array.memory(), np.float32)
+        if not self._has_values:
+            rest[:] = 0
+            self._has_values = True
+        return quantised(gradient, rest, threshold)
 
 
-def compression_of(parameters: Any, ranks: int) -> GradientCompression:
-    """Return what `set_gradient_compression` was told.
+def compression_of(parameters: object, ranks: int) -> GradientCompression:
+    """Return the compression that the parameters of `set_gradient_compression` describe.
 
     Args:
-        parameters: a dictionary with `type` and perhaps `threshold`; others are ignored, as MXNet does.
+        parameters: a dictionary with `type` and perhaps `threshold`. Others are ignored, as MXNet does.
         ranks: size of the job.
 
     Raises:
-        UsageError: something that MXNet refuses, too.
+        UsageError: another type, or a bad threshold. MXNet refuses both, too.
     """
     if not isinstance(parameters, dict):
         raise UsageError(

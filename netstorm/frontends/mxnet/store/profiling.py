@@ -1,8 +1,8 @@
-"""`mx.profiler` with `profile_process="server"`, where there are no servers: every node is one.
+"""`mx.profiler` with `profile_process="server"` in a job that has no servers.
 
-The calls profile the process that makes them, and the file's name gets the rank in front, as MXNet's servers
-put it: `rank0_profile.json`. MXNet has one profiler a process, so if a script configures both "worker" and
-"server" here, all is in one file, the one that was named last.
+The calls profile the process that makes them. The file's name begins with the rank, as those of MXNet's
+servers do: `rank0_profile.json`. MXNet has one profiler in each process. So if a script configures both
+"worker" and "server", everything is in one file, the one that was named last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from netstorm.frontends.mxnet.compat import mx
 
@@ -22,21 +22,21 @@ _DEFAULT_FILE: Final = "profile.json"  # MXNet's
 
 class _Profiler:
     rank: int | None = None
-    """None: no store of ours is here, and everything is MXNet's own."""
+    """None: this process has no store of ours, and MXNet's functions do what they always do."""
     written = ""
-    """The process whose dump has ended the profile: the other one's has nothing more to write."""
+    """The `profile_process` whose dump has ended the profile; there is nothing left for the other one."""
 
 
 def profile_here(rank: int) -> None:
-    """From now on this process is what `profile_process="server"` means."""
+    """From now on `profile_process="server"` means this process."""
     _Profiler.rank = rank
 
 
-def _redirected(original: Callable[..., Any]) -> Callable[..., Any]:
+def _redirected(original: Callable[..., object]) -> Callable[..., object]:
     parameters, name = inspect.signature(original), original.__name__
 
     @functools.wraps(original)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: object, **named: object) -> object:
         if _Profiler.rank is None:
             return original(*arguments, **named)
         given = parameters.bind(*arguments, **named)

@@ -1,4 +1,4 @@
-"""One row-sparse key of a store, on this node: its value, all of its rows, and its rounds."""
+"""One row-sparse key of a store on this node: its value with all of its rows, and its rounds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from netstorm.frontends.mxnet.arrays.gil_calls import queue_copy
+from netstorm.frontends.mxnet.arrays.last_arrays import LastArrays
 from netstorm.frontends.mxnet.arrays.row_memory import empty_rows
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
-from netstorm.frontends.mxnet.store.row_rounds import RowRounds, check_rows, picked_rows, summed_rows
+from netstorm.frontends.mxnet.store.row_arrays import check_rows, gather_rows, sum_rows
+from netstorm.frontends.mxnet.store.row_rounds import RowRounds
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.values.key import Key
@@ -19,19 +21,20 @@ __all__ = ["RowEntry", "RowPushes"]
 
 
 class RowEntry:
-    """A row-sparse key's value. What `Entry` is for dense ones; all methods queue, and return at once."""
+    """A row-sparse key's value. It does what `Entry` does for dense keys; all methods return at once."""
 
-    __slots__ = ("_full", "_merged", "_rounds", "_runtime", "_stored", "skipped", "user_key")
+    __slots__ = ("_full", "_merged", "_rounds", "_runtime", "_stored", "last", "skipped", "user_key")
 
     def __init__(
         self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
     ) -> None:
-        """Register the key; see `check_rows` for the errors."""
-        check_rows(runtime, str(user_key), shape)
+        """Register the key, after `check_rows`."""
         self.user_key: Final = user_key
         self._runtime: Final = runtime
+        self.last: Final = LastArrays()
+        """Their arrays may be dense or row-sparse."""
         self.skipped: NDArray | None = None
-        """See `RowRounds`."""
+        """See `Entry.skipped`."""
         key = runtime.register(namespace, str(user_key), shape, dtype, form=ROW_SPARSE)
         self._rounds: Final = RowRounds(runtime, key, self._note_skipped)
         self._stored: Final = empty_rows(shape, self.key.dtype)
@@ -45,9 +48,9 @@ class RowEntry:
         """The network's key."""
         return self._rounds.key
 
-    def begin_with(self, value: NDArray | None) -> None:
-        """Give all ranks the value of the one that has one; rows that it has not are zeros."""
-        source = None if value is None else summed_rows([value], self.key)
+    def initialise(self, value: NDArray | None) -> None:
+        """Give all ranks the value of the one rank that has one. Rows that it does not have are zeros."""
+        source = None if value is None else sum_rows([value], self.key)
         self._rounds.sum(source, self._stored, all_rows=True)
 
     def push(
@@ -56,26 +59,30 @@ class RowEntry:
         *,
         priority: int,
         rule: UpdateRule | None,
-        said: str,
+        fingerprint: str,
         compression: object = None,
     ) -> None:
-        """Sum `values` over devices and ranks; `update` belongs behind it.
+        """Sum `values` over devices and ranks. Call `update` afterwards if there is a rule.
 
         Args:
+            values: arrays that fit the key, one for each device.
+            priority: larger goes first on every link.
             rule: what `update` will be given; None: the sum replaces the value.
-            said: its fingerprint.
+            fingerprint: of the rule.
             compression: None; rows are not compressed.
         """
-        source = summed_rows(values, self.key)
+        if len(values) == 1:
+            self.last.pushed = values[0].handle
+        source = sum_rows(values, self.key)
         if rule is None:
             self._full = False
             target = self._stored
         else:
             target = self._merged = empty_rows(self.key.spec.shape, self.key.dtype)
-        self._rounds.sum(source, target, priority=priority, rule=said)
+        self._rounds.sum(source, target, priority=priority, rule=fingerprint)
 
     def update(self, rule: UpdateRule) -> None:
-        """Update the value with the sum of the last push: its rows, if the optimiser is lazy."""
+        """Update the value with the sum of the last push. A lazy optimiser updates only the sum's rows."""
         assert self._merged is not None
         if not self._full:
             self._rounds.fill(self._stored)
@@ -85,7 +92,7 @@ class RowEntry:
             self.user_key,
             self._merged,
             self._stored,
-            round=f"round {round} of {self.key.name} in store {self.key.spec.namespace}",
+            round=f"round {round} of key {self.key.name!r} in store {self.key.spec.namespace}",
             rank=runtime.rank,
         )
         self._merged = None
@@ -93,21 +100,25 @@ class RowEntry:
         if every and round % every == 0:
             self._rounds.compare(self._stored)
 
-    def settle(self) -> None:
-        """Updates of rows are queued by the script's thread: the optimiser's state is known."""
+    def wait_for_updates(self) -> None:
+        """Do nothing: the script's thread queues updates of rows, so the optimiser's state is known."""
 
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the whole value, as it is after all that was pushed before, to dense or row-sparse arrays."""
-        dense = None
+        dense: NDArray | None = None
         with mx.autograd.pause():
             for out in outs:
-                if out.stype == "default":
-                    dense = mx.nd.cast_storage(self._stored, "default") if dense is None else dense
-                queue_copy(dense if out.stype == "default" else self._stored, out)
+                self.last.pulled = out.handle
+                if out.stype != "default":
+                    queue_copy(self._stored, out)
+                    continue
+                if dense is None:
+                    dense = mx.nd.cast_storage(self._stored, "default")
+                queue_copy(dense, out)
 
     def pull_rows(self, out: NDArray, row_ids: NDArray) -> None:
-        """Copy some rows of the value to a row-sparse array; see `picked_rows`."""
-        picked = picked_rows(self._stored, row_ids)
+        """Copy some rows of the value to a row-sparse array; see `gather_rows`."""
+        picked = gather_rows(self._stored, row_ids)
         with mx.autograd.pause():
             queue_copy(picked, out)
 
@@ -118,8 +129,8 @@ class RowEntry:
 class RowPushes:
     """Row-sparse pushes to a dense key, such as the gradients of an embedding with `sparse_grad=True`.
 
-    They are rounds of that key in another form. Their fingerprint says so: a rank that pushes a dense array
-    in the same round is an error, which the scheduler finds.
+    They are rounds of that key in another form. The form is part of their fingerprint: if another rank pushes
+    a dense array in the same round, the scheduler finds the difference and the job fails.
     """
 
     __slots__ = ("_merged", "_rounds", "_stored")
@@ -133,15 +144,17 @@ class RowPushes:
         self._stored: Final = stored
         self._merged: NDArray | None = None
 
-    def push(self, values: Sequence[NDArray], *, priority: int, rule: UpdateRule | None, said: str) -> None:
+    def push(
+        self, values: Sequence[NDArray], *, priority: int, rule: UpdateRule | None, fingerprint: str
+    ) -> None:
         """Sum `values`, all row-sparse, over devices and ranks. Without a rule the sum replaces the value."""
         key = self._rounds.key
         merged = empty_rows(key.spec.shape, key.dtype)
         self._rounds.sum(
-            summed_rows(values, key),
+            sum_rows(values, key),
             merged,
             priority=priority,
-            rule=f"{said or 'sums'} of row_sparse arrays",
+            rule=f"{fingerprint or 'sums'} of row_sparse arrays",
         )
         if rule is None:
             with mx.autograd.pause():
@@ -149,7 +162,7 @@ class RowPushes:
         else:
             self._merged = merged
 
-    def take(self) -> NDArray | None:
-        """Return the sum of the push before, once; None: that push was not row-sparse."""
+    def take_sum(self) -> NDArray | None:
+        """Return the sum of the last push, once; None: there was no rule, or it has been taken."""
         merged, self._merged = self._merged, None
         return merged

@@ -1,4 +1,4 @@
-"""What scripts tell or ask MXNet's servers, beside keys and values, on nodes that have none."""
+"""Commands and questions for MXNet's servers, in a job that has no servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from netstorm.errors import NodeLost, SchedulerLost, UsageError
 from netstorm.kvstore.process.runtime import Runtime
 
-__all__ = ["dead_nodes", "obey"]
+__all__ = ["dead_nodes", "handle_server_command"]
 
 _log = logging.getLogger(__name__)
 
@@ -19,23 +19,23 @@ _METHODS: Final = {4: "set_gradient_compression(…)", 5: 'mx.profiler.set_confi
 
 _SCHEDULER_GROUP: Final = 1
 _NODE_GROUPS: Final = 6
-"""ps-lite's groups of servers (2) and workers (4): every node is both."""
+"""ps-lite's groups of servers (2) and workers (4). Every node is in both."""
 
 
-def obey(head: int, body: str) -> None:
-    """Take a command for servers: those that mean nothing here are accepted, as servers accept them.
+def handle_server_command(head: int, body: str) -> None:
+    """Accept a command for servers, if there is nothing to do for it here.
 
     Raises:
-        UsageError: a command that has a method, which must be called on every rank; says which.
+        UsageError: a method does what the command asks for; the message says which to call on every rank.
     """
     if head == _CONTROLLER:
         raise UsageError(
-            "a pickled optimizer is not sent anywhere: call set_optimizer on every rank, and each has its own"
+            "there are no servers to send a pickled optimizer to: call set_optimizer on every rank"
         )
     if head in _METHODS:
         raise UsageError(f"command {head}: there are no servers; call {_METHODS[head]} on every rank")
     if head not in _NOTHING_TO_DO:
-        _log.warning("unknown command for servers (%d, %.50s): there are none, nothing is done", head, body)
+        _log.warning("unknown command for servers ignored (%d, %.50s): there are no servers", head, body)
 
 
 def dead_nodes(runtime: Runtime, node_id: int) -> int:
@@ -46,7 +46,7 @@ def dead_nodes(runtime: Runtime, node_id: int) -> int:
         node_id: ps-lite's numbers of groups: 1 the scheduler, 2 servers, 4 workers, or a sum of these.
 
     Raises:
-        UsageError: the number of a single node; ours have ranks.
+        UsageError: the number is not a group's; single nodes have ranks here.
     """
     if not 0 < node_id <= _SCHEDULER_GROUP + _NODE_GROUPS:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""An optimiser's update in two halves: what it reads of the optimiser now, and the operations, later.
+"""An optimiser's update in two halves: reading the optimiser now, and queueing the operations later.
 
-The script's thread counts the update, asks for learning rate and weight decay and looks whether a
-hyper-parameter has been changed since the last time: 2 us. To queue the operations takes twenty times as
-long, and is done by another thread, with a twin of the optimiser that has what was read. So a learning rate
+On the script's thread we count the update, read the learning rate and the weight decay, and check whether a
+hyper-parameter has changed since the last update: 2 us. Queueing the operations takes twenty times as long.
+Another thread does that, with a copy of the optimiser that has the values that were read. So a learning rate
 that is changed after a push counts from the next push on, as if the update had been queued at once.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from netstorm.frontends.mxnet.compat import mx
 
-__all__ = ["Capture", "Captured", "can_be_captured"]
+__all__ = ["CapturedUpdate", "UpdateCapture", "can_be_captured"]
 
 _WAITS_OR_KEEPS: Final = ("LARS", "LBSGD", "DCASGD", "Nadam", "SGLD", "Test")
 """Optimisers whose update waits for a value (the first three), changes the optimiser, draws random numbers
@@ -25,9 +26,9 @@ _TYPES: Final = frozenset(
     for kind in mx.optimizer.Optimizer.opt_registry.values()
     if kind.__module__.startswith("mxnet.") and kind.__name__ not in _WAITS_OR_KEEPS
 )
-"""Of a user's own class we do not know what its update does."""
+"""What the update of a user's own class does is not known."""
 
-_ASKED_FOR: Final = frozenset(
+_READ_BY_METHODS: Final = frozenset(
     {
         "lr",
         "lr_mult",
@@ -43,88 +44,89 @@ _ASKED_FOR: Final = frozenset(
         "_all_index_update_counts",
     }
 )
-"""Attributes that only tell the learning rate, the weight decay and the number of updates."""
+"""Attributes that only determine the learning rate, the weight decay and the number of updates."""
 
 
-def can_be_captured(optimizer: Any) -> bool:
-    """Return whether an optimiser's update may be queued later, and by another thread."""
+def can_be_captured(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether an optimiser's update may be queued later, by another thread."""
     return type(optimizer) in _TYPES
 
 
-class Captured(NamedTuple):
-    """One update of one key: the twin that makes it, and what it is to use."""
+class CapturedUpdate(NamedTuple):
+    """One update of one key: the copy of the optimiser that makes it, and the values that it uses."""
 
-    twin: Any
+    optimizer_copy: _OptimizerCopy
     key: int | str
     learning_rates: list[float]
     weight_decays: list[float]
     updates: int
-    """Of this key, with this one."""
-    others: dict[str, Any]
-    """The other hyper-parameters; one object as long as none changes."""
+    """Number of updates of this key, with this one."""
+    others: dict[str, object]
+    """The other hyper-parameters; the same object as long as none changes."""
 
-    def prepared(self) -> Any:
-        """Return the twin, with all this. One thread at a time, which uses it before the next."""
-        self.twin.use(self)
-        return self.twin
+    def prepared_optimizer(self) -> mx.optimizer.Optimizer:
+        """Return the copy with these values. One thread calls this, and uses it before the next call."""
+        self.optimizer_copy.load(self)
+        return self.optimizer_copy
 
 
-class Capture:
+class UpdateCapture:
     """Captures the updates of one optimiser, on the script's thread."""
 
-    __slots__ = ("_look", "_names", "_others", "_seen", "_twin", "optimizer")
+    __slots__ = ("_copy", "_last_values", "_names", "_others", "_read", "optimizer")
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
         self.optimizer: Final = optimizer
-        self._twin: Final = _twin_of(optimizer)
-        self._names: Final = sorted(vars(optimizer).keys() - _ASKED_FOR)
-        self._look: Final = operator.attrgetter(*self._names)
-        self._seen: tuple[Any, ...] = ()
-        self._others: dict[str, Any] = {}
+        self._copy: Final = _copy_of(optimizer)
+        self._names: Final = sorted(vars(optimizer).keys() - _READ_BY_METHODS)
+        self._read: Final = operator.attrgetter(*self._names)
+        self._last_values: object = ()
+        self._others: dict[str, object] = {}
 
-    def update(self, key: int | str) -> Captured:
-        """Count an update of a key, and return what it is to use."""
+    def update(self, key: int | str) -> CapturedUpdate:
+        """Count an update of a key, and return it with the values that it is to use."""
         optimizer = self.optimizer
-        optimizer._set_current_context(0)  # noqa: SLF001 -- its updater's, all four
-        optimizer._update_count(key)  # noqa: SLF001
-        seen = self._look(optimizer)
-        if seen != self._seen:
-            self._seen, self._others = seen, dict(zip(self._names, seen, strict=True))
-        return Captured(
-            self._twin,
+        optimizer._set_current_context(0)  # the calls of MXNet's own updater, all four
+        optimizer._update_count(key)
+        values = self._read(optimizer)
+        if values != self._last_values:
+            self._last_values, self._others = values, dict(zip(self._names, values, strict=True))
+        return CapturedUpdate(
+            self._copy,
             key,
-            optimizer._get_lrs((key,)),  # noqa: SLF001
-            optimizer._get_wds((key,)),  # noqa: SLF001
-            optimizer._index_update_count[key],  # noqa: SLF001
+            optimizer._get_lrs((key,)),
+            optimizer._get_wds((key,)),
+            optimizer._index_update_count[key],
             self._others,
         )
 
 
-class _Twin:
-    """What a twin has instead of an optimiser's own."""
+class _OptimizerCopy(mx.optimizer.Optimizer):
+    """Base of the copies: the methods that would count and look up return what was captured."""
 
-    _others: dict[str, Any] | None = None
+    _others: dict[str, object] | None = None
 
-    def use(self, captured: Captured) -> None:
-        """Take what the next update is to use."""
+    def load(self, captured: CapturedUpdate) -> None:
+        """Take over the values that the next update is to use."""
         if captured.others is not self._others:
             self._others = captured.others
             vars(self).update(captured.others)
         self._learning_rates, self._weight_decays = captured.learning_rates, captured.weight_decays
         self._index_update_count = {captured.key: captured.updates}
 
-    def _update_count(self, _index: Any) -> None:
+    def _update_count(self, index: int | str) -> None:
         """It has been counted."""
 
-    def _get_lrs(self, _indices: Any) -> list[float]:
+    def _get_lrs(self, indices: Sequence[int | str]) -> list[float]:
         return self._learning_rates
 
-    def _get_wds(self, _indices: Any) -> list[float]:
+    def _get_wds(self, indices: Sequence[int | str]) -> list[float]:
         return self._weight_decays
 
 
-def _twin_of(optimizer: Any) -> Any:
+def _copy_of(optimizer: mx.optimizer.Optimizer) -> _OptimizerCopy:
     kind = type(optimizer)
-    twin = copy.copy(optimizer)
-    twin.__class__ = type(kind.__name__, (_Twin, kind), {})
-    return twin
+    made = copy.copy(optimizer)
+    made.__class__ = type(kind.__name__, (_OptimizerCopy, kind), {})
+    assert isinstance(made, _OptimizerCopy)
+    return made

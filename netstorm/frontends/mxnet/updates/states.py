@@ -1,8 +1,8 @@
-"""Optimiser states on disk, in MXNet's own format, and what tells whether all ranks have the same.
+"""Optimiser states on disk, in MXNet's own format, and a digest that tells whether all ranks have the same.
 
-The format is a pickle, as MXNet's is everywhere: load only files that you trust. Nothing of it crosses the
-wire. Each rank reads the file itself, and since every rank has all states, a file that a job of four nodes
-has written is read by one of two.
+The format is a pickle, as everywhere in MXNet: load only files that you trust. It is never sent. Each rank
+reads the file itself. Since every rank has all states, a job of two nodes can read what one of four has
+written.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 
-__all__ = ["digest_of", "take_up", "write_atomically"]
+__all__ = ["digest_of", "restore_states", "write_atomically"]
 
 
-def take_up(updater: Any, path: str) -> None:
-    """Give an `mx.optimizer.Updater` the states of a file, and its optimiser, if there is one in it.
+def restore_states(updater: mx.optimizer.Updater, path: str) -> None:
+    """Give an updater the states of a file, and the optimiser of the file, if it has one.
 
     Raises:
-        UsageError: the file is none of `save_optimizer_states`; the updater is as it was.
+        UsageError: `save_optimizer_states` has not written the file; the updater is as it was.
         OSError: it cannot be read.
     """
     data = Path(path).read_bytes()
     before = updater.states, updater.states_synced, updater.optimizer
     try:
         updater.set_states(data)
-        good = isinstance(updater.states, dict) and isinstance(updater.optimizer, mx.optimizer.Optimizer)
-        reason = f"it holds a {type(updater.states).__name__}"
-    except Exception as error:  # noqa: BLE001 -- reading a pickle that is none may raise anything
+        states: object = updater.states  # whatever the pickle had
+        good = isinstance(states, dict) and isinstance(updater.optimizer, mx.optimizer.Optimizer)
+        reason = f"it holds a {type(states).__name__}"
+    except Exception as error:  # noqa: BLE001 -- reading something that is no pickle may raise anything
         good, reason = False, f"{type(error).__name__}: {error}"
     if not good:
         updater.states, updater.states_synced, updater.optimizer = before
@@ -43,22 +43,22 @@ def take_up(updater: Any, path: str) -> None:
         )
 
 
-def digest_of(states: Any) -> str:
+def digest_of(states: object) -> str:
     """Return a short digest of states, the same on all ranks that have the same values."""
     digest = hashlib.sha256()
     _add(digest, states)
     return digest.hexdigest()[:8]
 
 
-def _add(digest: Any, state: Any) -> None:
+def _add(digest: hashlib._Hash, state: object) -> None:
     if isinstance(state, dict):
         for key in sorted(state, key=str):
             digest.update(f"{key!r}:".encode())
             _add(digest, state[key])
     elif isinstance(state, (list, tuple)):
         digest.update(f"{len(state)} of".encode())
-        for one in state:
-            _add(digest, one)
+        for part in state:
+            _add(digest, part)
     elif isinstance(state, mx.nd.NDArray):
         digest.update(f"{state.shape} {state.dtype} ".encode() + state.asnumpy().tobytes())
     else:
@@ -66,7 +66,7 @@ def _add(digest: Any, state: Any) -> None:
 
 
 def write_atomically(path: str, data: bytes) -> None:
-    """Write a file so that a reader, or another rank that writes the same bytes, never sees half of it."""
+    """Write a file at once: no reader, and no other rank that writes the same bytes, ever sees half of it."""
     target = Path(path)
     descriptor, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=target.name + ".")
     temporary = Path(name)

@@ -1,8 +1,8 @@
 """What happens to a stored value when a sum arrives, and its fingerprint: all ranks must do the same.
 
 Replicas stay equal because every rank runs the same rule on the same bytes. The fingerprint goes with every
-round; the scheduler compares, so that a different optimiser, or a learning rate changed on one rank only, is
-an error that names both and not a model that drifts apart.
+round, and the scheduler compares. So a different optimiser, or a learning rate that was changed on one rank
+only, is an error that names both ranks, and not a model that drifts apart.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arrays.gil_calls import keeping_lock
+from netstorm.frontends.mxnet.arrays.gil_calls import KeepingLock
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
-from netstorm.frontends.mxnet.updates.captured import Capture, Captured, can_be_captured
-from netstorm.frontends.mxnet.updates.states import digest_of, take_up, write_atomically
+from netstorm.frontends.mxnet.updates.captured import CapturedUpdate, UpdateCapture, can_be_captured
+from netstorm.frontends.mxnet.updates.fingerprint import fingerprint_of
+from netstorm.frontends.mxnet.updates.states import digest_of, restore_states, write_atomically
 
-__all__ = ["UpdateRule"]
+__all__ = ["OptimizerUpdater", "UpdateRule", "Updater"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,31 +35,31 @@ _ONLY_QUEUE: Final = frozenset(
     for kind in mx.optimizer.Optimizer.opt_registry.values()
     if kind.__module__.startswith("mxnet.") and kind.__name__ not in _READS_VALUES
 )
-"""Optimisers whose update never waits for anything; of a user's own class we do not know."""
+"""Optimisers whose update never waits for anything. Of a user's own class this is not known."""
 
-_NOT_COMPARED: Final = frozenset(
-    {"param_dict", "idx2name", "sym_info", "num_update", "begin_num_update", "lr", "rescale_grad"}
-)
-"""Attributes that may differ (names of parameters), change with every update, or are in the live part."""
+Updater: TypeAlias = Callable[[int | str, NDArray, NDArray], object]
+"""Called with key, sum and stored value; changes the stored value."""
 
 
-class _Updater(mx.optimizer.Updater):  # type: ignore[name-defined]
-    """MXNet's updater for one key at a time, which keeps Python's lock where it can (see `quick`)."""
+class OptimizerUpdater(mx.optimizer.Updater):
+    """MXNet's updater for one key at a time, which keeps Python's lock where it can (see `gil_calls`)."""
 
     def __call__(self, key: int | str, total: NDArray, stored: NDArray) -> None:
-        """Update `stored`, with `total`; both are private arrays."""
-        self.optimizer._set_current_context(_HOST.device_id)  # noqa: SLF001 -- its updater's
+        """Update `stored` with `total`; both are staging buffers' arrays."""
+        self.optimizer._set_current_context(_HOST.device_id)  # as MXNet's own updater does
         self.update_by(self.optimizer, key, total, stored)
 
-    def update_by(self, optimizer: Any, key: int | str, total: NDArray, stored: NDArray) -> None:
-        """Update by the optimiser, or by a twin of it."""
+    def update_by(
+        self, optimizer: mx.optimizer.Optimizer, key: int | str, total: NDArray, stored: NDArray
+    ) -> None:
+        """Update by the optimiser, or by a copy of it."""
         if key not in self.states:
             self.states[key] = optimizer.create_state_multi_precision(key, stored)
             self.states_synced[key] = True
         elif not self.states_synced[key]:
             self.states[key] = self.sync_state_context(self.states[key], stored.context)
             self.states_synced[key] = True
-        with keeping_lock() if type(self.optimizer) in _ONLY_QUEUE else contextlib.nullcontext():
+        with KeepingLock() if type(self.optimizer) in _ONLY_QUEUE else contextlib.nullcontext():
             if self.aggregate_updates:
                 optimizer.update_multi_precision((key,), (stored,), (total,), [self.states[key]])
             else:
@@ -66,21 +67,23 @@ class _Updater(mx.optimizer.Updater):  # type: ignore[name-defined]
 
 
 class UpdateRule:
-    """An updater and what to call it."""
+    """An updater and how to call it."""
 
-    def __init__(
-        self, updater: Callable[..., Any], text: str, *, has_states: bool, draws: bool = False
-    ) -> None:
-        self.updater: Final[Any] = updater
-        self.has_states: Final = has_states
-        """There is an optimiser, whose states can be saved."""
+    def __init__(self, updater: Updater, text: str, *, draws: bool = False) -> None:
+        self.updater: Final = updater
+        self.of_states: Final = updater if isinstance(updater, OptimizerUpdater) else None
+        """The updater, if it has an optimiser, whose states can be saved."""
         self._draws: Final = draws
         self._text = text
-        self._capture: Capture | None = None
+        self._capture: UpdateCapture | None = None
 
     @classmethod
-    def of_optimizer(cls, optimizer: Any) -> UpdateRule:
-        """Return the rule of an `mx.optimizer.Optimizer`."""
+    def of_optimizer(cls, optimizer: object) -> UpdateRule:
+        """Return the rule of an `mx.optimizer.Optimizer`.
+
+        Raises:
+            UsageError: it is something else.
+        """
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise UsageError(f"set_optimizer takes an mxnet Optimizer, not {type(optimizer).__name__}")
         name = type(optimizer).__name__
@@ -91,107 +94,99 @@ class UpdateRule:
                 name,
             )
         draws = isinstance(optimizer, mx.optimizer.SGLD)  # MXNet's only one that does
-        return cls(_Updater(optimizer), _fingerprint(optimizer), has_states=True, draws=draws)
+        return cls(OptimizerUpdater(optimizer), fingerprint_of(optimizer), draws=draws)
 
     @classmethod
-    def of_function(cls, updater: Any) -> UpdateRule:
-        """Return the rule of a user's own function (key, sum, stored)."""
+    def of_function(cls, updater: object) -> UpdateRule:
+        """Return the rule of a user's own function (key, sum, stored).
+
+        Raises:
+            UsageError: it is no function.
+        """
         if not callable(updater):
             raise UsageError(
                 f"_set_updater takes a function (key, sum, stored), not {type(updater).__name__}"
             )
         own = getattr(updater, "__qualname__", type(updater).__qualname__)
-        name = f"{getattr(updater, '__module__', '?')}.{own}"
-        return cls(updater, f"updater {name}", has_states=False)
+        return cls(updater, f"updater {getattr(updater, '__module__', '?')}.{own}")
+
+    @property
+    def optimizer(self) -> mx.optimizer.Optimizer | None:
+        """The optimiser; None if the rule is a user's own function."""
+        return None if self.of_states is None else self.of_states.optimizer
 
     def update(self, key: int | str, total: NDArray, stored: NDArray, *, round: str, rank: int) -> None:
-        """Queue the update of `stored` with `total`, on the calling thread and at once: called later, it
-        would read later learning rates.
+        """Queue the update of `stored` with `total`, at once and on the calling thread.
+
+        Called later, it would read later learning rates.
 
         Args:
+            key: the user's.
+            total: the sum.
+            stored: the value.
             round: names this round of this key, the same on all ranks.
             rank: of this node.
         """
         if not self._draws:
             self.updater(key, total, stored)
             return
-        # Replicas must draw the same numbers here, and the scripts' own (a dropout's) must differ after it.
+        # Replicas must draw the same numbers here. The script's own draws (a dropout's) must differ after it.
         mx.random.seed(_seed(round), ctx=_HOST)
         try:
             self.updater(key, total, stored)
         finally:
             mx.random.seed(_seed(f"{round} of rank {rank}"), ctx=_HOST)
 
-    def capture(self, key: int | str) -> Captured | None:
-        """Return an update of a key that may be queued later, by another thread, with what it is to read of
-        the optimiser now; None if it must be queued at once.
+    def capture(self, key: int | str) -> CapturedUpdate | None:
+        """Return an update of a key that another thread may queue later, with what it reads of the optimiser
+        now; None if it must be queued at once.
 
-        A key's first is: it makes the state, and what does not fit an optimiser shows there, in the push.
+        A key's first update is queued at once: it makes the state, and if the array does not suit the
+        optimiser, the push raises that error.
         """
-        if not self.has_states or key not in self.updater.states:
+        updater = self.of_states
+        if updater is None or key not in updater.states:
             return None
-        optimizer = self.updater.optimizer
+        optimizer = updater.optimizer
         if self._capture is None or self._capture.optimizer is not optimizer:
             if not can_be_captured(optimizer):
                 return None
-            self._capture = Capture(optimizer)
+            self._capture = UpdateCapture(optimizer)
         return self._capture.update(key)
 
-    def apply(self, captured: Captured, total: NDArray, stored: NDArray) -> None:
-        """Queue an update that has been captured. One thread at a time; a key's in order."""
-        self.updater.update_by(captured.prepared(), captured.key, total, stored)
+    def apply(self, captured: CapturedUpdate, total: NDArray, stored: NDArray) -> None:
+        """Queue a captured update. One thread at a time; the updates of a key in their order."""
+        assert self.of_states is not None
+        self.of_states.update_by(captured.prepared_optimizer(), captured.key, total, stored)
 
     @property
-    def fixed(self) -> str:
+    def fixed_fingerprint(self) -> str:
         """The fingerprint without what scripts change between steps."""
         return self._text
 
-    def now(self) -> str:
-        """Return the fingerprint at this moment: with what scripts change between steps."""
-        if not self.has_states:
+    def fingerprint(self) -> str:
+        """Return the fingerprint at this moment, with what scripts change between steps."""
+        if self.of_states is None:
             return self._text
-        optimizer = self.updater.optimizer
+        optimizer = self.of_states.optimizer
         return f"{self._text} lr={optimizer.lr!r} rescale_grad={optimizer.rescale_grad!r}"
 
     def save(self, path: str, *, dump_optimizer: bool) -> None:
-        """Write the states, and if asked for the optimiser, to a file in MXNet's format."""
-        write_atomically(path, self.updater.get_states(dump_optimizer))
+        """Write the states, and the optimiser if asked for, to a file in MXNet's format."""
+        assert self.of_states is not None
+        write_atomically(path, self.of_states.get_states(dump_optimizer))
 
     def load(self, path: str) -> None:
-        """Take up saved states, and the optimiser that was saved with them, if one was. From now on the
-        fingerprint tells them, too: a rank that has loaded others, or none, is an error and not a drift.
+        """Restore saved states, and the optimiser that was saved with them, if one was.
+
+        From now on the states are in the fingerprint, too. A rank that has loaded others, or none, is then an
+        error and not a model that drifts apart.
         """
-        take_up(self.updater, path)
-        self._text = f"{_fingerprint(self.updater.optimizer)} from states {digest_of(self.updater.states)}"
+        updater = self.of_states
+        assert updater is not None
+        restore_states(updater, path)
+        self._text = f"{fingerprint_of(updater.optimizer)} from states {digest_of(updater.states)}"
 
 
 def _seed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1  # MXNet's are of 31 bits
-
-
-def _fingerprint(optimizer: Any) -> str:
-    """Return what must be the same on all ranks, but for what `UpdateRule.now` adds."""
-    name = type(optimizer).__name__
-    details = ", ".join(
-        f"{attribute}={_plain(value)}"
-        for attribute, value in sorted(vars(optimizer).items())
-        if not attribute.startswith("_") and attribute not in _NOT_COMPARED
-    )
-    _log.info("update rule: %s(%s)", name, details)
-    return f"{name}#{hashlib.sha256(details.encode()).hexdigest()[:8]}"
-
-
-def _plain(value: Any) -> str:
-    """Return a value as text that is the same on all ranks for the same settings."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_plain(value[key])}" for key in sorted(value, key=str)) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_plain, value)) + "]"
-    settings = (
-        {name: inner for name, inner in vars(value).items() if not name.startswith("_")}
-        if hasattr(value, "__dict__")
-        else {}
-    )
-    return type(value).__name__ + (_plain(settings) if settings else "")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1  # MXNet's have 31 bits

@@ -1,0 +1,13 @@
+import ctypes
+from typing import Any
+
+class MXNetError(RuntimeError): ...
+
+NDArrayHandle = ctypes.c_void_p
+KVStoreHandle = ctypes.c_void_p
+
+_LIB: ctypes.CDLL
+
+def check_call(ret: int) -> None: ...
+def register_error(func_name: str, cls: type[BaseException]) -> type[BaseException]: ...
+def __getattr__(name: str) -> Any: ...
