@@ -307,8 +307,8 @@ class Job:
             return None
         reason = (
             f"after round {drift.round} of key {self.rounds.keys.name(drift.key)!r} rank {drift.rank} holds "
-            f"other values than rank {drift.first_rank}: the replicas have drifted apart; the update rule must "
-            "do the same on all ranks (no randomness of its own, no values that differ between ranks)"
+            f"other values than rank {drift.first_rank}: the replicas have drifted apart; the update rule "
+            "must do the same on all ranks (no randomness of its own, no values that differ between ranks)"
         )
         return m.PeerGone(rank=-1, kind="disagreement", reason=reason)
 

@@ -10,7 +10,7 @@ from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process import LocalClock
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
-from tests.simulated.test_measuring import Reports
+from tests.simulated.awareness.reports import Reports
 
 NODES = 9
 CHAIN = Tree.undirected(Rank(0), (-1, *range(NODES - 1)))
