@@ -18,10 +18,10 @@ class Reports:
 
     def __init__(self, family, seed, *, nodes=9, **settings):
         self.truth = generate(family, nodes, seed)
-        told = SimulatedCluster(nodes, network=self.truth)
+        informed = SimulatedCluster(nodes, network=self.truth)
         watching = {"awareness": True, "update_time_s": 1e6}  # nothing is to follow from what is measured
         self.cluster = SimulatedCluster(
-            nodes, network=self.truth, policy=told.policy, seed=seed, **{**watching, **settings}
+            nodes, network=self.truth, policy=informed.policy, seed=seed, **{**watching, **settings}
         )
         self.links, self.caps = {}, {}
         self.bytes = self.reported_bytes = 0

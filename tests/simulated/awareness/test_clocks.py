@@ -1,4 +1,4 @@
-"""Clocks that are off by 50 ms and drift by 50 ppm: synchronised, and what estimators make of them."""
+"""Clocks that are off by 50 ms and drift by 50 ppm: synchronised, and their effect on the estimators."""
 
 from __future__ import annotations
 

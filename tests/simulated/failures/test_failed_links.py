@@ -1,4 +1,4 @@
-"""A link that fails does not end the job: what it did not deliver goes around, and nothing counts twice."""
+"""A failed link does not end the job: its traffic takes a detour, and nothing counts twice."""
 
 from __future__ import annotations
 

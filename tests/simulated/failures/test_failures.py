@@ -1,4 +1,4 @@
-"""What a failure looks like at the surviving ranks: an error that says who and why, in time, for good."""
+"""A failure at the surviving ranks: an error that names rank and reason, in time, for every later call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler that keeps a log may end at any moment and be started again: the job goes on."""
+"""A scheduler that keeps a log may end and restart at any moment: the job continues."""
 
 from __future__ import annotations
 
