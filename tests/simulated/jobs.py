@@ -17,7 +17,7 @@ from netstorm.topology.detours.auxiliary import hops_of
 from netstorm.topology.policy import Detour, Policy, Tree
 
 LARGEST = 7
-"""Of the integers that are summed: sums of nine are exact in every type."""
+"""Largest integer that is summed: sums of nine are exact in every type."""
 
 
 def random_parents(chance, size, root):
@@ -95,7 +95,7 @@ class Job:
     chunk_size: int
     jitter_s: float = 0.0
     spread_s: float = 0.0
-    """Pushes come at any time within it."""
+    """Pushes come at random times within it."""
     policies: int = 1
     look_aheads: tuple[int, ...] = (0, 0, 1, 30, 1000)
     """Of the policies, in bytes."""
@@ -126,12 +126,9 @@ class Job:
             **more,
         )
 
-    @functools.cache  # noqa: B019 (jobs are few)
     def values(self, rank, key, number):
         """Return what a rank pushes: small integers, whatever the type."""
-        drawn = np.random.default_rng([self.seed, rank, number, *key.name.encode()])
-        low = 0 if key.dtype.startswith("u") else -LARGEST
-        return drawn.integers(low, LARGEST + 1, key.shape).astype(key.dtype)
+        return drawn_values(self.seed, rank, key, number)
 
     def sums(self, key, number):
         """Return the right answer."""
@@ -187,6 +184,14 @@ class Job:
             assert got.tobytes() == right.tobytes(), f"rank {rank}, {key.name}, round {number}"
 
 
+@functools.cache
+def drawn_values(seed, rank, key, number):
+    """Return small integers of the key's type, drawn at random."""
+    drawn = np.random.default_rng([seed, rank, number, *key.name.encode()])
+    low = 0 if key.dtype.startswith("u") else -LARGEST
+    return drawn.integers(low, LARGEST + 1, key.shape).astype(key.dtype)
+
+
 def jobs(*, nodes=(1, 9), policies=(1, 1), detours=False):
     """Generate jobs, with numbers of nodes and policies in these ranges."""
     shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
@@ -209,7 +214,7 @@ def jobs(*, nodes=(1, 9), policies=(1, 1), detours=False):
 
 
 MOST_CHUNKS = 100
-"""Of a key. Under a look-ahead of one chunk they go one after the other, and a delay may be 0.1 s."""
+"""Most chunks of a key. Under a look-ahead of one chunk they go one by one, and a delay may be 0.1 s."""
 
 
 def few_chunks(job):

@@ -21,7 +21,7 @@ __all__ = ["SchedulerSession", "job_end_error"]
 _log = logging.getLogger(__name__)
 
 _UNKNOWN_RANK: Final = "does not know this rank"
-"""Part of the refusal of a scheduler that has no log of this job: waiting for it would be in vain."""
+"""Part of the refusal of a scheduler that has no log of this job: waiting for it is useless."""
 
 _KINDS: Final[dict[str, type[NetStormError]]] = {
     "lost": errors.NodeLost,

@@ -1,4 +1,4 @@
-"""For how long a node waits, and what it says that it waits for. Pure."""
+"""How long a node waits, and the text of what it waits for. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Deadlines:
         return self._wait_error(now)
 
     def next_deadline(self) -> float:
-        """Return when `expired` has something to check beside what the scheduler's session says."""
+        """Return when `expired` has something to check, apart from the session with the scheduler."""
         return self._next_check
 
     def waiting_text(self, now: float) -> str:

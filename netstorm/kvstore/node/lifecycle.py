@@ -92,7 +92,7 @@ class Lifecycle:
         """Begin to work: all nodes have joined.
 
         Raises:
-            ProtocolViolation: the scheduler says so a second time.
+            ProtocolViolation: the node has joined before.
         """
         if self.state is not State.JOINING:
             raise ProtocolViolation("joined twice")

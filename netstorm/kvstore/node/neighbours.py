@@ -99,7 +99,7 @@ class Neighbours:
             )
 
     def link_trial(self, peer: Peer, trial: m.LinkTrial) -> None:
-        """Answer a trial of a link; an answer says that the link works again."""
+        """Answer a trial of a link; an answer means that the link works again."""
         if not trial.answer:
             self._outbox.add(Send(peer=peer, message=m.LinkTrial(answer=True), back=True))
         elif int(peer) in self._detours:

@@ -40,7 +40,7 @@ class ClusterClock:
         """Begin with the host's clock.
 
         Args:
-            settings: say where the scheduler serves the time, and who else does.
+            settings: the scheduler's SNTP port, and whether nodes ask along the trees.
             scheduler: its address.
             parent: called on the I/O thread; returns the time server, None for the scheduler's.
             counters: of the process.

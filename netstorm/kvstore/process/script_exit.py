@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, cast
 
 __all__ = ["ScriptExit"]
 
@@ -61,7 +61,7 @@ class ScriptExit:
     def _exit(self, status: object = None, /) -> NoReturn:
         code = _code_of(status)
         if code == 0 or threading.current_thread() is not threading.main_thread():
-            self._python_exit(status)  # type: ignore[arg-type]
+            self._python_exit(cast("int | str | None", status))  # sys.exit takes any object
 
         def freed(reference: weakref.ref[_Exit]) -> None:
             self._exits.discard(reference)

@@ -47,7 +47,7 @@ class Aggregation:
     """All open rounds of all keys on one node.
 
     Attributes:
-        topology_requests: tell the scheduler which rounds have begun.
+        topology_requests: report to the scheduler which rounds have begun.
         completed_rounds: number of each round of a key that is complete here, until the owner of this object
             clears it.
         dispatch: parts for neighbours that have auxiliary paths.
@@ -202,9 +202,8 @@ class Aggregation:
         current = bound if moved is None else moved
         later = plan.policy.takes_over and (current is None or part.version > current)
         if later or (moved is not None and bound is None):
-            self._early.keep(
-                peer, part, payload, payload_crc
-            )  # the announcement of its chunk's move has not come yet
+            # The announcement that its chunk has moved has not come yet.
+            self._early.keep(peer, part, payload, payload_crc)
             return
         form, contributors = check_part(
             peer,

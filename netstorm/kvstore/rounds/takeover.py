@@ -55,7 +55,7 @@ class Takeover:
 
     Attributes:
         plan: of the newest policy that takes over; None: there is none.
-        announcements: moves that the scheduler is to be told of.
+        announcements: moves that are to be announced to the scheduler.
     """
 
     def __init__(self, rank: int) -> None:

@@ -1,7 +1,7 @@
-"""When the scheduler is told that a round has begun, which requests the policy of the next round (TRP). Pure.
+"""Topology requests (TRP): when to report that a round has begun, which requests the next policy. Pure.
 
 The later the request, the newer is the policy that the next round gets; but the answer must be here before
-anybody waits for it. So where rounds take long, the request is sent shortly before the end of a round.
+any rank waits for it. So where rounds take long, the request is sent shortly before the end of a round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The zeros that a rank contributes after its program has ended, with NETSTORM_UNEVEN=join. Pure.
 
 A finished rank does not know which rounds the others will still push, and need not. It always contributes as
-far ahead of what is complete as a node may, so its zeros are there before anybody waits for them. Nor does it
+far ahead of what is complete as a node may, so its zeros are there before any rank waits for them. Nor does
+it
 know whether the others will push dense arrays, rows or compressed ones: zeros have no payload, and a form of
 their own that any other form replaces.
 """

@@ -31,7 +31,7 @@ class Dense:
 
     def new_sum(self) -> ChunkSum:
         """Return an empty sum of one chunk."""
-        return ChunkSum(self._dtype, self._wide)
+        return ChunkSum(self._dtype, wide=self._wide)
 
     def own(self, source: Array, start: int, end: int) -> Array:
         """Return a view of the user's source."""
@@ -53,7 +53,7 @@ class ChunkSum:
 
     __slots__ = ("_dtype", "_own", "_received", "_values", "_wide", "contributors")
 
-    def __init__(self, dtype: np.dtype[np.generic], wide: bool) -> None:  # noqa: FBT001
+    def __init__(self, dtype: np.dtype[np.generic], *, wide: bool) -> None:
         self.contributors = 0
         self._dtype = dtype
         self._wide = wide

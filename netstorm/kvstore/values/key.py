@@ -22,7 +22,7 @@ class Layout:
     __slots__ = ("bounds", "chunks", "offsets", "slots")
 
     def __init__(self, elements: int, itemsize: int, grant: KeyGrant, form: int = 0) -> None:
-        """Cut `elements` values into chunks, as the grant says."""
+        """Cut `elements` values into chunks, as the grant fixes."""
         starts, chunk_size = range(0, elements, grant.chunk_size), grant.chunk_size
         step = pitch(chunk_size, itemsize, form)
         self.chunks: Final = len(starts)

@@ -45,7 +45,7 @@ class RowSparse:
 
     def new_sum(self) -> RowSum:
         """Return an empty sum of one chunk."""
-        return RowSum(self._dtype, self._length, self._wide)
+        return RowSum(self._dtype, self._length, wide=self._wide)
 
     def own(self, source: Rows, start: int, end: int) -> Rows | None:
         """Return views of the source's rows that begin in these elements; None: there are none."""
@@ -66,7 +66,7 @@ class RowSum:
 
     __slots__ = ("_dtype", "_length", "_own", "_received", "_total", "_wide", "contributors")
 
-    def __init__(self, dtype: np.dtype[np.generic], length: int, wide: bool) -> None:  # noqa: FBT001
+    def __init__(self, dtype: np.dtype[np.generic], length: int, *, wide: bool) -> None:
         self.contributors = 0
         self._dtype = dtype
         self._length = length

@@ -31,7 +31,7 @@ ONE_RANK_DIFFERS = {
     "optimiser": (
         "kv.set_optimizer(mx.optimizer.create('adam' if odd else 'sgd'))",
         "Disagreement",
-        ["with 'Adam#", "with 'SGD#", "the same optimiser", "of k:"],
+        ["with 'Adam#", "with 'SGD#", "the same optimiser", "of key 'k':"],
     ),
     "learning rate": (
         "sgd = mx.optimizer.SGD(); kv.set_optimizer(sgd); step(); sgd.set_learning_rate(0.2 if odd else 0.1)",

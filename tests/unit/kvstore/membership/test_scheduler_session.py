@@ -1,4 +1,4 @@
-"""What a node says to the scheduler of itself, and how long it waits for one."""
+"""A node's session with the scheduler: joining, heartbeats, and outages."""
 
 import math
 
@@ -31,64 +31,64 @@ class Session:
         self.session = SchedulerSession(options, self.outbox, now=0.0)
 
     def join(self, *, resume_s=0.0, now=0.0):
-        word = m.Joined(
+        joined = m.Joined(
             rank=1, members=(), policy=STAR, heartbeat_interval_s=2, heartbeat_timeout_s=20, resume_s=resume_s
         )
-        self.session.start(word, now)
+        self.session.start(joined, now)
         self.sent()
         return self.session
 
     def sent(self):
-        return [type(one.message) for one in self.outbox.take() if isinstance(one, Send)]
+        return [type(send.message) for send in self.outbox.take() if isinstance(send, Send)]
 
 
 def resume():
     return m.Resume(keys=(), begun=(), barriers=(), last_rounds=None, suspected=())
 
 
-def test_it_asks_to_join_until_it_has_or_it_is_too_late():
-    one = Session(join_timeout_s=5.0)
-    assert one.sent() == [m.Join]
-    assert one.session.connection_lost("refused", (), 1.0) is None
-    assert one.sent() == [m.Join]
-    one.session.last_report = "waiting for 2 of 4 nodes"
-    assert one.session.next_deadline() <= 5.0
-    assert one.session.join_error(4.9) is None
-    assert "waiting for 2 of 4 nodes" in str(one.session.join_error(5.0))
-    assert isinstance(one.session.connection_lost("refused", (), 5.0), errors.SchedulerLost)
+def test_it_asks_to_join_until_the_join_timeout():
+    driven = Session(join_timeout_s=5.0)
+    assert driven.sent() == [m.Join]
+    assert driven.session.connection_lost("refused", (), 1.0) is None
+    assert driven.sent() == [m.Join]
+    driven.session.last_report = "waiting for 2 of 4 nodes"
+    assert driven.session.next_deadline() <= 5.0
+    assert driven.session.join_error(4.9) is None
+    assert "waiting for 2 of 4 nodes" in str(driven.session.join_error(5.0))
+    assert isinstance(driven.session.connection_lost("refused", (), 5.0), errors.SchedulerLost)
 
 
-def test_who_has_joined_is_never_too_late_and_beats_as_it_was_told():
+def test_after_joining_the_timeout_is_off_and_heartbeats_follow_the_interval():
     session = Session(join_timeout_s=5.0).join(now=3.0)
     assert session.join_error(1e6) is None
-    beats = [now for now in range(3, 12) if session.beats(float(now))]
+    beats = [now for now in range(3, 12) if session.heartbeat_due(float(now))]
     assert beats == [3, 5, 7, 9, 11]
     assert session.next_deadline() == 13.0
 
 
-def test_a_scheduler_without_a_log_that_cannot_be_reached_is_the_end():
+def test_an_unreachable_scheduler_without_a_log_is_an_error():
     session = Session().join()
     assert isinstance(session.connection_lost("broken pipe", (), 1.0), errors.SchedulerLost)
 
 
-def test_one_with_a_log_is_looked_for_and_told_where_this_node_is():
-    one = Session()
-    session = one.join(resume_s=30.0)
+def test_a_scheduler_with_a_log_is_reconnected_to_and_gets_a_resume():
+    driven = Session()
+    session = driven.join(resume_s=30.0)
     assert session.connection_lost("broken pipe", (), 10.0) is None
     assert session.is_away
-    assert session.look_for_it(resume, 10.0) is None
-    assert one.sent() == [m.Resume]
-    assert "broken pipe" in session.waits(12.0)
+    assert session.try_reconnect(resume, 10.0) is None
+    assert driven.sent() == [m.Resume]
+    assert "broken pipe" in session.waiting_text(12.0)
     session.resumed(13.0)
     assert not session.is_away
-    assert session.waits(13.0) == ""
-    assert session.look_for_it(resume, math.inf) is None
+    assert session.waiting_text(13.0) == ""
+    assert session.try_reconnect(resume, math.inf) is None
 
 
-def test_one_that_does_not_come_back_is_the_end_and_so_is_one_that_does_not_know_the_job():
+def test_an_outage_that_lasts_too_long_is_an_error_and_so_is_a_refusal_of_the_rank():
     session = Session().join(resume_s=30.0)
     assert session.connection_lost("broken pipe", (), 10.0) is None
-    assert "NETSTORM_SCHEDULER_TIMEOUT" in str(session.look_for_it(resume, 40.0))
+    assert "NETSTORM_SCHEDULER_TIMEOUT" in str(session.try_reconnect(resume, 40.0))
     session = Session().join(resume_s=30.0)
     refusal = "the scheduler of job 'a' does not know this rank 1"
     assert isinstance(session.connection_lost(refusal, (), 10.0), errors.SchedulerLost)
@@ -97,7 +97,7 @@ def test_one_that_does_not_come_back_is_the_end_and_so_is_one_that_does_not_know
 @pytest.mark.parametrize(
     ("kind", "error"), [("lost", errors.NodeLost), ("key", errors.KeyMismatch), ("new", errors.Unavailable)]
 )
-def test_its_word_of_the_end_is_the_error_that_the_program_gets(kind, error):
+def test_the_kind_of_a_job_s_end_decides_the_error_that_the_program_gets(kind, error):
     found = job_end_error(m.PeerGone(rank=-1, kind=kind, reason="it ended"))
     assert type(found) is error
     assert str(found) == "it ended"

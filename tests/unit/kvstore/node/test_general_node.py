@@ -1,4 +1,4 @@
-"""A general node alone: what it says to the scheduler, and what it makes of the answers."""
+"""A general node alone: its messages to the scheduler, and its reactions to the answers."""
 
 import numpy as np
 import pytest
@@ -36,9 +36,9 @@ class Driven:
             now=self.now,
         )
         self.all = []
-        self.look()
+        self.take_instructions()
 
-    def look(self):
+    def take_instructions(self):
         taken = self.node.take_instructions()
         self.all += taken
         for instruction in taken:
@@ -49,17 +49,17 @@ class Driven:
     def sent(self, kind):
         return [i.message for i in self.all if isinstance(i, Send) and isinstance(i.message, kind)]
 
-    def hear(self, message, peer=SCHEDULER):
+    def deliver(self, message, peer=SCHEDULER):
         self.node.receive(peer, message, None, 0, self.now)
-        self.look()
+        self.take_instructions()
 
     def wait(self, seconds):
         self.now += seconds
         self.node.tick(self.now)
-        self.look()
+        self.take_instructions()
 
     def join(self, rank=1):
-        self.hear(
+        self.deliver(
             m.Joined(
                 rank=rank,
                 members=MEMBERS,
@@ -73,7 +73,7 @@ class Driven:
     def grant(self, name="w", key=0, granted=0):
         binding = m.Binding(key=key, from_round=0, version=1, granted=granted)
         grant = m.KeyGrant(namespace=0, name=name, key=key, first_slot=0, offset=0, chunk_size=4)
-        self.hear(m.KeysRegistered(grants=(grant,), bindings=(binding,)))
+        self.deliver(m.KeysRegistered(grants=(grant,), bindings=(binding,)))
 
     def push(self, key, rule=""):
         outcome: list[Exception | None] = []
@@ -87,7 +87,7 @@ class Driven:
             rule=rule,
         )
         self.node.requests.submit(operation, self.now)
-        self.look()
+        self.take_instructions()
         return outcome
 
     def new_key(self, name="w"):
@@ -96,7 +96,7 @@ class Driven:
         return key
 
 
-def test_the_first_word_is_a_request_to_join():
+def test_the_first_message_is_a_request_to_join():
     driven = Driven(asked_rank=2, num_workers=3, site="denver", must_agree=(("CHUNK_SIZE", "4"),))
     assert isinstance(driven.all[0], Connect)
     [join] = driven.sent(m.Join)
@@ -119,7 +119,7 @@ def test_joining_gives_a_rank_and_everybodys_address():
     assert [c.peer for c in driven.all if isinstance(c, Connect)] == [SCHEDULER, Peer(0), Peer(2)]
 
 
-def test_only_members_of_the_job_are_let_in():
+def test_only_members_of_the_job_are_admitted():
     driven = Driven()
     hello = m.Hello(job="default", sender=2, incarnation=102, receiver=1, session=7, received=0)
     assert isinstance(driven.node.admit(hello), NotYet)
@@ -152,7 +152,7 @@ def test_a_round_asks_for_the_next_one_when_it_begins():
     assert request.begun == (m.RoundBegun(key=0, round=0, rule="SGD"),)
     driven.push(key)
     assert len(driven.sent(m.Part)) == 1  # round 1 has not been granted
-    driven.hear(m.TopologyAnswer(bindings=(m.Binding(key=0, from_round=0, version=1, granted=1),)))
+    driven.deliver(m.TopologyAnswer(bindings=(m.Binding(key=0, from_round=0, version=1, granted=1),)))
     assert [part.round for part in driven.sent(m.Part)] == [0, 1]
 
 
@@ -173,7 +173,7 @@ def test_a_failure_ends_what_is_outstanding_and_everything_later(kind, error):
     outcome = driven.push(driven.new_key())
     barrier: list[Exception | None] = []
     driven.node.requests.barrier(barrier.append, driven.now)
-    driven.hear(m.PeerGone(rank=2, kind=kind, reason="rank 2 (10.0.0.1:4002) is gone"))
+    driven.deliver(m.PeerGone(rank=2, kind=kind, reason="rank 2 (10.0.0.1:4002) is gone"))
     later = driven.push(driven.new_key("v"))
     for [raised] in (outcome, barrier, later):
         assert type(raised) is error
@@ -181,11 +181,11 @@ def test_a_failure_ends_what_is_outstanding_and_everything_later(kind, error):
     assert [d.at_once for d in driven.all if isinstance(d, Disconnect)] == [True, True, False]
 
 
-def test_a_peer_that_cannot_be_reached_is_reported_and_given_up_if_nobody_decides():
+def test_a_peer_that_cannot_be_reached_is_reported_and_given_up_if_the_scheduler_decides_nothing():
     driven = Driven().join()
     outcome = driven.push(driven.new_key())
     driven.node.link_lost(Peer(2), "connection refused", [], driven.now)
-    driven.look()
+    driven.take_instructions()
     assert driven.sent(m.Suspect) == [m.Suspect(rank=2, reason="connection refused")]
     driven.wait(11)
     assert outcome == []
@@ -201,7 +201,7 @@ def test_a_rank_that_finished_early_is_an_error_and_not_a_wait():
     driven.grant(granted=5)
     driven.push(key)
     outcome = driven.push(key)
-    driven.hear(m.PeerFinished(rank=2, last_rounds={0: 0}))
+    driven.deliver(m.PeerFinished(rank=2, last_rounds={0: 0}))
     assert isinstance(outcome[0], errors.UnevenRounds)
     assert (
         "rank 1 waits for round 1 of key 'w', but rank 2 (10.0.0.1:4002, denver) has finished after round 0"
@@ -209,25 +209,25 @@ def test_a_rank_that_finished_early_is_an_error_and_not_a_wait():
     )
 
 
-def test_a_push_after_a_rank_has_finished_is_told_at_once():
+def test_a_push_after_a_rank_has_finished_fails_at_once():
     driven = Driven().join()
     key = driven.new_key()
     driven.grant(granted=5)
-    driven.hear(m.PeerFinished(rank=2, last_rounds={}))
+    driven.deliver(m.PeerFinished(rank=2, last_rounds={}))
     assert "without ever using that key" in str(driven.push(key)[0])
 
 
-def test_finishing_waits_until_nobody_needs_this_node():
+def test_finishing_waits_until_no_rank_needs_this_node():
     driven = Driven().join()
     key = driven.new_key()
     driven.grant()
     driven.push(key)
     done: list[Exception | None] = []
     driven.node.requests.finish(done.append, driven.now)
-    driven.look()
+    driven.take_instructions()
     assert driven.sent(m.Finished) == [m.Finished(last_rounds={0: 0})]
     assert (done, driven.node.state) == ([], State.FINISHING)
-    driven.hear(m.AllFinished())
+    driven.deliver(m.AllFinished())
     assert (done, driven.node.state) == ([None], State.OVER)
     assert driven.sent(m.Leave) != []
 
@@ -237,7 +237,7 @@ def test_no_scheduler_is_asked_for_again_until_the_deadline():
     joined: list[Exception | None] = []
     driven.node.requests.when_joined(joined.append)
     driven.node.link_lost(SCHEDULER, "connection refused", [], driven.now)
-    driven.look()
+    driven.take_instructions()
     assert len(driven.sent(m.Join)) == 2
     driven.wait(20)
     assert isinstance(joined[0], errors.WaitTimeout)
@@ -248,11 +248,11 @@ def test_the_scheduler_gone_in_the_middle_is_an_error():
     driven = Driven().join()
     outcome = driven.push(driven.new_key())
     driven.node.link_lost(SCHEDULER, "no answer for 10 s", [], driven.now)
-    driven.look()
+    driven.take_instructions()
     assert isinstance(outcome[0], errors.SchedulerLost)
 
 
-def test_heartbeats_say_what_is_waited_for():
+def test_heartbeats_report_what_is_waited_for():
     driven = Driven().join()
     key = driven.new_key()
     driven.grant()
@@ -273,13 +273,13 @@ def test_heartbeats_say_what_is_waited_for():
         (SCHEDULER, JOINED),
     ],
 )  # fmt: skip
-def test_what_a_peer_may_not_say_is_refused(peer, message):
+def test_messages_that_a_peer_may_not_send_are_refused(peer, message):
     driven = Driven().join()
     with pytest.raises(errors.ProtocolViolation):
         driven.node.receive(peer, message, None, 0, 0.0)
 
 
-def test_each_heartbeat_of_a_node_that_has_joined_comes_with_how_it_is_doing():
+def test_each_heartbeat_of_a_node_that_has_joined_comes_with_its_status():
     driven = Driven()
     driven.wait(1.0)
     assert driven.sent(m.Heartbeat)

@@ -41,7 +41,7 @@ def link(waiting=0, *, rate=1e6, window=400_000, latency_s=0.0):
 
 
 class World:
-    """A dispatch, and links that carry nothing unless told so."""
+    """A dispatch, and links that carry nothing unless set."""
 
     def __init__(self, links=None, **options):
         self.counters = Counters()
@@ -81,7 +81,7 @@ def test_a_chunk_takes_a_detour_if_its_turn_on_the_link_would_come_clearly_later
     assert world.counters.snapshot()["detoured"] == 3
 
 
-def test_a_detoured_part_says_so_and_where_it_goes():
+def test_a_detoured_part_carries_its_path():
     world = World({9: link(12)})
     world.enqueue(0)
     (sent,) = world.dispatch.run(lambda peer: world.links.get(int(peer), LinkState()), 0.0)
@@ -124,7 +124,7 @@ def test_only_so_many_chunks_are_on_a_path_until_its_end_confirms_them():
     assert world.run() == [(1, MAX_IN_FLIGHT)]
 
 
-def test_a_confirmation_that_nobody_waits_for_is_counted_and_gives_no_credit():
+def test_an_unexpected_confirmation_is_counted_and_frees_no_place_on_the_path():
     world = World({9: link(400)})
     world.enqueue(*range(10))
     world.run()

@@ -1,4 +1,4 @@
-"""What a node makes of parts on auxiliary paths, and of what comes back."""
+"""How a node handles parts on auxiliary paths, and their confirmations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler hears of a short round at its begin, and of a long one shortly before its end."""
+"""A short round is reported to the scheduler at its begin, and a long one shortly before its end."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def open_round():
     return Round(key, 0, PLAN, key.form, {})
 
 
-def test_short_rounds_are_told_of_at_once_and_only_once():
+def test_short_rounds_are_reported_at_once_and_only_once():
     asking = TopologyRequests()
     asking.record_begin(begun(0))
     assert asking.has_pending()
@@ -32,7 +32,7 @@ def test_short_rounds_are_told_of_at_once_and_only_once():
     assert asking.take() == ()
 
 
-def test_a_long_round_is_told_of_when_half_a_second_of_it_is_left():
+def test_a_long_round_is_reported_when_half_a_second_of_it_is_left():
     asking, round = TopologyRequests(), open_round()
     asking.round_s = 2.0
     asking.record_begin(begun(0))
@@ -56,7 +56,7 @@ def test_who_needs_the_answer_before_that_gets_it_asked_for():
     assert asking.take() == (begun(0, key=1),)
 
 
-def test_a_scheduler_that_has_forgotten_is_told_of_the_last_rounds_of_each_key():
+def test_a_restarted_scheduler_gets_the_last_rounds_of_each_key():
     asking = TopologyRequests()
     for number in range(5):
         asking.record_begin(begun(number))

@@ -1,4 +1,4 @@
-"""Virtual time is worth something: a round takes what the network's capacities say, and little more."""
+"""Virtual time is realistic: a round takes little longer than the network's capacities require."""
 
 from __future__ import annotations
 

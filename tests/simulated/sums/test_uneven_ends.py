@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 
 from netstorm.errors import Disagreement, UnevenRounds, WaitTimeout
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import fault_plans
+from netstorm.simulation.pending import Pending
+from netstorm.testing.faults import Fault, fault_plans
 from tests.simulated.jobs import random_policy
 
 
@@ -28,7 +28,7 @@ class UnevenJob:
     most_rounds: int
     policies: int
     gaps_s: float
-    faults: tuple[Any, ...] = ()
+    faults: tuple[Fault, ...] = ()
     mixed: bool = False
     """Rounds of a key are dense, or of some rows, at random."""
 
@@ -58,8 +58,8 @@ class UnevenJob:
         cluster = SimulatedCluster(
             self.nodes, seed=self.seed, policy=policy, chunk_size=16, uneven="join", faults=self.faults
         ).join()
-        pending: dict[Any, Any] = {}
-        ended: list[Any] = []
+        pending: dict[tuple[int, int, int], Pending] = {}
+        ended: list[Pending] = []
         last = 0.0
         for version in range(1, self.policies):
             policy = random_policy(chance, self.nodes, version)

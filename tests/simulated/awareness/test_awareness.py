@@ -1,4 +1,4 @@
-"""The scheduler learns what the network is like, and policies follow it."""
+"""The scheduler estimates the network, and policies follow the estimate."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def aware(network, **options):
 def test_from_no_knowledge_at_all_round_15_is_nearly_as_fast_as_with_the_true_rates(family):
     network = generate(family, 6, 5)
     settings: dict[str, Any] = {"topology": "auto", "model": f"{4 * ELEMENTS}B"}
-    told = rounds(SimulatedCluster(6, network=network, seed=3, **settings), 3)
+    informed = rounds(SimulatedCluster(6, network=network, seed=3, **settings), 3)
     found = rounds(aware(network), 15)
-    assert found[-1] <= 1.15 * told[-1]
+    assert found[-1] <= 1.15 * informed[-1]
     if family == "mesh":  # elsewhere equal links are not so bad an assumption
         assert found[1] > 1.1 * found[-1]
 
@@ -54,14 +54,14 @@ def test_from_no_knowledge_at_all_round_15_is_nearly_as_fast_as_with_the_true_ra
 @pytest.mark.parametrize("seed", [4, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 2, 3))])
 def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
     backbone = generate("internet2", 9, seed)
-    told = rounds(SimulatedCluster(9, network=backbone, seed=3, topology="auto", model="2MB"), 3)
+    informed = rounds(SimulatedCluster(9, network=backbone, seed=3, topology="auto", model="2MB"), 3)
     cluster = aware(backbone, knows_links=False, update_time_s=5.0)
     found = rounds(cluster, 15)
     network = cluster.scheduler.machine.view.awareness.collector.picture(cluster.now).network
     lines = {(link.source, link.target) for link in backbone.links}
     assert len({(link.source, link.target) for link in network.links} - lines) <= 4
     assert len(cluster.scheduler.machine.view.snapshot(cluster.now).routed) >= 40
-    assert found[-1] <= 1.15 * told[-1]
+    assert found[-1] <= 1.15 * informed[-1]
     assert found[0] > 1.5 * found[-1]
 
 

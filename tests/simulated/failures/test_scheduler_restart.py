@@ -1,4 +1,4 @@
-"""A scheduler that keeps a log may end at any moment and be started again: the job goes on."""
+"""A scheduler that keeps a log may end and restart at any moment: the job continues."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from netstorm.protocol.messages import Part
 from netstorm.scheduler.replay_log.records import MAGIC, encode, read
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Reset
+from tests.simulated.failures.failing_links import failing_links
+from tests.simulated.failures.steady_rounds import some_rounds
 from tests.simulated.jobs import Job, KeyUse, jobs
-from tests.simulated.test_failed_links import dying_links
-from tests.simulated.test_failures import some_rounds
 
 QUICK: dict[str, Any] = {"link_timeout_s": 2.0, "heartbeat_timeout_s": 6.0, "scheduler_timeout_s": 60.0}
 
@@ -58,7 +58,7 @@ def versions_of_rounds(cluster):
 def check_with_restarts(job, crashes=3, *, dying=False):
     chance = random.Random(f"restarts {job.seed}")
     cluster = job.cluster(keep_log=True, link_retry_s=3.0, **QUICK)
-    for cut in dying_links(job.seed, job.nodes, 5.0) if dying else ():
+    for cut in failing_links(job.seed, job.nodes, 5.0) if dying else ():
         cut.schedule(cluster.faults)
     cluster.join()
     versions = versions_of_rounds(cluster)

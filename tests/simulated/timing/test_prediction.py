@@ -1,4 +1,4 @@
-"""The predictor says what the simulated cluster does: real nodes, sessions and windows on virtual time.
+"""The predictor agrees with the simulated cluster: real nodes, sessions and windows on virtual time.
 
 Cheap cases; `benchmarks/prediction.py` runs random ones, and prints how the differences are distributed.
 """

@@ -1,4 +1,4 @@
-"""What a failure looks like at the surviving ranks: an error that says who and why, in time, for good."""
+"""A failure at the surviving ranks: an error that names rank and reason, in time, for every later call."""
 
 from __future__ import annotations
 
@@ -24,26 +24,10 @@ from netstorm.errors import (
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Crash, Cut, fault_plans
+from tests.simulated.failures.steady_rounds import endless_rounds, some_rounds
 
 MARGIN_S = 3.0
 """Beyond the time-out: heartbeat intervals, round trips, the scheduler's decision."""
-
-
-def endless_rounds(cluster, size=200):
-    """Let every rank push the next round of "w" as soon as it has the last one; return what all wait for."""
-    pending = []
-
-    def push(node):
-        if not node.alive or node.failure is not None:
-            return
-        one = node.push("w", np.full(size, node.rank, np.float32))
-        pending.append((node, one))
-
-        one.then(lambda: one.error is None and push(node))
-
-    for node in cluster.nodes:
-        push(node)
-    return pending
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.data())
@@ -94,21 +78,6 @@ def test_a_link_that_stays_cut_ends_a_job_that_has_no_other_and_names_both_its_e
         assert isinstance(node.failure, NodeLost)
         assert "rank 0 (node0:" in str(node.failure)
         assert "rank 1 (node1:" in str(node.failure)
-
-
-def some_rounds(cluster, rounds):
-    """Let every rank do `rounds` rounds of "w", one after the other, and finish; return what all wait for."""
-    pending = []
-
-    def go_on(node, left):
-        one = node.push("w", np.full(100, node.rank, np.float32)) if left else node.finish()
-        pending.append(one)
-        if left:
-            one.then(lambda: one.error is None and go_on(node, left - 1))
-
-    for node in cluster.nodes:
-        go_on(node, rounds)
-    return pending
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.data())

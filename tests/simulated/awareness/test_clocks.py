@@ -1,4 +1,4 @@
-"""Clocks that are off by 50 ms and drift by 50 ppm: synchronised, and what estimators make of them."""
+"""Clocks that are off by 50 ms and drift by 50 ppm: synchronised, and their effect on the estimators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
-from tests.simulated.test_measuring import Reports
+from tests.simulated.awareness.reports import Reports
 
 NODES = 9
 CHAIN = Tree.undirected(Rank(0), (-1, *range(NODES - 1)))

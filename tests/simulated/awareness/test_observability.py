@@ -1,4 +1,4 @@
-"""What the scheduler of a simulated job sees of it."""
+"""The status of a simulated job at its scheduler."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Detour, Policy, Tree
 from netstorm.topology.schemes.form import form_policy
 from tests.simulated.jobs import jobs, random_detours, random_policy
-from tests.simulated.test_sums import usable
+from tests.simulated.usable_networks import usable
 
 
 def counted(cluster, name):

@@ -13,8 +13,8 @@ from netstorm.compression.rows import Rows
 from netstorm.kvstore.operations.asynchronous import UNBOUNDED
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster
+from tests.simulated.failures.failing_links import FAST_TIMEOUTS, failing_links
 from tests.simulated.jobs import random_policy
-from tests.simulated.test_failed_links import QUICK, dying_links
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def run(training, **more):
     if training.breaks:
         cluster.faults.set_breaks(training.breaks)
     if training.dying:
-        for cut in dying_links(training.seed, training.nodes, 0.3):
+        for cut in failing_links(training.seed, training.nodes, 0.3):
             heal_at = None if cut.heal_at is None else cluster.now + cut.heal_at
             replace(cut, at=cluster.now + cut.at, heal_at=heal_at).schedule(cluster.faults)
     for program in programs:
@@ -233,7 +233,7 @@ def test_broken_connections_change_nothing_of_that(training):
 @given(trainings)
 def test_links_that_die_change_nothing_of_that(training):
     training = replace(training, nodes=training.nodes + 2, dying=True, slowest_s=0.05)
-    check_total(training, run(training, **QUICK))
+    check_total(training, run(training, **FAST_TIMEOUTS))
 
 
 @settings(max_examples=40, deadline=None)

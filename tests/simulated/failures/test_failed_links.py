@@ -1,10 +1,9 @@
-"""A link that fails does not end the job: what it did not deliver goes around, and nothing counts twice."""
+"""A failed link does not end the job: its traffic takes a detour, and nothing counts twice."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from netstorm.scheduler.policies.formation import pairs_of
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Crash, Cut, Reset
 from netstorm.topology.networks.network import Link, Network, Node, Rank
+from tests.simulated.failures.failing_links import FAST_TIMEOUTS, failing_links
+from tests.simulated.failures.steady_rounds import endless_rounds
 from tests.simulated.jobs import jobs
-from tests.simulated.test_failures import endless_rounds
-
-QUICK: dict[str, Any] = {"link_timeout_s": 1.0, "heartbeat_timeout_s": 5.0, "link_retry_s": 3.0}
 
 
 def counted(cluster, name):
@@ -35,23 +33,9 @@ def in_force_uses(cluster, *pairs):
     return bool(pairs_of(policy) & set(pairs))
 
 
-def dying_links(seed, nodes, spread_s):
-    """Return cuts, for good or for a while, one-way or not, that leave some node with all of its links."""
-    chance = random.Random(f"dying links {seed}")
-    spared = chance.randrange(nodes)
-    others = [rank for rank in range(nodes) if rank != spared]
-    pairs = [(one, other) for one in others for other in others if one != other]
-    cuts = []
-    for source, target in chance.sample(pairs, chance.randint(1, min(4, len(pairs)))):
-        at = chance.random() * spread_s
-        heal_at = None if chance.random() < 0.5 else at + chance.random() * 12.0
-        cuts.append(Cut(at=at, source=source, target=target, heal_at=heal_at, one_way=chance.random() < 0.3))
-    return cuts
-
-
-def check_with_dying_links(job):
-    cluster = job.cluster(**QUICK).join()
-    for cut in dying_links(job.seed, job.nodes, job.spread_s + 0.2):
+def check_with_failing_links(job):
+    cluster = job.cluster(**FAST_TIMEOUTS).join()
+    for cut in failing_links(job.seed, job.nodes, job.spread_s + 0.2):
         Cut(
             at=cluster.now + cut.at,
             source=cut.source,
@@ -71,13 +55,13 @@ def check_with_dying_links(job):
 @given(jobs(nodes=(3, 7), policies=(1, 4)))
 @settings(max_examples=25)
 def test_sums_are_exact_whatever_links_die_for_good_or_for_a_while(job):
-    check_with_dying_links(job)
+    check_with_failing_links(job)
 
 
 @given(jobs(nodes=(3, 7), policies=(1, 4), detours=True))
 @settings(max_examples=10)
 def test_sums_are_exact_if_the_links_of_auxiliary_paths_die(job):
-    check_with_dying_links(job)
+    check_with_failing_links(job)
 
 
 @pytest.mark.slow
@@ -85,11 +69,11 @@ def test_sums_are_exact_if_the_links_of_auxiliary_paths_die(job):
 @given(jobs(nodes=(3, 9), policies=(1, 6)), st.booleans())
 @settings(max_examples=600)
 def test_sums_are_exact_whatever_links_die_many_seeds(job, detours):
-    check_with_dying_links(replace(job, detours=detours))
+    check_with_failing_links(replace(job, detours=detours))
 
 
 def test_links_do_die_in_these_tests_and_parts_go_around_them():
-    cluster = SimulatedCluster(4, seed=5, chunk_size=20, delay_s=0.01, **QUICK).join()
+    cluster = SimulatedCluster(4, seed=5, chunk_size=20, delay_s=0.01, **FAST_TIMEOUTS).join()
     pending = endless_rounds(cluster)
     Cut(at=cluster.now + 0.1, source=0, target=2).schedule(cluster.faults)
     cluster.run_for(10.0)
@@ -106,7 +90,7 @@ def test_links_do_die_in_these_tests_and_parts_go_around_them():
 )
 def test_a_policy_without_the_link_follows_at_once_and_says_why(topology, awareness):
     cluster = SimulatedCluster(
-        5, seed=5, chunk_size=50, delay_s=0.01, topology=topology, awareness=awareness, **QUICK
+        5, seed=5, chunk_size=50, delay_s=0.01, topology=topology, awareness=awareness, **FAST_TIMEOUTS
     ).join()
     endless_rounds(cluster)
     used = min(pairs_of(scheduler(cluster).policies.in_force))
@@ -123,7 +107,9 @@ def test_a_policy_without_the_link_follows_at_once_and_says_why(topology, awaren
 
 
 def test_a_link_that_is_back_is_used_again():
-    cluster = SimulatedCluster(3, seed=5, chunk_size=50, delay_s=0.01, topology="star", hub=0, **QUICK).join()
+    cluster = SimulatedCluster(
+        3, seed=5, chunk_size=50, delay_s=0.01, topology="star", hub=0, **FAST_TIMEOUTS
+    ).join()
     endless_rounds(cluster)
     first = scheduler(cluster).policies.in_force
     Cut(at=cluster.now + 0.1, source=0, target=2, heal_at=cluster.now + 20.0).schedule(cluster.faults)
@@ -141,7 +127,7 @@ def test_a_link_that_is_back_is_used_again():
 
 
 def test_a_link_that_fails_before_it_is_ever_used_is_no_other_case():
-    cluster = SimulatedCluster(4, seed=2, chunk_size=10, **QUICK)
+    cluster = SimulatedCluster(4, seed=2, chunk_size=10, **FAST_TIMEOUTS)
     cluster.faults.cut(0, 2)
     cluster.faults.cut(1, 3)
     values = [np.arange(100) if rank == 0 else np.zeros(100, np.int64) for rank in range(4)]
@@ -165,7 +151,7 @@ def square(missing=()):
 
 
 def test_ways_lead_over_links_that_there_are():
-    cluster = SimulatedCluster(4, seed=2, network=square(), chunk_size=500, **QUICK).join()
+    cluster = SimulatedCluster(4, seed=2, network=square(), chunk_size=500, **FAST_TIMEOUTS).join()
     endless_rounds(cluster, 2000)
     Cut(at=cluster.now + 0.5, source=0, target=1).schedule(cluster.faults)
     cluster.run_until(lambda: not in_force_uses(cluster, (0, 1), (1, 0)), 20.0, "a policy without the link")
@@ -176,7 +162,7 @@ def test_ways_lead_over_links_that_there_are():
 
 
 def test_if_the_network_falls_apart_without_the_link_the_job_ends_and_names_it():
-    cluster = SimulatedCluster(4, seed=2, network=square(), chunk_size=500, **QUICK).join()
+    cluster = SimulatedCluster(4, seed=2, network=square(), chunk_size=500, **FAST_TIMEOUTS).join()
     endless_rounds(cluster, 5000)
     Cut(at=cluster.now + 0.5, source=0, target=1).schedule(cluster.faults)
     Cut(at=cluster.now + 10.5, source=0, target=3).schedule(cluster.faults)
@@ -190,7 +176,7 @@ def test_if_the_network_falls_apart_without_the_link_the_job_ends_and_names_it()
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_node_that_dies_is_lost_as_before_also_while_a_link_has_failed(silent):
-    cluster = SimulatedCluster(4, seed=2, chunk_size=50, delay_s=0.01, **QUICK).join()
+    cluster = SimulatedCluster(4, seed=2, chunk_size=50, delay_s=0.01, **FAST_TIMEOUTS).join()
     endless_rounds(cluster)
     Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster.faults)
     Crash(at=cluster.now + 8.0, rank=3, silent=silent).schedule(cluster.faults)
@@ -202,7 +188,7 @@ def test_a_node_that_dies_is_lost_as_before_also_while_a_link_has_failed(silent)
 
 
 def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
-    cluster = SimulatedCluster(5, seed=7, chunk_size=20, delay_s=0.02, **QUICK).join()
+    cluster = SimulatedCluster(5, seed=7, chunk_size=20, delay_s=0.02, **FAST_TIMEOUTS).join()
     endless_rounds(cluster, 60)
     for number, (source, target) in enumerate([(0, 1), (0, 2), (2, 1), (3, 1), (3, 2)]):
         Cut(at=cluster.now + 0.1 + 1.3 * number, source=source, target=target).schedule(cluster.faults)
@@ -214,7 +200,7 @@ def test_a_node_on_the_way_around_that_loses_its_link_too_finds_another_way():
 
 
 def test_resets_while_a_link_is_down_lose_nothing():
-    cluster = SimulatedCluster(4, seed=9, chunk_size=20, delay_s=0.01, **QUICK).join()
+    cluster = SimulatedCluster(4, seed=9, chunk_size=20, delay_s=0.01, **FAST_TIMEOUTS).join()
     pending = endless_rounds(cluster, 100)
     Cut(at=cluster.now + 0.1, source=0, target=1).schedule(cluster.faults)
     for number in range(40):

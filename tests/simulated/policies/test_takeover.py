@@ -1,4 +1,4 @@
-"""Rounds under way go over to a policy that takes over: they end sooner, and their sums stay right."""
+"""Rounds under way move to a policy that takes over: they end sooner, and their sums stay right."""
 
 from __future__ import annotations
 

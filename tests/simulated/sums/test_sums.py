@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +12,7 @@ from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Breaks, Corrupt, Reset, fault_plans
 from netstorm.testing.strategies import networks
 from tests.simulated.jobs import jobs
+from tests.simulated.usable_networks import usable
 
 
 def test_three_lines_are_enough():
@@ -75,22 +74,6 @@ def test_a_job_goes_on_over_connections_that_break_all_the_time():
     for _ in range(20):
         results = cluster.allreduce("w", [np.full(1000, rank, np.float32) for rank in range(4)])
         assert all((total == 6).all() for total in results)
-
-
-def usable(network, least=1e6):
-    """Return a network without lines so slow that a handshake would take longer than the time-outs."""
-
-    def lifted(rate):
-        return None if rate is None else max(rate, least)
-
-    return replace(
-        network,
-        nodes=tuple(
-            replace(node, egress=lifted(node.egress), ingress=lifted(node.ingress)) for node in network.nodes
-        ),
-        links=tuple(replace(link, rate=lifted(link.rate)) for link in network.links),
-        changes=tuple(replace(change, rate=lifted(change.rate)) for change in network.changes),
-    )
 
 
 @given(networks(2, 7, changing=True, capped=True, routing=None).map(usable), st.integers(0, 2**32))
