@@ -23,7 +23,8 @@ from netstorm.errors import (
 )
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Crash, Cut, fault_plans
+from netstorm.testing.faults import Crash, Cut
+from netstorm.testing.strategies import fault_plans
 
 MARGIN_S = 3.0
 """Beyond the time-out: heartbeat intervals, round trips, the scheduler's decision."""
