@@ -1,4 +1,4 @@
-"""Every message that crosses a wire, and frames <-> messages. Pure."""
+"""All messages between processes, and how they are encoded in frames. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where chunks are in a job: arithmetic that the scheduler and every node must do alike."""
+"""Size and place of chunks in a job: arithmetic that the scheduler and all nodes must do alike. Pure."""
 
 from __future__ import annotations
 
@@ -40,34 +40,32 @@ SLOT_ELEMENT_BYTES: Final = 4
 """A slot has as many bytes as a chunk of float32, the usual gradient."""
 
 QUANTISED: Final = 1
-"""Codec of rounds under gradient compression, and of keys of which most rounds are under it."""
+"""Codec of rounds with gradient compression, and of keys most of whose rounds have it."""
 
 _QUANTISED_PART: Final = 8
-"""What a float32 is divided by among the job's bytes if it is quantised: 2 bits at a leaf, more above."""
+"""Quantised values count this part of float32 among the job's bytes: they have 2 bits at a leaf, more
+above."""
 
 _QUANTISED_GROWTH: Final = 4
-"""How many times as many elements a chunk has whose rounds are quantised. A leaf's part then has a quarter of
-the bytes of a plain chunk, which is the least that a link is measured by.
-"""
+"""Factor by which a chunk has more elements if its rounds are quantised. A leaf's part then has a quarter of
+the bytes of a plain chunk: the least by which a link is measured."""
 
 UNDETERMINED_FORM: Final = -1
-"""Codec of zeros that fit a round of whatever form: those that stand for a rank whose program has ended."""
+"""Codec of zeros that fit a round of any form: the contribution of a rank whose program has ended."""
 
 ROW_SPARSE: Final = 2
-"""Codec of keys of which some rows travel, those that have values."""
+"""Codec of row-sparse keys, of which only the rows that have values are sent."""
 
 ROW_SPARSE_CHUNK_BYTES: Final = 32_768
-"""What a chunk of such a key counts among the job's bytes. How many of its rows will have values nobody
-knows, but in embeddings, for which there are such keys, they are few.
-"""
+"""Size of a row-sparse chunk among the job's bytes. How many of its rows will have values is unknown, but in
+embeddings, which such keys are for, they are few."""
 
 _FEW_CHUNKS: Final = 32
-"""Of a row-sparse key: enough for the trees of a policy to share it, and since most of what is in them does
-not travel, hops are short all the same. Each chunk costs processor time even if it has no rows.
-"""
+"""Chunks of a row-sparse key: enough for all trees of a policy. Hops are short all the same, since most rows
+are not sent. Each chunk costs processor time even if it has no rows."""
 
 _NUMBER_ELEMENTS: Final = 2
-"""At most so many elements is the number of a row, which travels with it: 4 bytes."""
+"""Most elements that the number of a row (4 bytes), which is sent with it, corresponds to."""
 
 
 def row_length(shape: tuple[int, ...]) -> int:
@@ -78,9 +76,10 @@ def row_length(shape: tuple[int, ...]) -> int:
 def slot_of(offset_bytes: int, chunk_size: int) -> int:
     """Return the slot of the first chunk of a key; a policy maps slots to trees.
 
-    The first slots of keys number the job's bytes, not its keys, so that hundreds of tiny keys share a tree,
-    as their bytes deserve, and registering a key never moves another's chunks. Within a key the chunks, which
-    have equal bytes, take one slot after the other, so that each key's bytes are shared as the policy says.
+    Slots of first chunks follow the job's bytes, not its keys. So hundreds of tiny keys share a tree
+    according to their bytes, and registering a key never moves another key's chunks. Further chunks of a key,
+    which have equal bytes, take the next slots, so that each key's bytes are shared among the trees as the
+    policy says.
 
     Args:
         offset_bytes: of the key in the job.
@@ -94,25 +93,24 @@ class ChunkSizes:
     """How many elements a chunk has, by the size of its key."""
 
     smallest: int
-    """CHUNK_SIZE: of all keys but large ones."""
+    """Of all keys but large ones (CHUNK_SIZE)."""
     largest: int
     enough: int
-    """Chunks that keep all trees and hops of a pipeline busy. A key that would have more has larger ones
-    instead, since each costs processor time.
-    """
+    """Number of chunks that keeps all trees and hops of a pipeline busy. A key that would have more has
+    larger chunks instead, since each costs processor time."""
     most: int = 2**20
-    """Elements that fit into a message, whatever their type."""
+    """Elements that fit into a message, of any type."""
 
     def of(self, elements: int) -> int:
         """Return the elements of a chunk of a key of so many elements."""
         return max(self.smallest, min(self.largest, -(-elements // self.enough)))
 
     def of_quantised(self, elements: int) -> int:
-        """Return the elements of a chunk of a key whose rounds are quantised: whole bytes of their bits."""
+        """Return the elements of a chunk of a key whose rounds are quantised: a multiple of 8."""
         return max(8, min(_QUANTISED_GROWTH * self.of(elements), self.most) // 8 * 8)
 
     def of_rows(self, shape: tuple[int, ...]) -> int:
-        """Return the elements of a chunk of a row-sparse key: of whole rows; 0: a row is too long for a
+        """Return the elements of a chunk of a row-sparse key, in whole rows; 0: a row is too long for a
         message.
         """
         length = row_length(shape)
@@ -135,7 +133,7 @@ def pitch(chunk_size: int, item_bytes: int, codec: int) -> int:
 
 
 def counted_bytes(size: int, chunk_size: int, item_bytes: int, codec: int) -> int:
-    """Return what a key of `size` bytes counts among the job's bytes; see `pitch`."""
+    """Return the size of a key of `size` bytes among the job's bytes; see `pitch`."""
     if codec == ROW_SPARSE:
         return -(-size // (chunk_size * item_bytes)) * pitch(chunk_size, item_bytes, codec)
     return -(-size // _QUANTISED_PART) if codec == QUANTISED else size

@@ -1,18 +1,18 @@
-"""Frames <-> messages: one encoder, one decoder, for everything.
+"""Frames of a message: the only encoder and decoder. Pure.
 
 Frame 0 is a fixed prefix and a MessagePack body; frame 1, if there is one, is the payload as raw bytes.
 
     offset  size  prefix field, little-endian
     0       2     magic "NS"
     2       1     protocol version
-    3       1     flags: bit 0, a payload follows; bit 1, sent before (measures nothing); bit 2, sent while
-                  other links out of the sender were busy, too
+    3       1     flags: bit 0, a payload follows; bit 1, retransmitted (measures nothing); bit 2, sent while
+                  other links out of the sender were busy
     4       4     CRC-32C of the rest of frame 0 (from offset 8)
     8       4     CRC-32C of the payload
     12      8     sequence number; 0: not sequenced
     20      8     sent_at, ns on the cluster clock
 
-The body is apart from the prefix so that it is encoded once, however often a message is sent again.
+The body is apart from the prefix so that it is encoded once, however often a message is transmitted.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _ANY_MESSAGE = (
     | m.Routed
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_ANY_MESSAGE)
+_decoder: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(_ANY_MESSAGE)
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """What frame 0 says."""
+    """The decoded frame 0."""
 
     message: m.Message
     sequence: int
@@ -78,16 +78,16 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     payload_crc: int
     has_payload: bool
     resent: bool = False
-    """Sent before, over this connection or an earlier one."""
+    """Transmitted before, over this connection or an earlier one."""
     contended: bool = False
-    """Sent while other links out of the sender were busy, too, which may have slowed this one."""
+    """Sent while other links out of the sender were busy, which may have slowed this one."""
 
 
 def checksum(payload: Buffer) -> int:
     """Return the CRC-32C of a contiguous buffer. 23 GB/s."""
     try:
         return int(google_crc32c.value(payload))
-    except TypeError:  # the library takes no memoryview or bytearray; NumPy's view of one it does
+    except TypeError:  # the library accepts no memoryview or bytearray, but NumPy's view of one
         return int(google_crc32c.value(np.frombuffer(payload, np.uint8)))
 
 
@@ -97,9 +97,8 @@ def encode_body(message: m.Message) -> bytes:
 
 
 def decode_body(body: Buffer) -> m.Message:
-    """Return the message of `encode_body`'s bytes, if made here; a peer's go through `open_frames`."""
-    message: m.Message = _decoder.decode(body)
-    return message
+    """Return the message of bytes that `encode_body` made here; for a peer's bytes use `open_frames`."""
+    return _decoder.decode(body)
 
 
 def seal(
@@ -124,10 +123,10 @@ def seal(
 def open_frames(frame: Buffer, frames: int) -> Header:
     """Decode frame 0 of a message that came as `frames` frames.
 
-    The payload is not looked at: compare `checksum(payload)` with `payload_crc` where it is stored.
+    The payload is not checked: compare `checksum(payload)` with `payload_crc` where it is stored.
 
     Raises:
-        FrameError: whatever is wrong with it; a decoder must survive any bytes.
+        FrameError: anything is wrong with the frame; no other exception is raised, whatever the bytes.
     """
     data = bytes(frame)
     if len(data) < _PREFIX.size or len(data) > MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""Who is who, and sets of ranks as bits."""
+"""Identifiers of peers, and sets of ranks as bits. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ __all__ = ["SCHEDULER", "Peer", "bits_from_wire", "bits_of", "bits_to_wire", "ra
 
 Peer = NewType("Peer", int)
 """The other end of a session: a node's rank (0 and up) or `SCHEDULER`. At the scheduler, before ranks are
-given, the order of arrival.
-"""
+assigned: a number in the order of arrival."""
 
 SCHEDULER = Peer(-1)
 
@@ -29,7 +28,9 @@ def ranks_in(bits: int) -> tuple[int, ...]:
 
 
 def bits_to_wire(bits: int) -> bytes:
-    """Return a bit set as little-endian bytes: MessagePack's integers end at 64 bits, jobs need not."""
+    """Return a bit set as little-endian bytes: MessagePack's integers have at most 64 bits, a job may have
+    more ranks.
+    """
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
 

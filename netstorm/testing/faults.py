@@ -1,4 +1,5 @@
-"""Fault plans as values: what goes wrong, when and where. A failing run can be written down and run again.
+"""Fault plans as values: which faults are injected, when and where. A failing run can be repeated from its
+plan.
 
     plan = [Reset(at=0.2, source=0, target=1), Corrupt(probability=0.01)]
     cluster = SimulatedCluster(nodes=4, seed=7, faults=plan)
@@ -9,14 +10,11 @@ Times are in s since the cluster's start. Ends are ranks, or `SCHEDULER`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from netstorm.protocol.ids import SCHEDULER
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
 __all__ = [
     "Breaks",
@@ -28,7 +26,6 @@ __all__ = [
     "FaultyCluster",
     "Partition",
     "Reset",
-    "fault_plans",
     "random_plan",
 ]
 
@@ -43,7 +40,7 @@ class FaultyCluster(Protocol):
         """Break all connections between two processes; they may connect again at once."""
 
     def cut(self, source: int, target: int, *, one_way: bool = False) -> None:
-        """Swallow everything between two processes."""
+        """Drop everything between two processes."""
 
     def heal(self, source: int, target: int) -> None:
         """End a cut."""
@@ -52,7 +49,7 @@ class FaultyCluster(Protocol):
         """End a process without warning."""
 
     def set_corruption(self, probability: float) -> None:
-        """Change a byte of each payload with this probability."""
+        """Change a bit of each payload with this probability."""
 
     def set_breaks(self, probability: float) -> None:
         """Break a connection instead of delivering a message, with this probability."""
@@ -62,10 +59,10 @@ class FaultyCluster(Protocol):
 
 
 class Fault(Protocol):
-    """One thing that goes wrong."""
+    """One injected fault."""
 
     def schedule(self, cluster: FaultyCluster) -> None:
-        """Make it happen in `cluster`."""
+        """Schedule the fault in `cluster`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Nothing gets through between two processes until it is healed (None: for ever)."""
+    """Everything between two processes is dropped until `heal_at` (None: for ever)."""
 
     at: float
     source: int
@@ -101,7 +98,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Nothing gets through between processes of different groups; those in no group reach everybody."""
+    """Everything between processes of different groups is dropped; processes in no group reach all others."""
 
     at: float
     groups: tuple[tuple[int, ...], ...]
@@ -123,7 +120,7 @@ class Crash:
     at: float
     rank: int
     silent: bool = False
-    """Its host loses power: no resets, just silence."""
+    """Its host loses power: connections are not reset."""
 
     def schedule(self, cluster: FaultyCluster) -> None:
         """See `Fault`."""
@@ -132,7 +129,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrupt:
-    """Payloads change on their way: a bit of each, with this probability."""
+    """A bit of each payload changes with this probability."""
 
     probability: float
     at: float = 0.0
@@ -147,7 +144,7 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaks:
-    """Each message, instead of arriving, breaks its connection with this probability."""
+    """A connection breaks instead of delivering a message, with this probability."""
 
     probability: float
     at: float = 0.0
@@ -180,14 +177,15 @@ class Delay:
 def random_plan(
     nodes: int, seed: int, *, duration_s: float = 1.0, faults: int = 4, longest_cut_s: float = 5.0
 ) -> tuple[Fault, ...]:
-    """Return faults that a job must survive: resets, healed cuts, delays, corruption; nobody dies.
+    """Return faults that a job must survive: resets, healed cuts, delays and corruption, but no crash.
 
     Args:
-        nodes: how many ranks the job has; the scheduler's links fail, too.
+        nodes: number of ranks of the job; the scheduler's links fail, too.
         seed: the same seed gives the same plan.
         duration_s: faults begin in this time.
-        faults: how many there are.
-        longest_cut_s: cuts are healed after at most so long: less than the job's time-outs, if it is to live.
+        faults: number of faults.
+        longest_cut_s: longest time until a cut is healed; less than the job's time-outs if the job is to
+            survive.
     """
     chance = random.Random(f"fault plan {seed}")
     return tuple(_random_fault(chance, nodes, duration_s, longest_cut_s) for _ in range(faults))
@@ -212,22 +210,3 @@ def _random_fault(chance: random.Random, nodes: int, duration_s: float, longest_
     if kind == "breaks":
         return Breaks(probability=chance.random() * 0.02, at=at, until=at + length)
     return Delay(at=at, source=source, target=target, seconds=chance.random() * 0.3, until=at + length)
-
-
-def fault_plans(
-    nodes: int, *, duration_s: float = 1.0, most: int = 5, longest_cut_s: float = 5.0
-) -> SearchStrategy[Sequence[Fault]]:
-    """Return a Hypothesis strategy for plans as `random_plan` makes them, which shrink fault by fault.
-
-    Needs the `hypothesis` package, which NetStorm itself does not.
-    """
-    from hypothesis import strategies as st  # noqa: PLC0415 (a test tool, not a dependency)
-
-    return st.lists(
-        st.integers(0, 2**20).map(
-            lambda seed: random_plan(
-                nodes, seed, duration_s=duration_s, faults=1, longest_cut_s=longest_cut_s
-            )[0]
-        ),
-        max_size=most,
-    )

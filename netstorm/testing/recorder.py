@@ -1,6 +1,4 @@
-"""A machine that writes down what happens to it, and one process of a test: that machine on a stack on a
-van.
-"""
+"""A machine that records what it receives, and a process of a test that runs it on a stack and a van."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from netstorm.pslite.machine import URGENT, Admission, Admit, Connect, Disconnec
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.van.interface import Van
 
-__all__ = ["Party", "Recorder", "part"]
+__all__ = ["Recorder", "RecordingProcess", "part"]
 
 
 def part(number: int, *, round: int = 0) -> m.Part:
-    """Return a part that is recognised by its chunk number."""
+    """Return a part that tests recognise by its chunk number."""
     return m.Part(
         key=0,
         round=round,
@@ -35,15 +33,15 @@ def part(number: int, *, round: int = 0) -> m.Part:
 
 
 class Recorder:
-    """Implements `Machine`: takes everything and decides nothing.
+    """Implements `Machine`: accepts everything and decides nothing.
 
     Attributes:
         got: (sender, message, payload) of everything received, in order.
-        lost: (peer, reason) of every session lost.
-        admission: decides on a `Hello`; admits everybody as the rank that it claims unless replaced.
-        on_receive: called with each message before it is written down; may raise.
-        instructions: what the test wants done next.
-        aborted: what `abort` was called with.
+        lost: (peer, reason) of every lost session.
+        admission: decides on a `Hello`; by default it admits each process as the rank that it claims.
+        on_receive: called with each message before it is recorded; may raise.
+        instructions: instructions of the test that were not taken yet.
+        aborted: the error that `abort` was called with.
     """
 
     def __init__(self) -> None:
@@ -86,7 +84,7 @@ class Recorder:
         return taken
 
     def numbers(self) -> list[int]:
-        """Return the chunk numbers of all parts, in the order in which they came."""
+        """Return the chunk numbers of all parts, in the order of their arrival."""
         return [message.chunk for _, message, _ in self.got if isinstance(message, m.Part)]
 
     def payloads(self) -> dict[int, bytes | None]:
@@ -94,8 +92,8 @@ class Recorder:
         return {message.chunk: payload for _, message, payload in self.got if isinstance(message, m.Part)}
 
 
-class Party:
-    """One process of a test. `turn` does what a driver does."""
+class RecordingProcess:
+    """A process of a test, whose machine is a `Recorder`. `turn` does what a driver does."""
 
     def __init__(
         self,
@@ -131,7 +129,7 @@ class Party:
         self._now = now
 
     def turn(self, timeout_s: float = 0.0) -> bool:
-        """Do everything that is to be done now; return whether there was anything."""
+        """Do everything that is due now; return whether there was anything."""
         events = self.van.poll(timeout_s)
         now = self._now()
         for event in events:
@@ -141,20 +139,20 @@ class Party:
         self.stack.flush(self.van, now)
         return busy
 
-    def connect(self, other: Party, host: str | None = None, port: int | None = None) -> None:
-        """Know where another one is."""
+    def connect(self, other: RecordingProcess, host: str | None = None, port: int | None = None) -> None:
+        """Announce the address of another process."""
         self.machine.instructions.append(
             Connect(peer=Peer(other.rank), host=host or other.host, port=port or other.port)
         )
 
     def send(
-        self, to: Party, message: m.Message, payload: Buffer | None = None, order: Order = URGENT
+        self, to: RecordingProcess, message: m.Message, payload: Buffer | None = None, order: Order = URGENT
     ) -> None:
-        """Send a message."""
+        """Send a message to another process."""
         self.machine.instructions.append(
             Send(peer=Peer(to.rank), message=message, payload=payload, order=order)
         )
 
-    def disconnect(self, other: Party, *, at_once: bool = False) -> None:
-        """End the sessions with another one."""
+    def disconnect(self, other: RecordingProcess, *, at_once: bool = False) -> None:
+        """End the sessions with another process."""
         self.machine.instructions.append(Disconnect(peer=Peer(other.rank), at_once=at_once))

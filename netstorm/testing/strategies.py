@@ -1,18 +1,21 @@
-"""Hypothesis strategies for networks: small values, many ties, every shape that is allowed."""
+"""Hypothesis strategies for networks (small values, many ties, all legal shapes) and for fault plans."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
+from netstorm.testing.faults import Fault, random_plan
 from netstorm.topology.networks.network import Change, Link, Network, Node, Rank, Routing
 
-__all__ = ["networks", "rates"]
+__all__ = ["fault_plans", "networks", "rates"]
 
 Pair = tuple[int, int]
 
 
 def rates() -> st.SearchStrategy[float]:
-    """Rates in bit/s: a few that are often drawn, so that ties occur, and any whole kbit/s."""
+    """Rates in bit/s: any whole kbit/s, and a few values that are drawn often, so that ties occur."""
     return st.sampled_from([20e6, 100e6, 155e6]) | st.integers(1, 1_000_000).map(lambda kbit: kbit * 1e3)
 
 
@@ -102,3 +105,24 @@ def _changes(pairs: list[Pair]) -> st.SearchStrategy[tuple[Change, ...]]:
         values.filter(lambda values: any(value is not None for value in values)),
     )
     return st.lists(change, max_size=6, unique_by=lambda c: (c.at, c.source, c.target)).map(tuple)
+
+
+def fault_plans(
+    nodes: int, *, duration_s: float = 1.0, most: int = 5, longest_cut_s: float = 5.0
+) -> st.SearchStrategy[Sequence[Fault]]:
+    """Return a Hypothesis strategy for plans as `random_plan` makes them, which shrink fault by fault.
+
+    Args:
+        nodes: number of ranks of the job.
+        duration_s: faults begin in this time.
+        most: largest number of faults.
+        longest_cut_s: longest time until a cut is healed.
+    """
+    return st.lists(
+        st.integers(0, 2**20).map(
+            lambda seed: random_plan(
+                nodes, seed, duration_s=duration_s, faults=1, longest_cut_s=longest_cut_s
+            )[0]
+        ),
+        max_size=most,
+    )

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that does to connections what a WAN does: cuts, silence, delay, flipped bits.
+"""A TCP proxy on loopback that injects a WAN's faults: resets, silence, delay, flipped bits.
 
 with TcpProxy("127.0.0.1", port) as proxy:
     connect_to(proxy.host, proxy.port)
@@ -26,7 +26,7 @@ __all__ = ["TcpProxy"]
 
 _READ_BYTES: Final = 65_536
 _BACKLOG_BYTES: Final = 4 * 2**20
-"""Bytes under way in one direction beyond which nothing more is read: a path has a bounded capacity."""
+"""Bytes in flight in one direction beyond which nothing more is read: a path has a bounded capacity."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER that makes `close` send a reset, as a router that has lost its state does."""
@@ -37,20 +37,20 @@ class _Flow:
 
     def __init__(self, source: socket.socket, target: socket.socket, *, inwards: bool) -> None:
         self.inwards = inwards
-        """From the side that connected."""
+        """It carries data of the side that connected."""
         self.refused = False
         self.source = source
         self.target = target
-        self.under_way: deque[tuple[float, bytes]] = deque()
-        """What is to be written, and when."""
+        self.in_flight: deque[tuple[float, bytes]] = deque()
+        """Data to be written, and when."""
         self.bytes = 0
         self.reading = True
         self.ended = False
-        """The source has closed it; what is under way still arrives."""
+        """The source has closed the connection; what is in flight still arrives."""
         self.over = False
-        """The target has everything, or takes no more."""
+        """The target has everything, or accepts no more."""
         self.blocked = False
-        """The target has no room at present."""
+        """The target's buffer is full."""
 
 
 class _Connection:
@@ -70,10 +70,10 @@ class TcpProxy:
     Attributes:
         host: where it listens.
         port: where it listens.
-        delay_s: how much later everything arrives.
+        delay_s: added to the time of everything that is forwarded.
         flip_probability: that one bit of a piece of data (at most 64 KiB) changes.
-        connections: how many it has accepted so far.
-        refuses: called with what comes from the side that connected; True resets that connection.
+        connections: number of connections accepted so far.
+        refuses: called with data of the side that connected; True resets that connection.
     """
 
     def __init__(self, target_host: str, target_port: int, *, seed: int = 0) -> None:
@@ -113,12 +113,12 @@ class TcpProxy:
         self._wake()
 
     def pause(self) -> None:
-        """Forward nothing until `resume`: connections stay, and are silent."""
+        """Forward nothing until `resume`; connections stay open."""
         self._paused = True
         self._wake()
 
     def resume(self) -> None:
-        """Forward again, what waits first."""
+        """Forward again, beginning with what waits."""
         self._paused = False
         self._wake()
 
@@ -127,7 +127,7 @@ class TcpProxy:
         self._refusing = refuse
 
     def close(self) -> None:
-        """End it and everything that goes through it. Twice does no harm."""
+        """End the proxy and all its connections. A second call does nothing."""
         if self._stopping:
             return
         self._stopping = True
@@ -159,10 +159,10 @@ class TcpProxy:
 
     def _timeout(self) -> float | None:
         due = [
-            flow.under_way[0][0]
+            flow.in_flight[0][0]
             for connection in self._connections
             for flow in connection.flows
-            if flow.under_way
+            if flow.in_flight
         ]
         return None if self._paused or not due else max(0.001, min(due) - clock.monotonic())
 
@@ -208,7 +208,7 @@ class TcpProxy:
             changed = bytearray(data)
             changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
             data = bytes(changed)
-        flow.under_way.append((clock.monotonic() + self.delay_s, data))
+        flow.in_flight.append((clock.monotonic() + self.delay_s, data))
         flow.bytes += len(data)
         if flow.ended or flow.bytes > _BACKLOG_BYTES:
             self._selector.unregister(flow.source)
@@ -220,7 +220,7 @@ class TcpProxy:
             return
         for flow in connection.flows:
             flow.blocked = False
-            while flow.under_way and flow.under_way[0][0] <= now and not (flow.over or flow.blocked):
+            while flow.in_flight and flow.in_flight[0][0] <= now and not (flow.over or flow.blocked):
                 self._forward_one(flow)
             if not (flow.over or flow.reading or flow.ended) and flow.bytes <= _BACKLOG_BYTES:
                 self._selector.register(flow.source, selectors.EVENT_READ, flow)
@@ -231,11 +231,11 @@ class TcpProxy:
                 flow.source.close()
 
     def _forward_one(self, flow: _Flow) -> None:
-        due, data = flow.under_way.popleft()
+        due, data = flow.in_flight.popleft()
         if not data:
             flow.over = True
             with contextlib.suppress(OSError):
-                flow.target.shutdown(socket.SHUT_WR)  # not a reset: that would overtake what was sent
+                flow.target.shutdown(socket.SHUT_WR)  # not a reset: it would overtake the data
             return
         try:
             sent = flow.target.send(data)
@@ -247,7 +247,7 @@ class TcpProxy:
         flow.bytes -= sent
         flow.blocked = sent < len(data)
         if flow.blocked:
-            flow.under_way.appendleft((due, data[sent:]))
+            flow.in_flight.appendleft((due, data[sent:]))
 
     def _stop_reading(self, flow: _Flow) -> None:
         if flow.reading:

@@ -1,4 +1,4 @@
-"""Every message, one class each; a module for each matter."""
+"""All messages, one class each, in one module for each subject."""
 
 from netstorm.protocol.messages.asynchronous import (
     Applied,

@@ -1,7 +1,7 @@
-"""Asynchronous training: what ranks and the owners of blocks say to each other.
+"""Asynchronous training: messages between ranks and the owners of blocks.
 
-All of it is source-routed: `path` is the sequence of nodes from the sender to whom it is for, both included,
-and `hop` the index in it of the node that the message is sent to. Those between forward only.
+All of them are source-routed: `path` is the sequence of nodes from the sender to the receiver, both included.
+Nodes in between only forward.
 """
 
 from __future__ import annotations
@@ -13,140 +13,124 @@ from netstorm.protocol.messages.kinds import DataMessage, Message
 __all__ = ["Applied", "Pull", "PullRows", "PullStates", "Push", "Routed", "States", "Tick", "Value"]
 
 
-class Push(DataMessage, frozen=True, tag=80):
-    """A rank to an owner: a gradient's values for one chunk, in frame 1, as its codec has them."""
+class _RoutedMessage(Message, frozen=True):
+    """Forwarded from node to node along its path."""
 
     path: tuple[int, ...]
     hop: int
+    """Index in `path` of the node that the message is sent to."""
+
+
+class _KeyMessage(_RoutedMessage, frozen=True):
     key: int
+
+
+class _KeyRequest(_KeyMessage, frozen=True):
+    """A request for the newest values of a key."""
+
+    number: int
+    """Counts this rank's pulls of this key, from 0."""
+    pushed: int
+    """Number of this rank's pushes that the answer must include."""
+    least: int = 0
+    """Number of clocks of every unfinished rank that the answer must include; 0 or less: any."""
+    counted: bool = False
+    """Clocks are those that scripts count; otherwise each push of a key is one."""
+    priority: int = 0
+
+
+class Push(_KeyMessage, DataMessage, frozen=True, tag=80):
+    """A rank to an owner: a gradient's values for one chunk. They travel in frame 1, in the form of
+    `codec`.
+    """
+
     chunk: int
     number: int
     """Counts this rank's pushes of this key, from 0."""
     seen: int
-    """How many updates by other ranks were in the value that the gradient was computed on."""
+    """Number of updates by other ranks in the value that the gradient was computed on."""
     clock: int
-    """The rank's clock when it pushed."""
+    """The rank's clock at the push."""
     dtype: str
     """NumPy name of the values' type."""
     rule: str
     """Fingerprint of the rank's update rule; the owner's must be the same."""
     live: tuple[float, ...] = ()
-    """What scripts change of the rule between pushes (learning rate, scale of gradients): as it was when this
-    rank pushed.
-    """
+    """Parameters of the rule that scripts change between pushes (learning rate, scale of gradients), at this
+    push."""
     priority: int = 0
     codec: int = 0
-    """The form of the values. No frame 1: zeros, or no rows."""
+    """Form of the values. Without frame 1 all values are zero, or there are no rows."""
     threshold: float = 0.0
-    """What a quantised 1 stands for."""
+    """Value of a quantised 1."""
 
 
-class Applied(Message, frozen=True, tag=81):
-    """An owner to a rank: its push has become part of a block's value."""
+class Applied(_KeyMessage, frozen=True, tag=81):
+    """An owner to a rank: the rank's push has become part of a block's value."""
 
-    path: tuple[int, ...]
-    hop: int
-    key: int
     block: int
     number: int
-    """Of the push."""
+    """Number of the push."""
     behind: int
-    """Updates by other ranks between the value that the gradient was computed on and this one."""
+    """Staleness: updates by other ranks between the value that the gradient was computed on and this one."""
 
 
-class Pull(Message, frozen=True, tag=82):
+class Pull(_KeyRequest, frozen=True, tag=82):
     """A rank to an owner: send the newest values of the blocks of a key that you own."""
 
-    path: tuple[int, ...]
-    hop: int
-    key: int
-    number: int
-    """Counts this rank's pulls of this key, from 0."""
-    pushed: int
-    """So many pushes of this rank must be in the value."""
-    least: int = 0
-    """So many clocks of every rank must be in it, but of those that have finished; 0 or less: no matter."""
-    counted: bool = False
-    """Clocks are those that scripts count; or else each push of a key is one."""
-    priority: int = 0
 
+class Value(_KeyMessage, DataMessage, frozen=True, tag=83):
+    """An owner to a rank: the newest values of one chunk, or of the requested rows, in frame 1."""
 
-class Value(DataMessage, frozen=True, tag=83):
-    """An owner to a rank: the newest values of one chunk, or of the rows that were asked for, in frame 1."""
-
-    path: tuple[int, ...]
-    hop: int
-    key: int
     chunk: int
     number: int
-    """Of the pull."""
+    """Number of the pull."""
     others: int
-    """How many updates by ranks other than the receiver are in it."""
+    """Number of updates by ranks other than the receiver in the value."""
     dtype: str
     priority: int = 0
 
 
-class Tick(Message, frozen=True, tag=84):
-    """A rank to an owner: one of its clocks has ended."""
+class Tick(_RoutedMessage, frozen=True, tag=84):
+    """A rank to an owner: one of the rank's clocks has ended."""
 
-    path: tuple[int, ...]
-    hop: int
     namespace: int
     """The n-th store that the process created."""
     clock: int
-    """How many have."""
+    """Number of clocks that have ended."""
     pushed: int
-    """How many pushes of blocks the rank made to this owner in the clock that has ended; they may come
-    later than this.
+    """Number of blocks that the rank pushed to this owner in the clock that has ended; they may arrive
+    later."""
+
+
+class PullRows(_KeyMessage, DataMessage, frozen=True, tag=85):
+    """A rank to an owner: send the newest values of some rows of a chunk; the answer is a `Value`.
+
+    Frame 1 has the rows' numbers within the chunk, ascending, as little-endian `uint32`.
     """
 
-
-class PullRows(DataMessage, frozen=True, tag=85):
-    """A rank to an owner: send the newest values of some rows of a chunk. Frame 1 has their numbers, counted
-    from the first row of the chunk on, rising, as little-endian `uint32`. The answer is a `Value`.
-    """
-
-    path: tuple[int, ...]
-    hop: int
-    key: int
     chunk: int
     number: int
-    """Counts this rank's pulls of this key, as `Pull.number` does."""
+    """This and the following: see `Pull`."""
     pushed: int
-    """See `Pull`; so are the following."""
     least: int = 0
     counted: bool = False
     priority: int = 0
 
 
-class PullStates(Message, frozen=True, tag=86):
-    """A rank to an owner: send what your update rule keeps of each of the blocks of a key that you own."""
-
-    path: tuple[int, ...]
-    hop: int
-    key: int
-    number: int
-    """Counts this rank's pulls of this key, as `Pull.number` does."""
-    pushed: int
-    """So many pushes of this rank must be in the states."""
-    least: int = 0
-    """0: a slower rank is no matter."""
-    counted: bool = False
-    priority: int = 0
+class PullStates(_KeyRequest, frozen=True, tag=86):
+    """A rank to an owner: send the state of your update rule for each block of a key that you own."""
 
 
-class States(DataMessage, frozen=True, tag=87):
-    """An owner to a rank: a piece of what its update rule keeps of a block, in frame 1."""
+class States(_KeyMessage, DataMessage, frozen=True, tag=87):
+    """An owner to a rank: a piece of the state of its update rule for a block, in frame 1."""
 
-    path: tuple[int, ...]
-    hop: int
-    key: int
     block: int
     number: int
-    """Of the pull."""
+    """Number of the pull."""
     piece: int
     pieces: int
-    """There are so many, from 0 on."""
+    """Number of pieces; `piece` counts from 0."""
     priority: int = 0
 
 

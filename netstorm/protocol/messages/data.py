@@ -1,4 +1,4 @@
-"""The data plane: values, and what comes back for them."""
+"""Synchronous rounds: messages that carry values, and their confirmation on auxiliary paths."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ __all__ = ["Delivered", "Part", "Phase"]
 
 
 class Phase(enum.IntEnum):
-    """Which way a part travels."""
+    """Direction of a part in its tree."""
 
     REDUCE = 0
     BROADCAST = 1
 
 
 class Part(DataMessage, frozen=True, tag=40):
-    """A node to its tree neighbour: values of one chunk. They travel in frame 1; no frame 1 means zeros."""
+    """A node to its tree neighbour: values of one chunk, in frame 1; without frame 1 they are zeros."""
 
     key: int
     round: int
-    """Push count of the key, from 0 (its initial value); sums never mix rounds."""
+    """Number of the push of this key, from 0 (its initial value); sums never mix rounds."""
     chunk: int
     """Number of the chunk within its key."""
     phase: Phase
     version: int
-    """Policy version that this round of this key runs under."""
+    """Version of the policy that this round of this key is bound to."""
     tree: int
     contributors: bytes
     """Bit set of the ranks already added in, little-endian (`bits_from_wire`)."""
@@ -35,7 +35,7 @@ class Part(DataMessage, frozen=True, tag=40):
     priority: int = 0
     """Higher goes first on every link."""
     codec: int = 0
-    """Form of the values, such as 0: plain ones (`protocol.chunks`)."""
+    """Form of the values; 0: plain (see `protocol.chunks`)."""
     is_aux: bool = False
     """On an auxiliary path (the paper's IS_AUX): forward only."""
     path: tuple[int, ...] = ()
@@ -43,16 +43,15 @@ class Part(DataMessage, frozen=True, tag=40):
     hop: int = 0
     """Index in `path` of the node that this message is sent to."""
     around: bool = False
-    """On a way around a link that has failed: forward only, as auxiliary paths are; its end confirms nothing,
-    and path[0] may be on it twice.
-    """
+    """On a detour around a failed link: forward only, as on auxiliary paths, but the receiver confirms
+    nothing, and path[0] may be on it twice."""
 
 
 class Delivered(Message, frozen=True, tag=41):
-    """Back along an auxiliary path, node by node: a part is at its end, and path[0] may send another one."""
+    """Back along an auxiliary path, node by node: a part has arrived, and path[0] may send another one."""
 
     path: tuple[int, ...]
-    """Of the part."""
+    """Path of the part."""
     hop: int
     """Index in `path` of the node that this message is sent to."""
     key: int

@@ -1,4 +1,4 @@
-"""What every message is. Fields are append-only: a new one goes to the end and has a default.
+"""The kinds of messages. Fields are append-only: a new field is the last one and has a default.
 
 Messages of a *session* (Hello … Query) carry no sequence number. *Datagrams* are sent once and may be lost
 with a connection. All others are *sequenced*: the session delivers each exactly once.
@@ -12,15 +12,15 @@ __all__ = ["DataMessage", "Datagram", "Message", "SessionMessage"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
-    """Base of everything that crosses a wire."""
+    """Base class of all messages."""
 
 
 class SessionMessage(Message, frozen=True):
-    """Consumed by the session itself; never delivered."""
+    """For the session itself; never delivered to the machine."""
 
 
 class Datagram(Message, frozen=True):
-    """Sent once, without acknowledgement."""
+    """Sent once, without acknowledgement; may be lost."""
 
 
 class DataMessage(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Links that fail, and come back, while their ends are alive."""
+"""Links that fail, and recover, while the nodes at both ends are alive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["FailedLink", "FailedLinks", "LinkRestored", "LinkTrial"]
 
 
 class LinkTrial(Message, frozen=True, tag=95):
-    """A node to another one whose link to it has failed: are you there? Answered over the same connection."""
+    """A node to another one, over a failed link: do you receive this? Answered over the same connection."""
 
     answer: bool = False
 
@@ -22,15 +22,15 @@ class LinkRestored(Message, frozen=True, tag=96):
 
 
 class FailedLink(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A link that its source cannot use any more."""
+    """A link that its source cannot use."""
 
     source: int
     target: int
     way: tuple[int, ...]
-    """Another way: ranks from `source` to `target`, both included; all of its links work."""
+    """The detour: ranks from `source` to `target`, both included; all its links work."""
 
 
 class FailedLinks(Message, frozen=True, tag=97):
-    """The scheduler to all: these links have failed at present, and no others."""
+    """The scheduler to all: the complete list of links that have failed at present."""
 
     links: tuple[FailedLink, ...]

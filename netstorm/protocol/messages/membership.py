@@ -1,4 +1,4 @@
-"""The control plane: who is in the job, waits for whom, has finished or failed."""
+"""Membership: joining and leaving a job, barriers, and failures of nodes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = [
 
 
 class Join(Message, frozen=True, tag=60):
-    """A node to the scheduler: let me in."""
+    """A node to the scheduler: a request to join the job."""
 
     asked_rank: int
-    """-1: any."""
+    """The rank that the node asks for; -1: any."""
     num_workers: int
     host: str
     """Address that the other nodes can reach."""
@@ -37,7 +37,7 @@ class Join(Message, frozen=True, tag=60):
     """Version of the NetStorm package."""
     pid: int
     must_agree: dict[str, str] = msgspec.field(default_factory=dict)
-    """Job-wide settings that this node was given explicitly, by variable name."""
+    """Job-wide settings that were set explicitly on this node, by variable name."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -51,7 +51,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Joined(Message, frozen=True, tag=61):
-    """The scheduler to each node, when all are here."""
+    """The scheduler to each node, when all nodes have joined."""
 
     rank: int
     members: tuple[Member, ...]
@@ -62,62 +62,63 @@ class Joined(Message, frozen=True, tag=61):
     joins: bool = False
     """Ranks that have finished contribute zeros until all have (NETSTORM_UNEVEN=join)."""
     owners: tuple[int, ...] = ()
-    """By rank: its weight as an owner in asynchronous training; 0: it owns nothing. Fixed for the job."""
+    """Weight of each rank as an owner in asynchronous training; 0: it owns nothing. Fixed for the job."""
     resume_s: float = 0.0
-    """How long to go on without the scheduler, which will know this job when it is back; 0: it will not."""
+    """How long to go on without the scheduler, which will know this job after a restart; 0: it will not know
+    it."""
 
 
 class Barrier(Message, frozen=True, tag=67):
-    """A node has come to its n-th barrier."""
+    """A node to the scheduler: it has reached its n-th barrier."""
 
     number: int
 
 
 class BarrierReached(Message, frozen=True, tag=68):
-    """All nodes have come to barrier `number`."""
+    """The scheduler to all: all nodes have reached barrier `number`."""
 
     number: int
 
 
 class Finished(Message, frozen=True, tag=69):
-    """A node will push no more; it goes on forwarding until all have finished."""
+    """A node to the scheduler: it pushes no more, but goes on forwarding until all have finished."""
 
     last_rounds: dict[int, int]
     """Last round pushed of each key."""
 
 
 class PeerFinished(Message, frozen=True, tag=70):
-    """The scheduler to all others: that rank has finished."""
+    """The scheduler to all other nodes: a rank has finished."""
 
     rank: int
     last_rounds: dict[int, int]
 
 
 class AllFinished(Message, frozen=True, tag=71):
-    """The scheduler to all: nobody needs you any more."""
+    """The scheduler to all: every node has finished, so forwarding is no longer needed."""
 
 
 class Failed(Message, frozen=True, tag=72):
-    """A node's program has failed."""
+    """A node to the scheduler: its program has failed."""
 
     reason: str
 
 
 class Suspect(Message, frozen=True, tag=73):
-    """A node cannot reach another one."""
+    """A node to the scheduler: it cannot reach another node."""
 
     rank: int
     reason: str
 
 
 class PeerGone(Message, frozen=True, tag=74):
-    """The scheduler to all: the job cannot go on, because of `rank` (-1: because of a disagreement)."""
+    """The scheduler to all: the job has failed because of `rank` (-1: because of a disagreement)."""
 
     rank: int
     kind: str
     """"lost", "failed", "disagreement" or "key"."""
     reason: str
-    """A full sentence: rank, host, the last thing heard from it or what it said."""
+    """A full sentence: rank, host, and the last message from it or its own reason."""
 
 
 class Leave(Message, frozen=True, tag=75):

@@ -1,4 +1,4 @@
-"""A scheduler that comes back, and nodes that tell it what they had asked."""
+"""How nodes continue with a restarted scheduler: they repeat what it may not have answered."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ["Resume", "Resumed"]
 
 
 class Resume(Message, frozen=True, tag=98):
-    """A node to a scheduler that has forgotten their session: all that may not have been answered."""
+    """A node to a scheduler that no longer knows its session: everything that may not have been answered."""
 
     keys: tuple[KeySpec, ...]
-    """Asked for and not granted."""
+    """Requested and not granted."""
     begun: tuple[RoundBegun, ...]
-    """The last rounds that have begun here."""
+    """The newest rounds that have begun here."""
     barriers: tuple[int, ...]
-    """Numbers of those that this node waits at."""
+    """Numbers of the barriers that this node waits at."""
     last_rounds: dict[int, int] | None = None
-    """Of `Finished`, if the node has."""
+    """As in `Finished`; None: the node has not finished."""
     suspected: tuple[int, ...] = ()
-    """Ranks that cannot be reached from here."""
+    """Ranks that this node cannot reach."""
     moved: tuple[Moved, ...] = ()
     """Chunks of open rounds that this node, their root, has given to a later policy."""
 
 
 class Resumed(Message, frozen=True, tag=99):
-    """The scheduler's answer to `Resume`; policies, and the answers to what was asked, come behind it."""
+    """The scheduler's answer to `Resume`; policies and the answers to the requests follow."""

@@ -1,4 +1,4 @@
-"""The control plane: keys, and under which policy their rounds run."""
+"""Registration of keys, and the policy that each round is bound to (TRP, the topology request protocol)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a rank says a key is."""
+    """A rank's description of a key."""
 
     namespace: int
     """The n-th store that the process created."""
@@ -34,63 +34,60 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shape: tuple[int, ...]
     dtype: str
     form: int = 0
-    """Codec that most of its rounds are to have (see `Part.codec`): it decides the size of chunks."""
+    """Codec of most of its rounds (see `Part.codec`); it determines the size of chunks."""
 
 
 class RegisterKeys(Message, frozen=True, tag=62):
-    """A node to the scheduler: keys that it is about to use."""
+    """A node to the scheduler: keys that it wants to use."""
 
     keys: tuple[KeySpec, ...]
 
 
 class KeyGrant(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a key is called from now on."""
+    """The number of a key, and the place of its chunks in the job."""
 
     namespace: int
     name: str
     key: int
     first_slot: int
-    """Slot of the key's first chunk, the next chunks have the next slots; `Policy.tree_of` maps a slot to a
-    tree. It depends on the key's offset alone, so registering a key never moves another's chunks.
-    """
+    """Slot of the key's first chunk; further chunks have the next slots. `Policy.tree_of` maps a slot to a
+    tree. The slot depends only on the key's offset, so registering a key never moves another key's chunks."""
     offset: int
-    """Byte offset of the key in the job: its chunks' place in the global order."""
+    """Byte offset of the key in the job: the position of its chunks in the global order."""
     chunk_size: int
     """Elements of a chunk of this key."""
 
 
 class KeysRegistered(Message, frozen=True, tag=63):
-    """The scheduler's answer to `RegisterKeys`; round 0 of each key may begin, under the bindings that come
-    with it.
-    """
+    """The scheduler's answer to `RegisterKeys`: round 0 of each key may begin, with the given bindings."""
 
     grants: tuple[KeyGrant, ...]
     bindings: tuple[Binding, ...]
 
 
 ANY_RULE: Final = "*"
-"""`RoundBegun.rule` of a rank that does nothing with the sum, since its program has ended."""
+"""`RoundBegun.rule` of a rank that does not use the sum, since its program has ended."""
 
 
 class RoundBegun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A round of a key has begun at the sender."""
+    """A round of a key that has begun at the sender."""
 
     key: int
     round: int
     rule: str
-    """Fingerprint of what the sender will do with the sum (its update rule); ranks must agree, round by
-    round.
-    """
+    """Fingerprint of the update rule that the sender applies to the sum; ranks must agree in each round."""
 
 
 class TopologyRequest(Message, frozen=True, tag=64):
-    """TRP: these rounds have begun here; under which policy does the next one of each key run?"""
+    """TRP, a node to the scheduler: these rounds have begun here; to which policy is the next one of each key
+    bound?
+    """
 
     begun: tuple[RoundBegun, ...]
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rounds of a key from `from_round` on run under `version`, until a later binding; valid up to
+    """Rounds of a key from `from_round` on use policy `version`, until a later binding; valid up to round
     `granted`.
     """
 
@@ -101,20 +98,21 @@ class Binding(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopologyAnswer(Message, frozen=True, tag=65):
-    """The scheduler's answer to `TopologyRequest`. Asking twice gets the same answer."""
+    """The scheduler's answer to `TopologyRequest`. A repeated request gets the same answer."""
 
     bindings: tuple[Binding, ...]
 
 
 class NewPolicy(Message, frozen=True, tag=66):
-    """The scheduler to all nodes, before any binding names its version."""
+    """The scheduler to all nodes, before any binding names the policy's version."""
 
     policy: Policy
 
 
 class Moved(Message, frozen=True, tag=77):
-    """Chunks of a round under way are summed by a later policy than the one that the round is bound to. Their
-    root to the scheduler, which tells all nodes; saying it twice changes nothing.
+    """Chunks of an open round are summed under a later policy than the one that the round is bound to.
+
+    Their root sends it to the scheduler, which sends it to all nodes; a repetition changes nothing.
     """
 
     key: int
@@ -125,7 +123,7 @@ class Moved(Message, frozen=True, tag=77):
 
 
 class ReplicaDigest(Message, frozen=True, tag=76):
-    """A node to the scheduler: what it holds of a key after a round. All ranks must hold the same."""
+    """A node to the scheduler: digest of a key's value after a round. All ranks must have the same value."""
 
     key: int
     round: int

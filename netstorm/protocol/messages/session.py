@@ -1,4 +1,4 @@
-"""What the two ends of a session say to each other; never delivered."""
+"""Messages between the two ends of a session; they are never delivered to the machine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ __all__ = ["Ack", "Goodbye", "Hello", "Nack", "Query", "Refused", "Welcome"]
 
 
 class Hello(SessionMessage, frozen=True, tag=1):
-    """The side that opened a connection, before anything else on it."""
+    """The first message on a connection, from the side that opened it."""
 
     job: str
     sender: int
     """Rank of the sender; -1 while it has none."""
     incarnation: int
-    """Random number of the sender's process: a restarted rank is somebody else."""
+    """Random number of the sender's process: a restarted rank has another one."""
     receiver: int
-    """Whom the sender believes to talk to: a rank, or -1 for the scheduler. Ports are re-used."""
+    """The rank that the sender expects at this address; -1: the scheduler. Ports are re-used."""
     session: int
     """Random number of this session; the same after a reconnect."""
     received: int
@@ -24,11 +24,12 @@ class Hello(SessionMessage, frozen=True, tag=1):
     beyond: tuple[int, ...] = ()
     """Sequence numbers received beyond it."""
     resuming: bool = False
-    """This session has been welcomed before: whoever does not remember it must refuse, not begin anew."""
+    """The session was established before: a receiver that does not know it must refuse it, not begin a new
+    one."""
 
 
 class Welcome(SessionMessage, frozen=True, tag=2):
-    """Answer to `Hello`: data may flow. What the opener has not yet been acknowledged is sent again."""
+    """Answer to `Hello`: data may flow. Both sides retransmit what the other one has not received."""
 
     incarnation: int
     session: int
@@ -37,7 +38,7 @@ class Welcome(SessionMessage, frozen=True, tag=2):
 
 
 class Refused(SessionMessage, frozen=True, tag=3):
-    """Answer to `Hello`: this connection will never be accepted; the reason is for a person."""
+    """Answer to `Hello`: the session is not accepted; the reason is for a person."""
 
     reason: str
 
@@ -48,23 +49,21 @@ class Ack(SessionMessage, frozen=True, tag=4):
     received: int
     beyond: tuple[int, ...] = ()
     query: int = 0
-    """Number of the last `Query` on this connection: whatever was sent before it and is missing here is
-    lost.
-    """
+    """Number of the last `Query` on this connection: what was sent before it and is missing here is lost."""
 
 
 class Nack(SessionMessage, frozen=True, tag=5):
-    """The payload of `sequence` failed its checksum: send it again."""
+    """The payload of message `sequence` failed its checksum: send it again."""
 
     sequence: int
 
 
 class Query(SessionMessage, frozen=True, tag=6):
-    """No acknowledgement for a while: are you there? Answered by `Ack`."""
+    """A liveness check after a while without acknowledgement. Answered by `Ack`."""
 
     number: int = 0
-    """Counts the queries of a connection, from 1."""
+    """Number of the query on this connection, from 1."""
 
 
 class Goodbye(SessionMessage, frozen=True, tag=7):
-    """The sender closes this session on purpose; silence from now on is no failure."""
+    """The sender ends this session on purpose; silence from now on is no failure."""

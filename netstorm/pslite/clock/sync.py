@@ -188,25 +188,30 @@ def _drift(exchanges: list[Exchange]) -> float:
     An exchange has less weight the slower it was compared to the fastest one: the rest of its delay was
     queueing, in one direction or the other.
     """
-    fastest = min(one.delay for one in exchanges)
-    weights = [1.0 / (one.delay - fastest + _LEAST_ERROR_S + 0.1 * fastest) ** 2 for one in exchanges]
+    fastest = min(exchange.delay for exchange in exchanges)
+    weights = [
+        1.0 / (exchange.delay - fastest + _LEAST_ERROR_S + 0.1 * fastest) ** 2 for exchange in exchanges
+    ]
     total = sum(weights)
-    middle = sum(w * one.at for w, one in zip(weights, exchanges, strict=True)) / total
-    mean = sum(w * one.offset for w, one in zip(weights, exchanges, strict=True)) / total
-    spread = sum(w * (one.at - middle) ** 2 for w, one in zip(weights, exchanges, strict=True))
+    middle = sum(w * exchange.at for w, exchange in zip(weights, exchanges, strict=True)) / total
+    mean = sum(w * exchange.offset for w, exchange in zip(weights, exchanges, strict=True)) / total
+    spread = sum(w * (exchange.at - middle) ** 2 for w, exchange in zip(weights, exchanges, strict=True))
     if len(exchanges) < 3 or spread <= 0.0:
         return 0.0
     slope = (
-        sum(w * (one.at - middle) * (one.offset - mean) for w, one in zip(weights, exchanges, strict=True))
+        sum(
+            w * (exchange.at - middle) * (exchange.offset - mean)
+            for w, exchange in zip(weights, exchanges, strict=True)
+        )
         / spread
     )
-    span = max(one.at for one in exchanges) - min(one.at for one in exchanges)
+    span = max(exchange.at for exchange in exchanges) - min(exchange.at for exchange in exchanges)
     if span < _LEAST_SPAN_S:
         return 0.0
     # A weight is 1 / (error of the offset)², so 1 / sqrt(spread) is the slope's standard error. The weights
     # do not show it if even the fastest exchange was queued; so a drift must also move offsets by more than
     # exchanges differ.
-    noise = sorted(one.delay for one in exchanges)[len(exchanges) // 2] - fastest + _LEAST_ERROR_S
+    noise = sorted(exchange.delay for exchange in exchanges)[len(exchanges) // 2] - fastest + _LEAST_ERROR_S
     if not max(_SIGNIFICANT / math.sqrt(spread), noise / span) <= abs(slope) <= _WORST_DRIFT:
         return 0.0
     return slope

@@ -1,4 +1,4 @@
-"""What an endpoint reports to whoever measures its links."""
+"""The interface by which an endpoint reports its traffic for passive measurement."""
 
 from __future__ import annotations
 

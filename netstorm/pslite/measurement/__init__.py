@@ -1,1 +1,1 @@
-"""What a node's own traffic says of its links: busy periods, estimators, reports. Pure."""
+"""Passive measurement of a node's links by its own traffic: busy periods, estimators, reports. Pure."""

@@ -1,4 +1,4 @@
-"""What a link carried, from what its sender's kernel says TCP has delivered. Pure.
+"""What a link carried, from the amounts that its sender's kernel reports as delivered. Pure.
 
 Chunks say less. Data behind a lost packet is handed over late and all at once, so chunks arrive in gaps and
 bursts for seconds after a link has become slower, and a slow link has few of them. What TCP has delivered, in

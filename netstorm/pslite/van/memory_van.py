@@ -30,7 +30,7 @@ _SILENT: Final = Progress(
     smoothed_rtt_s=0.0,
     min_rtt_s=0.0,
 )
-"""Progress that says nothing about what a connection delivers."""
+"""Progress of a connection without any delivery."""
 
 
 class MemoryVan:

@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["Partitions"]
 
 _ALWAYS: Final = -1.0
-"""Stands for the time at which a host lost power: nothing has to be told apart by it."""
+"""Stands for the time at which a host lost power; the exact time does not matter."""
 
 
 class Partitions:

@@ -1,1 +1,1 @@
-"""The van over ZeroMQ and TCP: sockets, their options, and what the kernel says of their connections."""
+"""The van over ZeroMQ and TCP: sockets, their options, and the kernel's state of their connections."""

@@ -12,15 +12,15 @@ from netstorm.errors import Closed
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.machine import Send
 from netstorm.testing.recorder import part
-from tests.integration.pslite.processes import RealParty, wait_until
+from tests.integration.pslite.processes import RealProcess, wait_until
 
 
-def child_of(party: RealParty, seconds: float, how: str) -> None:
+def child_of(process: RealProcess, seconds: float, how: str) -> None:
     """Be a forked child: find out that the store is of no use, live for a while, end."""
     problems = []
     for use in (
-        lambda: party.thread.call(lambda _: None),
-        lambda: party.thread.post(lambda _: None),
+        lambda: process.thread.call(lambda _: None),
+        lambda: process.thread.post(lambda _: None),
     ):
         try:
             use()
@@ -28,8 +28,8 @@ def child_of(party: RealParty, seconds: float, how: str) -> None:
         except Closed as error:
             if str(os.getpid()) not in str(error) or str(os.getppid()) not in str(error):
                 problems.append(str(error))
-    party.thread.wake()
-    party.thread.close(5.0)
+    process.thread.wake()
+    process.thread.close(5.0)
     if sys.getswitchinterval() != 0.005:
         problems.append(f"switch interval {sys.getswitchinterval()}")
     os.write(1, f"child {os.getpid()} {problems}\n".encode())  # in one piece: others write, too
@@ -41,28 +41,28 @@ def child_of(party: RealParty, seconds: float, how: str) -> None:
 
 
 def main() -> None:
-    party = RealParty(0, link_timeout_s=60.0, switch_interval_s=0.0005)
-    party.connect(1, int(sys.argv[1]))
-    print(party.port, flush=True)
+    process = RealProcess(0, link_timeout_s=60.0, switch_interval_s=0.0005)
+    process.connect(1, int(sys.argv[1]))
+    print(process.port, flush=True)
     sent = 0
     for line in sys.stdin:
         command, *arguments = line.split()
         if command == "send":
             for _ in range(int(arguments[0])):
-                party.do(Send(peer=Peer(1), message=part(sent), payload=bytes(100_000), order=(0, 0, sent)))
+                process.do(Send(peer=Peer(1), message=part(sent), payload=bytes(100_000), order=(0, 0, sent)))
                 sent += 1
         elif command == "fork":
             if os.fork() == 0:
                 with contextlib.suppress(KeyboardInterrupt):
-                    child_of(party, float(arguments[0]), arguments[1])
+                    child_of(process, float(arguments[0]), arguments[1])
         elif command == "wait":
             os.wait()
             print("waited", flush=True)
         elif command == "idle":
-            wait_until(party.is_idle)
-            link = party.endpoint.links()[Peer(1), True]
-            print("idle", link["connections"], link["messages_resent"], party.machine.lost, flush=True)
-    party.thread.close(1.0)
+            wait_until(process.is_idle)
+            link = process.endpoint.links()[Peer(1), True]
+            print("idle", link["connections"], link["messages_resent"], process.machine.lost, flush=True)
+    process.thread.close(1.0)
 
 
 if __name__ == "__main__":

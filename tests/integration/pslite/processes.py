@@ -16,7 +16,7 @@ from netstorm.pslite.zeromq.van import ZmqVan
 from netstorm.testing.recorder import Recorder
 
 
-class RealParty:
+class RealProcess:
     """A recorder on an I/O thread of its own."""
 
     def __init__(

@@ -13,13 +13,13 @@ from netstorm.protocol.ids import Peer
 from netstorm.pslite.machine import Send
 from netstorm.testing.recorder import part
 from netstorm.testing.tcp_proxy import TcpProxy
-from tests.integration.pslite.processes import RealParty, wait_until
+from tests.integration.pslite.processes import RealProcess, wait_until
 
 
 @pytest.fixture
 def path():
-    """Return two parties, the first of which knows the second by the proxy's address, and the proxy."""
-    here, there = RealParty(0, link_timeout_s=5.0), RealParty(1, link_timeout_s=5.0)
+    """Return two processes, the first of which knows the second by the proxy's address, and the proxy."""
+    here, there = RealProcess(0, link_timeout_s=5.0), RealProcess(1, link_timeout_s=5.0)
     proxy = TcpProxy("127.0.0.1", there.port, seed=1)
     here.connect(1, proxy.port)
     yield here, there, proxy

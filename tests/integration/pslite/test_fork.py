@@ -17,7 +17,7 @@ import pytest
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.machine import Send
 from netstorm.testing.recorder import part
-from tests.integration.pslite.processes import RealParty, wait_until
+from tests.integration.pslite.processes import RealProcess, wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,9 +48,9 @@ class Forker:
 
 @pytest.fixture
 def there():
-    party = RealParty(1, link_timeout_s=60.0)
-    yield party
-    party.close()
+    process = RealProcess(1, link_timeout_s=60.0)
+    yield process
+    process.close()
 
 
 @pytest.fixture

@@ -16,77 +16,77 @@ from netstorm.errors import Closed
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.machine import Call, Disconnect, Send
 from netstorm.testing.recorder import Recorder, part
-from tests.integration.pslite.processes import RealParty, wait_until
+from tests.integration.pslite.processes import RealProcess, wait_until
 
 
 @pytest.fixture
-def parties():
+def processes():
     made = []
 
     def make(rank=0, **options):
-        party = RealParty(rank, **options)
-        made.append(party)
-        return party
+        process = RealProcess(rank, **options)
+        made.append(process)
+        return process
 
     yield make
-    for party in made:
-        party.close()
+    for process in made:
+        process.close()
 
 
 def send(number, payload=None, to=1, order=(0, 0, 0)):
     return Send(peer=Peer(to), message=part(number), payload=payload, order=order)
 
 
-def test_a_call_runs_on_the_thread_with_the_time_and_gives_its_result(parties):
-    party = parties()
+def test_a_call_runs_on_the_thread_with_the_time_and_gives_its_result(processes):
+    process = processes()
     before = time.monotonic()
-    now, name = party.thread.call(lambda now: (now, threading.current_thread().name)).result(10)
+    now, name = process.thread.call(lambda now: (now, threading.current_thread().name)).result(10)
     assert before <= now <= time.monotonic()
     assert name == "io-0"
-    assert not party.thread.is_current()
-    assert party.thread.call(lambda _: party.thread.is_current()).result(10)
+    assert not process.thread.is_current()
+    assert process.thread.call(lambda _: process.thread.is_current()).result(10)
 
 
-def test_the_error_of_a_call_is_its_futures_and_the_thread_lives(parties):
-    party = parties()
+def test_the_error_of_a_call_is_its_futures_and_the_thread_lives(processes):
+    process = processes()
     with pytest.raises(ZeroDivisionError):
-        party.thread.call(lambda _: 1 // 0).result(10)
-    assert party.thread.call(lambda _: 5).result(10) == 5
+        process.thread.call(lambda _: 1 // 0).result(10)
+    assert process.thread.call(lambda _: 5).result(10) == 5
 
 
-def test_calls_from_many_threads_are_all_made_each_threads_in_its_order(parties):
-    party = parties()
+def test_calls_from_many_threads_are_all_made_each_threads_in_its_order(processes):
+    process = processes()
     seen = []
 
     def caller(name):
         for number in range(500):
-            party.thread.post(lambda _, number=number: seen.append((name, number)))
+            process.thread.post(lambda _, number=number: seen.append((name, number)))
 
     threads = [threading.Thread(target=caller, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    party.thread.call(lambda _: None).result(10)
+    process.thread.call(lambda _: None).result(10)
     assert len(seen) == 2000
     for name in range(4):
         assert [number for caller, number in seen if caller == name] == list(range(500))
 
 
-def test_a_call_to_a_sleeping_thread_is_made_at_once(parties):
-    party = parties()
-    party.thread.call(lambda _: None).result(10)
+def test_a_call_to_a_sleeping_thread_is_made_at_once(processes):
+    process = processes()
+    process.thread.call(lambda _: None).result(10)
     took = []
     for _ in range(20):
         time.sleep(0.02)
         began = time.monotonic()
-        party.thread.call(lambda _: None).result(10)
+        process.thread.call(lambda _: None).result(10)
         took.append(time.monotonic() - began)
     assert sorted(took)[10] < 0.1  # it sleeps a second at a time
 
 
-def test_what_is_queued_reaches_the_other_process_before_the_thread_ends(parties):
-    here, there = parties(0), parties(1)
+def test_what_is_queued_reaches_the_other_process_before_the_thread_ends(processes):
+    here, there = processes(0), processes(1)
     here.connect(1, there.port)
     payload = np.arange(65_536, dtype=np.float32)
     here.do(*[send(number, payload) for number in range(100)])
@@ -95,8 +95,8 @@ def test_what_is_queued_reaches_the_other_process_before_the_thread_ends(parties
     assert {data for _, _, data in there.machine.got} == {payload.tobytes()}
 
 
-def test_closing_does_not_wait_longer_than_it_was_told_to(parties):
-    here = parties(0)
+def test_closing_does_not_wait_longer_than_it_was_told_to(processes):
+    here = processes(0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         here.connect(9, silent.getsockname()[1])
         here.do(send(0, to=9))
@@ -105,44 +105,44 @@ def test_closing_does_not_wait_longer_than_it_was_told_to(parties):
         assert time.monotonic() - began < 5
 
 
-def test_closing_twice_or_from_several_threads_does_no_harm(parties):
-    party = parties()
-    threads = [threading.Thread(target=party.thread.close) for _ in range(5)]
+def test_closing_twice_or_from_several_threads_does_no_harm(processes):
+    process = processes()
+    threads = [threading.Thread(target=process.thread.close) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    party.thread.close()
+    process.thread.close()
     assert not any(thread.name == "io-0" for thread in threading.enumerate())
 
 
-def test_after_the_end_every_call_is_refused(parties):
-    party = parties()
-    party.close()
+def test_after_the_end_every_call_is_refused(processes):
+    process = processes()
+    process.close()
     with pytest.raises(Closed, match="has ended"):
-        party.thread.call(lambda _: None)
+        process.thread.call(lambda _: None)
     with pytest.raises(Closed):
-        party.thread.post(lambda _: None)
-    party.thread.wake()
-    party.thread.unwatch(0)
+        process.thread.post(lambda _: None)
+    process.thread.wake()
+    process.thread.unwatch(0)
 
 
-def test_the_thread_can_be_closed_from_a_call_on_it(parties):
-    party = parties()
-    party.thread.call(lambda _: party.thread.close()).result(10)
+def test_the_thread_can_be_closed_from_a_call_on_it(processes):
+    process = processes()
+    process.thread.call(lambda _: process.thread.close()).result(10)
     wait_until(lambda: not any(thread.name == "io-0" for thread in threading.enumerate()))
 
 
-def test_an_orderly_end_tells_the_machine(parties):
-    party = parties()
-    party.close()
-    assert isinstance(party.machine.aborted, Closed)
-    assert party.thread.error is None
+def test_an_orderly_end_tells_the_machine(processes):
+    process = processes()
+    process.close()
+    assert isinstance(process.machine.aborted, Closed)
+    assert process.thread.error is None
 
 
 @pytest.mark.parametrize("where", ["post", "receive", "call instruction"])
-def test_an_error_on_the_thread_fails_what_is_outstanding_and_all_later_calls(parties, caplog, where):
-    here, there = parties(0), parties(1)
+def test_an_error_on_the_thread_fails_what_is_outstanding_and_all_later_calls(processes, caplog, where):
+    here, there = processes(0), processes(1)
     done = []
 
     class Waiting(Recorder):
@@ -150,7 +150,7 @@ def test_an_error_on_the_thread_fails_what_is_outstanding_and_all_later_calls(pa
             super().abort(error, now)
             self.instructions.append(Call(function=lambda: done.append(error)))
 
-    party = parties(2, machine=Waiting())
+    process = processes(2, machine=Waiting())
     entered, blocker = threading.Event(), threading.Event()
 
     def fail():
@@ -160,32 +160,32 @@ def test_an_error_on_the_thread_fails_what_is_outstanding_and_all_later_calls(pa
 
     with caplog.at_level(logging.CRITICAL):
         if where == "post":
-            party.thread.post(lambda _: fail())
+            process.thread.post(lambda _: fail())
         elif where == "call instruction":
-            party.do(Call(function=fail))
+            process.do(Call(function=fail))
         else:
-            party.machine.on_receive = lambda _: fail()
-            here.connect(2, party.port)
+            process.machine.on_receive = lambda _: fail()
+            here.connect(2, process.port)
             here.do(send(0, to=2))
         assert entered.wait(20)
-        late = [party.thread.call(lambda _: None) for _ in range(3)]
+        late = [process.thread.call(lambda _: None) for _ in range(3)]
         blocker.set()
-        wait_until(lambda: party.thread.error is not None)
+        wait_until(lambda: process.thread.error is not None)
         for future in late:
             with pytest.raises(Closed, match="ZeroDivisionError"):
                 future.result(10)
         wait_until(lambda: done)
     with pytest.raises(Closed, match="ZeroDivisionError"):
-        party.thread.call(lambda _: None)
+        process.thread.call(lambda _: None)
     assert isinstance(done[0], Closed)
-    assert isinstance(party.machine.aborted.__cause__, ZeroDivisionError)
+    assert isinstance(process.machine.aborted.__cause__, ZeroDivisionError)
     assert "ZeroDivisionError" in caplog.text
     there.thread.call(lambda _: None).result(10)
-    assert party.thread._thread.join(10) is None
+    assert process.thread._thread.join(10) is None
 
 
-def test_a_descriptor_can_be_watched_from_any_thread(parties):
-    party = parties()
+def test_a_descriptor_can_be_watched_from_any_thread(processes):
+    process = processes()
     ours, theirs = socket.socketpair()
     heard = threading.Event()
 
@@ -193,10 +193,10 @@ def test_a_descriptor_can_be_watched_from_any_thread(parties):
         ours.recv(10)
         heard.set()
 
-    party.thread.watch(ours.fileno(), read)
+    process.thread.watch(ours.fileno(), read)
     theirs.send(b"x")
     assert heard.wait(10)
-    party.thread.unwatch(ours.fileno())
+    process.thread.unwatch(ours.fileno())
     heard.clear()
     theirs.send(b"x")
     assert not heard.wait(0.1)
@@ -204,21 +204,21 @@ def test_a_descriptor_can_be_watched_from_any_thread(parties):
     theirs.close()
 
 
-def test_the_switch_interval_is_set_while_any_thread_lives_and_restored_at_the_last_end(parties):
+def test_the_switch_interval_is_set_while_any_thread_lives_and_restored_at_the_last_end(processes):
     before = sys.getswitchinterval()
-    first = parties(0, switch_interval_s=0.002)
+    first = processes(0, switch_interval_s=0.002)
     assert sys.getswitchinterval() == pytest.approx(0.002)
-    second = parties(1, switch_interval_s=0.001)
+    second = processes(1, switch_interval_s=0.001)
     assert sys.getswitchinterval() == pytest.approx(0.001)
-    parties(2)
+    processes(2)
     second.close()
     assert sys.getswitchinterval() == pytest.approx(0.002)
     first.close()
     assert sys.getswitchinterval() == before
 
 
-def test_a_busy_main_thread_does_not_stop_the_traffic(parties):
-    here, there = parties(0, switch_interval_s=0.0005), parties(1)
+def test_a_busy_main_thread_does_not_stop_the_traffic(processes):
+    here, there = processes(0, switch_interval_s=0.0005), processes(1)
     here.connect(1, there.port)
     here.do(*[send(number, bytes(100_000)) for number in range(100)])
     deadline = time.monotonic() + 30
@@ -235,7 +235,7 @@ def open_descriptors():
 
 def test_nothing_stays_behind():
     before = open_descriptors()
-    here, there = RealParty(0), RealParty(1)
+    here, there = RealProcess(0), RealProcess(1)
     here.connect(1, there.port)
     here.do(send(0))
     wait_until(lambda: there.machine.got)

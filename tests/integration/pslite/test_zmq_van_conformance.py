@@ -8,8 +8,9 @@ import time
 import pytest
 
 from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.testing.delivery_conformance import DeliveryConformance
 from netstorm.testing.tcp_proxy import TcpProxy
-from netstorm.testing.van_conformance import DeliveryConformance, VanConformance
+from netstorm.testing.van_conformance import VanConformance
 
 
 class ProxiedWorld:

@@ -23,7 +23,8 @@ from netstorm.errors import (
 )
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Crash, Cut, fault_plans
+from netstorm.testing.faults import Crash, Cut
+from netstorm.testing.strategies import fault_plans
 from tests.simulated.failures.steady_rounds import endless_rounds, some_rounds
 
 MARGIN_S = 3.0

@@ -15,8 +15,8 @@ from netstorm.errors import FrameError
 from netstorm.protocol.frames import open_frames
 from netstorm.protocol.messages import Part
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Delay, fault_plans
-from netstorm.testing.strategies import networks
+from netstorm.testing.faults import Delay
+from netstorm.testing.strategies import fault_plans, networks
 from netstorm.topology.networks.generators import generate
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Detour, Policy, Tree

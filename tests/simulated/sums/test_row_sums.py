@@ -18,7 +18,7 @@ from netstorm.protocol.chunks import ROW_SPARSE, row_length
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Pending
-from netstorm.testing.faults import fault_plans
+from netstorm.testing.strategies import fault_plans
 from tests.simulated.jobs import random_detours, random_policy
 
 

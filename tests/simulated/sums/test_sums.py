@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from netstorm.protocol.chunks import ITEM_BYTES
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Breaks, Corrupt, Reset, fault_plans
-from netstorm.testing.strategies import networks
+from netstorm.testing.faults import Breaks, Corrupt, Reset
+from netstorm.testing.strategies import fault_plans, networks
 from tests.simulated.jobs import jobs
 from tests.simulated.usable_networks import usable
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from netstorm.errors import Disagreement, UnevenRounds, WaitTimeout
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Pending
-from netstorm.testing.faults import Fault, fault_plans
+from netstorm.testing.faults import Fault
+from netstorm.testing.strategies import fault_plans
 from tests.simulated.jobs import random_policy
 
 

@@ -37,7 +37,7 @@ def all_subclasses(kind):
 
 
 CONCRETE = sorted(
-    (kind for kind in all_subclasses(m.Message) if kind.__struct_config__.tag is not None),
+    {kind for kind in all_subclasses(m.Message) if kind.__struct_config__.tag is not None},
     key=lambda kind: kind.__name__,
 )
 

@@ -10,7 +10,7 @@ from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.van.link_model import FixedDelay
 from netstorm.pslite.van.memory_network import MemoryNetwork
 from netstorm.pslite.van.memory_van import MemoryVan
-from netstorm.testing.recorder import Party
+from netstorm.testing.recorder import RecordingProcess
 
 
 class World:
@@ -37,7 +37,7 @@ class World:
             corrupt_probability=corrupt_probability,
             break_probability=break_probability,
         )
-        self.parties: list[Party] = []
+        self.processes: list[RecordingProcess] = []
         for rank in range(processes):
             self.add(rank)
 
@@ -45,10 +45,10 @@ class World:
     def now(self) -> float:
         return self.timeline.now
 
-    def add(self, rank: int, *, incarnation: int | None = None, port: int = 0) -> Party:
+    def add(self, rank: int, *, incarnation: int | None = None, port: int = 0) -> RecordingProcess:
         """Start a process; its host is named after its rank."""
         van = MemoryVan(self.network, f"host{rank}")
-        party = Party(
+        process = RecordingProcess(
             van,
             rank,
             now=lambda: self.timeline.now,
@@ -58,19 +58,19 @@ class World:
             limits=self.limits,
             incarnation=incarnation,
         )
-        self.parties.append(party)
-        return party
+        self.processes.append(process)
+        return process
 
-    def kill(self, party: Party, *, silent: bool = False) -> None:
-        party.dead = True
-        assert isinstance(party.van, MemoryVan)
-        party.van.die(silent=silent)
+    def kill(self, process: RecordingProcess, *, silent: bool = False) -> None:
+        process.dead = True
+        assert isinstance(process.van, MemoryVan)
+        process.van.die(silent=silent)
 
     def settle(self) -> None:
         """Let every process do what is to be done now."""
         busy = True
         while busy:
-            turns = [party.turn() for party in self.parties if not party.dead]
+            turns = [process.turn() for process in self.processes if not process.dead]
             busy = any(turns)
 
     def run(self, seconds: float) -> None:
@@ -84,13 +84,16 @@ class World:
             self.settle()
             if wanted():
                 return True
-            due = min((party.stack.next_tick() for party in self.parties if not party.dead), default=math.inf)
+            due = min(
+                (process.stack.next_tick() for process in self.processes if not process.dead),
+                default=math.inf,
+            )
             if not self.timeline.step(min(limit, max(due, self.now))) and self.now >= limit:
                 self.settle()
                 return bool(wanted())
 
-    def pair(self) -> tuple[Party, Party]:
+    def pair(self) -> tuple[RecordingProcess, RecordingProcess]:
         """Return the first two, the first of which knows where the second is."""
-        here, there = self.parties[:2]
+        here, there = self.processes[:2]
         here.connect(there)
         return here, there

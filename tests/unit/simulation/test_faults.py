@@ -4,17 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.testing.faults import (
-    Breaks,
-    Corrupt,
-    Crash,
-    Cut,
-    Delay,
-    Partition,
-    Reset,
-    fault_plans,
-    random_plan,
-)
+from netstorm.testing.faults import Breaks, Corrupt, Crash, Cut, Delay, Partition, Reset, random_plan
+from netstorm.testing.strategies import fault_plans
 
 
 class Recorder:

@@ -32,7 +32,7 @@ def hello(*, sender=0, incarnation=1, session=1):
 
 
 def established():
-    """Return a world, its two parties, and the connection of their session as the second one knows it."""
+    """Return a world, its two processes, and the connection of their session as the second one knows it."""
     world = World()
     here, there = world.pair()
     here.send(there, part(0))
@@ -66,11 +66,11 @@ class LinkEstimate:
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=4))
 def test_garbage_before_a_hello_is_dropped_and_counted(frames):
     world = World(1)
-    [party] = world.parties
-    party.stack.handle(Received(STRANGER, tuple(frames)), 0.0)
-    party.stack.flush(party.van, 0.0)
-    assert party.endpoint.counters.get("dropped_frame") == 1
-    assert party.machine.got == []
+    [process] = world.processes
+    process.stack.handle(Received(STRANGER, tuple(frames)), 0.0)
+    process.stack.flush(process.van, 0.0)
+    assert process.endpoint.counters.get("dropped_frame") == 1
+    assert process.machine.got == []
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=3))
@@ -115,9 +115,9 @@ def test_what_nobody_may_send_is_dropped_and_the_session_lives(frames):
 )
 def test_nothing_but_hello_begins_a_session(kind):
     world = World(1)
-    [party] = world.parties
-    party.stack.handle(Received(STRANGER, (frame(kind),)), 0.0)
-    assert party.endpoint.counters.get("dropped_protocol") == 1
+    [process] = world.processes
+    process.stack.handle(Received(STRANGER, (frame(kind),)), 0.0)
+    assert process.endpoint.counters.get("dropped_protocol") == 1
 
 
 def test_dropped_messages_are_logged_with_their_sender_but_are_no_flood(caplog):
@@ -136,30 +136,30 @@ def test_dropped_messages_are_logged_with_their_sender_but_are_no_flood(caplog):
 
 def test_hellos_that_wait_cannot_fill_the_memory():
     world = World(1, limits=Limits(pending_hellos=10))
-    [party] = world.parties
-    party.machine.admission = lambda _: NotYet()
+    [process] = world.processes
+    process.machine.admission = lambda _: NotYet()
     for number in range(1000):
-        party.stack.handle(Received(Connection(-1 - number), (frame(hello(session=number)),)), 0.0)
-    assert len(party.endpoint._acceptor.pending) == 10
+        process.stack.handle(Received(Connection(-1 - number), (frame(hello(session=number)),)), 0.0)
+    assert len(process.endpoint._acceptor.pending) == 10
 
 
 def test_a_connection_attempt_that_was_repeated_waits_once():
     world = World(1)
-    [party] = world.parties
-    party.machine.admission = lambda _: NotYet()
+    [process] = world.processes
+    process.machine.admission = lambda _: NotYet()
     for number in range(5):
-        party.stack.handle(Received(Connection(-1 - number), (frame(hello()),)), 0.0)
-    assert [connection for connection, _ in party.endpoint._acceptor.pending.take_all()] == [-5]
+        process.stack.handle(Received(Connection(-1 - number), (frame(hello()),)), 0.0)
+    assert [connection for connection, _ in process.endpoint._acceptor.pending.take_all()] == [-5]
 
 
 def test_sessions_that_others_begin_are_bounded():
     world = World(2, limits=Limits(sessions=3))
-    party = world.parties[1]
+    process = world.processes[1]
     for number in range(10):
         greeting = hello(sender=number, incarnation=number)
-        party.stack.handle(Received(Connection(-1 - number), (frame(greeting),)), 0.0)
-    assert len(party.endpoint.links()) == 3
-    assert party.endpoint.counters.get("refused_hellos") == 7
+        process.stack.handle(Received(Connection(-1 - number), (frame(greeting),)), 0.0)
+    assert len(process.endpoint.links()) == 3
+    assert process.endpoint.counters.get("refused_hellos") == 7
 
 
 # ------------------------------------------------------------------------------------------------ the machine
@@ -221,7 +221,7 @@ def test_a_payload_is_delivered_as_memory_that_may_be_changed(monkeypatch):
 
 def test_messages_to_nobody_are_counted_and_forgotten():
     world = World()
-    here, there = world.parties
+    here, there = world.processes
     here.send(there, part(0))
     world.run(1)
     assert here.endpoint.counters.get("sends_without_session") == 1
@@ -230,7 +230,7 @@ def test_messages_to_nobody_are_counted_and_forgotten():
 
 def test_to_connect_twice_changes_the_address_and_not_the_session():
     world = World(3)
-    here, there, other = world.parties
+    here, there, other = world.processes
     here.connect(there, port=1)
     here.send(there, part(0))
     world.run(1)
@@ -319,9 +319,9 @@ def test_acknowledgements_are_reported_with_the_receivers_time():
 @pytest.mark.parametrize("may_contend", [True, False])
 def test_chunks_that_are_sent_while_other_links_are_busy_say_so(may_contend):
     world = World(3, delay_s=0.1)
-    here, there, elsewhere = world.parties
-    for party in (there, elsewhere):
-        here.connect(party)
+    here, there, elsewhere = world.processes
+    for process in (there, elsewhere):
+        here.connect(process)
     here.endpoint.observer = LinkEstimate()
     here.endpoint.observer.may_contend = may_contend
     seen = there.endpoint.observer = LinkEstimate()
@@ -352,11 +352,11 @@ def test_what_went_over_a_link_is_counted_alike_on_both_sides():
 
 def test_the_scheduler_and_those_who_come_to_it_have_names():
     world = World(1)
-    [party] = world.parties
-    assert party.endpoint.process.name_of(SCHEDULER) == "the scheduler"
-    assert party.endpoint.process.name_of(Peer(3)) == "rank 3"
-    party.endpoint.process.rank = -1
-    assert party.endpoint.process.name_of(Peer(3)) == "process 3"
+    [process] = world.processes
+    assert process.endpoint.process.name_of(SCHEDULER) == "the scheduler"
+    assert process.endpoint.process.name_of(Peer(3)) == "rank 3"
+    process.endpoint.process.rank = -1
+    assert process.endpoint.process.name_of(Peer(3)) == "process 3"
 
 
 def test_a_control_message_overtakes_queued_bulk():

@@ -15,8 +15,8 @@ from netstorm.pslite.session.queue import Outgoing
 from netstorm.pslite.session.receiving import ReceivingHalf
 from netstorm.pslite.session.sending import SendingHalf
 from netstorm.pslite.session.window import Window
+from netstorm.testing.faulty_van import FaultyVan
 from netstorm.testing.recorder import part
-from netstorm.testing.van_conformance import FaultyVan
 from tests.unit.pslite.world import World
 
 WINDOW = 40
@@ -150,12 +150,12 @@ def test_two_processes_exchange_everything_once_over_connections_that_fail(
     world = World(ordered=ordered, limits=limits, delay_s=0.02, seed=seed, break_probability=breaks / 4)
     rng = random.Random(seed)
     here, there = world.pair()
-    for party in (here, there):
-        faulty = FaultyVan(party.van, rng)
+    for process in (here, there):
+        faulty = FaultyVan(process.van, rng)
         faulty.broken_probability = breaks
         faulty.header_probability = headers
         faulty.payload_probability = payloads
-        party.van = faulty
+        process.van = faulty
     if both_connect:
         there.connect(here)
     sent = {here: 0, there: 0}
@@ -163,10 +163,10 @@ def test_two_processes_exchange_everything_once_over_connections_that_fail(
     sent[here] = 1
     assert world.run_until(lambda: there.machine.got)
     for _ in range(rng.randrange(1, 40)):
-        party, other = rng.choice([(here, there), (there, here)])
-        order = rng.choice([(), (0, 0, sent[party]), (-1, 0, 0)])
-        party.send(other, part(sent[party]), rng.randbytes(rng.choice([0, 1, 2000])), order)
-        sent[party] += 1
+        process, other = rng.choice([(here, there), (there, here)])
+        order = rng.choice([(), (0, 0, sent[process]), (-1, 0, 0)])
+        process.send(other, part(sent[process]), rng.randbytes(rng.choice([0, 1, 2000])), order)
+        sent[process] += 1
         world.run(rng.random() * 0.05)
     done = world.run_until(
         lambda: (

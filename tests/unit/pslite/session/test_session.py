@@ -120,7 +120,7 @@ def test_acknowledgements_are_gathered():
 
 def test_a_process_that_is_not_there_yet_is_tried_again_until_it_is():
     world = World(1)
-    here = world.parties[0]
+    here = world.processes[0]
     late = world.add(1, port=7777)
     world.kill(late)
     here.connect(late)
@@ -160,7 +160,7 @@ def test_a_refusal_reaches_the_machine_with_its_reason():
 
 def test_a_hello_for_somebody_else_is_refused_ports_are_used_again():
     world = World(3)
-    here, there, other = world.parties
+    here, there, other = world.processes
     here.connect(other, host=there.host, port=there.port)
     here.send(other, part(0))
     world.run(1)
@@ -302,16 +302,16 @@ def test_the_side_that_accepted_loses_a_peer_that_it_has_something_for_and_that_
 # ----------------------------------------------------------------------------------------- lost and corrupted
 
 
-def corrupt_headers(party, wanted):
+def corrupt_headers(process, wanted):
     """Flip a bit in frame 0 of each message that `wanted` holds for, once."""
-    original = party.van.transmit
+    original = process.van.transmit
 
     def transmit(connection, header, payload):
         if wanted(open_frames(header, 1 if payload is None else 2)):
             header = header[:20] + bytes([header[20] ^ 1]) + header[21:]
         return original(connection, header, payload)
 
-    party.van.transmit = transmit
+    process.van.transmit = transmit
 
 
 def once(condition):
@@ -375,8 +375,8 @@ def test_the_last_message_is_asked_after_if_it_never_arrived():
 def test_a_greeting_that_is_lost_is_repeated_over_a_new_connection(lost):
     world = World(limits=Limits(link_timeout_s=10))
     here, there = world.pair()
-    for party in (here, there):
-        corrupt_headers(party, once(lambda header: isinstance(header.message, lost)))
+    for process in (here, there):
+        corrupt_headers(process, once(lambda header: isinstance(header.message, lost)))
     here.send(there, part(0))
     assert world.run_until(lambda: there.machine.numbers() == [0], 9)
     assert here.machine.lost == []
@@ -430,10 +430,10 @@ def test_an_orderly_end_delivers_what_is_queued_and_leaves_nothing():
     world.run(5)
     assert there.machine.numbers() == list(range(30))
     assert world.network.connections() == 0
-    for party in (here, there):
-        assert party.machine.lost == []
-        assert party.endpoint.idle()
-        assert party.stack.next_tick() > 1e9
+    for process in (here, there):
+        assert process.machine.lost == []
+        assert process.endpoint.idle()
+        assert process.stack.next_tick() > 1e9
 
 
 def test_an_end_at_once_drops_what_is_queued():

@@ -8,7 +8,8 @@ from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.pslite.van.link_model import FixedDelay
 from netstorm.pslite.van.memory_network import MemoryNetwork
 from netstorm.pslite.van.memory_van import MemoryVan
-from netstorm.testing.van_conformance import DeliveryConformance, VanConformance
+from netstorm.testing.delivery_conformance import DeliveryConformance
+from netstorm.testing.van_conformance import VanConformance
 
 
 class MemoryWorld:
