@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -12,7 +12,7 @@ from netstorm.cli.failing import exit_on_usage_error
 
 __all__ = ["CONTEXT", "launch"]
 
-CONTEXT: Final[dict[str, Any]] = {"allow_interspersed_args": False}
+CONTEXT: Final = {"allow_interspersed_args": False}
 """For typer: what follows the command's name belongs to the command, with or without `--` before it."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.columns import Columns
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.tree import Tree as Drawing
 from netstorm.cli.plan.compare import BASELINES, Comparison, Outcome, Use
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.topology.networks.network import Network
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.units import format_bytes, format_fraction
 
 __all__ = ["as_json", "print_comparison"]
@@ -30,7 +30,7 @@ _MOST_LISTED: Final = 16
 _BUSY: Final = ((0.9, "bold red"), (0.6, "yellow"), (0.0, "green"))
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, object]:
     """Return everything that was found out, in bytes and seconds."""
     chosen = comparison.outcomes[comparison.chosen]
     return {
@@ -56,7 +56,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _scheme(comparison: Comparison, name: str) -> dict[str, Any]:
+def _scheme(comparison: Comparison, name: str) -> dict[str, object]:
     outcome = comparison.outcomes[name]
     return {
         "fluid_s": outcome.fluid_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from netstorm.cli.simulate.cases import (
     OPTIMUM,
@@ -164,7 +164,7 @@ class Study:
     def _limit_text(self) -> str:
         return f"it took longer than the limit of {format_duration(self.asked.limit_s)} (--limit)"
 
-    # ----------------------------------------------------------------------------------------- what is known
+    # ------------------------------------------------------------------------------------------ what is known
 
     def summary(self, topology: str) -> Summary | None:
         """Return a scheme's times in a few numbers; None if there are none."""
@@ -188,7 +188,7 @@ class Study:
         )
         return broken or not any(self.times(name) for name in self.findings)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return all that is known."""
         asked, experiment = self.asked, self.asked.experiment
         return {
@@ -221,7 +221,7 @@ class Study:
         }
 
     @staticmethod
-    def _finding_json(finding: Finding, optimum_s: float | None) -> dict[str, Any]:
+    def _finding_json(finding: Finding, optimum_s: float | None) -> dict[str, object]:
         seconds = finding.seconds
         return {
             "seconds": seconds,

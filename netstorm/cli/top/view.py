@@ -13,7 +13,7 @@ from rich.text import Text
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus
 from netstorm.topology.networks.elements import Rank
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.units import format_rate
 
 __all__ = ["view"]

@@ -38,19 +38,19 @@ class WithheldSums:
         """Return whether a sum that is complete is held back. What has moved is late enough."""
         if round.stretch is None or chunk in round.moved:
             return False
-        return self._of(round).hold(round.stretch, chunk)
+        return self._of(round).withhold(round.stretch, chunk)
 
     def result(self, round: Round, chunk: int) -> Iterator[tuple[Owner, int]]:
         """Note a result."""
         if round.stretch is not None:
-            yield from self._of(round).result(round.stretch, chunk)
+            yield from self._of(round).record_result(round.stretch, chunk)
 
     def end(self, round: Round) -> Iterator[tuple[Owner, int]]:
         """Forget a round."""
         holding = self._holding.get(round.round)
         if holding is not None and round.stretch is not None:
             yield from holding.forget(round.stretch)
-            if holding.idle():
+            if holding.is_empty():
                 del self._holding[round.round]
 
     def doubt(self, rounds: Mapping[Owner, Round], now: float) -> Iterator[tuple[Owner, int]]:
@@ -64,7 +64,7 @@ class WithheldSums:
             _, owner = heapq.heappop(self._doubts)
             round, holding = rounds.get(owner), self._holding.get(owner[1])
             if round is not None and round.stretch is not None and holding is not None:
-                yield from holding.doubt(round.stretch)
+                yield from holding.expire(round.stretch)
 
     def due(self) -> float:
         """Return when `doubt` has something to do."""

@@ -15,7 +15,7 @@ from netstorm.errors import TopologyFileError, UsageError
 from netstorm.topology.networks.elements import Rank, shown_ranks
 from netstorm.topology.networks.network import Network
 from netstorm.topology.networks.yaml_source import Item, Source, read_text, shortened
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 
 __all__ = ["custom", "parse_topology"]
