@@ -68,7 +68,7 @@ def plot_comparison(comparison: Comparison, path: Path, *, title: str) -> None:
 
 def _heading(comparison: Comparison, title: str) -> str:
     chosen = comparison.outcomes[comparison.chosen]
-    faster = comparison.over("star", comparison.chosen)
+    faster = comparison.speedup("star", comparison.chosen)
     return (
         f"{title} ({size_text(comparison.nbytes)}): {comparison.chosen} takes {time_text(chosen.predicted_s)}"
         + (f", {faster:.1f} times as fast as a parameter server" if faster is not None else "")

@@ -31,7 +31,7 @@ _BUSY: Final = ((0.9, "bold red"), (0.6, "yellow"), (0.0, "green"))
 
 
 def as_json(comparison: Comparison) -> dict[str, object]:
-    """Return everything that was found out, in bytes and seconds."""
+    """Return the comparison for JSON, in bytes and seconds."""
     chosen = comparison.outcomes[comparison.chosen]
     return {
         "bytes": comparison.nbytes,
@@ -62,8 +62,8 @@ def _scheme(comparison: Comparison, name: str) -> dict[str, object]:
         "fluid_s": outcome.fluid_s,
         "predicted_s": outcome.predicted_s,
         "of_optimum": comparison.of_optimum(name),
-        "over_star": comparison.over("star", name),
-        "over_sharded": comparison.over("sharded", name),
+        "over_star": comparison.speedup("star", name),
+        "over_sharded": comparison.speedup("sharded", name),
         "formation_s": outcome.formation_s,
         "trees": len(outcome.policy.trees),
         "link_bytes": {use.name: round(use.nbytes) for use in outcome.uses},
@@ -113,7 +113,7 @@ def _schemes(comparison: Comparison) -> Table:
             name,
             str(len(outcome.policy.trees)),
             time_text(outcome.predicted_s),
-            *(_ratio(comparison.over(baseline, name)) for baseline in BASELINES),
+            *(_ratio(comparison.speedup(baseline, name)) for baseline in BASELINES),
             time_text(outcome.fluid_s),
             f"{comparison.of_optimum(name):.0%}",
             time_text(outcome.formation_s),
@@ -201,7 +201,7 @@ def _drawing(network: Network, root: int, children: Sequence[Sequence[int]], tit
 
 
 def _chain(first: int, children: Sequence[Sequence[int]]) -> list[int]:
-    """Return `first` and what hangs on it one by one, if that is long: a ring as a tree is all depth."""
+    """Return the chain that begins at `first`, if it is long: a ring is a single long chain."""
     chain = [first]
     while len(children[chain[-1]]) == 1:
         chain.append(children[chain[-1]][0])
