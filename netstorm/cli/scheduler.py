@@ -41,8 +41,8 @@ def scheduler(
         str | None,
         typer.Option(
             metavar="N|forever",
-            help="Number of jobs that it serves, at the same time or in turn: NETSTORM_JOBS. Nodes name their "
-            "job. Default: 1.",
+            help="Number of jobs that it serves, at once or in turn: NETSTORM_JOBS. Nodes name their job. "
+            "Default: 1.",
         ),
     ] = None,
     sntp_port: Annotated[
@@ -64,14 +64,14 @@ def scheduler(
 ) -> None:
     """Run the scheduler of one job until all its nodes have left; with --jobs, of several.
 
-    Options win over variables; all other settings are variables (see `netstorm env`). The scheduler prints its
-    address and, every few seconds, the nodes that it waits for.
+    Options win over variables; all other settings are variables (see `netstorm env`). The scheduler prints
+    its address and, every few seconds, the nodes that it waits for.
 
-    With --jobs each job has its own nodes, ranks and end, and its name may be used again. Its first node gives
-    the number of nodes, unless DMLC_NUM_WORKER is set for the scheduler.
+    With --jobs each job has its own nodes, ranks and end, and its name may be used again. Its first node
+    gives the number of nodes, unless DMLC_NUM_WORKER is set for the scheduler.
 
-    The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if SIGINT or
-    SIGTERM stopped one; its nodes are notified.
+    The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
+    SIGINT or SIGTERM stopped one; its nodes are notified.
     """
     from netstorm.cli.first_failure import first_failure_line
     from netstorm.scheduler.process.scheduler_process import run_scheduler

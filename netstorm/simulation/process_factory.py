@@ -119,10 +119,10 @@ class ProcessFactory:
             forming_s: virtual seconds that it takes to form another policy.
             log: the scheduler's log. Its records are replayed, and new ones appended. None: no log.
         """
-        past = None
+        replayed = None
         if log is not None:
             records, size = read(bytes(log), "the log")
-            past = ReplayedJob.of(records, "the log")
+            replayed = ReplayedJob.of(records, "the log")
             del log[size:]
         van = MemoryVan(self._network, host_of(SCHEDULER))
         van.bind(van.host, self._settings.scheduler_port)
@@ -136,7 +136,7 @@ class ProcessFactory:
             assumed=assumed if self._settings.awareness else None,
             planned=assumed,
             write=None if log is None else lambda records: log.extend(encode(records)),
-            past=past,
+            past=replayed,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
         if self._datagrams is not None:

@@ -1,4 +1,4 @@
-"""One process of a job, under its supervisor: how it is started, told signals, and read."""
+"""One process of a job, under its supervisor: how it is started, signalled, and read."""
 
 from __future__ import annotations
 

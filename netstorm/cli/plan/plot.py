@@ -257,9 +257,7 @@ def _draw_schemes(axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks([])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: time_text(seconds)))
     axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.set_title(
-        "All schemes, the shorter the better\nlight: predicted; dark: if data flowed like water", fontsize=10
-    )
+    axes.set_title("All schemes, the shorter the better\nlight: predicted; dark: fluid model", fontsize=10)
 
 
 def _short(rate: float) -> str:

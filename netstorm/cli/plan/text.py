@@ -20,7 +20,7 @@ from netstorm.units import format_bytes, format_fraction
 __all__ = ["as_json", "print_comparison"]
 
 _MOST_DRAWN: Final = 6
-"""Drawings: a packing of 32 nodes has 60, which nobody reads."""
+"""Most drawings of trees: a packing of 32 nodes has 60 trees."""
 _LONG_CHAIN: Final = 3
 """Nodes below each other without a branch that are still drawn one in each line."""
 _LARGEST_MATRIX: Final = 10
@@ -77,7 +77,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(
         f"{size_text(comparison.nbytes)} in {count} tensor{'s' * (count > 1)}, in chunks of "
         f"{format_bytes(comparison.chunk_bytes)}, among {network.size} nodes.\n"
-        f"The optimum, if data flowed like water: {time_text(comparison.optimum_s)}; with latencies, nothing "
+        f"The optimum, in the fluid model: {time_text(comparison.optimum_s)}; with latencies, nothing "
         f"takes less than {time_text(max(comparison.optimum_s, comparison.latency_bound_s))}.",
         highlight=False,
     )

@@ -150,7 +150,7 @@ def _at(host: str, port: int, meant: str) -> tuple[StatusSource, JobStatus]:
     if elsewhere:
         problems.append(_hint(elsewhere))
     raise UsageError(
-        f"{meant}: nobody there shows a job ({'; '.join(problems)}). The scheduler says in its first lines "
+        f"{meant}: no scheduler there shows a job ({'; '.join(problems)}). The scheduler's first lines say "
         "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* (there is no "
         "authentication), and not NETSTORM_HTTP_PORT=0"
     )

@@ -1,4 +1,4 @@
-"""Custom topologies: trees that somebody wrote down, in YAML.
+"""Custom topologies: trees that the user writes down, in YAML.
 
 trees:
   - {root: 0, parent: {1: 0, 2: 0, 3: 2}, share: 2}        # reduced and broadcast along the same edges

@@ -1,4 +1,4 @@
-"""Shortest-path trees: Dijkstra, with a cost of two parts so that equal paths are told apart."""
+"""Shortest-path trees: Dijkstra, with a cost of two parts that breaks ties between equal paths."""
 
 from __future__ import annotations
 
