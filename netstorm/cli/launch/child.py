@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from netstorm.cli.launch.console import Console, Stream
 from netstorm.cli.launch.job import Process
-from netstorm.cli.launch.lines import Lines
 from netstorm.cli.launch.members import SCHEDULER, Member
+from netstorm.cli.launch.output.console import Console, Stream
+from netstorm.cli.launch.output.lines import Lines
 
 __all__ = ["Child"]
 

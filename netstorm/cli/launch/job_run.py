@@ -16,9 +16,9 @@ from typing import Final
 from netstorm import clock
 from netstorm.cli.first_failure import first_failed_rank
 from netstorm.cli.launch.child import Child
-from netstorm.cli.launch.console import Console, Stream
 from netstorm.cli.launch.job import Job, Process
 from netstorm.cli.launch.members import SCHEDULER, Member, in_words
+from netstorm.cli.launch.output.console import Console, Stream
 from netstorm.cli.launch.shutdown import Abandon, Action, Report, SendSignal, Shutdown
 from netstorm.cli.launch.signals import signals_to_descriptor
 from netstorm.cli.launch.supervisor import become_subreaper, kill_descendants
