@@ -1,4 +1,4 @@
-"""The only place that reads the machine's clocks. Everything else is handed the time."""
+"""The only module that reads the machine's clocks. All other code gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def monotonic_ns() -> int:
 
 
 def boot_identity() -> str:
-    """Return a name of this boot of this machine: processes that agree on it share the monotonic clock."""
+    """Return an identifier of this boot: processes with the same identifier share the monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux

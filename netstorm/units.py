@@ -34,7 +34,7 @@ _QUANTITY = re.compile(
 )
 
 Units: TypeAlias = Mapping[str, Decimal]
-"""Factors to the unit that the program computes in, smallest first."""
+"""Factors to the base unit, smallest first."""
 
 _RATES: Units = {f"{prefix}bit": Decimal(1000) ** i for i, prefix in enumerate(["", "k", "M", "G", "T"])}
 _DECIMAL_BYTES: Units = {

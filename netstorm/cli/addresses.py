@@ -1,4 +1,4 @@
-"""HOST:PORT, as people write it."""
+"""Parses HOST:PORT."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from typing import Annotated, Final
 
 import typer
 
-from netstorm.cli.failing import exit_on_usage_error
+from netstorm.cli.usage_errors import exit_on_usage_error
 from netstorm.errors import UsageError
 
 __all__ = ["CONTEXT", "bench"]
 
 CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-"""Everything behind the benchmark's name is its own, --help too."""
+"""For typer: all options after the benchmark's name are the benchmark's, --help too."""
 
 
 def bench(
@@ -57,7 +57,7 @@ def _folder() -> Path:
 
 
 def _become(command: list[str]) -> None:
-    """Go on as the benchmark, so that signals and the exit code are its own."""
+    """Replace this process by the benchmark, so that signals and the exit code are its own."""
     from netstorm.settings import child_environment
 
     package = str(Path(__file__).parents[2])

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from netstorm.cli.failing import exit_on_usage_error
+from netstorm.cli.usage_errors import exit_on_usage_error
 from netstorm.settings import Settings
 from netstorm.settings.table import SettingRow, describe, notes
 
@@ -29,7 +29,7 @@ def env(
         ),
     ] = False,
 ) -> None:
-    """Print every setting, its value, and where the value came from.
+    """Print every setting, its value and its source.
 
     The exit code is 2 if a setting is wrong.
     """

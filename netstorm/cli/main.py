@@ -1,8 +1,8 @@
 """The `netstorm` command. Each subcommand is a module of its own, which is imported when it is run.
 
-A subcommand is one line in `COMMANDS`, and a function of the same name in the module `netstorm.cli.NAME`, or
-`netstorm.cli.NAME.command` if it needs several modules,
-whose parameters are its options as typer reads them. So `netstorm --help` imports neither ZeroMQ nor NumPy.
+A subcommand is one line in `COMMANDS`, and a function of the same name in `netstorm.cli.NAME`, or in
+`netstorm.cli.NAME.command` if it needs several modules. The function's parameters are its options, as typer
+reads them. So `netstorm --help` imports neither ZeroMQ nor NumPy.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["COMMANDS", "app"]
 
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "launch": "Start a scheduler and N nodes, and see them to their end.",
+        "launch": "Start a scheduler and N nodes, and run the job to its end.",
         "scheduler": "Run the scheduler of one job until all its nodes have left.",
-        "top": "Show how a running job is doing: nodes, links, trees, times, and why they changed.",
-        "simulate": "Tell how long a round takes under each scheme, over many networks.",
-        "bench": "Race real systems on an emulated network, or run another benchmark of a checkout.",
+        "top": "Show a running job: nodes, links, trees, times, and why the policy changed.",
+        "simulate": "Simulate how long a round takes under each scheme, over many networks.",
+        "bench": "Run a benchmark of a checkout, such as real systems on an emulated network.",
         "plan": "Compare topologies on a network: time, traffic, distance from the optimum.",
-        "wan": "Emulate a network on this machine: namespaces, in which any program runs.",
-        "env": "Print every setting, its value, and where the value came from.",
+        "wan": "Emulate a network on this machine, in namespaces, for any program.",
+        "env": "Print every setting, its value and its source.",
     }
 )
 """Subcommand to its line in `netstorm --help`, in the order in which users should meet them."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from netstorm.cli.failing import exit_on_usage_error
+from netstorm.cli.usage_errors import exit_on_usage_error
 
 __all__ = ["scheduler"]
 
@@ -17,63 +17,61 @@ def scheduler(
     *,
     host: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Name or address at which nodes reach it: DMLC_PS_ROOT_URI."),
+        typer.Option(metavar="HOST", help="Host name or address at which nodes reach it: DMLC_PS_ROOT_URI."),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            metavar="PORT", min=0, max=65535, help="TCP port: DMLC_PS_ROOT_PORT. 0: any that is free."
-        ),
+        typer.Option(metavar="PORT", min=0, max=65535, help="TCP port: DMLC_PS_ROOT_PORT. 0: any free port."),
     ] = None,
     bind: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Address to listen on, * for all, if not --host: NETSTORM_BIND."),
+        typer.Option(metavar="HOST", help="Address to listen on: NETSTORM_BIND. *: all."),
     ] = None,
     num_workers: Annotated[
-        int | None, typer.Option("-n", "--num-workers", metavar="N", help="How many nodes: DMLC_NUM_WORKER.")
+        int | None, typer.Option("-n", "--num-workers", metavar="N", help="Number of nodes: DMLC_NUM_WORKER.")
     ] = None,
     network: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The network to plan for: NETSTORM_NETWORK.")
+        Path | None, typer.Option(metavar="FILE", help="Network file to plan for: NETSTORM_NETWORK.")
     ] = None,
     topology: Annotated[
-        str | None, typer.Option(metavar="NAME", help="How trees are formed: NETSTORM_TOPOLOGY.")
+        str | None, typer.Option(metavar="NAME", help="Scheme that forms the trees: NETSTORM_TOPOLOGY.")
     ] = None,
     job: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job: NETSTORM_JOB.")] = None,
     jobs: Annotated[
         str | None,
         typer.Option(
             metavar="N|forever",
-            help="How many jobs it serves, at once and one after another: NETSTORM_JOBS. The nodes say which "
-            "is theirs. Default: 1.",
+            help="Number of jobs that it serves, at once or in turn: NETSTORM_JOBS. Nodes name their job. "
+            "Default: 1.",
         ),
     ] = None,
     sntp_port: Annotated[
         int | None,
-        typer.Option(metavar="PORT", help="UDP port that tells the time: NETSTORM_SNTP_PORT."),
+        typer.Option(metavar="PORT", help="UDP port of the time server: NETSTORM_SNTP_PORT."),
     ] = None,
     join_timeout: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Longest wait for all nodes to come: NETSTORM_JOIN_TIMEOUT."),
+        typer.Option(metavar="TIME", help="Longest wait for all nodes: NETSTORM_JOIN_TIMEOUT."),
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write HOST:PORT there once nodes can connect.")
+        Path | None, typer.Option(metavar="FILE", help="Write HOST:PORT here once nodes can connect.")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep a log there, to be started again with: NETSTORM_STATE_DIR."),
+        typer.Option(metavar="DIR", help="Folder for a log to restart from: NETSTORM_STATE_DIR."),
     ] = None,
     print_outcome: Annotated[bool, typer.Option("--print-outcome", hidden=True)] = False,
 ) -> None:
     """Run the scheduler of one job until all its nodes have left; with --jobs, of several.
 
-    Options win over variables; everything else is set by variables (see `netstorm env`). It says where it
-    listens and, every few seconds, for whom it waits.
+    Options win over variables; all other settings are variables (see `netstorm env`). The scheduler prints
+    its address and, every few seconds, the nodes that it waits for.
 
-    With --jobs each job has its own nodes, ranks and end, and its name may be used again. How many nodes a
-    job has is said by the first that comes, unless DMLC_NUM_WORKER is given here, too.
+    With --jobs each job has its own nodes, ranks and end, and its name may be used again. Its first node
+    gives the number of nodes, unless DMLC_NUM_WORKER is set for the scheduler.
 
     The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
-    SIGINT or SIGTERM stopped one (the nodes are told).
+    SIGINT or SIGTERM stopped one; its nodes are notified.
     """
     from netstorm.cli.first_failure import first_failure_line
     from netstorm.scheduler.process.scheduler_process import run_scheduler
@@ -98,12 +96,14 @@ def scheduler(
             settings,
             any_port=port == 0,
             ready_file=ready_file,
-            print_line=_say,
-            on_outcome=(lambda outcome: _say(first_failure_line(outcome.rank))) if print_outcome else None,
+            print_line=_print_line,
+            on_outcome=(lambda outcome: _print_line(first_failure_line(outcome.rank)))
+            if print_outcome
+            else None,
         )
     raise typer.Exit(code)
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # whoever read our lines may be gone; the job goes on
+def _print_line(line: str) -> None:
+    with contextlib.suppress(OSError):  # the reader of our output may be gone; the job goes on
         typer.echo(line)

@@ -1,7 +1,7 @@
-"""A folder for what a command needs while it runs; what killed commands have left is removed first.
+"""A temporary folder for a command; folders of killed commands are removed first.
 
-A folder is locked as long as its command lives, and the kernel lets the lock go however that ends. So what is
-not locked is stale, whatever process ids say.
+A command locks its folder while it lives; the kernel releases the lock, however the command ends. So a folder
+that is not locked is stale.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def _made_and_locked() -> tuple[Path, int]:
 
 
 def _locked(folder: Path, *, wait: bool) -> int | None:
-    """Return the descriptor that locks a folder; None: it is locked by others, or gone.
+    """Return the descriptor that locks a folder; None: another process holds the lock, or the folder is gone.
 
-    Whoever makes a folder and whoever removes it may meet between the making and the lock; the folder's name
-    then leads nowhere once the lock is had.
+    Another process may remove the folder between its making and the lock; then its name no longer exists once
+    the lock is held.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -63,7 +63,7 @@ def _locked(folder: Path, *, wait: bool) -> int | None:
 
 def _remove_stale(parent: Path) -> None:
     for folder in parent.glob(PREFIX + "*"):
-        with contextlib.suppress(OSError):  # another one's, or gone by now
+        with contextlib.suppress(OSError):  # another user's, or gone by now
             if folder.lstat().st_uid != os.geteuid():
                 continue
             lock = _locked(folder, wait=False)

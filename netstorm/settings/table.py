@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from netstorm.settings.values import Settings, Source, declarations, unknown_variables
 
@@ -18,10 +17,10 @@ class SettingRow:
     name: str
     """The attribute of `Settings`, and the argument that overrides the variable."""
     variable: str
-    value: Any
+    value: object
     value_text: str
     source: Source
-    default: Any
+    default: object
     default_text: str
     unit: str
     allowed: str

@@ -135,7 +135,7 @@ class SimulatedCluster(Simulation):
         for fault in faults:
             fault.schedule(self.faults)
 
-    # ---------------------------------------------------------------------------------------------- parts
+    # -------------------------------------------------------------------------------------------------- parts
 
     @property
     def nodes(self) -> Sequence[SimulatedNode]:
@@ -175,7 +175,7 @@ class SimulatedCluster(Simulation):
         """The nodes whose processes are alive."""
         return [node for _, node in sorted(self._nodes.items()) if node.alive]
 
-    # --------------------------------------------------------------------------------------------- running
+    # ------------------------------------------------------------------------------------------------ running
 
     def join(self, limit_s: float = 60.0) -> SimulatedCluster:
         """Let virtual time pass until all nodes are members of the job.
@@ -223,7 +223,7 @@ class SimulatedCluster(Simulation):
         """Let the scheduler change over to a policy, now."""
         self.scheduler.call(lambda now: self.scheduler.machine.policies.install(policy, now))
 
-    # ------------------------------------------------------------------------------------- processes
+    # ---------------------------------------------------------------------------------------------- processes
 
     def start(self, rank: int) -> None:
         """Start the process of a rank, or of the scheduler; after a crash, start a new one."""
@@ -238,7 +238,7 @@ class SimulatedCluster(Simulation):
         """Start another process that asks for a rank that is taken. It is not among `nodes`."""
         return SimulatedNode(rank, self.timeline, self._factory.node(rank, host))
 
-    # ------------------------------------------------------------------------------------------ reports
+    # ------------------------------------------------------------------------------------------------ reports
 
     def traffic(self, source: int, target: int) -> int:
         """Return the bytes that one process has received from another so far."""

@@ -1,11 +1,11 @@
-"""From a network to a policy: pure functions, one file an algorithm."""
+"""From a network to a policy: pure functions, one file for each algorithm."""
 
 from __future__ import annotations
 
 from netstorm.topology.networks.elements import Change, Link, Node, Rank
 from netstorm.topology.networks.file import dump_network, load_network, parse_network
 from netstorm.topology.networks.network import Network, NetworkMismatch, Routing
-from netstorm.topology.policy import Plan, Policy, Tree
+from netstorm.topology.policy import Plan, Policy
 from netstorm.topology.schemes.balanced import balanced
 from netstorm.topology.schemes.custom import custom, parse_topology
 from netstorm.topology.schemes.fapt import fapt, fastest_paths
@@ -15,6 +15,7 @@ from netstorm.topology.schemes.mst import mst
 from netstorm.topology.schemes.ring import ring
 from netstorm.topology.schemes.sharded import sharded
 from netstorm.topology.schemes.star import star
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.metric import (
     CHUNK_BYTES,

@@ -1,4 +1,4 @@
-"""What schemes may be told."""
+"""Options of the schemes. A new option of a scheme belongs here."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a scheme may be told; each reads what concerns it.
+    """Options of all schemes; each scheme reads those that concern it.
 
     Raises:
         UsageError: a value that no scheme can use.
     """
 
     num_roots: int = 0
-    """How many ranks are roots; 0: all."""
+    """Number of roots; 0: all ranks."""
     hub: Rank | None = None
-    """None: the best placed one."""
+    """Hub of a star; None: the best placed rank."""
     chunk_bytes: int = CHUNK_BYTES
     """Bytes of a full chunk."""
     tensors: tuple[int, ...] = (100_000_000,)
@@ -32,17 +32,16 @@ class Options:
     custom: str = ""
     """Path of the file that describes a custom topology."""
     known: bool = True
-    """Rates and latencies are known or measured; if they are made up, no look-ahead is computed from them."""
+    """Rates and latencies are known or measured; if they are assumed, no look-ahead is computed from them."""
     auxiliary: bool = False
     """The policy gets detours around its busiest hops."""
     unmeasured: tuple[tuple[int, int], ...] = ()
-    """(source, target) of links that have not been measured (of late): with `auxiliary`, some of the detours
-    lead over them.
+    """(source, target) of links without a recent measurement: with `auxiliary`, some detours lead over them.
     """
     measured: tuple[tuple[int, int], ...] = ()
-    """Those of them that were measured once: to look at them again is not urgent."""
+    """Those of `unmeasured` that were measured before: to measure them again is not urgent."""
     seed: int = 0
-    """Of whatever is searched for at random: the same seed gives the same policy."""
+    """Seed of random searches: the same seed gives the same policy."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1:
@@ -55,11 +54,10 @@ class Options:
             raise UsageError(f"degree {self.degree}: expected at least 1, the most children that a rank has")
 
     def tree_bytes(self, trees: int) -> int:
-        """Return what each edge of one of so many trees carries in all, and no less than a chunk.
+        """Return the bytes that each edge of one of so many trees carries, and at least a chunk.
 
-        That is what decides whether an edge's rate or its latency counts, for trees that are formed by the
-        delays of their edges: formed for single chunks, as if each were alone, N-root FAPTs took 1.6 times as
-        long for 244 MB.
+        Trees that are formed by the delays of their edges need it, to weigh rates against latencies: formed
+        for single chunks, N-root FAPTs take 1.6 times as long for 244 MB.
         """
         return max(self.tensor_bytes // trees, min(self.chunk_bytes, self.tensor_bytes))
 

@@ -1,4 +1,4 @@
-"""Asynchronous training: who owns how much, and how far owners are reached. Pure functions of a policy."""
+"""Owners in asynchronous training: their weights, and the paths to them. Pure functions of a policy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ __all__ = ["owner_weights", "paths_from"]
 
 
 def owner_weights(policy: Policy) -> tuple[int, ...]:
-    """Return each rank's weight as an owner: what the trees that it is the root of carry, in lowest terms.
+    """Return each rank's weight as an owner: the share of the trees of which it is the root, in lowest terms.
 
-    A root is where a policy wants sums to meet, in the shares that links allow. Ranks that are no root own
-    nothing.
+    The shares of the roots suit the links. Ranks that are no root own nothing.
     """
     weights = [0] * policy.size
     for tree, weight in zip(policy.trees, policy.weights, strict=True):

@@ -1,4 +1,4 @@
-"""What the scheduler decides: trees and their shares; and one node's view of it."""
+"""A policy, which the scheduler decides: trees, shares and detours; and a plan, one node's part of it."""
 
 from __future__ import annotations
 
@@ -9,109 +9,40 @@ from typing import Final
 import msgspec
 
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Rank, shown_ranks
 from netstorm.topology.schedule import interleave, staggered
+from netstorm.topology.tree import Tree
 
-__all__ = ["DETOURS", "EXPLORERS", "MAX_TOTAL_WEIGHT", "Detour", "Plan", "Policy", "Tree"]
+__all__ = ["MAX_DETOURS", "MAX_EXPLORERS", "MAX_TOTAL_WEIGHT", "Detour", "Plan", "Policy", "Tree"]
 
 MAX_TOTAL_WEIGHT: Final = 1_000_000
-"""Bounds the table behind `Policy.tree_of`, which a peer's policy must not make larger than memory."""
+"""Bounds the size of the table behind `Policy.tree_of`, since policies come from a peer."""
 
+MAX_DETOURS: Final = 2
+"""Most detours of a tree hop: a third path is rarely disjoint, and rarely faster than waiting."""
 
-DETOURS: Final = 2
-"""Most detours of a tree hop: a third path is rarely disjoint, and rarely faster than to wait."""
-
-EXPLORERS: Final = 16
-"""Most detours of a tree hop that are there to measure links. They take turns."""
-
-
-class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
-    """Chunks are reduced along `reduce_parent` up to `root`, then broadcast along `broadcast_parent` down.
-
-    The two differ where the two directions of links do (in- and out-arborescences with a common root).
-
-    Raises:
-        UsageError: a map that is not a spanning tree with this root (`msgspec.ValidationError` in decoding).
-    """
-
-    root: Rank
-    reduce_parent: tuple[int, ...]
-    """By rank; -1 at the root."""
-    broadcast_parent: tuple[int, ...]
-    """By rank; -1 at the root."""
-
-    def __post_init__(self) -> None:
-        if len(self.reduce_parent) != len(self.broadcast_parent):
-            raise UsageError(
-                f"a tree with reduce parents for {len(self.reduce_parent)} ranks and broadcast parents for "
-                f"{len(self.broadcast_parent)}: expected the same number"
-            )
-        _check_spans(self.root, self.reduce_parent, "reduce")
-        if self.broadcast_parent != self.reduce_parent:
-            _check_spans(self.root, self.broadcast_parent, "broadcast")
-
-    @classmethod
-    def undirected(cls, root: Rank, parent: tuple[int, ...]) -> Tree:
-        """Return the tree that is reduced and broadcast along the same edges."""
-        return cls(root=root, reduce_parent=parent, broadcast_parent=parent)
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.reduce_parent)
-
-    @cached_property
-    def reduce_children(self) -> tuple[tuple[int, ...], ...]:
-        """By rank: whose contributions arrive there, in order of rank."""
-        return _children(self.reduce_parent)
-
-    @cached_property
-    def broadcast_children(self) -> tuple[tuple[int, ...], ...]:
-        """By rank: to whom the result goes from there, in order of rank."""
-        return _children(self.broadcast_parent)
-
-    def way(self, source: int, target: int) -> tuple[int, ...]:
-        """Return the ranks on the way between two within the tree, both included: up as sums go, and down as
-        results do.
-        """
-        above = [target]
-        while (parent := self.broadcast_parent[above[-1]]) >= 0:
-            above.append(parent)
-        walk = [source]
-        while walk[-1] not in above:
-            walk.append(self.reduce_parent[walk[-1]])
-        return (*walk, *reversed(above[: above.index(walk[-1])]))
-
-    @cached_property
-    def subtree_mask(self) -> tuple[int, ...]:
-        """By rank: bit set of the ranks in its reduce subtree, itself included."""
-        masks = [1 << rank for rank in range(self.size)]
-        for rank in _leaves_first(self.root, self.reduce_children):
-            parent = self.reduce_parent[rank]
-            if parent >= 0:
-                masks[parent] |= masks[rank]
-        return tuple(masks)
+MAX_EXPLORERS: Final = 16
+"""Most detours of a tree hop for measuring links. They take turns."""
 
 
 class Detour(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An auxiliary path: another way from a rank to its neighbour in a tree.
+    """An auxiliary path: a detour from a rank to its neighbour in a tree.
 
     Raises:
-        UsageError: no path around a hop (`msgspec.ValidationError` in decoding).
+        UsageError: not a path around a hop (`msgspec.ValidationError` in decoding).
     """
 
     path: tuple[int, ...]
-    """The ranks on it, both ends included (the paper's PATH); those between forward only."""
+    """Its ranks, both ends included (the paper's PATH); those between only forward."""
     links: tuple[tuple[float, float], ...]
-    """Of each of its links: bit/s that it has beside what trees send over it, and latency in s."""
+    """For each of its links: bit/s that the trees leave unused, and latency in s."""
     explore: bool = False
-    """It leads over a link that should be measured: a few chunks go there, faster or not."""
+    """It is there to measure a link: a few chunks take it, whether it is faster or not."""
     load: float = 0.0
-    """What trees send over the most used of its links but the first, in parts of that link's capacity, over
-    the same of the hop: so much of the time that a chunk waits for the hop it will wait on the way.
+    """Utilisation by the trees of its most used link except the first, relative to the hop's utilisation: the
+    part of the waiting time for the hop that a chunk waits on the detour.
     """
     again: bool = False
-    """The link that it is there to measure was measured before: no chunk need be late for it."""
+    """The link was measured before: no chunk need be late to measure it again."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.load < math.inf:
@@ -129,13 +60,13 @@ class Detour(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             )
 
     def seconds(self, link: int, size: int) -> float:
-        """Return what `size` bytes are expected to take over one of its links."""
+        """Return the expected seconds of `size` bytes over one of its links."""
         rate, latency = self.links[link]
         return 8 * size / rate + latency
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
-    """Trees with their shares, numbered. Every node computes the same from it.
+    """Numbered trees with their shares. Every node computes the same schedule from it.
 
     Raises:
         UsageError: trees and weights that do not fit together (`msgspec.ValidationError` in decoding).
@@ -146,29 +77,27 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     weights: tuple[int, ...]
     """Of all slots, tree t gets weights[t] / sum(weights)."""
     reason: str = ""
-    """How it came about, for a person."""
+    """How it was formed, as text."""
     look_ahead: int = 0
     """Bytes beyond its first chunk without a result up to which a rank sends sums to its parents; 0: no limit
     (`topology.trees.withholding`).
     """
     look_ahead_s: float = 0.0
-    """Seconds for which a rank heeds it in a round of which no result has come."""
+    """Seconds for which a rank respects the look-ahead in a round without a result."""
     detours: tuple[Detour, ...] = ()
-    """Auxiliary paths around hops of the trees; of one hop the fastest first."""
+    """Auxiliary paths around hops of the trees; for each hop the fastest first."""
     leads: tuple[int, ...] = ()
-    """By tree: how many slots earlier than an even sequence would have them its slots come; empty: none. A
-    chunk that takes long from the leaves to the root and down again should start early.
+    """By tree: slots by which its chunks come earlier than in an even sequence; empty: none. A chunk of a
+    slow tree should start early.
     """
     takes_over: bool = False
-    """Rounds that are under way go over to it, too: those of their chunks that no root has summed yet."""
+    """Open rounds change to it, too: with those chunks that no root has summed yet."""
     slow: tuple[tuple[int, int], ...] = ()
-    """(source, target) that have become much slower. Chunks of which something has come to their root stay in
-    trees that use none of these, even if the policy takes over; empty: all go over.
+    """(source, target) of links that have become much slower. If the policy takes over, chunks with a
+    contribution at their root stay in trees that use none of these links; empty: all chunks change.
     """
     keeps_begun: bool = False
-    """If it takes over: chunks of which something has come to their root stay in their trees, whatever these
-    use.
-    """
+    """If the policy takes over: chunks with a contribution at their root stay in their trees."""
 
     def __post_init__(self) -> None:
         if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:
@@ -217,8 +146,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
 
     @cached_property
     def schedule(self) -> tuple[int, ...]:
-        """The trees of successive slots, for one period: `sum(weights)` slots, or without leads as many of
-        them as have all trees in proportion.
+        """The trees of successive slots, for one period: `sum(weights)` slots, or without leads the fewest
+        slots that have all trees in proportion.
         """
         if self.leads:
             return staggered(self.weights, self.leads)
@@ -226,13 +155,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
         return interleave([weight // divisor for weight in self.weights])
 
     def tree_of(self, slot: int) -> int:
-        """Return the index of the tree for a slot, a number that the scheduler fixed for each chunk."""
+        """Return the index of the tree for a slot, the number that the scheduler gave a chunk."""
         schedule = self.schedule
         return schedule[slot % len(schedule)]
 
 
 class Plan:
-    """One rank's part in a policy, as tables by tree index: it is read for every chunk."""
+    """One rank's part in a policy, as tables by tree index, since it is read for every chunk."""
 
     __slots__ = (
         "_masks",
@@ -252,10 +181,10 @@ class Plan:
     )
 
     def __init__(self, policy: Policy, rank: int) -> None:
-        """Look up what `rank` does under `policy`.
+        """Make the tables of `rank` under `policy`.
 
         Raises:
-            UsageError: the policy knows no such rank.
+            UsageError: the policy has no such rank.
         """
         if not 0 <= rank < policy.size:
             raise UsageError(
@@ -267,17 +196,17 @@ class Plan:
         self.rank: Final = rank
         self.root: Final = tuple(tree.root for tree in trees)
         self.reduce_parent: Final = tuple(tree.reduce_parent[rank] for tree in trees)
-        """To whom the sum over this rank's subtree goes; -1: this rank is the root."""
+        """Receiver of the sum over this rank's subtree; -1: this rank is the root."""
         self.broadcast_parent: Final = tuple(tree.broadcast_parent[rank] for tree in trees)
-        """From whom the result comes; -1: this rank is the root."""
+        """Sender of the result; -1: this rank is the root."""
         self.reduce_children: Final = tuple(tree.reduce_children[rank] for tree in trees)
         self.broadcast_children: Final = tuple(tree.broadcast_children[rank] for tree in trees)
         self.expected: Final = tuple(tree.subtree_mask[rank] for tree in trees)
-        """Bit set of the contributions that make this rank's sum complete."""
+        """Bit set of the contributions of a complete sum at this rank."""
         self.everybody: Final = (1 << policy.size) - 1
-        """Bit set of all ranks: the contributors of a result."""
+        """Bit set of all ranks: the contributors to a result."""
         self.detours: Final[dict[int, tuple[Detour, ...]]] = {}
-        """By neighbour in a tree: other ways to it, for those that have some."""
+        """Detours by neighbour in a tree, for those that have some."""
         for detour in policy.detours:
             if detour.path[0] == rank:
                 target = detour.path[-1]
@@ -308,48 +237,9 @@ def _check_detours(policy: Policy) -> None:
             )
         kind = (*ends, detour.explore)
         count[kind] = count.get(kind, 0) + 1
-        most = EXPLORERS if detour.explore else DETOURS
+        most = MAX_EXPLORERS if detour.explore else MAX_DETOURS
         if count[kind] > most:
             raise UsageError(
                 f"policy {policy.version} has more than {most} detours of a kind from rank {ends[0]} to "
                 f"{ends[1]}: too many"
             )
-
-
-def _children(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    children: list[list[int]] = [[] for _ in parents]
-    for rank, parent in enumerate(parents):
-        if parent >= 0:
-            children[parent].append(rank)
-    return tuple(map(tuple, children))
-
-
-def _leaves_first(root: int, children: tuple[tuple[int, ...], ...]) -> list[int]:
-    order = [root]
-    for rank in order:
-        order.extend(children[rank])
-    return order[::-1]
-
-
-def _check_spans(root: int, parents: tuple[int, ...], phase: str) -> None:
-    size = len(parents)
-    if not 0 <= root < size:
-        raise UsageError(
-            f"a tree of {size} ranks with root {root}: expected one of its ranks, 0 to {size - 1}"
-        )
-    roots = [rank for rank, parent in enumerate(parents) if parent == -1]
-    if roots != [root]:
-        raise UsageError(
-            f"{phase} parents with -1 at {shown_ranks(roots)}: expected it at the root, {root}, alone"
-        )
-    for rank, parent in enumerate(parents):
-        if not -1 <= parent < size:
-            raise UsageError(
-                f"{phase} parent {parent} of rank {rank}: expected another rank, from 0 to {size - 1}"
-            )
-    reached = _leaves_first(root, _children(parents))
-    if len(reached) < size:
-        missing = sorted(set(range(size)) - set(reached))
-        raise UsageError(
-            f"{phase} parents of {shown_ranks(missing)} do not lead to the root, {root}: expected a tree"
-        )

@@ -1,4 +1,4 @@
-"""Shares as integer weights, and weights as an even sequence: the same on every node, with no rounding."""
+"""Shares as integer weights, and weights as an even sequence: exact, and so the same on every node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from netstorm.errors import UsageError
 __all__ = ["PARTS", "interleave", "quantise", "staggered"]
 
 PARTS: Final = 1000
-"""Shares are rounded to thousandths: far below what a link's rate can be known to."""
+"""Shares are rounded to thousandths: far below the error of a link's rate."""
 
 _PARTS_EACH: Final = 40
-"""With many trees a thousandth is no small part of a share: a tree then gets this many on average. With 10,
-rounding cost 2 % of the rate that 114 trees were to have.
+"""Average weight of a tree if there are many, since a thousandth is then no small part of a share. With 10,
+rounding costs 2 % of the rate of 114 trees.
 """
 
 
@@ -77,14 +77,14 @@ def staggered(weights: Sequence[int], leads: Sequence[int]) -> tuple[int, ...]:
     """Return one period in which index i occurs weights[i] times, leads[i] slots earlier than evenly.
 
     Each of the weights[i] is due in the middle of its part of the period, less the lead; they come in the
-    order in which they are due. So slow trees have no chunks among the last, for which all would wait.
+    order in which they are due. So slow trees get none of the last chunks, for which all ranks wait.
     O(period · log period).
     """
     period = sum(weights)
     # Quotients of whole numbers below 2**53, correctly rounded: the same on every machine.
     due = sorted(
-        (((2 * one + 1) * period - 2 * weight * lead) / (2 * weight), i)
+        (((2 * nth + 1) * period - 2 * weight * lead) / (2 * weight), i)
         for i, (weight, lead) in enumerate(zip(weights, leads, strict=True))
-        for one in range(weight)
+        for nth in range(weight)
     )
     return tuple(i for _, i in due)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netstorm.cli.addresses import split_address
-from netstorm.cli.launch.console import Console, open_standard_streams
 from netstorm.cli.launch.hostfile import check_host, read_hostfile
 from netstorm.cli.launch.job import RESERVED, Job, find_command
 from netstorm.cli.launch.job_run import run_job
 from netstorm.cli.launch.local_job import local_job, users_environment
+from netstorm.cli.launch.output.console import Console, open_standard_streams
 from netstorm.cli.launch.shutdown import Shutdown
 from netstorm.cli.launch.ssh_job import passed_on, ssh_job
 from netstorm.cli.launch.wan_job import scheduler_rank, wan_job

@@ -1,4 +1,4 @@
-"""One process of a job, under its supervisor: how it is started, told signals, and read."""
+"""One process of a job, under its supervisor: how it is started, signalled, and read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from netstorm.cli.launch.console import Console, Stream
 from netstorm.cli.launch.job import Process
-from netstorm.cli.launch.lines import Lines
 from netstorm.cli.launch.members import SCHEDULER, Member
+from netstorm.cli.launch.output.console import Console, Stream
+from netstorm.cli.launch.output.lines import Lines
 
 __all__ = ["Child"]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from netstorm.cli.failing import exit_on_usage_error
+from netstorm.cli.usage_errors import exit_on_usage_error
 
 __all__ = ["CONTEXT", "launch"]
 
-CONTEXT: Final[dict[str, Any]] = {"allow_interspersed_args": False}
-"""For typer: what follows the command's name belongs to the command, with or without `--` before it."""
+CONTEXT: Final = {"allow_interspersed_args": False}
+"""For typer: what follows the command's name is the command's, with or without `--` before it."""
 
 
 def launch(
@@ -22,7 +22,7 @@ def launch(
     ] = None,
     *,
     nodes: Annotated[
-        int | None, typer.Option("-n", "--nodes", metavar="N", help="How many nodes.", show_default=False)
+        int | None, typer.Option("-n", "--nodes", metavar="N", help="Number of nodes.", show_default=False)
     ] = None,
     port: Annotated[
         int | None,
@@ -30,82 +30,90 @@ def launch(
             metavar="PORT",
             min=0,
             max=65535,
-            help="The scheduler's TCP port. Default: any that is free; with --hosts DMLC_PS_ROOT_PORT.",
+            help="The scheduler's TCP port. Default: any free port; with --hosts DMLC_PS_ROOT_PORT.",
             show_default=False,
         ),
     ] = None,
     site: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="The nodes' site: one for all, or one a rank (repeat, or a,b,c)."),
+        typer.Option(
+            metavar="NAME",
+            help="Site of the nodes: one name for all, or one for each rank (repeat, or a,b,c).",
+        ),
     ] = None,
     topology: Annotated[
-        str | None, typer.Option(metavar="NAME", help="How trees are formed: NETSTORM_TOPOLOGY.")
+        str | None, typer.Option(metavar="NAME", help="Scheme that forms the trees: NETSTORM_TOPOLOGY.")
     ] = None,
     network: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The network to plan for: NETSTORM_NETWORK.")
+        Path | None, typer.Option(metavar="FILE", help="Network file to plan for: NETSTORM_NETWORK.")
     ] = None,
     wan: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Emulate this network on this machine, and run each rank in a namespace of it (needs root).",
+            help="Emulate this network file on this machine, one namespace for each rank. Needs root.",
         ),
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="A variable for all processes; NAME alone: with the value it has here."
+            metavar="NAME=VALUE",
+            help="Variable for all processes; NAME alone: with its value in this environment.",
         ),
     ] = None,
     chdir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The nodes' working directory. Default: this one.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Working directory of the nodes. Default: the current one."),
     ] = None,
     grace: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="From SIGINT to SIGTERM, and on to SIGKILL.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="Time from SIGINT to SIGTERM, and from SIGTERM to SIGKILL."
+        ),
     ] = 10.0,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Print lines without their rank.")] = False,
+    no_prefix: Annotated[
+        bool, typer.Option("--no-prefix", help="Print output lines without the rank.")
+    ] = False,
     log_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Also write each process's lines to DIR/rank-R.log and DIR/scheduler.log."
-        ),
+        typer.Option(metavar="DIR", help="Also write the output to DIR/rank-R.log and DIR/scheduler.log."),
     ] = None,
     hosts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Run on other hosts, through ssh. One a line: HOST [slots=N] [site=NAME] [rank=R] "
-            "[address=ADDRESS]; # begins a comment.",
+            help="Host file: run on these hosts, through ssh. One host a line: HOST [slots=N] [site=NAME] "
+            "[rank=R] [address=ADDRESS]; # begins a comment.",
         ),
     ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="HOST",
-            help="With --hosts: the scheduler's host. Default: the first. With --wan: its rank; 0.",
+            help="With --hosts: host of the scheduler; default: the first. With --wan: its rank; default: 0.",
         ),
     ] = None,
     join: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Join the scheduler that runs there (netstorm scheduler --jobs ...), and start none.",
+            help="Use the scheduler at this address (netstorm scheduler --jobs ...), and start none.",
         ),
     ] = None,
     job: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job: NETSTORM_JOB.")] = None,
     python: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="With --hosts: the interpreter there that has NetStorm. Default: as here."
+            metavar="PATH", help="With --hosts: interpreter that has NetStorm. Default: this one's path."
         ),
     ] = None,
     ssh: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="With --hosts: ssh and options, as in 'ssh -p 2222'."),
+        typer.Option(metavar="COMMAND", help="With --hosts: ssh with options, such as 'ssh -p 2222'."),
     ] = None,
     no_scheduler: Annotated[bool, typer.Option("--no-scheduler", hidden=True)] = False,
 ) -> None:
-    """Start a scheduler and N nodes, and see them to their end.
+    """Start a scheduler and N nodes, and run the job to its end.
 
     \b
       netstorm launch -n 4 -- python train.py --epochs 3
@@ -114,16 +122,17 @@ def launch(
       netstorm launch --wan network.yaml -- python train.py
       netstorm launch -n 2 --join 127.0.0.1:9091 --job mine -- python train.py
 
-    Each node runs COMMAND with the DMLC_* variables that tell it who it is. Its lines are printed behind its
-    rank. Unless OMP_NUM_THREADS is set, the nodes of a machine get equal shares of its cores: N processes
-    that each start a thread for every core slow each other down.
+    Each node runs COMMAND with the DMLC_* variables of its rank. Its output lines are printed after its rank.
+    Unless OMP_NUM_THREADS is set, the nodes of a machine share its cores equally: N processes with a thread
+    for each core would slow each other down.
 
-    Ctrl-C interrupts all nodes; those that go on get SIGTERM after the grace, and SIGKILL after another one;
-    pressed again, it takes the next step at once. When a node fails, the others have PS_HEARTBEAT_TIMEOUT
-    and the grace to end by themselves. Nothing that a node has started outlives the launcher.
+    Ctrl-C interrupts all nodes. Nodes that still run get SIGTERM after the grace time, and SIGKILL after
+    another one; a second Ctrl-C takes the next step at once. When a node fails, the others have
+    PS_HEARTBEAT_TIMEOUT and the grace time to end by themselves. No process that a node has started outlives
+    the launcher.
 
-    The exit code is the first failure's (128 + the signal, for a node that a signal killed), 130 after
-    Ctrl-C, 127 if there is no such command, 2 if the arguments are wrong.
+    The exit code is that of the first failure (128 + the signal if a signal killed the node), 130 after
+    Ctrl-C, 127 if the command is not found, 2 if the arguments are wrong.
     """
     from netstorm.cli.launch.arguments import LaunchArguments
     from netstorm.cli.launch.job import CommandError

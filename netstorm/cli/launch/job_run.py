@@ -16,9 +16,9 @@ from typing import Final
 from netstorm import clock
 from netstorm.cli.first_failure import first_failed_rank
 from netstorm.cli.launch.child import Child
-from netstorm.cli.launch.console import Console, Stream
 from netstorm.cli.launch.job import Job, Process
 from netstorm.cli.launch.members import SCHEDULER, Member, in_words
+from netstorm.cli.launch.output.console import Console, Stream
 from netstorm.cli.launch.shutdown import Abandon, Action, Report, SendSignal, Shutdown
 from netstorm.cli.launch.signals import signals_to_descriptor
 from netstorm.cli.launch.supervisor import become_subreaper, kill_descendants
@@ -106,7 +106,7 @@ class _JobRun:
         if left:
             self._console.report(f"these processes survive SIGKILL: {', '.join(map(str, left))}")
 
-    # --------------------------------------------------------------------------------------------- starting
+    # ----------------------------------------------------------------------------------------------- starting
 
     def _start_nodes_if_ready(self) -> None:
         port = None
@@ -133,7 +133,7 @@ class _JobRun:
         self._children[process.member] = child
         self._shutdown.started(process.member)
 
-    # --------------------------------------------------------------------------------------------- watching
+    # ----------------------------------------------------------------------------------------------- watching
 
     def _wait(self) -> None:
         """Wait for output, signals, room for our own output, or the next deadline."""
@@ -181,7 +181,7 @@ class _JobRun:
                 del self._children[child.member]
                 self._act(self._shutdown.exited(child.member, code, clock.monotonic()))
 
-    # ----------------------------------------------------------------------------------------------- output
+    # ------------------------------------------------------------------------------------------------- output
 
     def _print(self, child: Child, lines: Iterable[tuple[Stream, bytes]]) -> None:
         """Print and log lines; the scheduler's line about the first failure goes to `shutdown` instead."""
@@ -204,7 +204,7 @@ class _JobRun:
                 return
         self._console.show("", b"")
 
-    # -------------------------------------------------------------------------------------------- decisions
+    # ---------------------------------------------------------------------------------------------- decisions
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:

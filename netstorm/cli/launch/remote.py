@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from netstorm.cli.cores import threads_each
-from netstorm.cli.failing import USAGE_ERROR
 from netstorm.cli.launch.supervisor import CANNOT_RUN, Supervisor, read_start_message
+from netstorm.cli.usage_errors import USAGE_ERROR
 from netstorm.errors import SettingsError
 from netstorm.settings import child_environment
 

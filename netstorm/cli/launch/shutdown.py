@@ -111,7 +111,7 @@ class Shutdown:
         self.deadline: float | None = None
         """When to call `tick`; None: not before another event."""
 
-    # ---------------------------------------------------------------------------------------- state
+    # -------------------------------------------------------------------------------------------------- state
 
     @property
     def may_start(self) -> bool:
@@ -157,7 +157,7 @@ class Shutdown:
         nodes = [failure for member, failure in self._failures.items() if member not in exempt]
         return next(iter(nodes or self._failures.values()))
 
-    # ---------------------------------------------------------------------------------------- events
+    # ------------------------------------------------------------------------------------------------- events
 
     def started(self, member: Member) -> None:
         """Record that a process runs."""
@@ -212,7 +212,7 @@ class Shutdown:
         self._stage = Stage.STOPPING
         return self._next_step(f"not ended {late}", now)
 
-    # -------------------------------------------------------------------------------------------- decisions
+    # ---------------------------------------------------------------------------------------------- decisions
 
     def _fail(self, member: Member | None, text: str, code: int, now: float) -> list[Action]:
         self._failures[member] = (text, code)

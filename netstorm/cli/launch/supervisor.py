@@ -93,7 +93,7 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(self._status)
         return code if code >= 0 else 128 - code
 
-    # --------------------------------------------------------------------------------------------- starting
+    # ----------------------------------------------------------------------------------------------- starting
 
     def _start(
         self, command: list[str], folder: str | None, environment: Mapping[str, str] | None
@@ -130,7 +130,7 @@ class Supervisor:
             f"cannot run {command[0]!r}: {why}",
         )
 
-    # --------------------------------------------------------------------------------------------- watching
+    # ----------------------------------------------------------------------------------------------- watching
 
     def _wait(self, timeout_ms: int | None) -> None:
         """Wait for a signal or a line of the lifeline, and handle it."""
@@ -189,7 +189,7 @@ class Supervisor:
                 if pid == self._command:
                     self._status = status
 
-    # ----------------------------------------------------------------------------------------------- ending
+    # ------------------------------------------------------------------------------------------------- ending
 
     def _kill_everything(self) -> None:
         """Kill the command and all below it at once."""

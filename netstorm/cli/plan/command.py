@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from netstorm.cli.failing import exit_on_usage_error
+from netstorm.cli.usage_errors import exit_on_usage_error
 from netstorm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,42 +19,44 @@ __all__ = ["plan"]
 
 
 def plan(
-    network: Annotated[Path, typer.Argument(metavar="NETWORK.yaml", help="The network to plan for.")],
+    network: Annotated[Path, typer.Argument(metavar="NETWORK.yaml", help="Network file to plan for.")],
     *,
     model: Annotated[
         str,
         typer.Option(
             metavar="MODEL",
-            help="What is summed: alexnet, resnet50, a size such as 244MB, or a .json file of tensors.",
+            help="Tensors of a round: alexnet, resnet50, a size such as 244MB, or a .json file of tensors.",
         ),
     ] = "alexnet",
     topology: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="all: the best of all schemes; auto: what a job would use; or one."
+            metavar="NAME", help="all: the best of all schemes; auto: as a job would choose; or one scheme."
         ),
     ] = "all",
-    chunk: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes that are summed and sent at once: 1MB, 256KiB.")
-    ] = "256KiB",
-    roots: Annotated[int, typer.Option(metavar="N", min=0, help="Roots of fapt; 0: all nodes.")] = 0,
-    hub: Annotated[int, typer.Option(metavar="RANK", min=-1, help="Hub of star; -1: the best placed.")] = -1,
+    chunk: Annotated[str, typer.Option(metavar="SIZE", help="Size of a chunk: 1MB, 256KiB.")] = "256KiB",
+    roots: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of roots of fapt; 0: all nodes.")
+    ] = 0,
+    hub: Annotated[
+        int, typer.Option(metavar="RANK", min=-1, help="Rank of a star's hub; -1: the best placed.")
+    ] = -1,
     custom: Annotated[
-        str, typer.Option(metavar="FILE", help="YAML file of the trees of --topology custom.")
+        str, typer.Option(metavar="FILE", help="YAML file with the trees of --topology custom.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw network, trees and schemes: .png, .svg or .pdf (matplotlib)."
+            metavar="FILE", help="Draw network, trees and schemes: .png, .svg or .pdf. Needs matplotlib."
         ),
     ] = None,
 ) -> None:
     """Compare topologies on a network: time, traffic, and how far each is from the optimum.
 
-    For each scheme the time that a simulation of all chunks predicts, how many times as fast that is as a
-    parameter server (star) and one spread over all nodes (sharded), and which part of the optimum it reaches
-    if data flowed like water. Then the bytes on each link, and the trees, of the one that is chosen.
+    For each scheme it prints the time that a simulation of all chunks predicts, the speed-up over a parameter
+    server (star) and over one that is spread over all nodes (sharded), and the fraction of the optimum in the
+    fluid model. Then it prints the bytes on each link, and the trees, of the chosen scheme.
 
     The exit code is 2 if a file or an option is wrong.
     """
@@ -80,7 +82,7 @@ def plan(
 
 
 def _plotter(path: Path) -> Callable[..., None]:
-    """Return what draws, having checked that it can: the comparison may take minutes."""
+    """Return the function that draws, after checking that it can: the comparison may take minutes."""
     try:
         from netstorm.cli.plan.plot import FORMATS, plot_comparison
     except ModuleNotFoundError as error:
@@ -97,14 +99,14 @@ def _plotter(path: Path) -> Callable[..., None]:
 def _compare(
     path: Path, *, model: str, topology: str, chunk: str, roots: int, hub: int, custom: str
 ) -> Comparison:
-    from netstorm.cli.plan.compare import compare, names_of
+    from netstorm.cli.plan.compare import compare, scheme_names
     from netstorm.topology.networks.elements import Rank
     from netstorm.topology.networks.file import load_network
     from netstorm.topology.networks.tensor_sizes import tensors_of
     from netstorm.topology.schemes.form import Options
     from netstorm.units import parse_bytes
 
-    names_of(topology, custom=bool(custom))  # a wrong name is told at once, whatever else is wrong
+    scheme_names(topology, custom=bool(custom))  # report a wrong name first
     options = Options(
         num_roots=roots,
         hub=None if hub == -1 else Rank(hub),
@@ -118,7 +120,7 @@ def _compare(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], AbstractContextManager[None]]]:
-    """Show on standard error, if it is a terminal, what is being computed, and for how long."""
+    """Show on standard error, if it is a terminal, the present step and its duration."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""What `netstorm plan` finds out: how long each scheme takes on a network, beside the optimum."""
+"""The comparison of `netstorm plan`: how long each scheme takes on a network, and the optimum."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from netstorm.topology.prediction.predict import predict
 from netstorm.topology.schemes.form import SCHEMES, Options
 from netstorm.topology.trees.resources import Floats, Resources, fluid_time
 
-__all__ = ["ALL", "BASELINES", "Comparison", "Outcome", "Use", "compare", "names_of"]
+__all__ = ["ALL", "BASELINES", "Comparison", "Outcome", "Use", "compare", "scheme_names"]
 
 ALL: Final = "all"
 BASELINES: Final = ("star", "sharded")
-"""What users have today: a parameter server, and one that is spread over all nodes."""
+"""Common today: a parameter server, and one that is spread over all nodes."""
 _AUTO: Final = "auto"
 _CUSTOM: Final = "custom"
 
 Progress = Callable[[str], AbstractContextManager[None]]
-"""Entered while something is computed that has this name."""
+"""Entered during a step with this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What a policy sends over one resource: a directed link, or an access link with a cap."""
+    """Traffic of a policy on one resource: a directed link, or an access link with a cap."""
 
     name: str
     ends: tuple[int, int] | None
@@ -41,18 +41,18 @@ class Use:
     """Whose access link it is; None: a link between two nodes."""
     nbytes: float
     busy: float
-    """Part of the predicted time that it needs to carry this much."""
+    """Fraction of the predicted time that the resource is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One scheme on one network."""
+    """The result of one scheme on one network."""
 
     policy: Policy
     formation_s: float
-    """That the policy took to form, here."""
+    """Time to form the policy on this machine."""
     fluid_s: float
-    """If data flowed like water."""
+    """In the fluid model."""
     predicted_s: float
     """By the simulation of all chunks."""
     uses: tuple[Use, ...]
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def busiest(self) -> Use | None:
-        """What limits the scheme; None: a single node."""
+        """The resource that limits the scheme; None: there is only one node."""
         return max(self.uses, key=lambda use: use.busy, default=None)
 
 
@@ -74,11 +74,11 @@ class Comparison:
     chunk_bytes: int
     optimum_s: float
     latency_bound_s: float
-    """What latency alone allows; for small tensors above the optimum, which knows no latency."""
+    """Bound by latency alone; above the optimum for small tensors, since the optimum ignores latency."""
     outcomes: dict[str, Outcome]
     """By scheme; in the order of `SCHEMES`."""
     errors: dict[str, str]
-    """Why a scheme does not apply to this network."""
+    """By scheme that does not apply to this network: the reason."""
     chosen: str
 
     @property
@@ -87,19 +87,19 @@ class Comparison:
         return sum(self.tensors)
 
     def of_optimum(self, name: str) -> float:
-        """Return the optimum's time as a part of the scheme's, both in the fluid model."""
+        """Return the time of the optimum over the scheme's, both in the fluid model."""
         fluid_s = self.outcomes[name].fluid_s
         return self.optimum_s / fluid_s if fluid_s else 1.0
 
-    def over(self, baseline: str, name: str) -> float | None:
-        """Return how many times as fast as `baseline` a scheme is; None: the baseline does not apply."""
+    def speedup(self, baseline: str, name: str) -> float | None:
+        """Return the speed-up of a scheme over `baseline`; None: the baseline does not apply."""
         if baseline not in self.outcomes:
             return None
         predicted_s = self.outcomes[name].predicted_s
         return self.outcomes[baseline].predicted_s / predicted_s if predicted_s else 1.0
 
 
-def names_of(topology: str, *, custom: bool) -> tuple[str, ...]:
+def scheme_names(topology: str, *, custom: bool) -> tuple[str, ...]:
     """Return the schemes to compare for `all`, `auto` or a name; `custom` says whether its file is given.
 
     Raises:
@@ -119,12 +119,12 @@ def compare(
     options: Options,
     progress: Progress,
 ) -> Comparison:
-    """Form and predict the policies that `topology` asks for, and choose.
+    """Form and predict the policies for `topology`, and choose one.
 
     Raises:
         UsageError: an unknown scheme, or the one that was asked for does not apply to this network.
     """
-    names = names_of(topology, custom=bool(options.custom))
+    names = scheme_names(topology, custom=bool(options.custom))
     nbytes = options.tensor_bytes
     with progress("optimum"):
         best = optimum(network, nbytes)
@@ -155,7 +155,7 @@ def compare(
 
 
 def _fastest(outcomes: dict[str, Outcome]) -> str:
-    """Return the best predicted; what auto has chosen is called by its own name."""
+    """Return the scheme with the shortest predicted time; of equals, not auto."""
     return min(outcomes, key=lambda name: (outcomes[name].predicted_s, name == _AUTO))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import networkx as nx
 import numpy as np
@@ -59,7 +59,7 @@ def _on_the_map(network: Network) -> Floats:
 
 
 def _by_links(network: Network) -> Floats:
-    graph: Any = nx.Graph()
+    graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(network.ranks)
     graph.add_edges_from((link.source, link.target) for link in network.links)
     dense = graph.number_of_edges() >= _DENSE * network.size * (network.size - 1) / 2

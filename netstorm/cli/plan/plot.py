@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
@@ -40,7 +43,8 @@ _BUSY: Final = LinearSegmentedColormap.from_list(
 )
 _HALO: Final = (withStroke(linewidth=3, foreground="white"),)
 
-Places = Mapping[Rank, tuple[float, float]]
+Colour: TypeAlias = str | npt.NDArray[np.float64]
+Places: TypeAlias = Mapping[Rank, tuple[float, float]]
 
 
 def plot_comparison(comparison: Comparison, path: Path, *, title: str) -> None:
@@ -64,18 +68,16 @@ def plot_comparison(comparison: Comparison, path: Path, *, title: str) -> None:
 
 def _heading(comparison: Comparison, title: str) -> str:
     chosen = comparison.outcomes[comparison.chosen]
-    faster = comparison.over("star", comparison.chosen)
+    faster = comparison.speedup("star", comparison.chosen)
     return (
         f"{title} ({size_text(comparison.nbytes)}): {comparison.chosen} takes {time_text(chosen.predicted_s)}"
         + (f", {faster:.1f} times as fast as a parameter server" if faster is not None else "")
     )
 
 
-def _draw_network(axes: Any, network: Network, where: Places) -> None:
+def _draw_network(axes: Axes, network: Network, where: Places) -> None:
     rates = [link.rate for link in network.links] or [1.0]
-    colours: Any = ScalarMappable(
-        Normalize(min(0.5 * max(rates), *rates), max(rates)), colormaps["viridis_r"]
-    )
+    colours = ScalarMappable(Normalize(min(0.5 * max(rates), *rates), max(rates)), colormaps["viridis_r"])
     rate_of = {(link.source, link.target): link.rate for link in network.links}
     labelled = 0
     for link in sorted(network.links, key=lambda link: link.rate):
@@ -89,7 +91,7 @@ def _draw_network(axes: Any, network: Network, where: Places) -> None:
             link.source,
             link.target,
             width=0.6 + (_WIDEST - 0.6) * link.rate / max(rates),
-            colour=colours.to_rgba(link.rate),
+            colour=colours.to_rgba(np.asarray(link.rate)),
             bent=not both,
             arrow=not both,
         )
@@ -109,17 +111,17 @@ def _draw_network(axes: Any, network: Network, where: Places) -> None:
     bar.ax.locator_params(nbins=5)
 
 
-def _label_rate(axes: Any, where: Places, link: Link) -> None:
+def _label_rate(axes: Axes, where: Places, link: Link) -> None:
     (x, y), (u, v) = where[link.source], where[link.target]
     axes.text((x + u) / 2, (y + v) / 2, _short(link.rate), fontsize=7, ha="center", va="center",
               path_effects=_HALO, zorder=4)  # fmt: skip
 
 
-def _draw_chosen(axes: Any, comparison: Comparison, where: Places) -> None:
+def _draw_chosen(axes: Axes, comparison: Comparison, where: Places) -> None:
     outcome = comparison.outcomes[comparison.chosen]
     uses = [use for use in outcome.uses if use.ends is not None]
     most = max((use.nbytes for use in uses), default=0.0) or 1.0
-    colours: Any = ScalarMappable(Normalize(0, 1), _BUSY)
+    colours = ScalarMappable(Normalize(0, 1), _BUSY)
     for use in sorted(uses, key=lambda use: use.nbytes):
         _draw_use(axes, where, use, most, colours)
     policy = outcome.policy
@@ -144,24 +146,33 @@ def _draw_chosen(axes: Any, comparison: Comparison, where: Places) -> None:
     bar.ax.locator_params(nbins=3)
 
 
-def _draw_use(axes: Any, where: Places, use: Use, most: float, colours: Any) -> None:
+def _draw_use(axes: Axes, where: Places, use: Use, most: float, colours: ScalarMappable) -> None:
     assert use.ends is not None
     source, target = use.ends
     if use.nbytes < 1:
         _line(axes, where, source, target, width=0.5, colour="#d0d0d0", bent=False)
         return
     width = 0.6 + (_WIDEST - 2.0) * use.nbytes / most
-    _line(axes, where, source, target, width=width, colour=colours.to_rgba(use.busy), bent=True, arrow=True)
+    _line(
+        axes,
+        where,
+        source,
+        target,
+        width=width,
+        colour=colours.to_rgba(np.asarray(use.busy)),
+        bent=True,
+        arrow=True,
+    )
 
 
 def _line(
-    axes: Any,
+    axes: Axes,
     where: Places,
     source: int,
     target: int,
     *,
     width: float,
-    colour: Any,
+    colour: Colour,
     bent: bool,
     arrow: bool = False,
 ) -> None:
@@ -191,7 +202,7 @@ def _caps(network: Network) -> dict[Rank, str]:
 
 
 def _draw_nodes(
-    axes: Any, network: Network, where: Places, rooted: Mapping[Rank, float], notes: Mapping[Rank, str]
+    axes: Axes, network: Network, where: Places, rooted: Mapping[Rank, float], notes: Mapping[Rank, str]
 ) -> None:
     """Draw the nodes, the darker the larger their part as roots is, with their sites and notes below."""
     small = network.size > 40
@@ -211,14 +222,14 @@ def _draw_nodes(
                       ha="center", va="top", fontsize=8, path_effects=_HALO, zorder=6)  # fmt: skip
 
 
-def _finish(axes: Any, title: str) -> None:
+def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.set_xlim(-0.1, 1.1)
     axes.set_ylim(-0.14, 1.08)
     axes.axis("off")
 
 
-def _draw_schemes(axes: Any, comparison: Comparison) -> None:
+def _draw_schemes(axes: Axes, comparison: Comparison) -> None:
     outcomes = comparison.outcomes
     names = sorted(outcomes, key=lambda name: -outcomes[name].predicted_s)
     # What is many times slower than the parameter servers of today would leave no room for the others.
@@ -246,9 +257,7 @@ def _draw_schemes(axes: Any, comparison: Comparison) -> None:
     axes.set_yticks([])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: time_text(seconds)))
     axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.set_title(
-        "All schemes, the shorter the better\nlight: predicted; dark: if data flowed like water", fontsize=10
-    )
+    axes.set_title("All schemes, the shorter the better\nlight: predicted; dark: fluid model", fontsize=10)
 
 
 def _short(rate: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.columns import Columns
 from rich.console import Console
@@ -14,13 +14,13 @@ from rich.tree import Tree as Drawing
 from netstorm.cli.plan.compare import BASELINES, Comparison, Outcome, Use
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.topology.networks.network import Network
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.units import format_bytes, format_fraction
 
 __all__ = ["as_json", "print_comparison"]
 
 _MOST_DRAWN: Final = 6
-"""Drawings: a packing of 32 nodes has 60, which nobody reads."""
+"""Most drawings of trees: a packing of 32 nodes has 60 trees."""
 _LONG_CHAIN: Final = 3
 """Nodes below each other without a branch that are still drawn one in each line."""
 _LARGEST_MATRIX: Final = 10
@@ -30,8 +30,8 @@ _MOST_LISTED: Final = 16
 _BUSY: Final = ((0.9, "bold red"), (0.6, "yellow"), (0.0, "green"))
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Return everything that was found out, in bytes and seconds."""
+def as_json(comparison: Comparison) -> dict[str, object]:
+    """Return the comparison for JSON, in bytes and seconds."""
     chosen = comparison.outcomes[comparison.chosen]
     return {
         "bytes": comparison.nbytes,
@@ -56,14 +56,14 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _scheme(comparison: Comparison, name: str) -> dict[str, Any]:
+def _scheme(comparison: Comparison, name: str) -> dict[str, object]:
     outcome = comparison.outcomes[name]
     return {
         "fluid_s": outcome.fluid_s,
         "predicted_s": outcome.predicted_s,
         "of_optimum": comparison.of_optimum(name),
-        "over_star": comparison.over("star", name),
-        "over_sharded": comparison.over("sharded", name),
+        "over_star": comparison.speedup("star", name),
+        "over_sharded": comparison.speedup("sharded", name),
         "formation_s": outcome.formation_s,
         "trees": len(outcome.policy.trees),
         "link_bytes": {use.name: round(use.nbytes) for use in outcome.uses},
@@ -77,7 +77,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(
         f"{size_text(comparison.nbytes)} in {count} tensor{'s' * (count > 1)}, in chunks of "
         f"{format_bytes(comparison.chunk_bytes)}, among {network.size} nodes.\n"
-        f"The optimum, if data flowed like water: {time_text(comparison.optimum_s)}; with latencies, nothing "
+        f"The optimum, in the fluid model: {time_text(comparison.optimum_s)}; with latencies, nothing "
         f"takes less than {time_text(max(comparison.optimum_s, comparison.latency_bound_s))}.",
         highlight=False,
     )
@@ -113,7 +113,7 @@ def _schemes(comparison: Comparison) -> Table:
             name,
             str(len(outcome.policy.trees)),
             time_text(outcome.predicted_s),
-            *(_ratio(comparison.over(baseline, name)) for baseline in BASELINES),
+            *(_ratio(comparison.speedup(baseline, name)) for baseline in BASELINES),
             time_text(outcome.fluid_s),
             f"{comparison.of_optimum(name):.0%}",
             time_text(outcome.formation_s),
@@ -201,7 +201,7 @@ def _drawing(network: Network, root: int, children: Sequence[Sequence[int]], tit
 
 
 def _chain(first: int, children: Sequence[Sequence[int]]) -> list[int]:
-    """Return `first` and what hangs on it one by one, if that is long: a ring as a tree is all depth."""
+    """Return the chain that begins at `first`, if it is long: a ring is a single long chain."""
     chain = [first]
     while len(children[chain[-1]]) == 1:
         chain.append(children[chain[-1]][0])

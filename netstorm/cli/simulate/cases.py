@@ -1,4 +1,4 @@
-"""What `netstorm simulate` asks its worker: one scheme, or the optimum, on one network."""
+"""Messages between `netstorm simulate` and its worker process: a case, and the answers about it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
 ]
 
 OPTIMUM = "the optimum"
-"""In place of a scheme's name: no scheme, but what none can beat."""
+"""In place of a scheme's name: the optimum, which no scheme can beat."""
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, tag="generated"):
-    """A network that is drawn at random."""
+    """A random network."""
 
     family: str
     nodes: int
@@ -50,35 +50,35 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
-    """The network is there; the time from here on is the scheme's."""
+    """The network is loaded; the time limit of the case begins."""
 
 
 class Formed(msgspec.Struct, frozen=True, kw_only=True, tag="formed"):
-    """The policy is there."""
+    """The policy is formed."""
 
     formation_s: float
     reason: str
 
 
 class RoundDone(msgspec.Struct, frozen=True, kw_only=True, tag="round"):
-    """A round has taken so long, in the network's time."""
+    """A round has ended. Seconds are virtual."""
 
     seconds: float
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All of a case is done."""
+    """The case is done."""
 
     optimum_s: float | None = None
-    """If that was asked."""
+    """If the case is the optimum."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """A case has come to nothing."""
+    """The case has failed."""
 
     message: str
     unfit: bool
-    """The scheme cannot be had on this network; else something has gone wrong."""
+    """The scheme does not apply to this network; if not, the case failed because of an error."""
 
 
 Answer: TypeAlias = Begun | Formed | RoundDone | Ended | Failed

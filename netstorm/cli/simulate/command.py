@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from netstorm.cli.failing import exit_on_usage_error
+from netstorm.cli.usage_errors import exit_on_usage_error
 from netstorm.errors import UsageError
 
 if TYPE_CHECKING:
-    from netstorm.cli.simulate.study import Asked, Study
+    from netstorm.cli.simulate.study import Study, StudyOptions
 
 __all__ = ["simulate"]
 
@@ -28,7 +28,7 @@ _INTERRUPTED: Final = 130
 
 
 class EngineName(enum.Enum):
-    """What simulates."""
+    """Values of --engine."""
 
     AUTO = "auto"
     CLUSTER = "cluster"
@@ -65,18 +65,18 @@ def simulate(
         ),
     ] = None,
     network: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A network file, instead of generated networks.")
+        Path | None, typer.Option(metavar="FILE", help="Network file, instead of generated networks.")
     ] = None,
     model: Annotated[
         str,
-        typer.Option(metavar="MODEL", help="What is reduced: a size, alexnet, resnet50, or a model.json."),
+        typer.Option(metavar="MODEL", help="Tensors of a round: a size, alexnet, resnet50, or a model.json."),
     ] = "244MB",
     topology: Annotated[
-        str, typer.Option(metavar="NAMES", help="Schemes, with commas between; all: each that needs no file.")
+        str, typer.Option(metavar="NAMES", help="Schemes, separated by commas; all: each that needs no file.")
     ] = "all",
-    chunk: Annotated[str, typer.Option(metavar="SIZE", help="The largest chunk.")] = "1MB",
+    chunk: Annotated[str, typer.Option(metavar="SIZE", help="Size of the largest chunk.")] = "1MB",
     rounds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Rounds, each begins when the one before has ended.")
+        int, typer.Option(metavar="N", min=1, help="Number of rounds, one after the other.")
     ] = 1,
     engine: Annotated[
         EngineName,
@@ -85,31 +85,32 @@ def simulate(
         ),
     ] = EngineName.AUTO,
     limit: Annotated[
-        str, typer.Option(metavar="TIME", help="The longest that a scheme may take for one network.")
+        str, typer.Option(metavar="TIME", help="Time limit of a scheme for one network.")
     ] = "120s",
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write JSON there; -: print it alone.")
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write JSON to this file; -: print JSON only."),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the times: .png, .svg or .pdf (needs matplotlib)."),
     ] = None,
 ) -> None:
-    """Tell how long a round takes under each scheme, over many networks.
+    """Simulate or predict how long a round takes under each scheme, over many networks.
 
     \b
       netstorm simulate --nodes 9 --family internet2 --seeds 10
       netstorm simulate --nodes 512 --family cloud --topology fapt,star --json out.json
       netstorm simulate --network wan.yaml --model alexnet --rounds 20 --plot out.png
 
-    Policies are formed for the network as it is at its start, and kept. A scheme that takes longer than the
-    limit for one network is left out from there on, and the result says so.
+    Policies are formed for the network as it is at its start, and do not change. A scheme that exceeds the
+    limit for one network is left out from then on; the output says so.
 
-    The exit code is 1 if a scheme failed or no time came out, 2 if the arguments are wrong, 130 after Ctrl-C,
-    which prints what is done so far.
+    The exit code is 1 if a scheme failed or there are no times, 2 if the arguments are wrong, 130 after
+    Ctrl-C, which prints the results so far.
     """
     with exit_on_usage_error():
-        asked = _asked(
+        options = _study_options(
             nodes=nodes, family=family, seeds=seeds, network=network, model=model, topology=topology,
             chunk=chunk, rounds=rounds, engine=engine, limit=limit,
         )  # fmt: skip
@@ -119,20 +120,20 @@ def simulate(
             check(plot)
         if json_file not in (None, _STDOUT) and not Path(str(json_file)).parent.is_dir():
             raise UsageError(f"--json {json_file}: there is no folder {Path(str(json_file)).parent}")
-        study = _run(asked)
+        study = _run(options)
         _report(study, json_file, plot)
     raise typer.Exit(_INTERRUPTED if study.interrupted else int(study.failed))
 
 
-def _run(asked: Asked) -> Study:
-    from netstorm.cli.simulate.helper import Helper
+def _run(options: StudyOptions) -> Study:
     from netstorm.cli.simulate.report import progress
     from netstorm.cli.simulate.study import Study
+    from netstorm.cli.simulate.worker_process import WorkerProcess
 
-    study = Study(asked)
+    study = Study(options)
     try:
-        with closing(Helper()) as helper, progress(asked.cases) as on_case:
-            study.run(helper, on_case)
+        with closing(WorkerProcess()) as worker, progress(options.cases) as on_case:
+            study.run(worker, on_case)
     except KeyboardInterrupt:
         study.interrupted = True
     return study
@@ -155,13 +156,13 @@ def _report(study: Study, json_file: str | None, plot: Path | None) -> None:
             Path(str(json_file)).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--json {json_file}: cannot be written: {error.strerror}") from None
-    if plot is not None and any(study.times(name) for name in study.asked.topologies):
+    if plot is not None and any(study.times(name) for name in study.options.topologies):
         from netstorm.cli.simulate.plot import plot as draw
 
         draw(study, plot)
 
 
-def _asked(
+def _study_options(
     *,
     nodes: int | None,
     family: str | None,
@@ -173,8 +174,8 @@ def _asked(
     rounds: int,
     engine: EngineName,
     limit: str,
-) -> Asked:
-    from netstorm.cli.simulate.study import Asked
+) -> StudyOptions:
+    from netstorm.cli.simulate.study import StudyOptions
     from netstorm.simulation.experiment import Engine, Experiment, choose_engine
     from netstorm.topology.networks.file import load_network
     from netstorm.topology.networks.generators import FAMILIES
@@ -203,7 +204,7 @@ def _asked(
         used, reason = Engine(engine.value), "asked for"
     if used is Engine.CLUSTER:
         _check_memory(size, experiment.bytes)
-    return Asked(
+    return StudyOptions(
         family=family,
         path=None if network is None else str(network),
         nodes=size,

@@ -21,10 +21,10 @@ _LOGARITHMIC_FROM: Final = 8.0
 
 
 def check(path: Path) -> None:
-    """Find out, before hours of work, whether a plot can be written.
+    """Check, before hours of work, that a plot can be written.
 
     Raises:
-        UsageError: it cannot, and why.
+        UsageError: it cannot; says why.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--plot {path}: expected a file name that ends in {', '.join(_SUFFIXES)}")
@@ -35,16 +35,16 @@ def check(path: Path) -> None:
 
 
 def plot(study: Study, path: Path) -> None:
-    """Write the plot. Nothing is drawn of schemes without times.
+    """Write the plot, of all schemes with times.
 
     Raises:
         UsageError: the file cannot be written.
     """
     from matplotlib.figure import Figure
 
-    times = {name: list(study.times(name).values()) for name in study.asked.topologies}
+    times = {name: list(study.times(name).values()) for name in study.options.topologies}
     shown = sorted((name for name in times if times[name]), key=lambda name: -quartiles(times[name])[1])
-    asked, experiment = study.asked, study.asked.experiment
+    options, experiment = study.options, study.options.experiment
     figure = Figure(figsize=(8.0, 1.6 + 0.45 * len(shown)), layout="constrained")
     axes = figure.add_subplot()
     places = range(1, len(shown) + 1)
@@ -70,15 +70,12 @@ def plot(study: Study, path: Path) -> None:
     else:
         axes.set_xlim(left=0.0)
     low, high = axes.get_xlim()
-    axes.set_xlim(low, high * 1.25)  # room for what is written beside the boxes
+    axes.set_xlim(low, high * 1.25)  # room for the text beside the boxes
     axes.set_yticks(list(places), shown)
     axes.set_xlabel("time of a round, s")
-    axes.set_title(
-        f"{format_bytes(experiment.bytes)} on "
-        f"{asked.path or f'{asked.family} networks of {asked.nodes} nodes, {len(asked.seeds)} seeds'} "
-        f"({asked.engine.value})",
-        fontsize=10,
-    )
+    generated = f"{options.family} networks of {options.nodes} nodes, {len(options.seeds)} seeds"
+    size, network = format_bytes(experiment.bytes), options.path or generated
+    axes.set_title(f"{size} on {network} ({options.engine.value})", fontsize=10)
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `netstorm simulate` prints: a table, and why something is not in it."""
+"""The output of `netstorm simulate`: a table of times, and the reasons why some are missing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from netstorm.units import format_bytes, format_duration
 __all__ = ["progress", "show"]
 
 _LINE_EVERY_S: Final = 10.0
-"""Where nobody watches a bar, a log should not be full of it."""
+"""Time between two progress lines, where standard error is no terminal."""
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Give a function to call before each case: on standard error a bar, or a line now and then."""
+    """Yield a function to call before each case: it shows a bar on a terminal, else a line at times."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(console, total)
@@ -39,29 +39,29 @@ def _lines(console: Console, total: int) -> Callable[[str], None]:
     last = clock.monotonic()
     begun = 0
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         nonlocal last, begun
         if clock.monotonic() - last >= _LINE_EVERY_S:
             last = clock.monotonic()
             console.print(f"{begun} of {total} done; {text}", highlight=False)
         begun += 1
 
-    return say
+    return report
 
 
 def show(study: Study, console: Console) -> None:
-    """Print what is known, the fastest scheme first."""
-    asked, experiment = study.asked, study.asked.experiment
-    where = asked.path or f"{asked.family}, {asked.nodes} nodes, {_count(len(asked.seeds), 'seed')}"
+    """Print the results, the fastest scheme first."""
+    options, experiment = study.options, study.options.experiment
+    where = options.path or f"{options.family}, {options.nodes} nodes, {_count(len(options.seeds), 'seed')}"
     tensors = f"{format_bytes(experiment.bytes)} in {_count(len(experiment.tensors), 'tensor')}"
     chunks = f"chunks of {format_bytes(experiment.chunk_bytes)}"
     lines = (
         f"{where}: {tensors}, {chunks}, {_count(experiment.rounds, 'round')}",
-        f"engine: {asked.engine.value} ({asked.engine_reason})",
+        f"engine: {options.engine.value} ({options.engine_reason})",
     )
     console.print(*lines, sep="\n", highlight=False, markup=False)
     console.print(_table(study))
-    for name in asked.topologies:
+    for name in options.topologies:
         for problem in study.problems(name):
             console.print(f"{name}: {problem}", highlight=False, markup=False)
     for note in study.notes:
@@ -75,13 +75,15 @@ def _table(study: Study) -> Table:
     table.add_column("scheme", no_wrap=True)
     for heading in ("round, s", "quartiles", "of optimum", "x over star", "formed in", "seeds"):
         table.add_column(heading, justify="right", overflow="fold")
-    summaries = {name: study.summary(name) for name in study.asked.topologies}
+    summaries = {name: study.summary(name) for name in study.options.topologies}
     star = summaries.get("star")
-    for name, summary in sorted(summaries.items(), key=lambda one: one[1].median_s if one[1] else 1e300):
+    for name, summary in sorted(summaries.items(), key=lambda item: item[1].median_s if item[1] else 1e300):
         if summary is None:
             table.add_row(name, *["-"] * 5, "0")
             continue
-        formations = [one.formation_s for one in study.findings[name].values() if one.formation_s is not None]
+        formations = [
+            result.formation_s for result in study.results[name].values() if result.formation_s is not None
+        ]
         table.add_row(
             name,
             f"{summary.median_s:.4g}",

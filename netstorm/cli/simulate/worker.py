@@ -1,8 +1,7 @@
-"""The process behind `netstorm simulate`: forms and simulates case by case, and can be killed when it takes
-too long, which no thread can, least of all inside a linear program.
+"""The worker process of `netstorm simulate`: forms and simulates one case after the other.
 
-Cases come in as lines of JSON, answers go out likewise. The end of the input is the end of the process, also
-in the midst of a case: then whoever asked is gone.
+It is a process because it can be killed when a case takes too long, even inside a linear program; a thread
+cannot. Cases and answers are lines of JSON. The process ends at the end of its input, even during a case.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from netstorm.errors import NetStormError, UsageError
 from netstorm.simulation.experiment import Engine, Experiment, run
 from netstorm.topology.networks.network import Network
 
-__all__ = ["answer", "main"]
+__all__ = ["main", "run_case"]
 
 _GONE: Final = 1
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Run cases until the process is killed, or its input ends."""
     cases: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(cases,), daemon=True).start()
     while True:
         case = msgspec.json.decode(cases.get(), type=Case)
-        answer(case, _write)
+        run_case(case, _write)
 
 
 def _listen(cases: queue.SimpleQueue[bytes]) -> None:
@@ -55,35 +54,35 @@ def _listen(cases: queue.SimpleQueue[bytes]) -> None:
     os._exit(_GONE)
 
 
-def _write(found: Answer) -> None:
+def _write(answer: Answer) -> None:
     with contextlib.suppress(BrokenPipeError):
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 
 
-def answer(case: Case, say: Callable[[Answer], None]) -> None:
-    """Do one case; the last that is said of it is that it has ended, or failed."""
+def run_case(case: Case, report: Callable[[Answer], None]) -> None:
+    """Run one case, and report on it; the last report is `Ended` or `Failed`."""
     try:
         network = _network(case.network)
     except UsageError as error:
-        say(Failed(message=_line(error), unfit=True))
+        report(Failed(message=_line(error), unfit=True))
         return
-    say(Begun())
+    report(Begun())
     try:
         if case.topology == OPTIMUM:
             from netstorm.topology.prediction.optimum import optimum
 
-            say(Ended(optimum_s=optimum(network, sum(case.tensors)).seconds))
+            report(Ended(optimum_s=optimum(network, sum(case.tensors)).seconds))
         else:
-            _simulate(case, network, say)
-            say(Ended())
+            _simulate(case, network, report)
+            report(Ended())
     except UsageError as error:
-        say(Failed(message=_line(error), unfit=True))
+        report(Failed(message=_line(error), unfit=True))
     except (NetStormError, AssertionError, ArithmeticError, ValueError, MemoryError) as error:
-        say(Failed(message=_line(error), unfit=False))
+        report(Failed(message=_line(error), unfit=False))
 
 
-def _simulate(case: Case, network: Network, say: Callable[[Answer], None]) -> None:
+def _simulate(case: Case, network: Network, report: Callable[[Answer], None]) -> None:
     from netstorm.topology.schemes.form import form_policy
 
     began = clock.monotonic()
@@ -94,11 +93,11 @@ def _simulate(case: Case, network: Network, say: Callable[[Answer], None]) -> No
         chunk_bytes=case.chunk_bytes,
         seed=case.seed,
     )
-    say(Formed(formation_s=clock.monotonic() - began, reason=policy.reason))
+    report(Formed(formation_s=clock.monotonic() - began, reason=policy.reason))
     experiment = Experiment(
         tensors=case.tensors, chunk_bytes=case.chunk_bytes, rounds=case.rounds, seed=case.seed
     )
-    run(Engine(case.engine), network, policy, experiment, lambda seconds: say(RoundDone(seconds=seconds)))
+    run(Engine(case.engine), network, policy, experiment, lambda seconds: report(RoundDone(seconds=seconds)))
 
 
 @lru_cache(maxsize=1)  # all schemes of a seed come one after the other

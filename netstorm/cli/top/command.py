@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from netstorm.cli.failing import exit_on_usage_error
+from netstorm.cli.usage_errors import exit_on_usage_error
 from netstorm.errors import Unavailable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from netstorm.cli.top.source import Source
+    from netstorm.cli.top.status_source import StatusSource
     from netstorm.scheduler.observe.status import JobStatus
 
 __all__ = ["top"]
 
 _EVERY_S: Final = 1.0
 _TRIES: Final = 3
-"""Without an answer, after which the job is taken to have ended."""
+"""Attempts without an answer, after which the job counts as ended."""
 
 
 def top(
@@ -29,26 +29,26 @@ def top(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Of the job's scheduler. Default: DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if they are set, "
-            "else the one that runs on this machine.",
+            help="Address of the scheduler. Default: DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if they are "
+            "set, else the scheduler that runs on this machine.",
             show_default=False,
         ),
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Which of the scheduler's jobs. Default: the only one."),
+        typer.Option(metavar="NAME", help="Name of the job, if the scheduler has several."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each second.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print how it is now, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the present state, and exit.")] = False,
 ) -> None:
-    """Show how a running job is doing: nodes, links, trees, times, and why the policy changed.
+    """Show a running job: nodes, links, trees, times, and why the policy changed.
 
-    The view is made anew each second, until Ctrl-C or the end of the job. The fields of the JSON are
+    The view is updated each second, until Ctrl-C or the end of the job. The fields of the JSON are
     described in docs/guides/watching-a-job.md.
 
     The exit code is 0, or 2 if there is no job to watch.
     """
-    from netstorm.cli.top.source import find
+    from netstorm.cli.top.status_source import find
 
     with exit_on_usage_error():
         source, status = find(scheduler, job)
@@ -66,7 +66,7 @@ def top(
         _live(console, source, status)
 
 
-def _live(console: Console, source: Source, status: JobStatus) -> None:
+def _live(console: Console, source: StatusSource, status: JobStatus) -> None:
     """Show the view on a screen of its own; what was shown last stays when the job has ended."""
     from rich.live import Live
 
@@ -92,8 +92,10 @@ def _print_json(status: JobStatus) -> None:
     typer.echo(msgspec.json.encode(status).decode())
 
 
-def _repeat(source: Source, status: JobStatus, show: Callable[[JobStatus], None], *, once: bool) -> bool:
-    """Show the status each second. Returns whether the job's end was the end; if not, it was Ctrl-C."""
+def _repeat(
+    source: StatusSource, status: JobStatus, show: Callable[[JobStatus], None], *, once: bool
+) -> bool:
+    """Show the status each second. Return whether the job ended; if not, Ctrl-C did."""
     from netstorm import clock
 
     failed = 0

@@ -1,4 +1,4 @@
-"""A job's status as a terminal shows it. Everything that nodes say of themselves is shown as plain text."""
+"""A job's status for a terminal. Names that nodes report are shown as plain text, without markup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus
 from netstorm.topology.networks.elements import Rank
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.units import format_rate
 
 __all__ = ["view"]
@@ -23,23 +23,23 @@ T = TypeVar("T")
 _MOST_TREES: Final = 6
 _MOST_FORMER: Final = 4
 _MOST_LINKS: Final = 12
-"""Listed where there is no room for a matrix: the slowest."""
+"""Links listed if there is no room for a matrix: the slowest."""
 _MOST_NODES: Final = 32
 _CELL: Final = 7
-"""Columns of a matrix's column."""
+"""Width of a matrix's column."""
 _LABEL: Final = 12
 _UNKNOWN: Final = "·"
 _CONTENDED: Final = "links carry less under contention"
 _ROUTED: Final = "~"
 _OLD_S: Final = 30.0
-"""Of a measurement: shown dim from then on."""
+"""Age from which a measurement is shown dim."""
 _SILENT_S: Final = 3.0
 _MOST_FAILED: Final = 12
 _PHASES: Final = {"running": "bold green", "failed": "bold red", "gathering": "bold yellow"}
 
 
 def view(status: JobStatus, width: int) -> RenderableType:
-    """Return all of it, most important first: a screen may be too low for the rest.
+    """Return the whole view, the most important parts first: a screen may be too small for the rest.
 
     Args:
         status: of the job.
@@ -247,7 +247,7 @@ def _or(value: T | None, show: Callable[[T], str]) -> str:
 
 
 def _clock(node: NodeView) -> str:
-    """Return by how much the cluster's clock is ahead of the host's, and how fast it gains on it."""
+    """Return the offset and drift of the cluster clock against the host's."""
     if node.clock_offset_s is None:
         return _UNKNOWN
     ms = 1e3 * node.clock_offset_s
@@ -267,7 +267,7 @@ def _mbit(bit_per_s: float | None) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """Return a time that is past, as a clock shows it from a minute on."""
+    """Return an elapsed time; from a minute on as minutes and seconds."""
     if not math.isfinite(seconds):
         return _UNKNOWN
     whole = int(seconds)

@@ -181,4 +181,4 @@ class Takeover:
     def _new_path(self, tag: PartTag) -> tuple[int, ...]:
         assert self.plan is not None
         policy = self.plan.policy
-        return policy.trees[policy.tree_of(tag.tree_slot)].way(self._rank, tag.peer)
+        return policy.trees[policy.tree_of(tag.tree_slot)].path(self._rank, tag.peer)

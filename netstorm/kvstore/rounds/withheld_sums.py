@@ -40,19 +40,19 @@ class WithheldSums:
         """Withhold a complete sum, if it must wait; return whether it must. Moved chunks never wait."""
         if round.look_ahead_span is None or chunk in round.moved:
             return False
-        return self._of(round).hold(round.look_ahead_span, chunk)
+        return self._of(round).withhold(round.look_ahead_span, chunk)
 
     def result(self, round: Round, chunk: int) -> Iterator[tuple[Owner, int]]:
         """Record a result."""
         if round.look_ahead_span is not None:
-            yield from self._of(round).result(round.look_ahead_span, chunk)
+            yield from self._of(round).record_result(round.look_ahead_span, chunk)
 
     def end(self, round: Round) -> Iterator[tuple[Owner, int]]:
         """Forget a round."""
         withholding = self._by_number.get(round.round)
         if withholding is not None and round.look_ahead_span is not None:
             yield from withholding.forget(round.look_ahead_span)
-            if withholding.idle():
+            if withholding.is_empty():
                 del self._by_number[round.round]
 
     def release_overdue(self, rounds: Mapping[Owner, Round], now: float) -> Iterator[tuple[Owner, int]]:
@@ -66,7 +66,7 @@ class WithheldSums:
             _, owner = heapq.heappop(self._deadlines)
             round, withholding = rounds.get(owner), self._by_number.get(owner[1])
             if round is not None and round.look_ahead_span is not None and withholding is not None:
-                yield from withholding.doubt(round.look_ahead_span)
+                yield from withholding.expire(round.look_ahead_span)
 
     def next_deadline(self) -> float:
         """Return when `release_overdue` has something to do."""

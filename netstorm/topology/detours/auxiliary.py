@@ -13,7 +13,8 @@ from scipy.sparse import csgraph
 
 from netstorm.topology.networks.elements import Rank
 from netstorm.topology.networks.network import Network
-from netstorm.topology.policy import DETOURS, Tree
+from netstorm.topology.policy import MAX_DETOURS
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.metric import CHUNK_BYTES
 
 __all__ = [
@@ -70,7 +71,7 @@ def auxiliary_paths(
 
 
 def detours(
-    network: Network, trees: Sequence[Tree], *, chunk_bytes: int = CHUNK_BYTES, most: int = DETOURS
+    network: Network, trees: Sequence[Tree], *, chunk_bytes: int = CHUNK_BYTES, most: int = MAX_DETOURS
 ) -> dict[tuple[Rank, Rank], tuple[Path, ...]]:
     """Return for each hop of the trees up to `most` other paths to the same receiver, the fastest first.
 

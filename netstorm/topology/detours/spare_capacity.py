@@ -1,10 +1,9 @@
-"""Which detours a policy gets: over what its trees leave unused, around the hops that they use most.
+"""Chooses the detours of a policy: around the busiest hops, over capacity that its trees leave unused.
 
-A detour over links that carry a tree takes from that tree what it gives to the other one, and with the
-plain rule of the shorter queue such detours cost 4-20 % on static networks. So a detour may only use what is
-left of each link, each link under a route and each access line when the trees have theirs, which also says
-how long a chunk is expected to take there. Where trees use everything evenly, as a packing does, that leaves
-few.
+A detour over links of a tree takes capacity from that tree: with the simple rule of the shorter queue, such
+detours cost 4-20 % on static networks. So a detour uses only the spare capacity of links, links under routes
+and access lines, which also gives the expected time of a chunk. If trees use all links evenly, as a packing
+does, few detours are left.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ import numpy as np
 from netstorm.topology.detours.auxiliary import Path, disjoint_paths, fastest_from, hops_of
 from netstorm.topology.networks.elements import Rank
 from netstorm.topology.networks.network import Network
-from netstorm.topology.policy import DETOURS, EXPLORERS, Detour, Policy
+from netstorm.topology.policy import MAX_DETOURS, MAX_EXPLORERS, Detour, Policy
 from netstorm.topology.trees.resources import Floats, Resources, pair_loads
 
 __all__ = ["with_detours"]
 
 _BUSY: Final = 0.5
-"""Hops that are used less than this, in part of the most used resource's use, get no detour: they hold nobody
-up.
+"""Hops with less than this utilisation, relative to the most used resource, get no detour: they delay
+nothing.
 """
 
 _HOLDS_UP: Final = 1.25
-"""As many times as half of the hops a hop must be used to get detours. Where all are used alike none is to
-blame, and chunks that come out of order cost more (mst in a mesh: 7 %) than detours gain.
+"""A hop gets detours if its utilisation is this multiple of the median hop's. If all hops are used alike,
+chunks that arrive out of order cost more (mst in a mesh: 7 %) than detours gain.
 """
 
 _LEAST_SPARE: Final = 0.2
-"""Part of a resource that must be unused: with less, what waits there is not known well enough."""
+"""Fraction of a resource that must be unused: with less, its queue is not known well enough."""
 
 _MOST_LOAD: Final = 0.7
-"""Of a detour's links but the first, in parts of the hop's: with more it would hardly ever be chosen."""
+"""Largest `Detour.load`: a detour with more would hardly ever be chosen."""
 
 _MOST_HOPS: Final = 256
-"""Hops that get detours, the most used first: a bound on the size of a policy and on the time of the search,
-beyond 16 nodes in a mesh.
+"""Most hops that get detours, the most used first. It bounds the size of a policy and the time of the search,
+and matters from 16 nodes in a mesh.
 """
 
 
@@ -56,16 +55,15 @@ def with_detours(
     unmeasured: Collection[tuple[int, int]] = (),
     measured: Collection[tuple[int, int]] = (),
 ) -> Policy:
-    """Return a policy with detours: up to two around each hop that is much used, and some to look at links.
+    """Return a policy with detours: up to two around each busy hop, and some that measure links.
 
     Args:
-        network: as it is believed to be.
+        network: the network estimate.
         policy: without detours.
         chunk_bytes: of a full chunk.
-        known: rates are known or measured; if they are made up, there is nothing to tell what is faster.
-        unmeasured: (source, target) of links that some chunks should take so that they are measured, the most
-            important first.
-        measured: those of them that were measured once.
+        known: rates are known or measured; if they are assumed, detours cannot be compared with hops.
+        unmeasured: (source, target) of links to measure, the most important first.
+        measured: those of them that were measured before.
     """
     resources = Resources.of(network)
     loads = resources.loads(pair_loads(resources, policy.trees, policy.weights))
@@ -81,7 +79,7 @@ def with_detours(
 
 
 class _Links:
-    """What links would carry if resources had other capacities."""
+    """Rates and delays of links, given the capacities of resources."""
 
     def __init__(self, network: Network, resources: Resources, chunk_bytes: int) -> None:
         self.network: Final = network
@@ -114,12 +112,12 @@ class _Links:
 
     def used_by(self, path: Path) -> list[int]:
         """Return the numbers of the resources that a path uses."""
-        return sorted({one for ends in pairwise(path) for one in self.resources.used_by(ends)})
+        return sorted({used for ends in pairwise(path) for used in self.resources.used_by(ends)})
 
     def detour(
         self, path: Path, rates: Floats, *, explore: bool = False, again: bool = False, load: float = 0.0
     ) -> Detour:
-        """Return a path as a policy has it."""
+        """Return a path as a `Detour`."""
         return Detour(
             path=tuple(map(int, path)),
             links=tuple(
@@ -132,10 +130,10 @@ class _Links:
 
 
 def _around_busy(links: _Links, hops: list[tuple[Rank, Rank]], used: Floats) -> list[Detour]:
-    """Return the detours of the busiest hops, which share what is left among them.
+    """Return the detours of the busiest hops, which share the spare capacity.
 
-    The busiest one has the first choice, and a resource that n detours use counts as spare / (n + 1) for the
-    next; their rates are spare / n at the end. For several hops would take the same link at the same time.
+    The busiest hop chooses first. A resource with n detours counts as spare / (n + 1) for the next one, and
+    gives spare / n to each at the end, because several hops may use the same link at the same time.
     """
 
     def load(path: Path) -> float:
@@ -153,7 +151,7 @@ def _around_busy(links: _Links, hops: list[tuple[Rank, Rank]], used: Floats) -> 
         if -less < least:
             break
         delays = links.delays(links.rates(spare / (users + 1)))
-        for path in disjoint_paths(links.network, delays, [hop], most=DETOURS)[hop]:
+        for path in disjoint_paths(links.network, delays, [hop], most=MAX_DETOURS)[hop]:
             part = load(path[1:]) / -less
             if len(path) > 2 and part < _MOST_LOAD:
                 kept.append((path, part))
@@ -168,16 +166,16 @@ def _explorers(
     unmeasured: Collection[tuple[int, int]],
     measured: Container[tuple[int, int]],
 ) -> Iterator[Detour]:
-    """Yield for each link that should be measured, and that no hop uses, one detour over it.
+    """Yield one detour over each link to measure that no hop uses.
 
-    The link is its first or its last; it has three ranks if there is one that has. The hop is one whose
-    source has the fewest detours of that kind for each of its hops, so that all nodes look around at the same
-    time; of these, the fastest.
+    The link is the first or the last of the detour, which has three ranks if possible. Its hop begins at the
+    rank with the fewest such detours for each of its hops, so that all nodes measure at the same time; of
+    equals, the fastest detour.
     """
     rates = links.rates(links.resources.capacities)
     idle = links.delays(rates)
     count: dict[tuple[int, int], int] = {}
-    looks: dict[int, int] = {}
+    explorers: dict[int, int] = {}
     known = set(hops)
     leads = Counter(int(source) for source, _ in hops)
     for a, b in unmeasured:
@@ -185,22 +183,22 @@ def _explorers(
             continue
         if not np.isfinite(idle[a, b]):
             continue
-        for ways in (_over_one(idle, hops, a, b), _over_several(idle, hops, a, b)):
+        for found in (_over_one(idle, hops, a, b), _over_several(idle, hops, a, b)):
             choices = [
-                (looks.get(path[0], 0) / leads[path[0]], seconds, path)
-                for seconds, path in ways
-                if np.isfinite(seconds) and count.get((path[0], path[-1]), 0) < EXPLORERS
+                (explorers.get(path[0], 0) / leads[path[0]], seconds, path)
+                for seconds, path in found
+                if np.isfinite(seconds) and count.get((path[0], path[-1]), 0) < MAX_EXPLORERS
             ]
             if choices:
                 path = min(choices)[2]
-                looks[path[0]] = looks.get(path[0], 0) + 1
+                explorers[path[0]] = explorers.get(path[0], 0) + 1
                 count[path[0], path[-1]] = count.get((path[0], path[-1]), 0) + 1
                 yield links.detour(path, rates, explore=True, again=(a, b) in measured)
                 break
 
 
 def _over_one(idle: Floats, hops: list[tuple[Rank, Rank]], a: int, b: int) -> Iterator[tuple[float, Path]]:
-    """Yield ways around hops with one rank between that begin or end with a link, and their seconds."""
+    """Yield detours with one rank between that begin or end with a link, and their seconds."""
     for source, target in hops:
         if source == a and target != b:
             yield float(idle[a, b] + idle[b, target]), (Rank(a), Rank(b), target)
@@ -211,7 +209,7 @@ def _over_one(idle: Floats, hops: list[tuple[Rank, Rank]], a: int, b: int) -> It
 def _over_several(
     idle: Floats, hops: list[tuple[Rank, Rank]], a: int, b: int
 ) -> Iterator[tuple[float, Path]]:
-    """Yield the fastest way around each hop that begins or ends with a link, and its seconds."""
+    """Yield the fastest detour of each hop that begins or ends with a link, and its seconds."""
     on = fastest_from(idle, b, without=a)
     back = fastest_from(idle.T, a, without=b)
     for source, target in hops:

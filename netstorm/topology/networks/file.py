@@ -90,7 +90,7 @@ def parse_network(text: str, name: str = "network") -> Network:
             changes=tuple(change for change, _ in changes if isinstance(change, Change)),
         )
     except NetworkMismatch as error:
-        _fail_misfit(error, links if isinstance(error.item, Link) else changes)
+        _fail_mismatch(error, links if isinstance(error.item, Link) else changes)
     _check_connected(network, sections.get("links", top))
     return network
 
@@ -210,7 +210,7 @@ def _routing(item: Item) -> Routing:
     return allowed[text]
 
 
-def _fail_misfit(error: NetworkMismatch, origins: Origins) -> NoReturn:
+def _fail_mismatch(error: NetworkMismatch, origins: Origins) -> NoReturn:
     item = next(item for thing, item in origins if thing is error.item)
     first = next((item for thing, item in origins if str(thing) == str(error.item)))
     item.fail(f"{item.what}: {error}" + (f"; first in line {first.line}" if first is not item else ""))

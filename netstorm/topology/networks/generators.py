@@ -1,4 +1,4 @@
-"""Networks drawn at random, of the kinds that studies compare: the same ones for a seed, everywhere.
+"""Random networks of several families, for studies: the same seed gives the same network everywhere.
 
 Rates are uniform in 20 to 155 Mbit/s, as in the NetStorm paper's test-bed [1]_; latencies in 15 to 75 ms one
 way, the round trips of 30 to 150 ms between regions.

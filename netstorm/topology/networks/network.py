@@ -1,4 +1,4 @@
-"""A network: nodes, directed links between them, and how they change. What trees are formed from."""
+"""A network: nodes, directed links between them, and their changes. Trees are formed from it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Change", "Link", "Network", "NetworkMismatch", "Node", "Rank", "Rout
 
 
 class Routing(enum.Enum):
-    """Which pairs of nodes may talk."""
+    """Which pairs of nodes may communicate."""
 
     OVERLAY = "overlay"
-    """Only linked ones."""
+    """Only linked pairs."""
     UNDERLAY = "underlay"
-    """All, over the fewest hops; pairs share the links under them."""
+    """All pairs, over the fewest hops; pairs share the links of their routes."""
 
 
 class NetworkMismatch(UsageError):
@@ -30,18 +30,19 @@ class NetworkMismatch(UsageError):
     def __init__(self, item: Node | Link | Change, message: str) -> None:
         super().__init__(message)
         self.item: Final = item
-        """The very object that was given, so that a reader of files can say where it came from."""
+        """The object that was given, by which a file reader can find its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Nodes 0..n-1, directed links between them, and changes by time since the start.
 
-    It may be disconnected (links fail); what needs a path raises `Unreachable`, and `separated` tells. Links
-    are kept in order of their ends, changes in order of time: networks are equal whatever order they came in.
+    It may be disconnected, since links fail: `separated` tells, and what needs a path raises `Unreachable`.
+    Links are sorted by their ends, changes by time: networks are equal whatever order they came in.
 
     Raises:
-        Misfit: nodes that are not 0..n-1 in order; two links, or none, where there must be one; two changes
+        NetworkMismatch: nodes that are not 0..n-1 in order; two links, or none, where there must be one; two
+            changes
             of a link at the same time.
     """
 
@@ -70,9 +71,7 @@ class Network:
 
     @classmethod
     def uniform(cls, size: int, *, rate: float = 100e6, latency: float = 0.0) -> Network:
-        """Return a full mesh of equal links, which is assumed while nothing is known (rate in bit/s, latency
-        in s).
-        """
+        """Return a full mesh of equal links, the assumption without a network file. Rate in bit/s."""
         ranks = [Rank(rank) for rank in range(size)]
         return cls(
             nodes=tuple(Node(rank=rank) for rank in ranks),
@@ -101,7 +100,7 @@ class Network:
         return tuple(target for target in self.ranks if self._hops[target][rank] >= 0)
 
     def pairs(self) -> tuple[tuple[Rank, Rank], ...]:
-        """Return all (source, target) that may talk directly."""
+        """Return all (source, target) that may communicate directly."""
         return tuple((source, target) for source in self.ranks for target in self.neighbours(source))
 
     def linked_pairs(self) -> tuple[tuple[Rank, Rank], ...]:
@@ -112,7 +111,7 @@ class Network:
         """Return the links that data from `source` to `target` passes: one in an overlay.
 
         Raises:
-            Unreachable: the two may not talk, or have no path.
+            Unreachable: the two may not communicate, or have no path.
         """
         if self.routing is Routing.OVERLAY:
             link = self._direct.get((source, target))
@@ -133,12 +132,12 @@ class Network:
             here = there
 
     def link(self, source: Rank, target: Rank) -> Link:
-        """Return what `source` sees of its path to `target`: the route's least rate, total latency and loss.
+        """Return the path from `source` to `target` as one link: least rate, total latency and total loss.
 
         In an overlay this is the link itself. Access caps are not in it (`throughput` has them).
 
         Raises:
-            Unreachable: the two may not talk, or have no path.
+            Unreachable: the two may not communicate, or have no path.
         """
         route = self.route(source, target)
         if len(route) == 1:
@@ -157,7 +156,7 @@ class Network:
         """Return the bit/s from `source` to `target` while nothing else is sent: route and access caps.
 
         Raises:
-            Unreachable: the two may not talk, or have no path.
+            Unreachable: the two may not communicate, or have no path.
         """
         caps = (self.nodes[source].egress, self.nodes[target].ingress)
         return min([self.link(source, target).rate, *(cap for cap in caps if cap is not None)])
@@ -175,7 +174,7 @@ class Network:
         )
 
     def scaled(self, share: float) -> Network:
-        """Return the network of whoever gets this part of each rate and cap: to 1, or more, to try things."""
+        """Return the network with each rate and cap multiplied by `share`."""
 
         def part(rate: float | None) -> float | None:
             return None if rate is None else max(share * rate, RATE.least)

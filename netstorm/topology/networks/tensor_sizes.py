@@ -1,4 +1,4 @@
-"""Sizes of the tensors that are summed in each iteration: of a known model, a given size, or a file."""
+"""Tensor sizes of one iteration: of a known model, a given size, or a file. New models belong here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTHS: Final[Mapping[str, int]] = {
 }  # fmt: skip
 _MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 _MAX_TENSOR_BYTES: Final = 2**50
-"""A pebibyte: more is a slip, and its chunks could not be counted in reasonable time."""
+"""A pebibyte: more is a mistake, and its chunks could not be counted in reasonable time."""
 
 
 def alexnet_shapes() -> tuple[Shape, ...]:

@@ -1,4 +1,4 @@
-"""YAML with the line of every value, for error messages that lead there."""
+"""YAML with the line of each value, for error messages that name it."""
 
 from __future__ import annotations
 

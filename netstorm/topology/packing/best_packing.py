@@ -1,4 +1,4 @@
-"""The packing that is predicted to be the faster of two: with few chunks which one is, is chance."""
+"""Chooses the faster of two packings by prediction: with few chunks, either may be faster."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from netstorm.topology.trees.resources import Resources
 __all__ = ["Packed", "best_packing"]
 
 _MOST_CHUNKS: Final = 256
-"""With more, a chunk that waits for another matters less, and predictions take longer."""
+"""With more chunks, chunks that wait for each other matter less, and predictions take longer."""
 
 _MOST_NODES: Final = 12
-"""With more, predictions take longer than they are worth."""
+"""With more nodes, predictions take longer than they are worth."""
 
 
 class Packed(NamedTuple):
-    """A packing, and what it is predicted to take."""
+    """A packing and its predicted time."""
 
     forest: Forest
     seconds: float | None
-    """None: there was no choice, so that nothing was predicted."""
+    """None: there was no choice, and no prediction."""
 
 
 def best_packing(network: Network, options: Options) -> Packed:
     """Return the packing for `options.tensors`, with its look-ahead if rates are known.
 
-    Which chunk waits for which makes a tenth of the time where a tensor has few chunks: packings that differ
-    little are then predicted, 10 ms each, and the fastest is taken. Where connections share something, a
-    prediction takes ten times as long, and one packing has to do.
+    With few chunks in a tensor, the order of the chunks makes a difference of a tenth of the time: similar
+    packings are then predicted, 10 ms each, and the fastest is returned. If connections share resources, a
+    prediction takes ten times as long, and only one packing is formed.
 
     Raises:
         Unreachable: some rank has no path to another.

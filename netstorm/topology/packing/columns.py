@@ -1,4 +1,4 @@
-"""The linear program of `packing`: candidates are its columns, and their shares what it finds."""
+"""The linear program of `packing`: candidate trees are its columns, and their shares its solution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netstorm.errors import NetStormError
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.packing.prices import ResourcePrices
 from netstorm.topology.packing.whole_chunks import whole_chunks
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.resources import Floats
 from netstorm.topology.trees.spanning import Parents, path_delays
@@ -23,17 +23,17 @@ from netstorm.units import format_duration
 __all__ = ["Columns", "Solution"]
 
 _KEPT: Final = 3
-"""Most candidates, in times of those that have a share: the program takes longer with each."""
+"""Most candidates, relative to the number that have a share: each makes the program slower."""
 
 _SMALLEST_SHARE: Final = 1e-3
-"""What has less is dropped, if it also has less than a tenth of the mean share."""
+"""A smaller share is dropped if it is also less than a tenth of the mean share."""
 
 _MOST_CHUNKS: Final = 2000
-"""With more, a chunk more or less is no matter, and shares need not be whole."""
+"""With more chunks, one chunk more or less does not matter, and shares need not be whole."""
 
 
-class _Way(enum.IntEnum):
-    """What a column is good for."""
+class _Use(enum.IntEnum):
+    """The direction for which a column can be used."""
 
     BOTH = 0
     REDUCE = 1
@@ -42,19 +42,19 @@ class _Way(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A tree, as the linear program sees it: in one direction, or the same one in both."""
+    """A tree in the linear program: for one direction, or the same tree for both."""
 
-    way: _Way
+    use: _Use
     root: int
     parents: tuple[int, ...]
     delay: float
     load: Floats = field(repr=False)
-    """On the ground's limits."""
+    """Load on `ResourcePrices.limits`."""
 
     @property
-    def name(self) -> tuple[_Way, int, tuple[int, ...]]:
-        """What no other column has."""
-        return self.way, self.root, self.parents
+    def name(self) -> tuple[_Use, int, tuple[int, ...]]:
+        """A key that identifies the column."""
+        return self.use, self.root, self.parents
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Solution:
     shares: Floats
     """By column."""
     delay_counts: float
-    """What it was asked with."""
+    """The price of delay that it was solved with."""
     prices: Floats
     """(R,) of one second more on a resource."""
     worths: Floats
@@ -75,44 +75,44 @@ class Solution:
 class Columns:
     """All candidates, and the linear program over them."""
 
-    def __init__(self, ground: ResourcePrices) -> None:
-        self._ground: Final = ground
+    def __init__(self, pricing: ResourcePrices) -> None:
+        self._pricing: Final = pricing
         self._columns: list[_Column] = []
-        self._known: set[tuple[_Way, int, tuple[int, ...]]] = set()
+        self._known: set[tuple[_Use, int, tuple[int, ...]]] = set()
 
     def add(self, root: int, up: Parents, down: Parents) -> Floats:
-        """Take a tree up and one down with a common root as candidates; return (R,) their load together."""
+        """Add a reduce tree and a broadcast tree with a common root; return (R,) the sum of their loads."""
         if up is down:
-            return self._add(_Way.BOTH, root, up)
-        return self._add(_Way.REDUCE, root, up) + self._add(_Way.BROADCAST, root, down)
+            return self._add(_Use.BOTH, root, up)
+        return self._add(_Use.REDUCE, root, up) + self._add(_Use.BROADCAST, root, down)
 
-    def _add(self, way: _Way, root: int, parents: Parents) -> Floats:
-        ground = self._ground
+    def _add(self, use: _Use, root: int, parents: Parents) -> Floats:
+        pricing = self._pricing
         nodes = np.flatnonzero(parents >= 0)
         above = parents[nodes]
-        if way is _Way.BOTH:
-            load = ground.loads(np.concatenate((nodes, above)), np.concatenate((above, nodes)))
+        if use is _Use.BOTH:
+            load = pricing.loads(np.concatenate((nodes, above)), np.concatenate((above, nodes)))
         else:
-            load = ground.loads(*((nodes, above) if way is _Way.REDUCE else (above, nodes)))
-        name = (way, root, tuple(parents.tolist()))
+            load = pricing.loads(*((nodes, above) if use is _Use.REDUCE else (above, nodes)))
+        name = (use, root, tuple(parents.tolist()))
         if name not in self._known:
             self._known.add(name)
             delay = 0.0
-            if way is not _Way.BROADCAST:
-                delay += max(path_delays(parents, ground.delays.T))
-            if way is not _Way.REDUCE:
-                delay += max(path_delays(parents, ground.delays))
-            self._columns.append(_Column(*name, delay, load[ground.limits]))
+            if use is not _Use.BROADCAST:
+                delay += max(path_delays(parents, pricing.delays.T))
+            if use is not _Use.REDUCE:
+                delay += max(path_delays(parents, pricing.delays))
+            self._columns.append(_Column(*name, delay, load[pricing.limits]))
         return load
 
     def solve(self, delay_counts: float) -> Solution:
-        """Return the best shares of the candidates; `delay_counts` is what a second of mean delay costs."""
-        count, rows = len(self._columns), len(self._ground.limits)
-        total = np.zeros(self._ground.size + 1)
+        """Return the best shares of the candidates; `delay_counts` is the cost of a second of mean delay."""
+        count, rows = len(self._columns), len(self._pricing.limits)
+        total = np.zeros(self._pricing.size + 1)
         total[-1] = 1.0
         found = linprog(
             [*(delay_counts * column.delay for column in self._columns), 1.0],
-            # Dense: to put sparse ones together takes SciPy longer than to find the zeros.
+            # Dense: SciPy takes longer to stack sparse matrices than to skip zeros.
             A_ub=np.array([*(column.load for column in self._columns), np.full(rows, -1.0)]).T,
             b_ub=np.zeros(rows),
             A_eq=np.append(self._agreement(), np.zeros((len(total), 1)), axis=1),
@@ -122,8 +122,8 @@ class Columns:
         )
         if found.status != 0:
             raise NetStormError(f"the linear program of the packing was not solved: {found.message}")
-        prices = np.zeros(len(self._ground.seconds))
-        prices[self._ground.limits] = -np.asarray(found.ineqlin.marginals)
+        prices = np.zeros(len(self._pricing.seconds))
+        prices[self._pricing.limits] = -np.asarray(found.ineqlin.marginals)
         return Solution(
             objective=float(found.fun),
             shares=np.maximum(found.x[:count], 0.0),
@@ -133,24 +133,24 @@ class Columns:
         )
 
     def _agreement(self) -> Floats:
-        """Return (N + 1, columns): what is reduced at a root is broadcast from there; and all of it is."""
-        size = self._ground.size
+        """Return (N + 1, columns) constraints: each root broadcasts what it reduces; shares sum to 1."""
+        size = self._pricing.size
         agree = np.zeros((size + 1, len(self._columns)))
-        ways = np.array([column.way for column in self._columns])
+        uses = np.array([column.use for column in self._columns])
         roots = np.array([column.root for column in self._columns])
-        for way, sign in ((_Way.REDUCE, 1.0), (_Way.BROADCAST, -1.0)):
-            (places,) = np.nonzero(ways == way)
+        for use, sign in ((_Use.REDUCE, 1.0), (_Use.BROADCAST, -1.0)):
+            (places,) = np.nonzero(uses == use)
             agree[roots[places], places] = sign
-        agree[size] = ways != _Way.BROADCAST
+        agree[size] = uses != _Use.BROADCAST
         return agree
 
     def narrow(self, solution: Solution) -> None:
-        """Keep what has a share, and those others that, at the program's prices, are the cheapest."""
+        """Keep the candidates with a share, and the cheapest others at the program's prices."""
         used = np.flatnonzero(solution.shares)
         most = _KEPT * len(used)
         if len(self._columns) <= most:
             return
-        prices = solution.prices[self._ground.limits]
+        prices = solution.prices[self._pricing.limits]
         costs = np.array([column.load for column in self._columns]) @ prices
         costs += solution.delay_counts * np.array([column.delay for column in self._columns])
         costs -= solution.worths @ self._agreement()
@@ -160,32 +160,32 @@ class Columns:
         self._known = {column.name for column in self._columns}
 
     def forest(self, solution: Solution) -> Forest:
-        """Return the trees: at each root those up and those down are laid side by side."""
+        """Return the trees: at each root the reduce trees are paired with the broadcast trees."""
         least = min(_SMALLEST_SHARE, 0.1 / np.count_nonzero(solution.shares))
         given = [
             (column, float(share))
             for column, share in zip(self._columns, solution.shares, strict=True)
             if share >= least
         ]
-        taken = [(one, one, share) for one, share in given if one.way is _Way.BOTH]
-        for root in range(self._ground.size):
+        taken = [(column, column, share) for column, share in given if column.use is _Use.BOTH]
+        for root in range(self._pricing.size):
             here = [(column, share) for column, share in given if column.root == root]
             taken += _paired(
-                [one for one in here if one[0].way is _Way.REDUCE],
-                [one for one in here if one[0].way is _Way.BROADCAST],
+                [one for one in here if one[0].use is _Use.REDUCE],
+                [one for one in here if one[0].use is _Use.BROADCAST],
             )
-        # Slow trees first: of trees whose turn it is the first gets it, and what begins late should be fast.
+        # Slow trees first: of trees that are due, the first gets the slot, and late chunks must be fast.
         taken.sort(key=lambda one: -_together(one[0], one[1]).delay)
         shares = np.array([share for _, _, share in taken])
         halves = [_together(up, down) for up, down, _ in taken]
-        whole = self._ground.chunks <= _MOST_CHUNKS
+        whole = self._pricing.chunks <= _MOST_CHUNKS
         leads: tuple[int, ...] = ()
         if whole:
             loads, delays = (
                 np.array([both.load for both in halves]),
                 np.array([both.delay for both in halves]),
             )
-            chunks = self._ground.chunks
+            chunks = self._pricing.chunks
             shares = whole_chunks(loads, delays, shares / shares.sum(), chunks).astype(float)
             chunk_s = float((shares @ loads).max()) / chunks**2
             """Seconds from one chunk to the next while the most loaded resource is busy."""
@@ -209,13 +209,13 @@ def _together(up: _Column, down: _Column) -> _Column:
     """Return two trees as one column."""
     if up is down:
         return up
-    return replace(up, way=_Way.BOTH, delay=up.delay + down.delay, load=up.load + down.load)
+    return replace(up, use=_Use.BOTH, delay=up.delay + down.delay, load=up.load + down.load)
 
 
 def _paired(
     ups: list[tuple[_Column, float]], downs: list[tuple[_Column, float]]
 ) -> Iterator[tuple[_Column, _Column, float]]:
-    """Yield pairs with shares, so that each keeps its own; the fast ones of one way with the slow ones of the
+    """Yield pairs with shares, so that each keeps its own; the fast ones of one use with the slow ones of the
     other.
     """
     ups.sort(key=lambda one: one[0].delay)

@@ -1,4 +1,4 @@
-"""Many trees that together use all of the network: what `fapt` leaves idle is most of it.
+"""Packing: many trees that together use the whole network, most of which `fapt` leaves idle.
 
 1. Candidates. Trees are grown one after the other under prices that rise with the load of a resource, then
    each is taken out and grown anew (best response), for several prices of delay: some trees follow capacity
@@ -29,7 +29,7 @@ from netstorm.errors import Unreachable
 from netstorm.topology.networks.network import Network, Rank
 from netstorm.topology.packing.columns import Columns
 from netstorm.topology.packing.prices import ResourcePrices
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.metric import CHUNK_BYTES
 from netstorm.topology.trees.resources import Floats
@@ -40,12 +40,13 @@ __all__ = ["packing", "packings"]
 _SHARPNESS: Final = 10.0
 """How steeply a resource's price rises as it fills; more at each sweep."""
 _DELAY_COUNTS: Final = 2.0
-"""What a second of mean delay costs: the pipeline fills and drains through the slower trees."""
+"""Cost of a second of mean delay: the pipeline fills and drains through the slower trees."""
 _OTHER_DELAY_COUNTS: Final = 3.0
-"""For the one that is predicted beside it: on average as good, and on some networks by far the better. A
-third one, for 1.5, would gain .2 %, and a policy for 9 nodes would take more than a tenth of a second."""
+"""The same for a second packing, which is predicted too: as good on average, much better on some networks.
+A third one, with 1.5, would gain 0.2 %, and take more than a tenth of a second for 9 nodes.
+"""
 _WORTH: Final = 4e-3
-"""A round that gains less than this part is the last."""
+"""A round that gains less than this fraction is the last."""
 
 
 def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Forest:
@@ -53,8 +54,8 @@ def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYT
 
     Args:
         network: as it is at its start.
-        tensor_bytes: what is reduced at once: the larger, the more width counts and the less delay.
-        chunk_bytes: what is stored and forwarded at once.
+        tensor_bytes: size of the tensor: the larger, the more rate counts, and the less delay.
+        chunk_bytes: size of a chunk.
 
     Raises:
         Unreachable: some rank has no path to another.
@@ -65,11 +66,11 @@ def packing(network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYT
 def packings(
     network: Network, *, tensor_bytes: int, chunk_bytes: int = CHUNK_BYTES, several: bool = True
 ) -> tuple[Forest, ...]:
-    """Return what `packing` does and, if `several`, another one that counts delay more.
+    """Return the packing of `packing` and, if `several`, another one in which delay counts more.
 
-    With few chunks that takes up to a tenth more or less time, and which of them is the faster only shows
-    when chunks wait for each other. There is no other where the two directions are packed apart, which
-    takes long as it is, nor for so many nodes that all trees get the same share.
+    With few chunks the other takes up to a tenth more or less time; which of them is faster shows only in a
+    simulation. There is only one packing if the two directions are packed apart, which takes long, or if
+    there are so many nodes that all trees get the same share.
     """
     parts = network.separated()
     if parts is not None:
@@ -77,15 +78,15 @@ def packings(
     if network.size == 1:
         alone = Tree.undirected(Rank(0), (-1,))
         return (Forest(trees=(alone,), shares=(1.0,), reason="packing: one rank alone"),)
-    ground = ResourcePrices(network, tensor_bytes, chunk_bytes)
-    columns = Columns(ground)
-    grown = _candidates(ground, columns)
-    if not ground.rounds:
+    pricing = ResourcePrices(network, tensor_bytes, chunk_bytes)
+    columns = Columns(pricing)
+    grown = _candidates(pricing, columns)
+    if not pricing.rounds:
         return (_equal(grown),)
     solution = columns.solve(_DELAY_COUNTS)
     prices = solution.prices
-    for _ in range(ground.rounds):
-        _priced(ground, columns, prices)
+    for _ in range(pricing.rounds):
+        _priced(pricing, columns, prices)
         columns.narrow(solution)
         better = columns.solve(_DELAY_COUNTS)
         prices = (prices + better.prices) / 2
@@ -94,7 +95,7 @@ def packings(
         if gained < _WORTH:
             break
     found = [solution]
-    if several and ground.symmetric:
+    if several and pricing.symmetric:
         found.append(columns.solve(_OTHER_DELAY_COUNTS))
     return tuple(map(columns.forest, found))
 
@@ -106,40 +107,40 @@ _Grown: TypeAlias = tuple[int, Parents, Parents]
 # ------------------------------------------------------------------------------------------------- candidates
 
 
-def _candidates(ground: ResourcePrices, columns: Columns) -> list[_Grown]:
+def _candidates(pricing: ResourcePrices, columns: Columns) -> list[_Grown]:
     """Grow trees under prices that follow the loads of those grown before, for each price of delay; return
     the last of them, which fit together in equal shares.
     """
-    size, count = ground.size, ground.trees
-    seconds = ground.seconds / count
-    entering = np.bincount(ground.targets, weights=1 / ground.pair_sums(seconds), minlength=size)
+    size, count = pricing.size, pricing.trees
+    seconds = pricing.seconds / count
+    entering = np.bincount(pricing.targets, weights=1 / pricing.pair_sums(seconds), minlength=size)
     least = max(2 * count * (size - 1) / (1 / seconds).sum(), (count / entering).max())
     """Seconds that the most loaded resource needs at the very least."""
     grown: list[_Grown] = [(0, np.zeros(0, np.intp), np.zeros(0, np.intp))] * count
-    for delay_price in ground.delay_prices:
+    for delay_price in pricing.delay_prices:
         loads: list[Floats] = [np.zeros(len(seconds))] * count
         total = np.zeros(len(seconds))
-        for sweep in range(ground.sweeps + 1):
+        for sweep in range(pricing.sweeps + 1):
             sharpness = _SHARPNESS * (1 + 0.7 * sweep)
             most = least if sweep == 0 else max(least, 0.97 * float(total.max()))
             for one in range(count):
                 total -= loads[one]
                 fill = np.clip(sharpness * (total / most - 1), -60, 30)
                 rise = np.expm1(np.minimum(sharpness * seconds / most, 60)) * np.exp(fill)
-                prices = ground.edge_prices(rise * most / sharpness)
-                grown[one] = _grown(ground, prices, one % size, delay_price)
+                prices = pricing.edge_prices(rise * most / sharpness)
+                grown[one] = _grown(pricing, prices, one % size, delay_price)
                 loads[one] = columns.add(*grown[one]) / count
                 total += loads[one]
     return grown
 
 
-def _priced(ground: ResourcePrices, columns: Columns, resource_prices: Floats) -> None:
+def _priced(pricing: ResourcePrices, columns: Columns, resource_prices: Floats) -> None:
     """Add the trees that prices, by resource, ask for."""
-    prices = ground.edge_prices(resource_prices * ground.seconds + 1e-9)
-    for root in range(ground.size):
-        for delay_price in (0.3, 1.0) if ground.symmetric and root else (0.0, 0.3, 1.0):
-            columns.add(*_grown(ground, prices, root, delay_price))
-        if not ground.symmetric:
+    prices = pricing.edge_prices(resource_prices * pricing.seconds + 1e-9)
+    for root in range(pricing.size):
+        for delay_price in (0.3, 1.0) if pricing.symmetric and root else (0.0, 0.3, 1.0):
+            columns.add(*_grown(pricing, prices, root, delay_price))
+        if not pricing.symmetric:
             columns.add(root, arborescence(prices.T, root), arborescence(prices, root))
 
 
@@ -153,10 +154,10 @@ def _equal(grown: list[_Grown]) -> Forest:
     )
 
 
-def _grown(ground: ResourcePrices, prices: Floats, root: int, delay_price: float) -> _Grown:
-    if not ground.symmetric:
-        up = grow(prices.T, ground.delays.T, root, delay_price)
-        return root, up, grow(prices, ground.delays, root, delay_price)
-    parents = grow(prices, ground.both_delays, root, delay_price)
-    root, parents = centred(parents, ground.both_delays)
+def _grown(pricing: ResourcePrices, prices: Floats, root: int, delay_price: float) -> _Grown:
+    if not pricing.symmetric:
+        up = grow(prices.T, pricing.delays.T, root, delay_price)
+        return root, up, grow(prices, pricing.delays, root, delay_price)
+    parents = grow(prices, pricing.both_delays, root, delay_price)
+    root, parents = centred(parents, pricing.both_delays)
     return root, parents, parents

@@ -1,4 +1,4 @@
-"""A network as matrices, for `packing`: prices of resources in, prices of edges out."""
+"""The network as matrices for `packing`: computes prices of edges from prices of resources."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _EFFORTS: Final = (
     (48, (0.03, 0.3), 1, 6),
     (math.inf, (0.1,), 2, 0),
 )
-"""The more nodes, the more trees of each kind, and the less each of them matters: without rounds all trees of
-the last sweep get the same share, and no program is solved.
+"""With more nodes there are more trees, and each matters less. With 0 rounds all trees of the last sweep get
+the same share, and no program is solved.
 """
 _EFFORTS_APART: Final = (
     (12, (0.03, 0.3), 1, 4),
     (48, (0.03,), 1, 1),
     (math.inf, (0.1,), 2, 0),
 )
-"""The same where the trees of the two directions are grown apart, which are twice as many."""
+"""The same if the two directions have separate trees, which are twice as many."""
 
 
 class ResourcePrices:
-    """A network as matrices: prices of resources in, prices of edges out."""
+    """A network as matrices: computes prices of edges from prices of resources."""
 
     def __init__(self, network: Network, tensor_bytes: int, chunk_bytes: int) -> None:
         resources = Resources.of(network)
@@ -42,7 +42,7 @@ class ResourcePrices:
         self.size: Final = size
         self.chunks: Final = -(-tensor_bytes // chunk_bytes)
         self.trees: Final = 2 * size
-        """How many trees are grown under one price of delay."""
+        """Number of trees that are grown under one price of delay."""
         self.sources: Final = pairs[:, 0]
         self.targets: Final = pairs[:, 1]
         self.place: Final = np.full((size, size), -1)
@@ -50,7 +50,7 @@ class ResourcePrices:
         self.used: Final = _padded(resources, useful)
         """(P, most) numbers of the resources that a useful pair uses, filled up with R."""
         self.seconds: Final = 8 * tensor_bytes / resources.capacities
-        """(R,) that the whole tensor takes on a resource."""
+        """(R,) seconds of the whole tensor on a resource."""
         latencies = np.array([network.link(*resources.pairs[one]).latency for one in useful])
         self.delays: Final = np.zeros((size, size))
         """(N, N) of one chunk over an edge; 0 where there is none."""

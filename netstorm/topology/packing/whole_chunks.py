@@ -1,4 +1,4 @@
-"""Shares in whole chunks: a slow link that should carry 3.4 chunks carries 3 or 4, and all else waits."""
+"""Rounds shares to whole chunks: a slow link that gets 4 chunks instead of 3.4 delays all others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from netstorm.topology.trees.resources import Floats
 __all__ = ["whole_chunks"]
 
 _SHARPNESS: Final = 80.0
-"""How much more the most loaded resource counts than the next."""
+"""Sharpness of the soft maximum: how much more the most loaded resource counts than the next."""
 
 _PASSES: Final = 6
 
 _WORK: Final = 20_000_000
-"""Trees x trees x resources that passes may take in all: some tenths of a second."""
+"""Trees x trees x resources of all passes: some tenths of a second."""
 
 
 def whole_chunks(loads: Floats, delays: Floats, shares: Floats, chunks: int) -> npt.NDArray[np.intp]:

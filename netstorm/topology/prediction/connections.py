@@ -1,77 +1,50 @@
-"""Connections of the discrete events behind `predict`: what waits, what is under way, and how fast.
+"""Connections of the discrete events behind `predict`: their queue, their window, and when chunks arrive.
 
-What waits is in order of urgency; what is within the window has been handed over to the operating system,
-whose order is that of arrival. A connection that shares nothing knows at once when such a chunk will be there
-(`Alone`); the rates of those that share change whenever one of them begins or ends (`Sharing`).
+The queue is in order of urgency. Chunks within the window have been handed to the operating system, which
+sends them in order of arrival. A connection that shares nothing knows at once when such a chunk arrives
+(`Alone`); the rates of connections that share change whenever one of them begins or ends (`sharing.Sharing`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from netstorm.topology.prediction.maxmin import MaxMin
+from netstorm.topology.prediction.agenda import Agenda
 
-__all__ = ["Agenda", "Alone", "Connection", "Shares", "Sharing", "window_of"]
+__all__ = ["Alone", "Arrive", "Connection", "window_of"]
 
 _SMALLEST_WINDOW: Final = 8 * 1024 * 1024
 _WINDOW_FACTOR: Final = 4
 
 _A_BIT: Final = 0.5
-"""Bits are counted in floats: less than this is none."""
+"""Bits are floats: fewer than this are none."""
 
 
 def window_of(largest: float, rate: float, round_trip: float) -> float:
-    """Return how many bits a connection may have un-acknowledged.
+    """Return the bits that a connection may have unacknowledged.
 
     The transport's rule: 4 times (the largest chunk and the bandwidth-delay product), but at least 1 MiB.
     """
     return max(_SMALLEST_WINDOW, _WINDOW_FACTOR * (largest + rate * round_trip))
 
 
-class Agenda:
-    """What will happen, and when.
-
-    Attributes:
-        now: seconds.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._entries: Final[list[tuple[float, int, Callable[..., None], tuple[object, ...]]]] = []
-        self._number: Final = itertools.count().__next__
-
-    def at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
-        """Enter something; of what happens at the same time, what was entered first happens first."""
-        heappush(self._entries, (time, self._number(), action, arguments))
-
-    def next(self) -> None:
-        """Let the next thing happen."""
-        self.now, _, action, arguments = heappop(self._entries)
-        action(*arguments)
-
-    def at_rest(self) -> bool:
-        """Return whether nothing more happens at this time."""
-        return not self._entries or self._entries[0][0] > self.now
-
-
 class Arrive(Protocol):
-    """What is called when a chunk is there."""
+    """Called when a chunk arrives."""
 
     def __call__(self, number: int, rank: int, result: bool, /) -> None:
-        """Take chunk `number` at `rank`: a contribution, or a result."""
+        """Handle the arrival of chunk `number` at `rank`: a contribution, or a result."""
 
 
 class Connection:
     """One direction of a pair.
 
     Attributes:
-        latency: seconds; `return_latency`: of what acknowledges.
-        window: bits that may be un-acknowledged.
+        latency: seconds; `return_latency`: of acknowledgements.
+        window: bits that may be unacknowledged.
         total: bits sent.
     """
 
@@ -92,7 +65,7 @@ class Connection:
     )
 
     def __init__(self, agenda: Agenda, ends: tuple[int, int], bits: Sequence[float], arrive: Arrive) -> None:
-        """Begin idle; `bits` are those of each chunk, and `arrive` is called with each that is there."""
+        """Begin idle; `bits` are the size of each chunk, and `arrive` is called with each that arrives."""
         self._agenda: Final = agenda
         self.source, self.target = ends
         self._bits: Final = bits
@@ -102,7 +75,7 @@ class Connection:
         self._pushed = 0
         self._in_flight = 0.0
         self._acknowledgements: Final[deque[tuple[float, float]]] = deque()
-        """(When it comes, bits) of each chunk that is through."""
+        """(When it arrives, bits) of each chunk that is sent."""
         self.latency = 0.0
         self.return_latency = 0.0
         self.window = math.inf
@@ -121,7 +94,7 @@ class Connection:
             self._send(number, result=result)
 
     def _commit(self) -> None:
-        """Hand over what fits into the window, the most urgent first: then nothing overtakes it any more."""
+        """Hand over what fits into the window, the most urgent first. Nothing overtakes it from then on."""
         acknowledgements, now = self._acknowledgements, self._agenda.now
         while acknowledgements and acknowledgements[0][0] <= now:
             self._in_flight -= acknowledgements.popleft()[1]
@@ -133,7 +106,7 @@ class Connection:
             self._wait()
 
     def _fits(self, number: int) -> bool:
-        """Return whether the window has room; if so, the chunk has it."""
+        """Return whether the window has room; if so, reserve it for the chunk."""
         after = self._in_flight + self._bits[number]
         if after > self.window and self._in_flight > _A_BIT:
             return False
@@ -141,14 +114,14 @@ class Connection:
         return True
 
     def _wait(self) -> None:
-        """Have `_commit` called when there is room, if nothing else calls it then."""
+        """Schedule `_commit` for when the window has room, if nothing else calls it then."""
 
     def _send(self, number: int, *, result: bool) -> None:
         raise NotImplementedError
 
 
 class Alone(Connection):
-    """A connection that shares nothing, on links that do not change: what is sent when is known at once."""
+    """A connection that shares nothing, on links that do not change: arrivals are known at once."""
 
     __slots__ = ("_free_at", "_rate", "_wakes_at")
 
@@ -165,7 +138,7 @@ class Alone(Connection):
         super().__init__(agenda, ends, bits, arrive)
         self._rate: Final = rate
         self._free_at = 0.0
-        """When all that has been handed over is through."""
+        """When all that was handed over is sent."""
         self._wakes_at = -1.0
 
     def _wait(self) -> None:
@@ -180,127 +153,3 @@ class Alone(Connection):
         there = ends + self.latency
         self._acknowledgements.append((there + self.return_latency, bits))
         self._agenda.at(there, self._arrive, number, self.target, result)
-
-
-class Sharing(Connection):
-    """A connection whose rate is what others leave, or what a changing link gives."""
-
-    __slots__ = ("_committed", "_ends", "_event", "_flow", "_left", "_rate", "_sending", "_shares", "_since")
-
-    def __init__(
-        self,
-        agenda: Agenda,
-        ends: tuple[int, int],
-        bits: Sequence[float],
-        arrive: Arrive,
-        *,
-        shares: Shares,
-        uses: Sequence[int],
-    ) -> None:
-        """Begin idle; `uses` are the resources of the pair."""
-        super().__init__(agenda, ends, bits, arrive)
-        self._shares: Final = shares
-        self._flow: Final = shares.add(self, uses)
-        self._committed: Final[deque[tuple[int, bool]]] = deque()
-        self._sending: tuple[int, bool] | None = None
-        self._left = 0.0
-        """Bits of it that were not through at `_since`."""
-        self._since = 0.0
-        self._rate = 0.0
-        self._ends = math.inf
-        """When it is through at the present rate."""
-        self._event = math.inf
-        """When we look again: at `_ends` or, after the rate has fallen, earlier."""
-
-    def push(self, number: int, *, result: bool) -> None:
-        """Send a chunk when its turn comes."""
-        super().push(number, result=result)
-        if self._sending is None:
-            self._begin()
-
-    def move(self, rate: float) -> None:
-        """Go on at another rate."""
-        now = self._agenda.now
-        self._left -= self._rate * (now - self._since)
-        self._since = now
-        self._rate = rate
-        self._ends = now + (self._left / rate if self._left > 0 else 0.0)
-        if self._ends < self._event:
-            self._event = self._ends
-            self._agenda.at(self._ends, self._finish)
-
-    def _send(self, number: int, *, result: bool) -> None:
-        self._committed.append((number, result))
-
-    def _begin(self) -> bool:
-        """Send the next chunk, if there is one; a connection without any is idle."""
-        if not self._committed:
-            if self._waiting:
-                self._agenda.at(self._acknowledgements[0][0], self._wake)
-            return False
-        if self._sending is None:
-            self._shares.start(self._flow)
-            self._rate = 0.0
-        self._sending = self._committed.popleft()
-        self._left = self._bits[self._sending[0]]
-        self._since = self._agenda.now
-        if self._rate > 0:
-            self._ends = self._event = self._since + self._left / self._rate
-            self._agenda.at(self._ends, self._finish)
-        return True
-
-    def _wake(self) -> None:
-        """The window has opened."""
-        if self._sending is None:
-            self._commit()
-            self._begin()
-
-    def _finish(self) -> None:
-        """The last bit leaves, if the rate has not fallen in the meantime."""
-        now = self._agenda.now
-        if self._sending is None or self._event != now:
-            return
-        if self._ends > now:
-            self._event = self._ends
-            self._agenda.at(self._ends, self._finish)
-            return
-        number, result = self._sending
-        bits = self._bits[number]
-        self.total += bits
-        there = now + self.latency
-        self._acknowledgements.append((there + self.return_latency, bits))
-        self._agenda.at(there, self._arrive, number, self.target, result)
-        self._commit()
-        if not self._begin():
-            self._sending = None
-            self._ends = self._event = math.inf
-            self._shares.stop(self._flow)
-
-
-class Shares:
-    """The max-min fair rates of connections that share."""
-
-    def __init__(self, capacities: Sequence[float]) -> None:
-        """Begin without connections."""
-        self._flows: Final = MaxMin(capacities)
-        self._connections: Final[list[Sharing]] = []
-        self._moved = False
-        self.start: Final = self._flows.start
-        self.stop: Final = self._flows.stop
-
-    def add(self, connection: Sharing, uses: Sequence[int]) -> int:
-        """Return the number of a connection's flow, stopped."""
-        self._connections.append(connection)
-        return self._flows.add(uses)
-
-    def change(self, capacities: Sequence[float]) -> None:
-        """Let resources give more or less."""
-        self._flows.set_capacities(capacities)
-
-    def settle(self) -> None:
-        """Bring rates up to date."""
-        for flow in self._flows.settle():
-            self._connections[flow].move(self._flows.rates[flow])
-
-    def __bool__(self) -> bool:
-        return bool(self._connections)

@@ -1,4 +1,4 @@
-"""The discrete events behind `predict`: chunks wait, cross connections, arrive, are added and passed on."""
+"""The discrete events behind `predict`: chunks wait, cross connections, arrive, are added and forwarded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Final
 
 from netstorm.errors import UsageError
 from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.policy import Tree
-from netstorm.topology.prediction.connections import Agenda, Alone, Connection, Shares, Sharing, window_of
+from netstorm.topology.prediction.agenda import Agenda
+from netstorm.topology.prediction.connections import Alone, Connection, window_of
+from netstorm.topology.prediction.sharing import Shares, Sharing
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.resources import Resources
 from netstorm.topology.trees.withholding import LookAheadSpan, Withholding
 
@@ -19,7 +21,7 @@ __all__ = ["Chunk", "Events"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is routed as one."""
+    """The unit that is routed."""
 
     bits: float
     tree: int
@@ -28,7 +30,7 @@ class Chunk:
 
 
 class Events:
-    """One all-reduce of chunks, all contributions ready at time 0. What comes first is found in a heap."""
+    """One all-reduce of chunks, whose contributions are all ready at time 0."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class Events:
         look_ahead: int = 0,
         look_ahead_s: float = 0.0,
     ) -> None:
-        """Set up connections for the edges of `trees`.
+        """Make connections for the edges of `trees`.
 
         Args:
             network: as it is at time 0; its changes are at times after that.
@@ -58,15 +60,15 @@ class Events:
         self._missing = len(chunks) * network.size
         needs = [tuple(map(len, tree.reduce_children)) for tree in trees]
         self._needs: Final = [list(needs[chunk.tree]) for chunk in chunks]
-        """By chunk and rank: how many children's contributions have not come."""
+        """By chunk and rank: number of children whose contributions have not arrived."""
         self._first_chunks, tensors = _layout(chunks)
-        self._holding: Final = [Withholding[int]() for _ in network.ranks if look_ahead]
-        self._stretches: Final = [
+        self._withholding: Final = [Withholding[int]() for _ in network.ranks if look_ahead]
+        self._spans: Final = [
             [
                 LookAheadSpan(place, offsets, look_ahead, priority=-place)
                 for place, offsets in enumerate(tensors)
             ]
-            for _ in self._holding
+            for _ in self._withholding
         ]
         """By rank and tensor."""
         resources = Resources.of(network)
@@ -78,8 +80,8 @@ class Events:
         """By chunk and rank: the connection to its reduce parent."""
         self._down: Final = [edges[chunk.tree][1] for chunk in chunks]
         """By chunk and rank: those to its broadcast children."""
-        if self._holding:
-            self._agenda.at(look_ahead_s, self._doubt)
+        if self._withholding:
+            self._agenda.at(look_ahead_s, self._expire)
         for time in sorted({change.at for change in network.changes}):
             self._agenda.at(time, self._change, network.at(time))
 
@@ -94,10 +96,10 @@ class Events:
         return {ends: connection.total for ends, connection in self._connections.items()}
 
     def run(self) -> None:
-        """Let everything happen."""
-        for holding, stretches in zip(self._holding, self._stretches, strict=True):
-            for stretch in stretches:
-                holding.begin(stretch)
+        """Run all events."""
+        for withholding, spans in zip(self._withholding, self._spans, strict=True):
+            for span in spans:
+                withholding.begin(span)
         for number in range(len(self._chunks)):
             for rank, need in enumerate(self._needs[number]):
                 if need == 0:
@@ -110,44 +112,44 @@ class Events:
             if sharing and agenda.at_rest():
                 shares.settle()
 
-    # ------------------------------------------------------------------------------------------ what nodes do
+    # -------------------------------------------------------------------------------------------------- nodes
 
     def _complete(self, number: int, rank: int) -> None:
-        """A rank has the sum of its subtree."""
+        """Handle a complete sum of a rank's subtree."""
         connection = self._up[number][rank]
         if connection is None:
             self._deliver(number, rank)
             return
-        if self._holding:
+        if self._withholding:
             tensor = self._chunks[number].tensor
             place = number - self._first_chunks[tensor]
-            if self._holding[rank].hold(self._stretches[rank][tensor], place):
+            if self._withholding[rank].withhold(self._spans[rank][tensor], place):
                 return
         connection.push(number, result=False)
 
     def _deliver(self, number: int, rank: int) -> None:
-        """A rank has the result."""
+        """Handle the arrival of a result at a rank."""
         self._missing -= 1
         for connection in self._down[number][rank]:
             connection.push(number, result=True)
-        if self._holding:
+        if self._withholding:
             tensor = self._chunks[number].tensor
             place = number - self._first_chunks[tensor]
-            self._release(rank, self._holding[rank].result(self._stretches[rank][tensor], place))
+            self._release(rank, self._withholding[rank].record_result(self._spans[rank][tensor], place))
 
     def _release(self, rank: int, released: Iterable[tuple[int, int]]) -> None:
-        """Send what was held."""
+        """Send sums that were withheld."""
         for tensor, place in released:
             number = self._first_chunks[tensor] + place
             up = self._up[number][rank]
-            assert up is not None  # what a root has is not held
+            assert up is not None  # a root withholds nothing
             up.push(number, result=False)
 
-    def _doubt(self) -> None:
-        """What no result has come of is waited for no longer."""
-        for rank, stretches in enumerate(self._stretches):
-            for stretch in stretches:
-                self._release(rank, self._holding[rank].doubt(stretch))
+    def _expire(self) -> None:
+        """Stop waiting for tensors without a result: their look-ahead time is over."""
+        for rank, spans in enumerate(self._spans):
+            for span in spans:
+                self._release(rank, self._withholding[rank].expire(span))
 
     def _arrive(self, number: int, rank: int, result: bool) -> None:
         if result:
@@ -158,7 +160,7 @@ class Events:
         if needs[rank] == 0:
             self._complete(number, rank)
 
-    # ---------------------------------------------------------------------------------- what the network does
+    # ------------------------------------------------------------------------------------------------ network
 
     def _change(self, network: Network) -> None:
         resources = Resources.of(network)

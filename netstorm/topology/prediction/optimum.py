@@ -1,13 +1,13 @@
-"""The physical optimum: what no all-reduce on a network can beat. The yard-stick of every table.
+"""The optimum of an all-reduce on a network: a bound that no scheme can beat, the reference in all tables.
 
-All data flows like water. With a super-source s and arcs s→r of capacity x_r, a broadcast at rate X needs
+Data is a fluid here. With a super-source s and arcs s→r of capacity x_r, a broadcast at rate X needs
 room for a flow of X from s to every node within (g_B, x); Edmonds' theorem on branchings [1]_ turns such room
 into trees. The reduction is its mirror image within g_R. Both share the network: A·(g_B + g_R) ≤ C.
 
 The linear program is solved by cutting planes. By max-flow = min-cut, room for the flows means that every set
 T of nodes takes in x(T) + g_B(into T) ≥ X. We begin with few sets, solve (HiGHS), look for the sets that the
-solution violates (a minimum cut for each node), add them, and repeat. What the solution of the few sets
-promises is an upper bound; what its worst cut lets through can be achieved; we end when the two meet.
+solution violates (a minimum cut for each node), add them, and repeat. The solution
+for the few sets is an upper bound; what its worst cut lets through is achievable; we end when the two meet.
 
 References:
     .. [1] J. Edmonds, Edge-disjoint branchings, Combinatorial Algorithms (1973); the packing of trees for an
@@ -38,7 +38,7 @@ _GAP: Final = 1e-4
 _MOST_ROUNDS: Final = 200
 
 _ENOUGH: Final = 1e-5
-"""A set that is short of less than this part of the rate is not short of anything."""
+"""A cut that lacks less than this part of the rate counts as satisfied."""
 
 _UNIT: Final = 2**24
 """The rate X in the integers of scipy's max-flow."""
@@ -51,9 +51,9 @@ class Optimum:
     rate: float
     """Bit/s of the tensor."""
     seconds: float
-    """For the tensor that was asked about."""
+    """For the given tensor."""
     gap: float
-    """Relative: `rate` may be too high by this much, and not too low."""
+    """Relative error: `rate` may be too high by this much, and is not too low."""
 
 
 def optimum(network: Network, nbytes: float, *, gap: float = _GAP) -> Optimum:

@@ -1,9 +1,9 @@
-"""How long a policy takes, to the chunk: what the scheduler asks before it decides, and `plan` shows.
+"""Predicts how long a policy takes, by a simulation of its chunks. The scheduler and `netstorm plan` use it.
 
-Modelled: chunks stored and forwarded; on each connection the transport's order (most urgent first, but what
-is within the window has been handed over); aggregation and broadcast without processing time; the
-look-ahead; latencies; max-min fair shares of links, links under routed pairs and access caps among the
-connections that have something to send; loss as reduced goodput; changes of links at their times. Not
+Modelled: store and forward of chunks; the transport's order on each connection (most urgent first, after what
+    is within the window); aggregation and broadcast without processing time; the look-ahead; latencies;
+    max-min fair shares of links, links under routed pairs and access caps; loss as reduced goodput; changes
+    of links. Not
 modelled: headers, slow start, auxiliary paths, tensors that become ready one after the other.
 """
 
@@ -22,10 +22,10 @@ __all__ = ["Prediction", "chunks_of", "predict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a policy costs."""
+    """Predicted time and traffic of a policy."""
 
     seconds: float
-    """Until all ranks have everything."""
+    """Until all ranks have all results."""
     bits: Mapping[tuple[int, int], float]
     """Sent on each (source, target) that the policy uses."""
 
@@ -49,8 +49,9 @@ def predict(
         tensors: bytes of each, in order of priority.
         chunk_bytes: of a full chunk.
         start: seconds from the network's start to that of the all-reduce.
-        most_chunks: with more chunks than that the tensors are taken as one, cut into so many: faster, and
-            some per cent too slow for deep trees.
+        most_chunks: if there are more chunks, the tensors are predicted as one tensor of so many chunks: this
+            is
+            faster to compute, and some per cent too pessimistic for deep trees.
 
     Raises:
         UsageError: sizes out of range, or trees that don't fit the network.
@@ -68,7 +69,7 @@ def predict(
         total = sum(tensors)
         larger = -(-total // most_chunks)
         chunks = chunks_of(policy, [total], larger)
-        look_ahead = look_ahead * larger // chunk_bytes  # or it would be too little for so large chunks
+        look_ahead = look_ahead * larger // chunk_bytes  # else it would be too small for the larger chunks
         look_ahead_s *= larger / chunk_bytes
     if network.changes:
         network = network.at(start)
@@ -80,7 +81,7 @@ def predict(
 
 
 def chunks_of(policy: Policy, tensors: Sequence[int], chunk_bytes: int) -> list[Chunk]:
-    """Return the chunks of tensors of so many bytes, in order, each with the tree that the product gives it.
+    """Return the chunks of tensors of so many bytes, in order, each with its tree.
 
     A tensor's first chunk is in the slot of its first byte, the others in those after it.
     """

@@ -1,7 +1,7 @@
-"""Let the predictor choose: which scheme is best depends on the network and on how much there is to send.
+"""Chooses a scheme by prediction: which one is best depends on the network and on the tensor's size.
 
-Up to about 1 MB one tree that minds latency is best, up to 16 MB trees from every root, above that a packing;
-where the borders are, and how wide, is different in each network.
+Roughly, up to 1 MB one tree of low latency is best, up to 16 MB trees from all roots, above that a packing.
+The limits differ between networks.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from netstorm.units import format_bytes, format_duration
 __all__ = ["auto", "candidates", "expected", "expected_policy"]
 
 _MOST_CHUNKS: Final = 512
-"""With more, predictions take longer, and which one is the best changes no more."""
+"""With more chunks, predictions take longer, and the best scheme stays the same."""
 
 _FEWEST_CHUNKS: Final = 128
-"""With fewer the time to fill the pipeline would count for more than it does."""
+"""With fewer chunks, a prediction overestimates the time to fill the pipeline."""
 
 _WORK: Final = 100_000
-"""What a prediction may cost, in transmissions that share nothing: some tenths of a second."""
+"""Most transmissions in a prediction, if they share nothing: some tenths of a second."""
 
 _SURELY: Final = 1.1
-"""What needs that many times as long, were it to flow like water, is not predicted: chunks in the proportion
-of shares are a few per cent off at most.
+"""A scheme is not predicted if its fluid time exceeds the best prediction by this factor: the error of the
+fluid time is a few per cent at most.
 """
 
 _SMALL_CHUNKS: Final = 8
-"""Tensors of so few chunks never fill a pipeline: then simple trees may do, too."""
+"""Tensors of at most this many chunks never fill a pipeline: simple trees are then candidates, too."""
 
 
 def auto(network: Network, options: Options) -> Forest:
-    """Return the trees that should have `options.tensors` everywhere first, of those in `candidates`.
+    """Return the forest of `candidates` with the shortest predicted time for `options.tensors`.
 
-    One prediction for each that may win: hundredths of a second with 9 nodes, and where the discrete events
-    would take longer than some seconds (64 nodes and more behind access caps), an estimate. Rings are not
-    among them: on none of the networks that were tried was one the fastest
+    One prediction for each candidate that may win takes hundredths of a second with 9 nodes. Where the
+    discrete events would take longer than some seconds (64 nodes and more behind access caps), it is an
+    estimate. Rings are no candidates: they are not the fastest on any measured network
     (docs/measurements/topologies.md, "Rings are never the fastest").
 
     Raises:
@@ -62,9 +62,9 @@ def auto(network: Network, options: Options) -> Forest:
             seconds[name] = expected(network, forests[name], options)
     # Of equals the first, which is the simplest.
     best = min((name for name in forests if name in seconds), key=lambda name: seconds[name])
-    told = {name: f"over {format_duration(floor)}" for name, floor in floors.items()}
-    told |= {name: format_duration(found) for name, found in seconds.items()}
-    others = ", ".join(f"{name} {told[name]}" for name in forests if name != best)
+    times = {name: f"over {format_duration(floor)}" for name, floor in floors.items()}
+    times |= {name: format_duration(found) for name, found in seconds.items()}
+    others = ", ".join(f"{name} {times[name]}" for name in forests if name != best)
     chosen = forests[best]
     return replace(
         chosen,
@@ -74,7 +74,7 @@ def auto(network: Network, options: Options) -> Forest:
 
 
 def _floors(network: Network, forests: Mapping[str, Forest], options: Options) -> Mapping[str, float]:
-    """Return about what each takes at the least: its fluid time if there are chunks enough for its shares."""
+    """Return approximate lower bounds by name: fluid times, if there are enough chunks."""
     if len(forests) == 1 or options.tensor_bytes < _FEWEST_CHUNKS * options.chunk_bytes:
         return dict.fromkeys(forests, 0.0)
     resources = Resources.of(network)
@@ -85,7 +85,7 @@ def _floors(network: Network, forests: Mapping[str, Forest], options: Options) -
 
 
 def candidates(network: Network, options: Options) -> Mapping[str, Forest]:
-    """Return what is worth predicting, by name, simple ones first.
+    """Return the forests that are worth predicting, by name, the simplest first.
 
     Raises:
         Unreachable: names the ranks without a path.
@@ -94,7 +94,7 @@ def candidates(network: Network, options: Options) -> Mapping[str, Forest]:
 
 
 def _candidates(network: Network, options: Options) -> tuple[dict[str, Forest], dict[str, float]]:
-    """Return the candidates, and what some of them have been predicted to take."""
+    """Return the candidates, and the predicted times of some of them."""
     chunk_bytes = min(options.chunk_bytes, options.tensor_bytes)
     found = {"one fapt": fapt(network, 1, chunk_bytes=options.tree_bytes(1))}
     if network.size == 1:

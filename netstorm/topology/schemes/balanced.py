@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from netstorm.errors import Unreachable, UsageError
 from netstorm.topology.networks.elements import Rank, shown_ranks
 from netstorm.topology.networks.network import Network
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 
 __all__ = ["balanced"]
@@ -75,10 +75,10 @@ def _grow(neighbours: Sequence[Sequence[int]], degree: int) -> list[int]:
             for rank in free[: max(0, degree - children[node])]:
                 place(rank, node)
         # min keeps the first of equals, the one placed earliest, which is the nearest to the root.
-        crowded = [
+        candidates = [
             (node, rank) for node in placed for rank in neighbours[node] if rank != 0 and parents[rank] < 0
         ]
-        if not crowded:
+        if not candidates:
             return parents
-        node, rank = min(crowded, key=lambda pair: children[pair[0]])
+        node, rank = min(candidates, key=lambda pair: children[pair[0]])
         place(rank, node)

@@ -1,4 +1,4 @@
-"""Custom topologies: trees that somebody wrote down, in YAML.
+"""Custom topologies: trees that the user writes down, in YAML.
 
 trees:
   - {root: 0, parent: {1: 0, 2: 0, 3: 2}, share: 2}        # reduced and broadcast along the same edges
@@ -15,7 +15,7 @@ from netstorm.errors import TopologyFileError, UsageError
 from netstorm.topology.networks.elements import Rank, shown_ranks
 from netstorm.topology.networks.network import Network
 from netstorm.topology.networks.yaml_source import Item, Source, read_text, shortened
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 
 __all__ = ["custom", "parse_topology"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from netstorm.errors import UsageError
 from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.metric import CHUNK_BYTES, transfer_delays, tree_delay
 from netstorm.topology.trees.shortest_paths import adjacency, fastest_tree

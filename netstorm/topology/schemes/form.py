@@ -1,4 +1,4 @@
-"""One door to all schemes: a name and a network in, a policy out."""
+"""Forms a policy for a network by the name of a scheme. A new scheme is registered here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from netstorm.topology.trees.forest import Forest
 __all__ = ["SCHEMES", "Options", "form_policy"]
 
 
-# SciPy, which these need, takes a second to load, and few of the processes that load this module form trees.
+# Imports are local where SciPy is needed: it takes a second to load, and few processes form trees.
 
 
 def _ring_best(network: Network, options: Options) -> Forest:
@@ -46,7 +46,7 @@ def _packing(network: Network, options: Options) -> Forest:
 
 
 def _auto(network: Network, options: Options) -> Forest:
-    if not options.known:  # rates are made up, and so would predictions be
+    if not options.known:  # predictions from assumed rates mean nothing
         forest = _fapt(network, options)
         return dataclasses.replace(forest, reason=f"auto: fapt, since no rates are known; {forest.reason}")
     from netstorm.topology.schemes.auto import auto
@@ -76,7 +76,7 @@ def form_policy(network: Network, topology: str = "fapt", *, version: int = 0, *
     Args:
         topology: a name in `SCHEMES`.
         version: the policy's number.
-        options: fields of `Options`; a hub of -1 is any, as in the settings.
+        options: fields of `Options`; a hub of -1 means the best placed, as in the settings.
 
     Raises:
         UsageError: an unknown scheme or option, or an option that does not suit the network.

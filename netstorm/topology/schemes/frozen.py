@@ -1,7 +1,7 @@
-"""Trees for roots and shares that must stay: what the paper re-forms while the network changes.
+"""Forms trees for fixed roots and shares, as the paper does when the network changes.
 
-There a root's state cannot move (arXiv 2404.11352 §IV-C), so a new policy has the roots of the first one, in
-the same order and with the same weights; each chunk keeps its root, and only the ways to it are others.
+In the paper a root's state cannot move (arXiv 2404.11352 §IV-C). So a new policy has the roots of the first
+one, in the same order and with the same weights: each chunk keeps its root, and only the trees change.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from netstorm.errors import UsageError
 from netstorm.topology.networks.elements import Rank
 from netstorm.topology.networks.network import Network
 from netstorm.topology.options import Options
-from netstorm.topology.policy import Tree
 from netstorm.topology.schemes.auto import expected
 from netstorm.topology.schemes.fapt import fapt_at
 from netstorm.topology.schemes.star import star
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.look_ahead import with_look_ahead
 from netstorm.topology.trees.metric import transfer_delays, tree_delay
@@ -30,11 +30,12 @@ from netstorm.units import format_duration
 __all__ = ["FREEZABLE", "frozen", "spread_at"]
 
 _DELAY_PRICES: Final = (0.1, 1.0, 5.0, 20.0)
-"""What path delay counts beside load when a tree is grown: the best is kept. In meshes of nine nodes only the
-last two matter, a fifth; behind access lines only the others."""
+"""Prices of path delay relative to load when a tree is grown; the best result is kept. In meshes of nine
+nodes only the last two matter, by a fifth; behind access lines only the others.
+"""
 
 _SWEEPS: Final = 3
-"""How often each tree is taken out and grown anew under the load of the others."""
+"""Number of times that each tree is removed and grown again under the load of the others."""
 
 _MANY: Final = 48
 """Trees of more nodes are spread at one price of delay: each matters less, and growing them takes longer."""
@@ -43,7 +44,7 @@ _SHARPNESS: Final = 10.0
 """How steeply a resource's price rises with its load, in e-folds from idle to the fullest (as `packing`)."""
 
 _DELAY_COUNTS: Final = 2.0
-"""What a second of mean delay costs beside one of load (as `packing`)."""
+"""Cost of a second of mean delay, relative to a second of load (as `packing`)."""
 
 
 def frozen(
@@ -97,7 +98,7 @@ def spread_at(
 
 
 class _Spreading:
-    """Grows trees around each other."""
+    """Grows each tree under the load of the others."""
 
     def __init__(self, network: Network, tensor_bytes: int, chunk_bytes: int) -> None:
         resources = Resources.of(network)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from netstorm.errors import Unreachable
 from netstorm.topology.networks.elements import Rank, shown_ranks
 from netstorm.topology.networks.network import Network
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.metric import CHUNK_BYTES, transfer_delays, tree_delay
 from netstorm.units import format_rate

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from netstorm.errors import Unreachable
 from netstorm.topology.networks.elements import Rank
 from netstorm.topology.networks.network import Network
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 
 __all__ = ["missing_hops", "ring", "ring_trees"]

@@ -23,7 +23,7 @@ from netstorm.units import format_duration
 __all__ = ["ring_best"]
 
 EXACT_NODES: Final = 8
-"""Up to here all (N - 1)! orders are looked at: 5040."""
+"""Up to this size all (N - 1)! orders are compared: 5040."""
 _STEPS_A_RANK: Final = 150
 """Of simulated annealing, for each of the starts: a longer search found hardly better orders."""
 _BACKTRACKS: Final = 50_000
@@ -72,7 +72,7 @@ class _Search:
         resources = Resources.of(network)
         around = 2 * (network.size - 1) / network.size
         delays = transfer_delays(network, chunk_bytes)
-        # What is missing costs more than all that is there: the fewer such hops, the better.
+        # A missing hop costs more than all other hops together: the fewer, the better.
         slowest = max(delays.values(), default=0.0) + 8 * tensor_bytes / min(
             resources.capacities, default=1.0
         )
@@ -161,24 +161,24 @@ def _changed(order: list[int], rng: random.Random) -> list[int]:
 def _any_ring(network: Network) -> list[int]:
     """Return a ring that has all its links, or nothing if none is found in so many steps.
 
-    Depth first; of the next ranks that which leaves itself the fewest ways on.
+    Depth first; the next rank is the one with the fewest ranks to go on to.
     """
     targets = [network.neighbours(rank) for rank in network.ranks]
     order = [0]
     inside = {0}
 
-    def ways(rank: int) -> list[int]:
+    def next_ranks(rank: int) -> list[int]:
         left = [other for other in targets[rank] if other not in inside]
-        return sorted(left, key=lambda other: (sum(one not in inside for one in targets[other]), other))
+        return sorted(left, key=lambda other: (sum(rank not in inside for rank in targets[other]), other))
 
-    pending = [ways(0)]
+    pending = [next_ranks(0)]
     for _ in range(_BACKTRACKS):
         if len(order) == network.size and 0 in targets[order[-1]]:
             return order
         if pending[-1]:
             order.append(pending[-1].pop(0))
             inside.add(order[-1])
-            pending.append(ways(order[-1]))
+            pending.append(next_ranks(order[-1]))
         elif len(order) > 1:
             pending.pop()
             inside.remove(order.pop())

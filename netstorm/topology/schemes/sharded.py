@@ -1,4 +1,4 @@
-"""Every rank a parameter server for its share of the bytes: as many stars as there are ranks."""
+"""Each rank is a parameter server for its share of the bytes: one star for each rank."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The parameter server's shape: everybody sends to one hub, and gets the result from it."""
+"""The parameter server's shape: all ranks send to one hub, and receive the result from it."""
 
 from __future__ import annotations
 
 from netstorm.errors import UsageError
 from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.metric import Delays, tree_delay
 from netstorm.topology.trees.shortest_paths import Adjacency, adjacency, shallowest_tree

@@ -1,28 +1,29 @@
-"""What every scheme returns: trees with their shares."""
+"""A forest: trees with their shares, which every scheme returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
 from netstorm.topology.schedule import quantise
+from netstorm.topology.tree import Tree
 
 __all__ = ["Forest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forest:
-    """Trees over the same ranks, and which share of the bytes each gets."""
+    """Trees over the same ranks, and the share of the bytes of each."""
 
     trees: tuple[Tree, ...]
     shares: tuple[float, ...]
-    """Positive, by tree; what counts is their proportion."""
+    """Positive, by tree; only their proportion counts."""
     reason: str
-    """How it came about, for a person."""
+    """How it was formed, as text."""
     whole: bool = False
-    """Shares are whole numbers of chunks, and all of them together are what is sent at once."""
+    """Shares are numbers of chunks, whose sum is the whole tensor."""
     leads: tuple[int, ...] = ()
-    """Of whole shares; see `Policy`."""
+    """Of whole shares; see `Policy.leads`."""
     look_ahead: int = 0
     """Bytes; see `Policy`."""
     look_ahead_s: float = 0.0

@@ -1,4 +1,4 @@
-"""How far ahead a rank sends: far enough to keep everything busy, and no farther."""
+"""Size of the look-ahead: large enough to keep all links busy, and no larger."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from netstorm.topology.trees.resources import Resources, pair_loads
 __all__ = ["with_look_ahead"]
 
 _FACTOR: Final = 2.5
-"""How many times what is under way when nothing waits, where each connection has a link of its own. With 1.5
-rounds take 2-4 % longer than without a look-ahead; with 2 to 3 they take 1 % less, in sparse networks 2 %.
+"""Multiple of the bytes in flight on idle links, if each connection has its own link. With 1.5 rounds take
+2-4 % longer than without a look-ahead; with 2 to 3 they take 1 % less, in sparse networks 2 %.
 """
 
 _FACTOR_SHARED: Final = 4
-"""The same where connections share access lines, and chunks wait for each other longer: with 2 a fifth longer
-than without a look-ahead; with 8 half of the gain is lost on some.
+"""The same if connections share access lines, where chunks wait longer for each other: with 2 rounds take a
+fifth longer than without a look-ahead; with 8 half of the gain is lost on some networks.
 """
 
 _CHUNKS_EACH: Final = 4
-"""Fewest chunks of each tree, where connections share access lines."""
+"""Fewest chunks of each tree, if connections share access lines."""
 
 
 def with_look_ahead(network: Network, forest: Forest, chunk_bytes: int) -> Forest:
-    """Return a forest with the look-ahead that suits it; none for one tree, in which nothing overtakes.
+    """Return a forest with a look-ahead; none for a single tree, in which no chunk overtakes another.
 
-    A chunk that starts when everything is idle is everywhere after its tree's delay, in which time all trees
-    together bring `rate x delay` bytes to everybody. Chunks also wait for each other, so it is 2.5 times that
-    of the slowest tree; where they share access lines 4 times, and never less than 4 chunks of each tree. A
-    round that has no result after the time that this takes to be sent has
-    not begun everywhere: then it is better to send everything.
+    On idle links a chunk reaches all ranks after its tree's delay, while all trees together deliver
+    `rate x delay` bytes. Chunks also wait for each other, so the look-ahead is 2.5 times this product for the
+    slowest tree; with shared access lines 4 times, and at least 4 chunks of each tree. If a round has no
+    result after the time that these bytes take, some rank has not begun it: then it is better to send
+    everything.
 
     Args:
-        network: measured, or known: on one that was made up the look-ahead would be, too.
+        network: measured or known, not assumed.
         forest: trees and shares.
         chunk_bytes: of a full chunk.
     """

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from netstorm.errors import UsageError
 from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 
 __all__ = [
     "CHUNK_BYTES",
@@ -40,7 +40,7 @@ def transfer_delays(
 
     Args:
         network: as it is at its start.
-        chunk_bytes: bytes of what is stored and forwarded.
+        chunk_bytes: bytes that are stored and forwarded at once.
         linked: only between ranks with a link. Over a route a chunk seems to arrive sooner than over the
             ranks on it; but there it would be added to theirs, and the route's links carry both.
     """

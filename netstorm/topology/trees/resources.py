@@ -1,7 +1,7 @@
-"""What limits a network: links, links under routed pairs, access caps, and which pair of nodes uses which.
+"""The resources of a network (links and access caps), and which pair of nodes uses which.
 
-Two pairs may share a resource, so planning for pairs as if they were independent promises too much: every
-algorithm here counts on the matrix A of resources by pairs, and a load g on pairs is feasible if A·g ≤ C.
+Pairs may share resources, so a plan that treats them as independent is too optimistic. All algorithms here
+use the matrix A of resources by pairs: a load g on pairs is feasible if A·g ≤ C.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from scipy import sparse
 
 from netstorm.errors import UsageError
 from netstorm.topology.networks.network import Network, Rank, Routing
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 __all__ = ["Floats", "Resources", "fluid_time", "pair_loads"]
 
@@ -31,11 +32,11 @@ class Resources:
     capacities: Floats
     """(R,) goodput in bit/s: rate less loss. Links in order of their ends, then egress caps, then ingress."""
     names: tuple[str, ...]
-    """By resource, for a person."""
+    """By resource, for messages."""
     pairs: tuple[tuple[Rank, Rank], ...]
     """All (source, target) that may talk, in order."""
     only_links: bool
-    """No node has an access cap."""
+    """Whether no node has an access cap."""
     matrix: Any
     """(R, P) scipy.sparse.csr_array: 1 where a pair uses a resource."""
 
@@ -44,7 +45,7 @@ class Resources:
     def of(cls, network: Network) -> Resources:
         """Return the resources of a network as it is at its start. O(P · hops).
 
-        Whoever plans asks for them again and again: the last ones are kept, and nobody may change them.
+        The last results are cached, since planning asks again and again; callers must not change them.
         """
         pairs = network.pairs()
         number = {(link.source, link.target): index for index, link in enumerate(network.links)}
@@ -110,15 +111,15 @@ class Resources:
 
     @cached_property
     def useful(self) -> npt.NDArray[np.intp]:
-        """Places of the pairs that a plan needs: where nothing but links is a limit, those of one link.
+        """Places of the pairs that a plan needs. Without access caps these are the pairs with a link.
 
-        A routed pair passes the nodes on its route. To stop there uses the same links, and data can be added.
+        A routed pair passes the nodes on its route: to stop at them uses the same links, and aggregates.
         """
         hops = np.diff(self.by_pair.indptr)
         return np.flatnonzero(hops <= 1) if self.only_links else np.arange(len(self.pairs))
 
     def loads(self, volumes: Floats) -> Floats:
-        """Return (R,) what (P,) volumes on pairs put on resources."""
+        """Return (R,) the loads on resources of (P,) volumes on pairs."""
         loads: Floats = self.matrix @ volumes
         return loads
 
@@ -126,7 +127,7 @@ class Resources:
         """Return the place of a pair in `pairs`.
 
         Raises:
-            UsageError: the two may not talk directly.
+            UsageError: the two may not communicate directly.
         """
         place = self.index.get(pair)
         if place is None:
@@ -151,9 +152,9 @@ def pair_loads(resources: Resources, trees: Sequence[Tree], shares: Sequence[flo
 
 
 def fluid_time(resources: Resources, policy: Policy, nbytes: float) -> float:
-    """Return the seconds that a tensor takes under a policy if it flows like water: no chunks, no latency.
+    """Return the seconds of a tensor under a policy in the fluid model: no chunks, no latency.
 
-    That is the load of the most loaded resource over its capacity; no schedule of these trees is faster.
+    This is the load of the most loaded resource over its capacity; no schedule of these trees is faster.
     """
     loads = resources.loads(pair_loads(resources, policy.trees, policy.weights))
     return float((loads / resources.capacities).max(initial=0.0)) * 8 * nbytes

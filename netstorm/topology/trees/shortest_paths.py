@@ -1,4 +1,4 @@
-"""Shortest-path trees: Dijkstra, with a cost of two parts so that equal paths are told apart."""
+"""Shortest-path trees: Dijkstra, with a cost of two parts that breaks ties between equal paths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from netstorm.errors import Unreachable
 from netstorm.topology.networks.elements import Rank, shown_ranks
-from netstorm.topology.policy import Tree
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.metric import Delays
 
 __all__ = ["Adjacency", "adjacency", "fastest_tree", "shallowest_tree"]

@@ -1,4 +1,4 @@
-"""Trees that are cheap and shallow at once, grown under prices: the candidates of `packing`."""
+"""Algorithms for spanning trees that are both cheap and shallow: the candidates of `packing`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def grow(prices: Floats, delays: Floats, root: int, weight: float) -> Parents:
 
 
 def _grow_few(weighted: list[list[float]], delays: list[list[float]], root: int, weight: float) -> Parents:
-    """Do the same for few nodes, where calls of NumPy take longer than the numbers."""
+    """Do the same for few nodes, where NumPy's calls take longer than the arithmetic."""
     size = len(delays)
     parent = [root] * size
     away = [0.0] * size

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.topology.detours.auxiliary import hops_of
+from netstorm.topology.networks.elements import Rank
 from netstorm.topology.owners import owner_weights, paths_from
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.simulated.jobs import random_policy
 
 
@@ -18,7 +20,7 @@ def chain(*ranks: int) -> Tree:
     parents = [-1] * len(ranks)
     for parent, child in itertools.pairwise(ranks):
         parents[child] = parent
-    return Tree.undirected(ranks[0], tuple(parents))  # type: ignore[arg-type]
+    return Tree.undirected(Rank(ranks[0]), tuple(parents))
 
 
 def test_roots_own_what_their_trees_carry_in_lowest_terms():
@@ -27,7 +29,7 @@ def test_roots_own_what_their_trees_carry_in_lowest_terms():
 
 
 def test_the_hub_of_a_star_owns_everything():
-    star = Tree.undirected(1, (1, -1, 1))  # type: ignore[arg-type]
+    star = Tree.undirected(Rank(1), (1, -1, 1))
     assert owner_weights(Policy(version=0, trees=(star,), weights=(7,))) == (0, 1, 0)
 
 

@@ -11,7 +11,7 @@ from netstorm.errors import FrameError, UsageError
 from netstorm.protocol.frames import encode_body, open_frames, seal
 from netstorm.protocol.messages import NewPolicy
 from netstorm.topology import Plan, Policy, Rank, Tree
-from netstorm.topology.policy import DETOURS, EXPLORERS, Detour
+from netstorm.topology.policy import MAX_DETOURS, MAX_EXPLORERS, Detour
 
 # 0 is the root; up: 1 and 2 to 0, 3 to 1, 4 to 3; down: 0 to 4, 4 to 1 and 2, 1 to 3.
 LOPSIDED = Tree(root=Rank(0), reduce_parent=(-1, 0, 0, 1, 3), broadcast_parent=(-1, 4, 4, 1, 0))
@@ -278,7 +278,7 @@ def test_a_detour_must_say_what_its_links_are_like(links: tuple[tuple[float, flo
         Detour(path=(3, 0, 4), links=links)
 
 
-@pytest.mark.parametrize(("explore", "most"), [(False, DETOURS), (True, EXPLORERS)])
+@pytest.mark.parametrize(("explore", "most"), [(False, MAX_DETOURS), (True, MAX_EXPLORERS)])
 def test_a_hop_has_no_more_detours_than_anybody_needs(*, explore: bool, most: int):
     detours = (around(3, 0, 4, explore=explore),) * most
     assert Policy(version=1, trees=(CHAIN,), weights=(1,), detours=detours).detours == detours

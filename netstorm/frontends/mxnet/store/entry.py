@@ -147,7 +147,7 @@ class Entry:
                 self.user_key,
                 total,
                 self._stored.array,
-                round=f"round {round} of key {key.name!r} in store {key.spec.namespace}",
+                round=f"round {round} of {key.name} in store {key.spec.namespace}",
                 rank=runtime.rank,
             )
         every = runtime.settings.compare_rounds

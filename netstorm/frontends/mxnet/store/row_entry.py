@@ -92,7 +92,7 @@ class RowEntry:
             self.user_key,
             self._merged,
             self._stored,
-            round=f"round {round} of key {self.key.name!r} in store {self.key.spec.namespace}",
+            round=f"round {round} of {self.key.name} in store {self.key.spec.namespace}",
             rank=runtime.rank,
         )
         self._merged = None

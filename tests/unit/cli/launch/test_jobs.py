@@ -143,7 +143,7 @@ def test_a_command_is_looked_for_before_anything_starts(tmp_path):
     find_command(["sh"], tmp_path, {"PATH": "/usr/bin:/bin"})
 
 
-# -------------------------------------------------------------------------------------------------- over ssh
+# --------------------------------------------------------------------------------------------------- over ssh
 
 
 def test_over_ssh_nothing_but_the_interpreters_name_passes_through_a_shell():

@@ -18,10 +18,10 @@ from netstorm.cli.simulate.cases import (
     RoundDone,
     Stored,
 )
-from netstorm.cli.simulate.helper import TimeIsUp
 from netstorm.cli.simulate.plot import check, plot
-from netstorm.cli.simulate.study import Asked, Study
-from netstorm.cli.simulate.worker import answer
+from netstorm.cli.simulate.study import Study, StudyOptions
+from netstorm.cli.simulate.worker import run_case
+from netstorm.cli.simulate.worker_process import CaseTimeout
 from netstorm.errors import UsageError
 from netstorm.simulation.experiment import Engine, Experiment
 
@@ -32,7 +32,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["simulate", *map(str, arguments)], prog_name="netstorm")
 
 
-def asked(**more):
+def options(**more):
     given = {
         "family": "mesh",
         "path": None,
@@ -45,17 +45,17 @@ def asked(**more):
         "engine_reason": "asked for",
         "limit_s": 60.0,
     }
-    return Asked(**{**given, **more})
+    return StudyOptions(**{**given, **more})
 
 
 class Scripted:
-    """A helper whose answers are given by (scheme, seed); TimeIsUp and KeyboardInterrupt are raised."""
+    """A worker whose answers are given by (scheme, seed); CaseTimeout and KeyboardInterrupt are raised."""
 
     def __init__(self, **answers):
         self.answers = answers
         self.cases = []
 
-    def ask(self, case, limit_s):
+    def run(self, case, limit_s):
         self.cases.append((case.topology, case.seed))
         if case.topology == OPTIMUM:
             yield Ended(optimum_s=1.0)
@@ -72,25 +72,25 @@ class Scripted:
 
 
 def studied(given=None, **answers):
-    study, helper = Study(given or asked()), Scripted(**answers)
+    study, worker = Study(given or options()), Scripted(**answers)
     try:
-        study.run(helper, lambda _text: None)
+        study.run(worker, lambda _text: None)
     except KeyboardInterrupt:
         study.interrupted = True
-    return study, helper
+    return study, worker
 
 
 def test_all_schemes_of_a_seed_come_before_the_next_seed():
-    study, helper = studied()
-    assert helper.cases[:4] == [(OPTIMUM, 0), ("star", 0), ("fapt", 0), (OPTIMUM, 1)]
+    study, worker = studied()
+    assert worker.cases[:4] == [(OPTIMUM, 0), ("star", 0), ("fapt", 0), (OPTIMUM, 1)]
     assert study.times("star") == {0: 2.0, 1: 2.0, 2: 2.0}
     assert study.as_json()["summary"]["fapt"]["of_optimum"] == 0.5
     assert not study.failed
 
 
 def test_a_scheme_that_takes_too_long_is_left_out_from_there_on_and_named():
-    study, helper = studied(fapt1=TimeIsUp())
-    assert ("fapt", 2) not in helper.cases
+    study, worker = studied(fapt1=CaseTimeout())
+    assert ("fapt", 2) not in worker.cases
     assert study.times("fapt") == {0: 2.0}
     assert "not simulated for seed 1" in study.as_json()["skipped"]["fapt"][0]
     assert study.times("star").keys() == {0, 1, 2}
@@ -118,8 +118,8 @@ def test_what_was_done_before_an_interrupt_is_kept():
 
 @pytest.mark.parametrize("given", [{"nodes": 33}, {"changing": True}])
 def test_no_optimum_is_looked_for_where_it_takes_too_long_or_means_nothing(given):
-    study, helper = studied(asked(**given))
-    assert OPTIMUM not in [name for name, _ in helper.cases]
+    study, worker = studied(options(**given))
+    assert OPTIMUM not in [name for name, _ in worker.cases]
     assert study.notes[0].startswith("no optimum")
     assert study.as_json()["summary"]["star"]["of_optimum"] is None
 
@@ -137,9 +137,9 @@ def case(**more):
     return Case(**{**given, **more})
 
 
-def answers_to(asked_for):
+def answers_to(case):
     found: list[Answer] = []
-    answer(asked_for, found.append)
+    run_case(case, found.append)
     return [one for one in found if one != Begun()]
 
 
@@ -194,7 +194,7 @@ def test_a_plot_needs_a_kind_of_file_that_can_be_drawn(tmp_path):
 
 def test_a_plot_is_drawn_of_what_is_known(tmp_path):
     pytest.importorskip("matplotlib")
-    study, _ = studied(star0=30.0, fapt1=TimeIsUp())
+    study, _ = studied(star0=30.0, fapt1=CaseTimeout())
     file = tmp_path / "out.svg"
     plot(study, file)
     text = file.read_text()

@@ -13,7 +13,7 @@ from netstorm.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, Routing, form_policy
 from netstorm.topology.detours.auxiliary import hops_of
 from netstorm.topology.networks.generators import generate
-from netstorm.topology.policy import DETOURS
+from netstorm.topology.policy import MAX_DETOURS
 from netstorm.topology.trees.resources import Resources, pair_loads
 
 
@@ -58,7 +58,7 @@ def test_a_hop_has_at_most_two_detours_and_they_share_no_link():
         by_hop.setdefault((detour.path[0], detour.path[-1]), []).extend(pairwise(detour.path))
     for links in by_hop.values():
         assert len(set(links)) == len(links)
-        assert len([link for link in links if link[0] == links[0][0]]) <= DETOURS
+        assert len([link for link in links if link[0] == links[0][0]]) <= MAX_DETOURS
 
 
 def test_nobody_gets_detours_who_did_not_ask_or_where_rates_are_made_up():

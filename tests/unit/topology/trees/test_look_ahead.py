@@ -9,9 +9,9 @@ import pytest
 
 from netstorm.topology.networks.generators import FAMILIES, generate
 from netstorm.topology.networks.network import Network, Node, Rank
-from netstorm.topology.policy import Tree
 from netstorm.topology.prediction.predict import predict
 from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.tree import Tree
 from netstorm.topology.trees.forest import Forest
 from netstorm.topology.trees.look_ahead import with_look_ahead
 

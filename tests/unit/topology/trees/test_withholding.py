@@ -18,86 +18,86 @@ def tensor(name: str, first: int, chunks: int, *, look_ahead: int, priority: int
     )
 
 
-def held(holding: Withholding[str], stretch: LookAheadSpan[str]) -> list[int]:
-    return [chunk for chunk in range(len(stretch.offsets)) if holding.hold(stretch, chunk)]
+def held(withholding: Withholding[str], span: LookAheadSpan[str]) -> list[int]:
+    return [chunk for chunk in range(len(span.offsets)) if withholding.withhold(span, chunk)]
 
 
 def test_chunks_beyond_the_look_ahead_wait_for_results_in_order():
-    holding, one = Withholding[str](), tensor("one", 0, 6, look_ahead=20)
-    holding.begin(one)
-    assert held(holding, one) == [3, 4, 5]
-    assert list(holding.result(one, 1)) == []  # the first chunk still has no result
-    assert list(holding.result(one, 0)) == [("one", 3), ("one", 4)]
-    assert list(holding.result(one, 2)) == [("one", 5)]
+    withholding, one = Withholding[str](), tensor("one", 0, 6, look_ahead=20)
+    withholding.begin(one)
+    assert held(withholding, one) == [3, 4, 5]
+    assert list(withholding.record_result(one, 1)) == []  # the first chunk still has no result
+    assert list(withholding.record_result(one, 0)) == [("one", 3), ("one", 4)]
+    assert list(withholding.record_result(one, 2)) == [("one", 5)]
 
 
 def test_a_tensor_waits_for_those_before_it_that_are_as_urgent():
-    holding = Withholding[str]()
+    withholding = Withholding[str]()
     early = tensor("early", 0, 4, look_ahead=10, priority=1)
     late = tensor("late", 4, 2, look_ahead=10, priority=0)
     urgent = tensor("urgent", 6, 2, look_ahead=10, priority=2)
     for one in (early, late, urgent):
-        holding.begin(one)
-    assert held(holding, early) == [2, 3]
-    assert held(holding, late) == [0, 1]
-    assert held(holding, urgent) == []
-    assert list(holding.result(early, 0)) == [("early", 2)]
-    assert list(holding.result(early, 1)) == [("early", 3)]
-    assert list(holding.result(early, 2)) == [("late", 0)]
-    assert list(holding.result(early, 3)) == [("late", 1)]
+        withholding.begin(one)
+    assert held(withholding, early) == [2, 3]
+    assert held(withholding, late) == [0, 1]
+    assert held(withholding, urgent) == []
+    assert list(withholding.record_result(early, 0)) == [("early", 2)]
+    assert list(withholding.record_result(early, 1)) == [("early", 3)]
+    assert list(withholding.record_result(early, 2)) == [("late", 0)]
+    assert list(withholding.record_result(early, 3)) == [("late", 1)]
 
 
 def test_nothing_waits_for_what_comes_later_in_the_order():
-    holding = Withholding[str]()
+    withholding = Withholding[str]()
     early, late = tensor("early", 0, 2, look_ahead=10), tensor("late", 2, 9, look_ahead=10)
-    holding.begin(late)
-    assert held(holding, late) == list(range(2, 9))
-    holding.begin(early)
-    assert held(holding, early) == []
+    withholding.begin(late)
+    assert held(withholding, late) == list(range(2, 9))
+    withholding.begin(early)
+    assert held(withholding, early) == []
 
 
 def test_a_round_that_may_not_have_begun_everywhere_is_waited_for_until_it_is_doubted():
-    holding = Withholding[str]()
+    withholding = Withholding[str]()
     one, other = tensor("one", 0, 3, look_ahead=0), tensor("other", 3, 1, look_ahead=0)
-    holding.begin(one)
-    holding.begin(other)
-    assert held(holding, one) == [1, 2]
-    assert held(holding, other) == [0]
-    assert list(holding.doubt(one)) == [("one", 1), ("one", 2), ("other", 0)]
-    assert not holding.hold(other, 0)
+    withholding.begin(one)
+    withholding.begin(other)
+    assert held(withholding, one) == [1, 2]
+    assert held(withholding, other) == [0]
+    assert list(withholding.expire(one)) == [("one", 1), ("one", 2), ("other", 0)]
+    assert not withholding.withhold(other, 0)
 
 
-def test_a_result_ends_the_doubt():
-    holding = Withholding[str]()
+def test_after_a_result_nothing_expires():
+    withholding = Withholding[str]()
     one, other = tensor("one", 0, 3, look_ahead=0), tensor("other", 3, 1, look_ahead=0)
     for begun in (one, other):
-        holding.begin(begun)
-        assert list(holding.doubt(begun)) == []
-    assert list(holding.result(one, 1)) == []
-    assert holding.hold(other, 0)
-    assert list(holding.doubt(one)) == []  # too late: all ranks have begun it
-    assert list(holding.result(one, 0)) == []
-    assert list(holding.result(one, 2)) == [("other", 0)]
+        withholding.begin(begun)
+        assert list(withholding.expire(begun)) == []
+    assert list(withholding.record_result(one, 1)) == []
+    assert withholding.withhold(other, 0)
+    assert list(withholding.expire(one)) == []  # too late: all ranks have begun it
+    assert list(withholding.record_result(one, 0)) == []
+    assert list(withholding.record_result(one, 2)) == [("other", 0)]
 
 
 def test_what_is_forgotten_neither_waits_nor_is_waited_for():
-    holding = Withholding[str]()
+    withholding = Withholding[str]()
     one, other = tensor("one", 0, 3, look_ahead=0), tensor("other", 3, 1, look_ahead=0)
-    holding.begin(one)
-    holding.begin(other)
-    assert held(holding, one) == [1, 2]
-    assert held(holding, other) == [0]
-    assert list(holding.forget(one)) == [("other", 0)]
-    assert list(holding.forget(other)) == []
-    assert holding.idle()
+    withholding.begin(one)
+    withholding.begin(other)
+    assert held(withholding, one) == [1, 2]
+    assert held(withholding, other) == [0]
+    assert list(withholding.forget(one)) == [("other", 0)]
+    assert list(withholding.forget(other)) == []
+    assert withholding.is_empty()
 
 
 def test_an_empty_tensor_holds_nothing_up():
-    holding = Withholding[str]()
+    withholding = Withholding[str]()
     empty, other = LookAheadSpan("empty", (), 0), tensor("other", 0, 1, look_ahead=0)
-    holding.begin(empty)
-    holding.begin(other)
-    assert held(holding, other) == []
+    withholding.begin(empty)
+    withholding.begin(other)
+    assert held(withholding, other) == []
 
 
 def finish(ranks: int, chunks: list[int], seed: int) -> None:
@@ -112,9 +112,9 @@ def finish(ranks: int, chunks: list[int], seed: int) -> None:
         AssertionError: nothing happens any more, and something still waits.
     """
     chance = random.Random(seed)
-    holdings = [Withholding[int]() for _ in range(ranks)]
+    withholdings = [Withholding[int]() for _ in range(ranks)]
     starts = [sum(chunks[:tensor]) for tensor in range(len(chunks))]
-    stretches = [
+    spans = [
         [
             LookAheadSpan(
                 tensor, range(start, start + count), chance.choice((0, 1, 3)), priority=chance.randrange(3)
@@ -146,20 +146,20 @@ def finish(ranks: int, chunks: list[int], seed: int) -> None:
 
     while todo:
         what, rank, tensor, chunk = todo.pop(chance.randrange(len(todo)))
-        holding, stretch = holdings[rank], stretches[rank][tensor]
+        withholding, span = withholdings[rank], spans[rank][tensor]
         if what == "begin":
-            holding.begin(stretch)
+            withholding.begin(span)
             todo.append(("doubt", rank, tensor, 0))
-            let_go((tensor, one) for one in range(chunks[tensor]) if not holding.hold(stretch, one))
+            let_go((tensor, one) for one in range(chunks[tensor]) if not withholding.withhold(span, one))
         elif what == "doubt":
-            let_go(holding.doubt(stretch))
+            let_go(withholding.expire(span))
         else:
-            let_go(holding.result(stretch, chunk))
+            let_go(withholding.record_result(span, chunk))
             left[rank][tensor] -= 1
             if left[rank][tensor] == 0:
                 todo.extend(("begin", rank, next_one, 0) for next_one in after.pop((rank, tensor), ()))
     assert not any(map(any, left))
-    assert all(holding.idle() for holding in holdings)
+    assert all(withholding.is_empty() for withholding in withholdings)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 2**32))

@@ -1,4 +1,4 @@
-"""Where a running job's status comes from: the scheduler that the user means, found and asked over HTTP."""
+"""Finds the scheduler that the user means, and reads a job's status from it over HTTP."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from netstorm.errors import Unavailable, UsageError
 from netstorm.scheduler.observe.status import JobStatus
 from netstorm.settings import Settings
 
-__all__ = ["Source", "find", "find_scheduler"]
+__all__ = ["StatusSource", "find", "find_scheduler"]
 
-_PATIENCE_S: Final = 5.0
-"""For an answer; the scheduler's machine may be busy."""
+_ANSWER_TIMEOUT_S: Final = 5.0
+"""Longest wait for an answer: the scheduler's machine may be busy."""
 
 _MOST_BYTES: Final = 64 * 2**20
-"""Of an answer: whatever listens there may not be a scheduler."""
+"""Largest answer that is read: the server may not be a scheduler."""
 
 
-class Source:
+class StatusSource:
     """A scheduler's HTTP address."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host: Final = host
         self.port: Final = port
         self.job: str | None = None
-        """Which of several."""
+        """Name of the job to ask for; None: the one that began first."""
 
     def status(self) -> JobStatus:
-        """Ask for the status of the job that was chosen; if none was, of the one that has been there longest.
+        """Return the status of the chosen job, or of the one that began first.
 
         Raises:
-            Unavailable: nobody answers, or not like a scheduler; says why.
+            Unavailable: there is no answer, or it is not a scheduler's.
         """
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_PATIENCE_S)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_ANSWER_TIMEOUT_S)
         try:
             query = "" if self.job is None else f"?job={quote(self.job)}"
             connection.request("GET", f"/status.json{query}")
@@ -65,15 +65,15 @@ class Source:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def find(address: str | None, job: str | None = None) -> tuple[Source, JobStatus]:
-    """Return the scheduler that is meant, and its first answer.
+def find(address: str | None, job: str | None = None) -> tuple[StatusSource, JobStatus]:
+    """Return the scheduler that the user means, and its first answer.
 
     Args:
         job: one of its jobs; None: the only one.
         address: as for `find_scheduler`.
 
     Raises:
-        UsageError: there is none, or there are several; says what to do.
+        UsageError: there is none, or there are several; the message says what to do.
     """
     source, status = find_scheduler(address)
     jobs = [line.job for line in status.jobs] or [status.job]
@@ -82,7 +82,7 @@ def find(address: str | None, job: str | None = None) -> tuple[Source, JobStatus
         if len(jobs) > 1:
             raise UsageError(f"{source} has {len(jobs)} jobs: {names}; say which: netstorm top --job NAME")
         if status.jobs:
-            source.job = jobs[0]  # not another one, when this has ended
+            source.job = jobs[0]  # not another job, when this one has ended
         return source, status
     if job not in jobs:
         raise UsageError(f"--job {job}: no such job at {source}; there are: {names}")
@@ -95,15 +95,15 @@ def find(address: str | None, job: str | None = None) -> tuple[Source, JobStatus
         raise UsageError(f"--job {job}: it has just ended, or {error}") from None
 
 
-def find_scheduler(address: str | None) -> tuple[Source, JobStatus]:
-    """Return the scheduler that is meant, and its first answer.
+def find_scheduler(address: str | None) -> tuple[StatusSource, JobStatus]:
+    """Return the scheduler that the user means, and its first answer.
 
     Args:
         address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
             DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
 
     Raises:
-        UsageError: there is none, or there are several; says what to do.
+        UsageError: there is none, or there are several; the message says what to do.
     """
     if address is not None:
         host, port = split_address(address, "--scheduler")
@@ -113,7 +113,7 @@ def find_scheduler(address: str | None) -> tuple[Source, JobStatus]:
         host, port = settings.scheduler_host, settings.scheduler_port
         return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}")
     here, elsewhere = _schedulers()
-    found = [one for process in here if (one := _answer_of(process)) is not None]
+    found = [answered for process in here if (answered := _answer_of(process)) is not None]
     if len(found) == 1:
         return found[0]
     if found:
@@ -129,15 +129,15 @@ def find_scheduler(address: str | None) -> tuple[Source, JobStatus]:
     )
 
 
-def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
-    """Return the scheduler whose nodes, or whose watchers, connect to this port."""
+def _at(host: str, port: int, meant: str) -> tuple[StatusSource, JobStatus]:
+    """Return the scheduler that listens on this port, for nodes or for HTTP."""
     problems = []
-    # By default the watchers' port is the one after the nodes'. The nodes' own speaks another protocol.
+    # By default the HTTP port is the one after the nodes' port, which speaks another protocol.
     places = [(host, port + 1), (host, port)]
-    if _is_here(host):  # where it listens on the loopback interface only, unless it was told to
+    if _is_here(host):  # by default, HTTP listens on the loopback interface only
         places += [("127.0.0.1", port + 1)]
     for place, tried in places:
-        source = Source(place, tried)
+        source = StatusSource(place, tried)
         try:
             status = source.status()
         except Unavailable as error:
@@ -150,7 +150,7 @@ def _at(host: str, port: int, meant: str) -> tuple[Source, JobStatus]:
     if elsewhere:
         problems.append(_hint(elsewhere))
     raise UsageError(
-        f"{meant}: nobody there shows a job ({'; '.join(problems)}). The scheduler says in its first lines "
+        f"{meant}: no scheduler there shows a job ({'; '.join(problems)}). The scheduler's first lines say "
         "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* (there is no "
         "authentication), and not NETSTORM_HTTP_PORT=0"
     )
@@ -164,7 +164,7 @@ def _hint(elsewhere: list[int]) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Return whether a host is this one, known by another address than the loopback interface's."""
+    """Return whether a host is this machine, by an address other than loopback."""
     try:
         meant = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
@@ -193,17 +193,17 @@ def _schedulers() -> tuple[list[psutil.Process], list[int]]:
     return here, elsewhere
 
 
-def _answer_of(process: psutil.Process) -> tuple[Source, JobStatus] | None:
-    """Return where a scheduler of this machine can be watched, and its status; None: nowhere."""
+def _answer_of(process: psutil.Process) -> tuple[StatusSource, JobStatus] | None:
+    """Return the HTTP address of a scheduler of this machine, and its status; None: it has none."""
     for port in _ports(process):
-        source = Source("127.0.0.1", port)
+        source = StatusSource("127.0.0.1", port)
         with contextlib.suppress(Unavailable):
             return source, source.status()
     return None
 
 
 def _network_of(pid: int) -> str:
-    """Return the name of a process's network namespace; empty if there is no such thing or process."""
+    """Return the name of a process's network namespace; empty if it cannot be read."""
     try:
         return str(Path(f"/proc/{pid}/ns/net").readlink())
     except OSError:
@@ -219,10 +219,12 @@ def _is_scheduler(words: list[str]) -> bool:
 
 
 def _ports(process: psutil.Process) -> list[int]:
-    """Return where a process listens on TCP, the highest port first: that of watchers, most of the time."""
+    """Return the TCP ports on which a process listens, the highest first: usually the HTTP port."""
     try:
         ask = process.net_connections if hasattr(process, "net_connections") else process.connections
         connections = ask(kind="tcp")
     except (psutil.Error, OSError):
         return []
-    return sorted({one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}, reverse=True)
+    return sorted(
+        {found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN}, reverse=True
+    )

@@ -1,4 +1,4 @@
-"""The worker of `netstorm simulate`, seen from the command: answers come with a deadline."""
+"""Starts and stops the worker process of `netstorm simulate`, and reads its answers with a deadline."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import msgspec
 from netstorm import clock
 from netstorm.cli.simulate.cases import Answer, Begun, Case, Ended, Failed
 
-__all__ = ["Helper", "TimeIsUp"]
+__all__ = ["CaseTimeout", "WorkerProcess"]
 
 _READ: Final = 65_536
 _ANSWER: Final = msgspec.json.Decoder(Answer)
 
 
-class TimeIsUp(Exception):
-    """A case has taken longer than it may."""
+class CaseTimeout(Exception):
+    """A case has exceeded its time limit."""
 
 
-class Helper:
-    """A process that does cases, one at a time; it is started when it is needed, and started anew after a
-    case that had to be broken off. It must be closed.
+class WorkerProcess:
+    """A process that runs cases, one at a time. It is started when needed, and restarted after a case that
+    exceeded its limit. It must be closed.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Helper:
         self._received = b""
 
     def close(self) -> None:
-        """Kill the process, if there is one, and what it was doing."""
+        """Kill the process, if there is one, and its case."""
         process, self._process, self._received = self._process, None, b""
         if process is not None:
             process.kill()
@@ -45,11 +45,11 @@ class Helper:
                     with contextlib.suppress(OSError):
                         pipe.close()
 
-    def ask(self, case: Case, limit_s: float) -> Iterator[Answer]:
-        """Yield what is found, as it is found; the last is that the case has ended or failed.
+    def run(self, case: Case, limit_s: float) -> Iterator[Answer]:
+        """Run a case, and yield the answers as they come; the last is `Ended` or `Failed`.
 
         Raises:
-            TimeIsUp: it has not `limit_s` after the network was there.
+            CaseTimeout: the case has not ended `limit_s` after its network was loaded.
         """
         process = self._process = self._process or _start()
         assert process.stdin is not None
@@ -62,11 +62,11 @@ class Helper:
                 self.close()
                 yield Failed(message=_death(process.returncode), unfit=False)
                 return
-            found = _ANSWER.decode(line)
-            if isinstance(found, Begun):
+            answer = _ANSWER.decode(line)
+            if isinstance(answer, Begun):
                 deadline = clock.monotonic() + limit_s
-            yield found
-            if isinstance(found, (Ended, Failed)):
+            yield answer
+            if isinstance(answer, (Ended, Failed)):
                 return
 
     def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
@@ -76,7 +76,7 @@ class Helper:
             left = deadline - clock.monotonic()
             if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
                 self.close()
-                raise TimeIsUp
+                raise CaseTimeout
             data = os.read(process.stdout.fileno(), _READ)
             if not data:
                 return None

@@ -1,4 +1,4 @@
-"""How a subcommand fails: one line on standard error and an exit code, not a traceback."""
+"""How a subcommand reports a usage error: one line on standard error and an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from netstorm.errors import UsageError
 __all__ = ["USAGE_ERROR", "exit_on_usage_error"]
 
 USAGE_ERROR: Final = 2
-"""Exit code when the user's settings or arguments are wrong: as getopt's, and typer's own."""
+"""Exit code when the user's settings or arguments are wrong: as getopt and typer do."""
 
 
 @contextmanager

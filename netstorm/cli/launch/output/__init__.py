@@ -1,0 +1,1 @@
+"""The output of a job: its processes' lines, and the launcher's own."""
