@@ -54,4 +54,4 @@ def test_training_goes_on_around_a_pair_that_is_cut_for_good(tmp_path: Path) -> 
         wait_for_steps(job, 0, 10)
         ended = end_with_the_right_weights(job)
     assert "the link to rank 2 (127.0.0.1:" in ended[0].err
-    assert "has failed; what is for it goes over ranks " in ended[0].err
+    assert "has failed; traffic to it goes over ranks " in ended[0].err
