@@ -19,7 +19,7 @@ from netstorm.scheduler.membership.members import Members
 from netstorm.scheduler.observe.announcements import Announcements
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.scheduler.policies.control_loop import Awareness
 from netstorm.scheduler.replay_log.records import Began, Finished
 from netstorm.scheduler.replay_log.replay import ReplayedJob
@@ -55,8 +55,8 @@ class Job:
         outbox: Outbox,
         now: float,
         *,
-        assumed: Assumed | None = None,
-        planned: Assumed | None = None,
+        assumed: InitialAssumptions | None = None,
+        planned: InitialAssumptions | None = None,
         replayed: ReplayedJob | None = None,
     ) -> None:
         """Begin, or go on with a job that another process served.
@@ -216,7 +216,7 @@ class Job:
     def _register(self, rank: int, message: m.RegisterKeys, now: float) -> m.PeerGone | None:
         gone = self.rounds.register(rank, message, now)
         if gone is None and self.awareness is not None:
-            self.awareness.registered(self.rounds.keys, now)
+            self.awareness.record_keys(self.rounds.keys, now)
         return gone
 
     def _report(self, rank: int, message: m.NodeStatus | m.Measured, now: float) -> None:
@@ -224,7 +224,7 @@ class Job:
         if isinstance(message, m.Measured):
             self.announcements.record_links(rank, message, now)
             if self.awareness is not None:
-                self.awareness.measured(rank, message, now)
+                self.awareness.record_report(rank, message, now)
         else:
             self.announcements.record_status(rank, message, now)
             if self.awareness is not None:
@@ -283,7 +283,10 @@ class Job:
 
 
 def _chunk_sizes(
-    members: Members, options: SchedulerOptions, assumed: Assumed | None, replayed: ReplayedJob | None
+    members: Members,
+    options: SchedulerOptions,
+    assumed: InitialAssumptions | None,
+    replayed: ReplayedJob | None,
 ) -> ChunkSizes:
     """Return the sizes of chunks: as logged, else as the network asks for, else as the options say."""
     if replayed is not None:

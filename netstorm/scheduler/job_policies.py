@@ -9,10 +9,10 @@ from typing import Final
 from netstorm.observe.counters import Counters
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.observe.policy_history import PolicyHistory
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.control_loop import summed_of
-from netstorm.scheduler.policies.formation import Formation, Formed
-from netstorm.scheduler.policies.policy_check import check_policy, unformed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.assumptions import workload_of
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies.policy_check import check_policy, placeholder_policy
 from netstorm.topology.policy import Policy
 
 __all__ = ["FirstPolicy", "JobPolicies"]
@@ -23,7 +23,7 @@ class FirstPolicy:
     """The policy that a job begins under, if it was formed only once all nodes had joined."""
 
     policy: Policy
-    planned: Assumed
+    planned: InitialAssumptions
     """What it was formed for, and later policies are."""
     aware: bool
     """Later policies follow what is measured."""
@@ -47,8 +47,8 @@ class JobPolicies:
         first: Policy | None,
         *,
         nodes: int,
-        assumed: Assumed | None,
-        planned: Assumed | None,
+        assumed: InitialAssumptions | None,
+        planned: InitialAssumptions | None,
         counters: Counters,
         now: float,
     ) -> None:
@@ -71,7 +71,7 @@ class JobPolicies:
         self.link_share = 1.0
         self._nodes: Final = nodes
         self._counters: Final = counters
-        self._first = unformed(nodes) if first is None else first
+        self._first = placeholder_policy(nodes) if first is None else first
         check_policy(self._first, nodes=nodes, after=-1)
         self.history = PolicyHistory(self._first, now)
         self._job: Job | None = None
@@ -119,7 +119,7 @@ class JobPolicies:
         """Plan with another part of each link's rate from now on; `why`: for a person."""
         self.link_share = share
         if self._job is not None and self._job.awareness is not None:
-            self._job.awareness.take_link_share(share, why)
+            self._job.awareness.set_link_share(share, why)
 
     def due(self) -> float:
         """Return when `check` may have something to do."""
@@ -129,7 +129,7 @@ class JobPolicies:
         due = job.link_failures.due()
         return due if job.awareness is None else min(due, job.awareness.due())
 
-    def check(self, now: float) -> Formation | None:
+    def check(self, now: float) -> FormationRequest | None:
         """Return the formation to ask for, if a new policy is wanted. One that needs none is installed."""
         if self._job is None:
             return None
@@ -139,7 +139,7 @@ class JobPolicies:
             return None
         return wanted
 
-    def formed(self, answer: Formed, now: float) -> None:
+    def formed(self, answer: FormationResult, now: float) -> None:
         """Install the result of a formation, if it is worth it."""
         job = self._job
         if job is None:
@@ -148,18 +148,18 @@ class JobPolicies:
         if answer.number < 0:  # `LinkFailures` numbers its formations below 0
             found = job.link_failures.formed(answer, in_force)
         elif job.awareness is not None:
-            found = job.awareness.formed(answer, in_force, now)
+            found = job.awareness.decide(answer, in_force)
             if found is not None and not job.link_failures.usable(found):
                 return
         if found is not None:
             self.install(found, now)
 
 
-def _wanted(job: Job, now: float) -> Policy | Formation | None:
+def _wanted(job: Job, now: float) -> Policy | FormationRequest | None:
     """Return the policy to install or the formation to ask for, if there is one. Failed links come first."""
     awareness, policy = job.awareness, job.rounds.policy
     if job.link_failures.due() <= now:
-        estimate = None if awareness is None else awareness.collector.picture(now)
+        estimate = None if awareness is None else awareness.collector.estimate(now)
         restoring = awareness is None or not awareness.active
-        return job.link_failures.check(policy, summed_of(job.rounds.keys), estimate, restoring=restoring)
-    return None if awareness is None else awareness.look(policy, job.rounds.keys, now)
+        return job.link_failures.check(policy, workload_of(job.rounds.keys), estimate, restoring=restoring)
+    return None if awareness is None else awareness.poll(policy, job.rounds.keys, now)

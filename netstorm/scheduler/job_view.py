@@ -94,11 +94,11 @@ class JobView:
             failed_links=self.failed_links,
             link_share=policies.link_share,
             routed=frozenset() if awareness is None else awareness.collector.routed,
-            contended=awareness is not None and awareness.collector.crowded,
+            contended=awareness is not None and awareness.collector.contended,
         )
 
     def _node_snapshots(self, job: Job, now: float) -> tuple[NodeSnapshot, ...]:
-        caps = {} if job.awareness is None else job.awareness.collector.caps(now)
+        caps = {} if job.awareness is None else job.awareness.collector.access_caps(now)
         found = []
         for rank, member in enumerate(job.members.all):
             heard = job.members.liveness.last_sign(rank)
@@ -124,5 +124,5 @@ def _link_estimates(job: Job, now: float) -> Callable[[], Sequence[LinkEstimate]
     """Return a function that makes the estimates of all links as of now. Any thread may call it."""
     if job.awareness is None or len(job.members) > _MOST_ESTIMATED:
         return job.announcements.links(now)
-    estimates = job.awareness.collector.seen(now)
+    estimates = job.awareness.collector.link_estimates(now)
     return lambda: estimates

@@ -30,8 +30,8 @@ from netstorm.scheduler.membership.startup import Startup
 from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.scheduler.replay_log.records import Record
 from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.topology.policy import Policy
@@ -62,8 +62,8 @@ class SchedulerMachine:
         *,
         now: float,
         counters: Counters | None = None,
-        assumed: Assumed | None = None,
-        planned: Assumed | None = None,
+        assumed: InitialAssumptions | None = None,
+        planned: InitialAssumptions | None = None,
         registry: ProcessRegistry | None = None,
         write: Callable[[list[Record]], None] | None = None,
         replayed: ReplayedJob | None = None,
@@ -89,7 +89,7 @@ class SchedulerMachine:
         self.options: Final = options
         self.counters: Final = counters or Counters()
         self.on_over: Callable[[Outcome], None] | None = None
-        self.on_form: Callable[[Formation], None] | None = None
+        self.on_form: Callable[[FormationRequest], None] | None = None
         self.on_all_joined: Callable[[], None] | None = None
         self.policies: Final = JobPolicies(
             policy,
@@ -126,7 +126,7 @@ class SchedulerMachine:
         """Whether every process left before the job began."""
         return self._lifecycle.abandoned
 
-    def policy_formed(self, answer: Formed, now: float) -> None:
+    def policy_formed(self, answer: FormationResult, now: float) -> None:
         """Receive the result of a formation that `on_form` was called for."""
         if self.phase is Phase.RUNNING:
             self.policies.formed(answer, now)

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from netstorm.errors import UsageError
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.scheduler.replay_log.records import MAGIC
 from netstorm.settings import Settings
 from netstorm.simulation.clock_sync import Datagrams
@@ -270,9 +270,9 @@ class SimulatedCluster(Simulation):
         return self.started(rank).process
 
 
-def _assumed(settings: Settings, network: Network | None, delay_s: float) -> Assumed:
+def _assumed(settings: Settings, network: Network | None, delay_s: float) -> InitialAssumptions:
     """Return the scheduler's first estimate of this network."""
-    found = assumed(settings)
+    found = initial_assumptions(settings)
     if settings.network_file:
         return found
     if network is None:

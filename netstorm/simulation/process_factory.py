@@ -27,8 +27,9 @@ from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.formation import Formation, form
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.formation import FormationRequest
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.replay_log.records import encode, read
 from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.settings import Settings
@@ -91,7 +92,7 @@ class ProcessFactory:
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
         timeline = self._network.timeline
 
-        def form_later(question: Formation) -> None:
+        def form_later(question: FormationRequest) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
             timeline.after(forming_s, lambda: process.call(lambda now: machine.policy_formed(answer, now)))
 
@@ -108,7 +109,7 @@ class ProcessFactory:
     def scheduler(
         self,
         policy: Policy,
-        assumed: Assumed,
+        assumed: InitialAssumptions,
         forming_s: float = 0.5,
         *,
         log: bytearray | None = None,
@@ -144,7 +145,7 @@ class ProcessFactory:
         if self._datagrams is not None:
             self._datagrams.serve_cluster_time(van.host, clock)
 
-        def form_later(question: Formation) -> None:
+        def form_later(question: FormationRequest) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
             self._network.timeline.after(
                 forming_s, lambda: process.call(lambda now: machine.policy_formed(answer, now))

@@ -21,8 +21,8 @@ from netstorm.errors import Unreachable
 from netstorm.protocol.messages import FailedLink
 from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
 from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
-from netstorm.scheduler.policies.adaptation import Assumed, Summed
-from netstorm.scheduler.policies.formation import Formation, Formed, pairs_of
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, Workload
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
 from netstorm.topology.networks.elements import Link, Rank
 from netstorm.topology.networks.network import Network, Routing
 from netstorm.topology.policy import Policy
@@ -43,7 +43,7 @@ class LinkFailures:
         failures: by (source, target).
     """
 
-    def __init__(self, size: int, planned: Assumed | None) -> None:
+    def __init__(self, size: int, planned: InitialAssumptions | None) -> None:
         """Begin with all links in order.
 
         Args:
@@ -60,7 +60,7 @@ class LinkFailures:
         """Version of the last policy that was formed because of failures."""
         self._why = ""
         """Why a new policy is wanted; empty: none is."""
-        self._request: Formation | None = None
+        self._request: FormationRequest | None = None
         self._request_why = ""
         self._general = False
         """The job's topology needs a link that has failed: the next request is for the general scheme."""
@@ -111,7 +111,7 @@ class LinkFailures:
 
     def usable(self, policy: Policy) -> bool:
         """Return whether a policy uses none of the avoided links."""
-        return not self.failures or not pairs_of(policy) & self.avoided
+        return not self.failures or not tree_pairs(policy) & self.avoided
 
     def due(self) -> float:
         """Return when `check` may have something to do: at once, or never."""
@@ -119,8 +119,8 @@ class LinkFailures:
         return -math.inf if wanted else math.inf
 
     def check(
-        self, policy: Policy, summed: Summed | None, estimate: NetworkEstimate | None, *, restoring: bool
-    ) -> Policy | Formation | None:
+        self, policy: Policy, summed: Workload | None, estimate: NetworkEstimate | None, *, restoring: bool
+    ) -> Policy | FormationRequest | None:
         """Return the policy to install next, or the formation to ask for.
 
         Args:
@@ -141,7 +141,7 @@ class LinkFailures:
             return self._without_detours(policy, why)
         return self._ask(self._planned, policy, summed, estimate, why)
 
-    def formed(self, answer: Formed, policy: Policy) -> Policy | None:
+    def formed(self, answer: FormationResult, policy: Policy) -> Policy | None:
         """Return the policy to install in place of `policy`, if the formation found one."""
         request = self._request
         if request is None or answer.number != request.number:
@@ -160,13 +160,13 @@ class LinkFailures:
 
     def _ask(
         self,
-        planned: Assumed,
+        planned: InitialAssumptions,
         policy: Policy,
-        summed: Summed | None,
+        summed: Workload | None,
         estimate: NetworkEstimate | None,
         why: str,
-    ) -> Formation:
-        plan = planned.plan
+    ) -> FormationRequest:
+        plan = planned.settings
         topology = _GENERAL if self._general else plan.topology
         self._general = False
         if estimate is None:
@@ -176,10 +176,10 @@ class LinkFailures:
             )
         estimate = _estimate_without(estimate, self.avoided)
         known = planned.known or bool(estimate.measured)
-        what = summed or planned.summed
+        what = summed or planned.workload
         self._requests += 1
         self._request_why = why
-        self._request = Formation.of(
+        self._request = FormationRequest.of(
             estimate,
             number=-self._requests,  # `Adaptation` counts up
             topology=topology,

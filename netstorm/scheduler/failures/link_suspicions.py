@@ -82,5 +82,5 @@ class LinkSuspicions:
 
     def _send_failed_links(self) -> None:
         if self._awareness is not None:
-            self._awareness.avoid(self._failures.avoided)
+            self._awareness.exclude(self._failures.avoided)
         self._members.send_all(FailedLinks(links=self._failures.detours()))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from netstorm.errors import UsageError
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.settings import Settings
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.policy import Policy
@@ -37,7 +37,7 @@ class FirstPolicyResult:
     number: int
     policy: Policy | None = None
     """None: none could be formed, `problem` says why."""
-    planned: Assumed | None = None
+    planned: InitialAssumptions | None = None
     """What it was formed for."""
     problem: str = ""
 
@@ -55,7 +55,7 @@ def form_first_policy(request: FirstPolicyRequest) -> FirstPolicyResult:
     """Form the policy that a job begins under; deterministic."""
     settings = request.settings
     try:
-        assumption = replace(assumed(settings), link_share=request.link_share)
+        assumption = replace(initial_assumptions(settings), link_share=request.link_share)
         policy = first_policy(assumption)
     except UsageError as error:
         return FirstPolicyResult(request.number, problem=f"job {settings.job!r} cannot begin: {error}")

@@ -10,7 +10,7 @@ from netstorm.protocol.ids import Peer
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.jobs.link_shares import Claim
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.scheduler.replay_log.records import Ended, Record
 from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.settings import Settings
@@ -39,7 +39,7 @@ class LoggedJob:
     log: JobLog
     replayed: ReplayedJob
     settings: Settings
-    planned: Assumed
+    planned: InitialAssumptions
     """What its policies are formed for."""
 
 

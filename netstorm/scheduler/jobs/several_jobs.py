@@ -37,7 +37,7 @@ from netstorm.scheduler.membership.process_registry import ProcessRegistry
 from netstorm.scheduler.membership.refusal import Refusal, refuse
 from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.settings import Settings
 
 __all__ = ["SeveralJobs"]
@@ -86,7 +86,7 @@ class SeveralJobs:
         self.outcome: Outcome | None = None
         self.on_over: Callable[[Outcome], None] | None = None
         self.on_job_over: Callable[[Outcome], None] | None = None
-        self.on_form: Callable[[Formation], None] | None = None
+        self.on_form: Callable[[FormationRequest], None] | None = None
         self.on_first_policy: Callable[[FirstPolicyRequest], None] | None = None
         self.current_job = ""
         self._settings: Final = settings
@@ -160,7 +160,7 @@ class SeveralJobs:
             )
             self._run(slot, functools.partial(machine.set_first_policy, first, now), now)
 
-    def policy_formed(self, answer: Formed, now: float) -> None:
+    def policy_formed(self, answer: FormationResult, now: float) -> None:
         """Receive the result of a formation that `on_form` was called for."""
         slot, own_number = self._requests.pop(answer.number)
         if slot is not None and slot in self._slots:
@@ -262,7 +262,7 @@ class SeveralJobs:
             number = self._requests.add(slot, 0)
             self.on_first_policy(FirstPolicyRequest(number, slot.settings, slot.link_share))
 
-    def _ask_policy(self, slot: JobSlot, request: Formation) -> None:
+    def _ask_policy(self, slot: JobSlot, request: FormationRequest) -> None:
         if self.on_form is not None:
             number = self._requests.add(slot, request.number)
             self.on_form(msgspec.structs.replace(request, number=number))

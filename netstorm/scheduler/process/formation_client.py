@@ -21,7 +21,7 @@ from typing import IO, Final
 import msgspec
 
 from netstorm import clock
-from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.settings import child_environment
 
 __all__ = ["COMMAND", "LENGTH", "FormationClient", "read_exactly"]
@@ -33,7 +33,7 @@ COMMAND: Final = (sys.executable, "-m", "netstorm.scheduler.process.formation_wo
 LENGTH: Final = struct.Struct("<I")
 """Stands before each message: how many bytes it has."""
 
-_DECODER: Final = msgspec.msgpack.Decoder(Formed)
+_DECODER: Final = msgspec.msgpack.Decoder(FormationResult)
 
 
 class FormationClient:
@@ -51,16 +51,16 @@ class FormationClient:
                 trees alone take 86 s).
             command: starts the worker.
         """
-        self.deliver: Callable[[Formed], None] = lambda _: None
+        self.deliver: Callable[[FormationResult], None] = lambda _: None
         self._limit_s: Final = limit_s
         self._command: Final = tuple(command)
-        self._requests: Final[queue.SimpleQueue[Formation | None]] = queue.SimpleQueue()
+        self._requests: Final[queue.SimpleQueue[FormationRequest | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: Final = threading.Lock()
         self._closed = False
 
-    def submit(self, request: Formation) -> None:
+    def submit(self, request: FormationRequest) -> None:
         """Request a formation; returns at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="netstorm-formation", daemon=True)
@@ -87,7 +87,7 @@ class FormationClient:
         if self._process is not None:
             _reap(self._process)
 
-    def _answer(self, request: Formation) -> Formed | None:
+    def _answer(self, request: FormationRequest) -> FormationResult | None:
         """Return the result of a request; None: the client was closed."""
         process = self._running()
         if process is None:
@@ -125,8 +125,8 @@ class FormationClient:
             return self._process
 
     def _broken(
-        self, request: Formation, process: subprocess.Popen[bytes], error: Exception, *, late_s: float
-    ) -> Formed | None:
+        self, request: FormationRequest, process: subprocess.Popen[bytes], error: Exception, *, late_s: float
+    ) -> FormationResult | None:
         with self._lock:
             self._kill()
             self._process = None
@@ -139,7 +139,7 @@ class FormationClient:
             else f"the process that forms policies has ended (exit code {process.returncode}): {error!r}"
         )
         _log.warning("%s; the next policy is formed by a new one", problem)
-        return Formed(number=request.number, problem=problem)
+        return FormationResult(number=request.number, problem=problem)
 
     def _kill(self) -> None:
         if self._process is not None:

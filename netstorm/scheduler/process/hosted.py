@@ -21,8 +21,8 @@ from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.formation import Formation, Formed
-from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.scheduler.process.job_logs import JobLogs
 from netstorm.scheduler.process.state_file import StateFile, boot_identity
 from netstorm.settings import Settings
@@ -37,7 +37,7 @@ class HostedMachine(Machine, Protocol):
     """The machine of one job, or of several. `SchedulerMachine` says what the attributes are."""
 
     on_over: Callable[[Outcome], None] | None
-    on_form: Callable[[Formation], None] | None
+    on_form: Callable[[FormationRequest], None] | None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -50,7 +50,7 @@ class HostedMachine(Machine, Protocol):
     def stop(self, reason: str, now: float) -> None:
         """End because this process must end."""
 
-    def policy_formed(self, answer: Formed, now: float) -> None:
+    def policy_formed(self, answer: FormationResult, now: float) -> None:
         """Receive the result of a formation."""
 
     def snapshots(self, now: float) -> tuple[Snapshot, ...]:
@@ -80,7 +80,7 @@ def plan_hosting(settings: Settings) -> HostingPlan:
 
 
 def _one_job(settings: Settings) -> HostingPlan:
-    assumption = assumed(settings)
+    assumption = initial_assumptions(settings)
     policy = first_policy(assumption)
     state = StateFile(Path(settings.state_dir), settings.job) if settings.state_dir else None
     replayed = None if state is None else state.replayed
@@ -118,7 +118,7 @@ def _several_jobs(settings: Settings) -> HostingPlan:
         )
     network_nodes = network_file_nodes(settings)
     if settings.source("num_workers") != "default" and network_nodes not in (0, settings.num_workers):
-        assumed(settings)  # raises the error that says that the two contradict each other
+        initial_assumptions(settings)  # raises the error that says that the two contradict each other
 
     logs = JobLogs(Path(settings.state_dir)) if settings.state_dir else None
     resumed = [] if logs is None else logs.resumed(settings, network_nodes)

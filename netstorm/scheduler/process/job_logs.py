@@ -9,7 +9,7 @@ from typing import Final
 from netstorm.errors import UsageError
 from netstorm.scheduler.jobs.job_settings import job_settings
 from netstorm.scheduler.jobs.job_slot import LoggedJob
-from netstorm.scheduler.policies.initial_policy import assumed
+from netstorm.scheduler.policies.initial_policy import initial_assumptions
 from netstorm.scheduler.process.state_file import StateFile
 from netstorm.settings import Settings
 

@@ -21,7 +21,7 @@ from netstorm.pslite.clock.sntp_socket import SntpServer
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.system.addresses import resolve
 from netstorm.scheduler.job_phase import Outcome
-from netstorm.scheduler.policies.formation import Formed
+from netstorm.scheduler.policies.formation import FormationResult
 from netstorm.scheduler.process.formation_client import FormationClient
 from netstorm.scheduler.process.hosted import (
     HostedMachine,
@@ -173,7 +173,7 @@ def _start(
             with contextlib.suppress(Closed):  # the scheduler has ended
                 driver.thread.post(function)
 
-        def deliver(answer: Formed) -> None:
+        def deliver(answer: FormationResult) -> None:
             post(lambda now: driver.machine.policy_formed(answer, now))
 
         formation.deliver = deliver

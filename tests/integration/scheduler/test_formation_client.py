@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.policies.formation import Formation, Formed, form
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.process.formation_client import COMMAND, FormationClient
 from netstorm.topology.networks.generators import mesh
 from netstorm.topology.schemes.form import form_policy
@@ -20,7 +21,7 @@ ANSWER_S = 100.0
 
 def request(number=1, **fields):
     network = mesh(5, seed=2)
-    return Formation.of(
+    return FormationRequest.of(
         Collector(network, known=True).picture(0.0),
         **{
             "number": number,
@@ -35,7 +36,7 @@ def request(number=1, **fields):
 
 @contextlib.contextmanager
 def forming(*command, **options):
-    answers: queue.Queue[Formed] = queue.Queue()
+    answers: queue.Queue[FormationResult] = queue.Queue()
     client = FormationClient(command=command or COMMAND, **options)
     client.deliver = answers.put
     try:

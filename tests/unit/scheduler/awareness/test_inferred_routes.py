@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.scheduler.awareness.inferred_routes import Routes, routed_pairs
+from netstorm.scheduler.awareness.inferred_routes import InferredRoutes, routed_pairs
 from netstorm.topology.networks.generators import generate
 from netstorm.topology.networks.network import Link, Network, Node, Rank, Routing
 

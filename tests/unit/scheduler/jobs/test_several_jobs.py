@@ -13,7 +13,8 @@ from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Send
 from netstorm.scheduler.job_phase import Outcome, Phase
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
-from netstorm.scheduler.policies.formation import Formation, form
+from netstorm.scheduler.policies.formation import FormationRequest
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.settings import Settings
 from tests.unit.scheduler.driving import RELEASE, M, refused
 
@@ -36,7 +37,7 @@ class Several:
         self.machine.on_first_policy = self._form_first
         self.over: list[Outcome] = []
         self.first_requests: list[FirstPolicyRequest] = []
-        self.formations: list[Formation] = []
+        self.formations: list[FormationRequest] = []
         self.machine.on_form = self.formations.append
         self.machine.on_job_over = self.over.append
         self.hold = False
@@ -287,7 +288,7 @@ def network(tmp_path: Path) -> dict[str, str]:
     return {"network_file": str(file)}
 
 
-def rate_of(question: Formation) -> float:
+def rate_of(question: FormationRequest) -> float:
     (link,) = (one for one in question.links if (one.source, one.target) == (0, 1))
     return link.rate
 

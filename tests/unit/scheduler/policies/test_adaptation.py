@@ -13,14 +13,16 @@ import pytest
 
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.policies.adaptation import Adaptation, Assumed, Plan, Summed
-from netstorm.scheduler.policies.formation import form, pairs_of
+from netstorm.scheduler.policies.adaptation import Adaptation
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
+from netstorm.scheduler.policies.formation import tree_pairs
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.policies.initial_policy import first_policy
 from netstorm.topology.networks.generators import internet2, mesh
 from netstorm.topology.networks.network import Network, Rank
 from netstorm.topology.policy import Detour
 
-SUMMED = Summed((8_000_000, 4_000_000), 262_144)
+WORKLOAD = Workload((8_000_000, 4_000_000), 262_144)
 
 
 class Scheduled:
@@ -33,11 +35,11 @@ class Scheduled:
         self.error = error
         self.chance = random.Random(seed)
         self.now = 0.0
-        assumed = Assumed(
+        assumed = InitialAssumptions(
             network=network if known else Network.uniform(network.size),
             known=known,
-            plan=Plan(**plan),
-            summed=SUMMED,
+            settings=PolicySettings(**plan),
+            workload=WORKLOAD,
         )
         self.summed = None
         self.policy = first_policy(assumed)
@@ -65,10 +67,10 @@ class Scheduled:
                 for source in self.truth.ranks
                 if source != target and (sources is None or source in sources)
             )
-            self.collector.take(target, Measured(links=measures), self.now)
+            self.collector.record(target, Measured(links=measures), self.now)
 
     def sums(self, tensors):
-        self.summed = Summed(tensors, SUMMED.chunk_bytes)
+        self.summed = Workload(tensors, WORKLOAD.chunk_bytes)
         self.adaptation.sums(self.summed, self.now)
 
     def second(self, *, reports=True):
@@ -138,7 +140,7 @@ def told_round_trips(job):
             for target in job.truth.ranks
             if target != source
         )
-        job.collector.take(source, Measured(links=(), outgoing=trips), job.now)
+        job.collector.record(source, Measured(links=(), outgoing=trips), job.now)
 
 
 def test_when_latencies_say_which_pairs_have_no_line_trees_leave_these_at_once():
@@ -159,7 +161,7 @@ def test_when_latencies_say_which_pairs_have_no_line_trees_leave_these_at_once()
     assert "pairs of nodes talk by way of others" in policy.reason
     assert policy.takes_over
     lines = {(int(link.source), int(link.target)) for link in backbone.links}
-    assert len(pairs_of(policy) - lines) <= 4
+    assert len(tree_pairs(policy) - lines) <= 4
     job.run(10)
     assert "links are measured" in job.installed[1][1].reason
     assert job.installed[1][0] <= 5.0  # not an update time later
@@ -186,7 +188,7 @@ def test_equal_links_that_were_assumed_to_be_equal_keep_the_policy():
 
 def test_a_known_network_that_is_as_it_was_said_to_be_is_not_looked_at_again():
     job = Scheduled(SLOW, known=True)
-    job.summed = SUMMED
+    job.summed = WORKLOAD
     job.run(200)
     assert job.asked == []
 
@@ -222,7 +224,7 @@ def test_a_policy_that_gains_less_than_to_send_once_more_costs_keeps_what_has_be
     took = {}
     for rate in (9, 60):
         job = Scheduled(EQUAL, known=True, error=0.01)
-        job.summed = Summed((80_000_000,), SUMMED.chunk_bytes)
+        job.summed = Workload((80_000_000,), WORKLOAD.chunk_bytes)
         job.run(20)
         job.installed.clear()
         job.truth = four(100, rate, 100)
@@ -257,7 +259,7 @@ def test_a_rate_that_reports_overstate_does_not_flip_policies_back_and_forth():
 def test_a_link_that_has_failed_is_left_out():
     job = Scheduled(EQUAL, known=True)
     job.run(7)
-    job.collector.avoid([(0, 1)])
+    job.collector.exclude([(0, 1)])
     job.run(10)
     (_, policy) = job.installed[-1]
     assert all(tree.reduce_parent[0] != 1 and tree.broadcast_parent[1] != 0 for tree in policy.trees)
@@ -289,7 +291,7 @@ def test_keys_that_come_one_after_the_other_are_waited_for():
 
 def test_what_was_assumed_to_be_summed_needs_no_other_policy():
     job = Scheduled(SLOW, known=True)
-    job.sums(SUMMED.tensors)
+    job.sums(WORKLOAD.tensors)
     job.run(60, reports=False)
     assert not job.asked
 
@@ -324,7 +326,7 @@ def test_an_answer_to_a_question_that_was_never_asked_is_ignored():
 
 def test_what_cannot_be_formed_leaves_the_policy_and_says_why():
     job = Scheduled(EQUAL, known=True)
-    job.collector.avoid([(0, 1), (0, 2), (0, 3)])
+    job.collector.exclude([(0, 1), (0, 2), (0, 3)])
     job.run(10)
     assert job.installed == []
     assert "no path" in job.adaptation.reason
@@ -335,7 +337,7 @@ def test_links_that_no_tree_uses_are_explored_also_once_they_have_been_measured(
     job.run(20)
     assert job.installed
     explored = {pair for detour in job.policy.detours if detour.explore for pair in pairwise(detour.path)}
-    unused = set(job.truth.linked_pairs()) - pairs_of(job.policy)
+    unused = set(job.truth.linked_pairs()) - tree_pairs(job.policy)
     assert unused
     assert unused <= explored
 
