@@ -89,8 +89,8 @@ class Teller:
         awareness = cluster.scheduler.machine.awareness
         assert awareness is not None
         self._collector: Collector = awareness.collector
-        self._take = self._collector.take
-        self._collector.take = self._taken  # type: ignore[method-assign]
+        self._take = self._collector.record
+        self._collector.record = self._taken  # type: ignore[method-assign]
         for at in sorted({one.at for one in network.changes}):
             cluster.at(at + delay_s, self._telling(cluster, network, at))
 

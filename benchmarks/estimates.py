@@ -151,7 +151,7 @@ def _train(
     known = {rank: meter.known() for rank, meter in meters.items() if meter is not None}
     awareness = cluster.scheduler.machine.awareness
     assert awareness is not None
-    return known, awareness.collector.caps(cluster.now), sent[1] / sent[0]
+    return known, awareness.collector.access_caps(cluster.now), sent[1] / sent[0]
 
 
 # ------------------------------------------------------------------------------------------------- emulated

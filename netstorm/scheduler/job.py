@@ -23,9 +23,9 @@ from netstorm.scheduler.membership.rendezvous import list_some
 from netstorm.scheduler.observe.announcements import Announcements
 from netstorm.scheduler.observe.snapshot import NodeSnapshot
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.control_loop import Awareness, summed_of
-from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, workload_of
+from netstorm.scheduler.policies.control_loop import Awareness
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.scheduler.rounds.replica_check import ReplicaCheck
 from netstorm.topology.owners import owner_weights
 from netstorm.topology.policy import Policy
@@ -61,8 +61,8 @@ class Job:
         outbox: Outbox,
         now: float,
         *,
-        assumed: Assumed | None = None,
-        planned: Assumed | None = None,
+        assumed: InitialAssumptions | None = None,
+        planned: InitialAssumptions | None = None,
         past: ReplayedJob | None = None,
     ) -> None:
         """Begin with `seats`, by rank, under `policy`, formed for what is `assumed`; None: it stays, unless
@@ -150,10 +150,7 @@ class Job:
         Raises:
             UsageError: its version is not newer than all before, or it is for another number of nodes.
         """
-        before = self.policy
-        starts = self.rounds.install(policy)
-        if self.awareness is not None:
-            self.awareness.installed(policy, before, starts)
+        self.rounds.install(policy)
 
     def receive(self, rank: int, message: m.Message, now: float) -> m.PeerGone | None:
         """Take a member's message. Returns why the job cannot go on, if so.
@@ -221,22 +218,22 @@ class Job:
     def take_link_share(self, share: float, why: str) -> None:
         """Plan with another share of each link from now on; `why`: for a person."""
         if self.awareness is not None:
-            self.awareness.take_link_share(share, why)
+            self.awareness.set_link_share(share, why)
 
-    def look(self, now: float) -> Policy | Formation | None:
+    def look(self, now: float) -> Policy | FormationRequest | None:
         """Return what policy is to be installed or formed, if one is."""
         awareness = self.awareness
         if self.links.due() <= now:
-            picture = None if awareness is None else awareness.collector.picture(now)
+            picture = None if awareness is None else awareness.collector.estimate(now)
             restoring = awareness is None or not awareness.active
-            return self.links.look(self.policy, summed_of(self.rounds.keys), picture, restoring=restoring)
-        return None if awareness is None else awareness.look(self.policy, self.rounds.keys, now)
+            return self.links.look(self.policy, workload_of(self.rounds.keys), picture, restoring=restoring)
+        return None if awareness is None else awareness.poll(self.policy, self.rounds.keys, now)
 
-    def formed(self, answer: Formed, now: float) -> Policy | None:
+    def formed(self, answer: FormationResult, now: float) -> Policy | None:
         """Return what is to follow the policy in force, now that something has been formed."""
         if answer.number < 0:
             return self.links.formed(answer, self.policy)
-        found = None if self.awareness is None else self.awareness.formed(answer, self.policy, now)
+        found = None if self.awareness is None else self.awareness.decide(answer, self.policy)
         return found if found is not None and self.links.suits(found) else None
 
     def status_text(self) -> str:
@@ -254,12 +251,12 @@ class Job:
         """
         if self.awareness is None or len(self.members) > _MOST_PICTURED:
             return self.sayings.links(now)
-        seen = self.awareness.collector.seen(now)
+        seen = self.awareness.collector.link_estimates(now)
         return lambda: seen
 
     def node_snapshots(self, left: Collection[int], now: float) -> tuple[NodeSnapshot, ...]:
         """Return what is known of each rank; those in `left` will not be heard of again."""
-        caps = {} if self.awareness is None else self.awareness.collector.caps(now)
+        caps = {} if self.awareness is None else self.awareness.collector.access_caps(now)
         found = []
         for rank, member in enumerate(self.members.all):
             heard_at, said, busy = self.members.liveness.known(rank)
@@ -285,7 +282,7 @@ class Job:
     def _register(self, rank: int, message: m.RegisterKeys, now: float) -> m.PeerGone | None:
         gone = self.rounds.register(rank, message, now)
         if gone is None and self.awareness is not None:
-            self.awareness.registered(self.rounds.keys, now)
+            self.awareness.record_keys(self.rounds.keys, now)
         return gone
 
     def _heard(self, rank: int, message: m.NodeStatus | m.Measured, now: float) -> None:
@@ -293,11 +290,9 @@ class Job:
         if isinstance(message, m.Measured):
             self.sayings.measured(rank, message, now)
             if self.awareness is not None:
-                self.awareness.measured(rank, message, now)
+                self.awareness.record_report(rank, message, now)
         else:
             self.sayings.status(rank, message, now)
-            if self.awareness is not None:
-                self.awareness.took(message)
 
     def _replica_digest(self, rank: int, message: m.ReplicaDigest) -> m.PeerGone | None:
         if message.key not in self.rounds.keys:

@@ -29,10 +29,10 @@ from netstorm.scheduler.membership.startup import Startup
 from netstorm.scheduler.observe.announcements import PolicyHistory
 from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.scheduler.policies.control_loop import Awareness
-from netstorm.scheduler.policies.formation import Formation, Formed
-from netstorm.scheduler.policies.policy_check import check_policy, unformed
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies.policy_check import check_policy, placeholder_policy
 from netstorm.topology.policy import Policy
 
 __all__ = ["SchedulerMachine"]
@@ -58,8 +58,8 @@ class SchedulerMachine:
         *,
         now: float,
         counters: Counters | None = None,
-        assumed: Assumed | None = None,
-        planned: Assumed | None = None,
+        assumed: InitialAssumptions | None = None,
+        planned: InitialAssumptions | None = None,
         door: ProcessRegistry | None = None,
         write: Callable[[list[Record]], None] | None = None,
         past: ReplayedJob | None = None,
@@ -86,10 +86,10 @@ class SchedulerMachine:
         self.phase = Phase.GATHERING
         self.outcome: Outcome | None = None
         self.on_over: Callable[[Outcome], None] | None = None
-        self.on_form: Callable[[Formation], None] | None = None
+        self.on_form: Callable[[FormationRequest], None] | None = None
         self.on_complete: Callable[[], None] | None = None
         self._prepared = policy is not None
-        self._first_policy = unformed(options.num_workers) if policy is None else policy
+        self._first_policy = placeholder_policy(options.num_workers) if policy is None else policy
         check_policy(self._first_policy, nodes=options.num_workers, after=-1)
         self._assumed = assumed
         self._planned = planned
@@ -149,7 +149,7 @@ class SchedulerMachine:
         self._past.installed(policy, self._last_tick)
         self.counters.add("policies")
 
-    def formed(self, answer: Formed, now: float) -> None:
+    def formed(self, answer: FormationResult, now: float) -> None:
         """Take what has come of a formation that `on_form` was asked for."""
         if self._job is None or self.phase is not Phase.RUNNING:
             return
@@ -158,7 +158,7 @@ class SchedulerMachine:
             self.install_policy(policy)
 
     def prepared(
-        self, policy: Policy, planned: Assumed, now: float, *, aware: bool, link_share: float = 1.0
+        self, policy: Policy, planned: InitialAssumptions, now: float, *, aware: bool, link_share: float = 1.0
     ) -> None:
         """Take what the job begins under, which `on_complete` was called for.
 
@@ -239,7 +239,7 @@ class SchedulerMachine:
             failed_links=self.failed_links,
             link_share=self._link_share,
             routed=frozenset() if collector is None else collector.routed,
-            crowded=collector is not None and collector.crowded,
+            crowded=collector is not None and collector.contended,
         )
 
     # --------------------------------------------------------------------------------- what drives it wants

@@ -28,8 +28,8 @@ from netstorm.pslite.van.link_model import FixedDelay, LinkModel
 from netstorm.pslite.van.memory_network import MemoryNetwork
 from netstorm.scheduler.log.records import MAGIC
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.settings import Settings
 from netstorm.simulation.node import Array, Pending, SimulatedNode
 from netstorm.simulation.process import LocalClock, SimulatedProcess
@@ -345,9 +345,9 @@ class SimulatedCluster:
         self._last.append((self.timeline.now, source, target, header))
 
 
-def _assumed(settings: Settings, network: Network | None, delay_s: float) -> Assumed:
+def _assumed(settings: Settings, network: Network | None, delay_s: float) -> InitialAssumptions:
     """Return what a scheduler takes this network for."""
-    found = assumed(settings)
+    found = initial_assumptions(settings)
     if settings.network_file:
         return found
     if network is None:

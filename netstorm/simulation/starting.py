@@ -29,8 +29,9 @@ from netstorm.scheduler.log.records import encode, read
 from netstorm.scheduler.log.replay import ReplayedJob
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.formation import Formation, form
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.formation import FormationRequest
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.settings import Settings
 from netstorm.simulation.process import LocalClock, SimulatedProcess
 from netstorm.simulation.timekeeping import Timekeeper, Timekeepers
@@ -91,7 +92,7 @@ class Starter:
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
         timeline = self._network.timeline
 
-        def form_later(question: Formation) -> None:
+        def form_later(question: FormationRequest) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
             timeline.after(forming_s, lambda: process.call(lambda now: machine.formed(answer, now)))
 
@@ -106,7 +107,7 @@ class Starter:
     def scheduler(
         self,
         policy: Policy,
-        assumed: Assumed,
+        assumed: InitialAssumptions,
         forming_s: float = 0.5,
         *,
         log: bytearray | None = None,
@@ -139,7 +140,7 @@ class Starter:
         if self._keep_time is not None:
             self._keep_time.tell_cluster_time(van.host, clock)
 
-        def ask(question: Formation) -> None:
+        def ask(question: FormationRequest) -> None:
             answer = msgspec.structs.replace(form(question), took_s=forming_s)
             self._network.timeline.after(
                 forming_s, lambda: process.call(lambda now: machine.formed(answer, now))

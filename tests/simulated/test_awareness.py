@@ -57,7 +57,7 @@ def test_where_nobody_says_that_pairs_share_lines_a_job_finds_out(seed):
     told = rounds(SimulatedCluster(9, network=backbone, seed=3, topology="auto", model="2MB"), 3)
     cluster = aware(backbone, knows_links=False, update_time_s=5.0)
     found = rounds(cluster, 15)
-    network = cluster.scheduler.machine.awareness.collector.picture(cluster.now).network
+    network = cluster.scheduler.machine.awareness.collector.estimate(cluster.now).network
     lines = {(link.source, link.target) for link in backbone.links}
     assert len({(link.source, link.target) for link in network.links} - lines) <= 4
     assert len(cluster.scheduler.machine.snapshot(cluster.now).routed) >= 40

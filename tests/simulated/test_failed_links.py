@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import NodeLost
-from netstorm.scheduler.policies.formation import pairs_of
+from netstorm.scheduler.policies.formation import tree_pairs
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Crash, Cut, Reset
 from netstorm.topology.networks.network import Link, Network, Node, Rank
@@ -32,7 +32,7 @@ def scheduler(cluster):
 
 def in_force_uses(cluster, *pairs):
     policy = scheduler(cluster).policy
-    return bool(pairs_of(policy) & set(pairs))
+    return bool(tree_pairs(policy) & set(pairs))
 
 
 def dying_links(seed, nodes, spread_s):
@@ -109,7 +109,7 @@ def test_a_policy_without_the_link_follows_at_once_and_says_why(topology, awaren
         5, seed=5, chunk_size=50, delay_s=0.01, topology=topology, awareness=awareness, **QUICK
     ).join()
     endless_rounds(cluster)
-    used = min(pairs_of(scheduler(cluster).policy))
+    used = min(tree_pairs(scheduler(cluster).policy))
     Cut(at=cluster.now + 0.1, source=used[0], target=used[1]).schedule(cluster)
     cluster.run_until(lambda: counted(cluster, "links_failed") > 0, 20.0, "a failed link")
     found_at = cluster.now

@@ -20,8 +20,8 @@ from netstorm.errors import Unreachable
 from netstorm.protocol.messages import FailedLink
 from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
 from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
-from netstorm.scheduler.policies.adaptation import Assumed, Summed
-from netstorm.scheduler.policies.formation import Formation, Formed, pairs_of
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, Workload
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
 from netstorm.topology.networks.elements import Link, Rank
 from netstorm.topology.networks.network import Network, Routing
 from netstorm.topology.policy import Policy
@@ -42,7 +42,7 @@ class LinkFailures:
         failures: by (source, target).
     """
 
-    def __init__(self, size: int, planned: Assumed | None) -> None:
+    def __init__(self, size: int, planned: InitialAssumptions | None) -> None:
         """Begin with all links in order.
 
         Args:
@@ -59,7 +59,7 @@ class LinkFailures:
         """Version of the last policy from here."""
         self._why = ""
         """What a new policy is wanted for; empty: none is."""
-        self._asked: Formation | None = None
+        self._asked: FormationRequest | None = None
         self._asked_for = ""
         self._general = False
         """The topology of the job has none without a link that it needs: ask for one that does."""
@@ -110,7 +110,7 @@ class LinkFailures:
 
     def suits(self, policy: Policy) -> bool:
         """Return whether a policy does without the links that have failed."""
-        return not self.failures or not pairs_of(policy) & self.avoided
+        return not self.failures or not tree_pairs(policy) & self.avoided
 
     def due(self) -> float:
         """Return when `look` may have something to ask."""
@@ -118,8 +118,8 @@ class LinkFailures:
         return -math.inf if wanted else math.inf
 
     def look(
-        self, policy: Policy, summed: Summed | None, picture: NetworkEstimate | None, *, restoring: bool
-    ) -> Policy | Formation | None:
+        self, policy: Policy, summed: Workload | None, picture: NetworkEstimate | None, *, restoring: bool
+    ) -> Policy | FormationRequest | None:
         """Return the policy that is to follow `policy`, or what is to be formed to get one.
 
         Args:
@@ -137,9 +137,9 @@ class LinkFailures:
             return self._next(first, policy, why) if mine and first is not None else None
         if self.suits(policy) and not (restoring and policy.version == self._mine):
             return self._without_detours(policy, why)
-        return self._ask(policy, summed, picture, why, self._planned.plan.topology)
+        return self._ask(policy, summed, picture, why, self._planned.settings.topology)
 
-    def formed(self, answer: Formed, policy: Policy) -> Policy | None:
+    def formed(self, answer: FormationResult, policy: Policy) -> Policy | None:
         """Return the policy that is to follow `policy`, now in force, if there is one."""
         asked = self._asked
         if asked is None or answer.number != asked.number:
@@ -157,10 +157,15 @@ class LinkFailures:
     # ------------------------------------------------------------------------------------------------ inside
 
     def _ask(
-        self, policy: Policy, summed: Summed | None, picture: NetworkEstimate | None, why: str, topology: str
-    ) -> Formation:
+        self,
+        policy: Policy,
+        summed: Workload | None,
+        picture: NetworkEstimate | None,
+        why: str,
+        topology: str,
+    ) -> FormationRequest:
         assert self._planned is not None
-        plan = self._planned.plan
+        settings = self._planned.settings
         if self._general:
             topology, self._general = _GENERAL, False
         if picture is None:
@@ -169,26 +174,17 @@ class LinkFailures:
                 network=network, errors=(_ERROR,) * len(network.links), cap_error=0.0, measured=frozenset()
             )
         picture = _pictured_without(picture, self.avoided)
-        known = self._planned.known or bool(picture.measured)
-        what = summed or self._planned.summed
         self._numbers += 1
         self._asked_for = why
-        self._asked = Formation.of(
+        self._asked = FormationRequest.of(
             picture,
             number=-self._numbers,  # those of `Adaptation` count up
             topology=topology,
+            options=settings.options(
+                summed or self._planned.workload, known=self._planned.known or bool(picture.measured)
+            ),
             in_force=policy,
-            tensors=what.tensors,
-            chunk_bytes=what.chunk_bytes,
-            num_roots=plan.num_roots,
-            hub=plan.hub,
-            custom=plan.custom,
-            seed=plan.seed,
-            known=known,
-            auxiliary=plan.auxiliary,
-            frozen_roots=tuple(tree.root for tree in policy.trees) if plan.freeze_roots else (),
-            frozen_weights=policy.weights if plan.freeze_roots else (),
-            frozen_leads=policy.leads if plan.freeze_roots else (),
+            frozen=policy if settings.freeze_roots else None,
         )
         return self._asked
 

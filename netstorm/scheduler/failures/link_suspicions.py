@@ -81,5 +81,5 @@ class LinkSuspicions:
 
     def _tell(self) -> None:
         if self._awareness is not None:
-            self._awareness.avoid(self._links.avoided)
+            self._awareness.exclude(self._links.avoided)
         self._members.tell_all(FailedLinks(links=self._links.told()))

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from netstorm.errors import UsageError
-from netstorm.scheduler.policies.adaptation import Assumed
-from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
+from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.settings import Settings
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.policy import Policy
@@ -35,7 +35,7 @@ class Prepared:
     number: int
     policy: Policy | None = None
     """None: there is none, `problem` says why."""
-    planned: Assumed | None = None
+    planned: InitialAssumptions | None = None
     """What it was formed for."""
     problem: str = ""
 
@@ -53,7 +53,7 @@ def prepare(question: Preparation) -> Prepared:
     """Form the policy that a job begins under; deterministic."""
     settings = question.settings
     try:
-        assumption = replace(assumed(settings), link_share=question.link_share)
+        assumption = replace(initial_assumptions(settings), link_share=question.link_share)
         policy = first_policy(assumption)
     except UsageError as error:
         return Prepared(question.number, problem=f"job {settings.job!r} cannot begin: {error}")

@@ -13,7 +13,7 @@ from netstorm.scheduler.jobs.link_shares import Claim
 from netstorm.scheduler.log.records import Ended, Record
 from netstorm.scheduler.log.replay import ReplayedJob
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.policies.adaptation import Assumed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.settings import Settings
 
 __all__ = ["JobLog", "JobSlot", "PendingRequests", "Resumed"]
@@ -40,7 +40,7 @@ class Resumed:
     log: JobLog
     past: ReplayedJob
     settings: Settings
-    planned: Assumed
+    planned: InitialAssumptions
     """What its policies are formed for."""
 
 

@@ -34,7 +34,7 @@ from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.membership.process_registry import ProcessRegistry
 from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.settings import Settings
 
 __all__ = ["SeveralJobs"]
@@ -81,7 +81,7 @@ class SeveralJobs:
         self.outcome: Outcome | None = None
         self.on_over: Callable[[Outcome], None] | None = None
         self.on_job_over: Callable[[Outcome], None] | None = None
-        self.on_form: Callable[[Formation], None] | None = None
+        self.on_form: Callable[[FormationRequest], None] | None = None
         self.on_prepare: Callable[[Preparation], None] | None = None
         self.acting = ""
         self._settings: Final = settings
@@ -143,7 +143,7 @@ class SeveralJobs:
             )
             self._do(tenant, begin, now)
 
-    def formed(self, answer: Formed, now: float) -> None:
+    def formed(self, answer: FormationResult, now: float) -> None:
         """Take what has come of a formation that `on_form` was asked for."""
         tenant, number = self._questions.whose(answer.number)
         if tenant in self._tenants:
@@ -305,7 +305,7 @@ class SeveralJobs:
                 Preparation(self._questions.number(tenant, 0), tenant.settings, tenant.link_share)
             )
 
-    def _form(self, tenant: JobSlot, question: Formation) -> None:
+    def _form(self, tenant: JobSlot, question: FormationRequest) -> None:
         if self.on_form is not None:
             number = self._questions.number(tenant, question.number)
             self.on_form(msgspec.structs.replace(question, number=number))

@@ -20,7 +20,7 @@ from typing import IO, Final
 import msgspec
 
 from netstorm import clock
-from netstorm.scheduler.policies.formation import Formation, Formed
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.settings import child_environment
 
 __all__ = ["COMMAND", "LENGTH", "Former", "read_exactly"]
@@ -32,7 +32,7 @@ COMMAND: Final = (sys.executable, "-m", "netstorm.scheduler.process.formation_wo
 LENGTH: Final = struct.Struct("<I")
 """Before each message: its bytes."""
 
-_DECODER: Final = msgspec.msgpack.Decoder(Formed)
+_DECODER: Final = msgspec.msgpack.Decoder(FormationResult)
 
 
 class Former:
@@ -50,16 +50,16 @@ class Former:
                 for the trees).
             command: what forms.
         """
-        self.deliver: Callable[[Formed], None] = lambda _: None
+        self.deliver: Callable[[FormationResult], None] = lambda _: None
         self._limit_s: Final = limit_s
         self._command: Final = tuple(command)
-        self._questions: Final[queue.SimpleQueue[Formation | None]] = queue.SimpleQueue()
+        self._questions: Final[queue.SimpleQueue[FormationRequest | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: Final = threading.Lock()
         self._closed = False
 
-    def ask(self, question: Formation) -> None:
+    def ask(self, question: FormationRequest) -> None:
         """Have something formed; returns at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="netstorm-former", daemon=True)
@@ -86,7 +86,7 @@ class Former:
         if self._process is not None:
             _reap(self._process)
 
-    def _answer(self, question: Formation) -> Formed | None:
+    def _answer(self, question: FormationRequest) -> FormationResult | None:
         """Return what came of a question; None: closed meanwhile."""
         process = self._running()
         if process is None:
@@ -124,8 +124,8 @@ class Former:
             return self._process
 
     def _broken(
-        self, question: Formation, process: subprocess.Popen[bytes], error: Exception, *, late_s: float
-    ) -> Formed | None:
+        self, question: FormationRequest, process: subprocess.Popen[bytes], error: Exception, *, late_s: float
+    ) -> FormationResult | None:
         with self._lock:
             self._kill()
             self._process = None
@@ -138,7 +138,7 @@ class Former:
             else f"the process that forms policies has ended (exit code {process.returncode}): {error!r}"
         )
         _log.warning("%s; the next policy is formed by a new one", problem)
-        return Formed(number=question.number, problem=problem)
+        return FormationResult(number=question.number, problem=problem)
 
     def _kill(self) -> None:
         if self._process is not None:

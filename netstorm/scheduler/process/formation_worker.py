@@ -15,7 +15,8 @@ from typing import Final
 
 import msgspec
 
-from netstorm.scheduler.policies.formation import Formation, Formed, form
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.process.formation_client import LENGTH, read_exactly
 
 __all__ = ["main"]
@@ -40,7 +41,7 @@ def main() -> None:
         _GROUP.write_text(str(_NICE))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    decoder = msgspec.msgpack.Decoder(Formation)
+    decoder = msgspec.msgpack.Decoder(FormationRequest)
     while True:
         try:
             (size,) = LENGTH.unpack(read_exactly(sys.stdin.buffer, LENGTH.size))
@@ -52,12 +53,12 @@ def main() -> None:
             return
 
 
-def _formed(question: Formation) -> Formed:
+def _formed(question: FormationRequest) -> FormationResult:
     try:
         return form(question)
     except Exception as error:  # noqa: BLE001 -- the next question may do
         _log.exception("while forming a policy")
-        return Formed(number=question.number, problem=f"forming failed: {error!r}")
+        return FormationResult(number=question.number, problem=f"forming failed: {error!r}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.observe.snapshot import Snapshot
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.formation import Formation, Formed
-from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.scheduler.process.state_file import StateFile, boot_identity
 from netstorm.settings import Settings
 
@@ -41,7 +41,7 @@ class Hosted(Machine, Protocol):
 
     outcome: Outcome | None
     on_over: Callable[[Outcome], None] | None
-    on_form: Callable[[Formation], None] | None
+    on_form: Callable[[FormationRequest], None] | None
 
     @property
     def counters(self) -> Counters:
@@ -50,7 +50,7 @@ class Hosted(Machine, Protocol):
     def stop(self, reason: str, now: float) -> None:
         """End because this process is to end."""
 
-    def formed(self, answer: Formed, now: float) -> None:
+    def formed(self, answer: FormationResult, now: float) -> None:
         """Take what has come of a formation."""
 
     def snapshots(self, now: float) -> tuple[Snapshot, ...]:
@@ -81,7 +81,7 @@ def plan(settings: Settings) -> Plan:
 
 
 def _one_job(settings: Settings) -> Plan:
-    assumption = assumed(settings)
+    assumption = initial_assumptions(settings)
     policy = first_policy(assumption)
     state = StateFile(Path(settings.state_dir), settings.job) if settings.state_dir else None
 
@@ -116,7 +116,7 @@ def _several(settings: Settings) -> Plan:
         )
     described = described_nodes(settings)
     if settings.source("num_workers") != "default" and described not in (0, settings.num_workers):
-        assumed(settings)  # says that the two contradict each other
+        initial_assumptions(settings)  # says that the two contradict each other
 
     logs = _Logs(Path(settings.state_dir)) if settings.state_dir else None
     resumed = [] if logs is None else logs.resumed(settings, described)
@@ -178,7 +178,7 @@ class _Logs:
                     continue
                 began = past.began
                 own = settings_of(settings, began.job, len(past.members), began.said, described=described)
-                jobs.append(Resumed(file, past, own, assumed(own)))
+                jobs.append(Resumed(file, past, own, initial_assumptions(own)))
             except UsageError as error:
                 _log.error("%s", error)
         return jobs

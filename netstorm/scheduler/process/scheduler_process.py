@@ -21,7 +21,7 @@ from netstorm.pslite.clock.sntp_socket import SntpServer
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.system.addresses import resolve
 from netstorm.scheduler.job_phase import Outcome
-from netstorm.scheduler.policies.formation import Formed
+from netstorm.scheduler.policies.formation import FormationResult
 from netstorm.scheduler.process.formation_client import Former
 from netstorm.scheduler.process.hosted import Hosted, Plan, naming_jobs, plan, serve_several
 from netstorm.scheduler.process.status_server import open_watch
@@ -164,7 +164,7 @@ def _start(settings: Settings, planned: Plan, say: Callable[[str], None], *, any
             with contextlib.suppress(Closed):  # all has ended meanwhile
                 driver.thread.post(function)
 
-        def answered(answer: Formed) -> None:
+        def answered(answer: FormationResult) -> None:
             post(lambda now: driver.machine.formed(answer, now))
 
         former.deliver = answered

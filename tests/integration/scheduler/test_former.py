@@ -9,33 +9,31 @@ import sys
 import pytest
 
 from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.policies.formation import Formation, Formed, form
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.process.formation_client import COMMAND, Former
 from netstorm.topology.networks.generators import mesh
+from netstorm.topology.options import Options
 from netstorm.topology.schemes.form import form_policy
 
 ANSWER_S = 100.0
 """Longest wait for an answer; the process loads SciPy, which takes seconds on a busy machine."""
 
 
-def question(number=1, **fields):
+def question(number=1, *, tensors=(4_000_000,), topology="auto", custom=""):
     network = mesh(5, seed=2)
-    return Formation.of(
-        Collector(network, known=True).picture(0.0),
-        **{
-            "number": number,
-            "topology": "auto",
-            "in_force": form_policy(network, "star"),
-            "tensors": (4_000_000,),
-            "chunk_bytes": 131_072,
-            **fields,
-        },
+    return FormationRequest.of(
+        Collector(network, known=True).estimate(0.0),
+        number=number,
+        topology=topology,
+        options=Options(tensors=tensors, chunk_bytes=131_072, custom=custom),
+        in_force=form_policy(network, "star"),
     )
 
 
 @contextlib.contextmanager
 def forming(*command, **options):
-    answers: queue.Queue[Formed] = queue.Queue()
+    answers: queue.Queue[FormationResult] = queue.Queue()
     former = Former(command=command or COMMAND, **options)
     former.deliver = answers.put
     try:

@@ -9,7 +9,7 @@ from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Call, Disconnect, Refuse, Send
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.adaptation import Assumed, Plan, Summed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
 from netstorm.topology.networks.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 
@@ -36,11 +36,11 @@ class Driven:
             }
         )
         self.now = 100.0
-        assumed = Assumed(
+        assumed = InitialAssumptions(
             network=Network.uniform(num_workers),
             known=False,
-            plan=Plan(topology="ring"),
-            summed=Summed((10**6,), 10**5),
+            settings=PolicySettings(topology="ring"),
+            workload=Workload((10**6,), 10**5),
         )
         self.machine = SchedulerMachine(
             self.options, star(num_workers), now=self.now, assumed=assumed if measures else None

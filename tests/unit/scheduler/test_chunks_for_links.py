@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.scheduler.policies.initial_policy import assumed
+from netstorm.scheduler.policies.initial_policy import initial_assumptions
 from netstorm.settings import Settings
 
 
@@ -37,7 +37,7 @@ def test_chunks_take_the_typical_link_20_ms_but_do_not_become_tiny(
 ) -> None:
     file = network_file(tmp_path, *rates)
     settings = Settings.from_environment({"DMLC_NUM_WORKER": "4", "NETSTORM_NETWORK": file, **given})
-    found = assumed(settings)
+    found = initial_assumptions(settings)
     assert found.chunks is not None
     assert (found.chunks.smallest, found.chunks.largest) == (smallest, 65_536)
 
@@ -55,4 +55,4 @@ def test_what_somebody_asks_for_stays_and_so_does_what_nobody_knows_better(
 ) -> None:
     file = network_file(tmp_path, *rates)
     settings = Settings.from_environment({"DMLC_NUM_WORKER": "4", "NETSTORM_NETWORK": file, **given})
-    assert assumed(settings).chunks is None
+    assert initial_assumptions(settings).chunks is None

@@ -10,8 +10,8 @@ import pytest
 from netstorm.protocol.messages import KeySpec
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.scheduler.policies.control_loop import Awareness
-from netstorm.scheduler.policies.formation import Formation
-from netstorm.scheduler.policies.initial_policy import assumed, first_policy
+from netstorm.scheduler.policies.formation import FormationRequest
+from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.scheduler.rounds.key_registry import KeyRegistry
 from netstorm.settings import Settings
 
@@ -37,7 +37,7 @@ def test_rates_that_somebody_knows_are_believed_unless_it_is_asked_for(
     file = tmp_path / "network.yaml"
     file.write_text(f"nodes: {{0: {{}}, 1: {{}}, 2: {{}}}}\n{links}\n")
     given = {"DMLC_NUM_WORKER": "3", **({"NETSTORM_NETWORK": str(file)} if links else {}), **switch}
-    assumption = assumed(Settings.from_environment(given))
+    assumption = initial_assumptions(Settings.from_environment(given))
     awareness = Awareness(assumption, first_policy(assumption), 0.0, one_machine=False)
     assert (awareness.due() < 1e9) == follows
 
@@ -50,16 +50,16 @@ def test_what_the_job_sums_is_planned_for_where_rates_are_believed_too(
     file.write_text(f"nodes: {{0: {{}}, 1: {{}}, 2: {{}}}}\nrouting: underlay\n{RATES}\n")
     given = {"DMLC_NUM_WORKER": "3", "NETSTORM_NETWORK": str(file), "NETSTORM_TOPOLOGY": topology}
     settings = Settings.from_environment(given)
-    assumption = assumed(settings)
+    assumption = initial_assumptions(settings)
     policy = first_policy(assumption)
     awareness = Awareness(assumption, policy, 0.0, one_machine=False)
     keys = KeyRegistry(chunk_sizes(settings))
     keys.register(0, KeySpec(namespace=0, name="w", shape=(10_000,), dtype="float32"))
-    awareness.registered(keys, 1.0)
+    awareness.record_keys(keys, 1.0)
     assert awareness.due() == (1.3 if forms else math.inf)
-    question = awareness.look(policy, keys, 2.0)
-    assert isinstance(question, Formation) == forms
-    if isinstance(question, Formation):
-        assert question.tensors == (40_000,)
-        assert not question.unmeasured  # what is believed need not be explored
+    question = awareness.poll(policy, keys, 2.0)
+    assert isinstance(question, FormationRequest) == forms
+    if isinstance(question, FormationRequest):
+        assert question.options.tensors == (40_000,)
+        assert not question.options.unmeasured  # what is believed need not be explored
     assert awareness.due() == math.inf

@@ -12,8 +12,9 @@ import pytest
 
 from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
 from netstorm.scheduler.failures.failed_links import LinkFailures
-from netstorm.scheduler.policies.adaptation import Assumed, Plan, Summed
-from netstorm.scheduler.policies.formation import Formation, Formed, form, pairs_of
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
+from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.topology.networks.elements import Link, Node, Rank
 from netstorm.topology.networks.network import Network, Routing
 from netstorm.topology.policy import Detour, Policy
@@ -44,18 +45,18 @@ class Told:
 
     def __init__(self, network: Network = MESH, topology: str = "fapt", **plan: Any) -> None:
         self.policy = form_policy(network, topology, hub=0)
-        planned = Assumed(
+        planned = InitialAssumptions(
             network=network,
             known=True,
-            plan=Plan(topology=topology, hub=0, **plan),
-            summed=Summed((10**6,), 10**5),
+            settings=PolicySettings(topology=topology, hub=0, **plan),
+            workload=Workload((10**6,), 10**5),
         )
         self.failures = LinkFailures(network.size, planned)
 
     def fail(self, source: int, target: int) -> bool:
         return self.failures.fail(FailedLinkRecord(source, target, "no answer", 1.0), self.policy)
 
-    def look(self, *, restoring: bool = True) -> Policy | Formation | None:
+    def look(self, *, restoring: bool = True) -> Policy | FormationRequest | None:
         found = self.failures.look(self.policy, None, None, restoring=restoring)
         if isinstance(found, Policy):
             self.policy = found
@@ -66,7 +67,7 @@ class Told:
         asked = []
         while self.failures.due() == -math.inf:
             question = self.look()
-            if isinstance(question, Formation):
+            if isinstance(question, FormationRequest):
                 asked.append(question.topology)
                 policy = self.failures.formed(form(question), self.policy)
                 self.policy = policy or self.policy
@@ -118,7 +119,7 @@ def test_without_its_only_link_nobody_can_go_on():
 @pytest.mark.parametrize("topology", ["fapt", "mst", "ring", "star", "sharded", "packing", "auto"])
 def test_a_policy_without_the_link_is_found_whatever_the_topology(topology):
     told = Told(topology=topology)
-    pair = min(pairs_of(told.policy))
+    pair = min(tree_pairs(told.policy))
     assert told.fail(*pair)
     asked = told.settle()
     assert asked[0] == topology
@@ -176,7 +177,7 @@ def test_an_answer_that_is_outdated_by_the_next_failure_is_asked_for_again():
     told = Told()
     told.fail(0, 1)
     question = told.look()
-    assert isinstance(question, Formation)
+    assert isinstance(question, FormationRequest)
     told.fail(0, 2)
     assert told.failures.formed(form(question), told.policy) is None
     told.settle()
@@ -187,8 +188,8 @@ def test_what_cannot_be_formed_leaves_the_job_with_ways_around():
     told = Told()
     told.fail(0, 1)
     question = told.look()
-    assert isinstance(question, Formation)
-    nothing = Formed(number=question.number, problem="the process that forms policies has ended")
+    assert isinstance(question, FormationRequest)
+    nothing = FormationResult(number=question.number, problem="the process that forms policies has ended")
     assert told.failures.formed(nothing, told.policy) is None
     assert told.failures.due() == math.inf
     assert told.ways()

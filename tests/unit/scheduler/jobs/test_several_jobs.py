@@ -14,7 +14,8 @@ from netstorm.pslite.machine import Admit, Call, Disconnect, Send
 from netstorm.scheduler.job_phase import Outcome, Phase
 from netstorm.scheduler.jobs.first_policy import Preparation, described_nodes, prepare
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
-from netstorm.scheduler.policies.formation import Formation, form
+from netstorm.scheduler.policies.formation import FormationRequest
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.settings import Settings
 from tests.unit.scheduler.driving import RELEASE, refused
 
@@ -37,7 +38,7 @@ class Several:
         self.machine.on_prepare = self._prepare
         self.over: list[Outcome] = []
         self.preparations: list[Preparation] = []
-        self.formations: list[Formation] = []
+        self.formations: list[FormationRequest] = []
         self.machine.on_form = self.formations.append
         self.machine.on_job_over = self.over.append
         self.hold = False
@@ -288,7 +289,7 @@ def network(tmp_path: Path) -> dict[str, Any]:
     return {"network_file": str(file)}
 
 
-def rate_of(question: Formation) -> float:
+def rate_of(question: FormationRequest) -> float:
     (link,) = (one for one in question.links if (one.source, one.target) == (0, 1))
     return link.rate
 

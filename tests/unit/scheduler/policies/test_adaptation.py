@@ -13,14 +13,16 @@ import pytest
 
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.policies.adaptation import Adaptation, Assumed, Plan, Summed
-from netstorm.scheduler.policies.formation import form, pairs_of
+from netstorm.scheduler.policies.adaptation import Adaptation
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
+from netstorm.scheduler.policies.formation import tree_pairs
 from netstorm.scheduler.policies.initial_policy import first_policy
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.topology.networks.generators import internet2, mesh
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.networks.network import Network, Rank, Routing
 from netstorm.topology.policy import Detour
 
-SUMMED = Summed((8_000_000, 4_000_000), 262_144)
+WORKLOAD = Workload((8_000_000, 4_000_000), 262_144)
 
 
 class Scheduled:
@@ -33,16 +35,16 @@ class Scheduled:
         self.error = error
         self.chance = random.Random(seed)
         self.now = 0.0
-        assumed = Assumed(
+        assumptions = InitialAssumptions(
             network=network if known else Network.uniform(network.size),
             known=known,
-            plan=Plan(**plan),
-            summed=SUMMED,
+            settings=PolicySettings(**plan),
+            workload=WORKLOAD,
         )
         self.summed = None
-        self.policy = first_policy(assumed)
-        self.collector = Collector(assumed.network, known=known, find_routes=find_routes)
-        self.adaptation = Adaptation(assumed, self.collector, self.policy, 0.0)
+        self.policy = first_policy(assumptions)
+        self.collector = Collector(assumptions.network, known=known, find_routes=find_routes)
+        self.adaptation = Adaptation(assumptions, self.collector, self.policy, 0.0)
         self.formation_s = formation_s
         self.answer: Any = None
         self.asked = []
@@ -65,11 +67,11 @@ class Scheduled:
                 for source in self.truth.ranks
                 if source != target and (sources is None or source in sources)
             )
-            self.collector.take(target, Measured(links=measures), self.now)
+            self.collector.record(target, Measured(links=measures), self.now)
 
     def sums(self, tensors):
-        self.summed = Summed(tensors, SUMMED.chunk_bytes)
-        self.adaptation.sums(self.summed, self.now)
+        self.summed = Workload(tensors, WORKLOAD.chunk_bytes)
+        self.adaptation.record_workload(self.summed, self.now)
 
     def second(self, *, reports=True):
         self.now += 1.0
@@ -79,12 +81,12 @@ class Scheduled:
 
     def look(self):
         if self.answer is not None and self.now >= self.answer[0]:
-            policy = self.adaptation.formed(self.answer[1], self.policy, self.now)
+            policy = self.adaptation.decide(self.answer[1], self.policy)
             self.answer = None
             if policy is not None:
                 self.policy = policy
                 self.installed.append((self.now, policy))
-        question = self.adaptation.look(self.policy, self.summed, self.now)
+        question = self.adaptation.poll(self.policy, self.summed, self.now)
         if question is not None:
             self.asked.append((self.now, question))
             self.answer = (self.now + self.formation_s, form(question))
@@ -138,7 +140,7 @@ def told_round_trips(job):
             for target in job.truth.ranks
             if target != source
         )
-        job.collector.take(source, Measured(links=(), outgoing=trips), job.now)
+        job.collector.record(source, Measured(links=(), outgoing=trips), job.now)
 
 
 def test_when_latencies_say_which_pairs_have_no_line_trees_leave_these_at_once():
@@ -154,12 +156,12 @@ def test_when_latencies_say_which_pairs_have_no_line_trees_leave_these_at_once()
     job.second(reports=False)
     [(asked, question)] = job.asked
     assert asked == 1.5
-    assert question.routing == "underlay"
+    assert question.routing is Routing.UNDERLAY
     [(_, policy)] = job.installed
-    assert "pairs of nodes talk by way of others" in policy.reason
+    assert "pairs of nodes are routes over others" in policy.reason
     assert policy.takes_over
     lines = {(int(link.source), int(link.target)) for link in backbone.links}
-    assert len(pairs_of(policy) - lines) <= 4
+    assert len(tree_pairs(policy) - lines) <= 4
     job.run(10)
     assert "links are measured" in job.installed[1][1].reason
     assert job.installed[1][0] <= 5.0  # not an update time later
@@ -186,7 +188,7 @@ def test_equal_links_that_were_assumed_to_be_equal_keep_the_policy():
 
 def test_a_known_network_that_is_as_it_was_said_to_be_is_not_looked_at_again():
     job = Scheduled(SLOW, known=True)
-    job.summed = SUMMED
+    job.summed = WORKLOAD
     job.run(200)
     assert job.asked == []
 
@@ -222,7 +224,7 @@ def test_a_policy_that_gains_less_than_to_send_once_more_costs_keeps_what_has_be
     took = {}
     for rate in (9, 60):
         job = Scheduled(EQUAL, known=True, error=0.01)
-        job.summed = Summed((80_000_000,), SUMMED.chunk_bytes)
+        job.summed = Workload((80_000_000,), WORKLOAD.chunk_bytes)
         job.run(20)
         job.installed.clear()
         job.truth = four(100, rate, 100)
@@ -257,11 +259,11 @@ def test_a_rate_that_reports_overstate_does_not_flip_policies_back_and_forth():
 def test_a_link_that_has_failed_is_left_out():
     job = Scheduled(EQUAL, known=True)
     job.run(7)
-    job.collector.avoid([(0, 1)])
+    job.collector.exclude([(0, 1)])
     job.run(10)
     (_, policy) = job.installed[-1]
     assert all(tree.reduce_parent[0] != 1 and tree.broadcast_parent[1] != 0 for tree in policy.trees)
-    assert "there is no link 0→1 any more" in policy.reason
+    assert "link 0→1 is gone" in policy.reason
 
 
 def test_what_the_job_really_sums_counts_once_it_is_known():
@@ -270,7 +272,7 @@ def test_what_the_job_really_sums_counts_once_it_is_known():
     assert job.adaptation.due() < 1
     job.run(1, reports=False)
     (_, question), *_ = job.asked
-    assert question.tensors == (100_000,) * 3
+    assert question.options.tensors == (100_000,) * 3
     assert "sums" in job.adaptation.reason
     job.run(60, reports=False)
     assert len(job.asked) == 1
@@ -284,12 +286,12 @@ def test_keys_that_come_one_after_the_other_are_waited_for():
         job.look()
     assert not job.asked
     job.run(2, reports=False)
-    assert [len(question.tensors) for _, question in job.asked] == [10]
+    assert [len(question.options.tensors) for _, question in job.asked] == [10]
 
 
 def test_what_was_assumed_to_be_summed_needs_no_other_policy():
     job = Scheduled(SLOW, known=True)
-    job.sums(SUMMED.tensors)
+    job.sums(WORKLOAD.tensors)
     job.run(60, reports=False)
     assert not job.asked
 
@@ -318,13 +320,13 @@ def test_an_answer_to_a_question_that_was_never_asked_is_ignored():
     job.run(5)
     assert job.answer is not None
     _, answer = job.answer
-    assert job.adaptation.formed(msgspec.structs.replace(answer, number=99), job.policy, job.now) is None
+    assert job.adaptation.decide(msgspec.structs.replace(answer, number=99), job.policy) is None
     assert job.adaptation.forming
 
 
 def test_what_cannot_be_formed_leaves_the_policy_and_says_why():
     job = Scheduled(EQUAL, known=True)
-    job.collector.avoid([(0, 1), (0, 2), (0, 3)])
+    job.collector.exclude([(0, 1), (0, 2), (0, 3)])
     job.run(10)
     assert job.installed == []
     assert "no path" in job.adaptation.reason
@@ -335,7 +337,7 @@ def test_links_that_no_tree_uses_are_explored_also_once_they_have_been_measured(
     job.run(20)
     assert job.installed
     explored = {pair for detour in job.policy.detours if detour.explore for pair in pairwise(detour.path)}
-    unused = set(job.truth.linked_pairs()) - pairs_of(job.policy)
+    unused = set(job.truth.linked_pairs()) - tree_pairs(job.policy)
     assert unused
     assert unused <= explored
 
@@ -350,7 +352,7 @@ def test_the_same_trees_with_other_detours_are_taken_without_a_prediction():
     detour = Detour(path=(0, 1, 2), links=((1e6, 0.0), (1e6, 0.0)))
     policy = msgspec.structs.replace(job.policy, detours=(detour,))
     answer = msgspec.structs.replace(answer, policy=policy, only_detours=True, seconds=0.0)
-    found = job.adaptation.formed(answer, job.policy, job.now)
+    found = job.adaptation.decide(answer, job.policy)
     assert found is not None
     assert (found.detours, found.version) == ((detour,), job.policy.version + 1)
     assert "the same trees" in found.reason
