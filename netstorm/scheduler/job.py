@@ -227,8 +227,6 @@ class Job:
                 self.awareness.record_report(rank, message, now)
         else:
             self.announcements.record_status(rank, message, now)
-            if self.awareness is not None:
-                self.awareness.took(message)
 
     def _replica_digest(self, rank: int, message: m.ReplicaDigest) -> m.PeerGone | None:
         if message.key not in self.rounds.keys:

@@ -9,8 +9,7 @@ from typing import Final
 from netstorm.observe.counters import Counters
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.observe.policy_history import PolicyHistory
-from netstorm.scheduler.policies.assumptions import InitialAssumptions
-from netstorm.scheduler.policies.assumptions import workload_of
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, workload_of
 from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.scheduler.policies.policy_check import check_policy, placeholder_policy
 from netstorm.topology.policy import Policy
@@ -108,10 +107,7 @@ class JobPolicies:
             check_policy(policy, nodes=self._nodes, after=self._first.version)
             self._first = policy
         else:
-            before = job.rounds.policy
-            starts = job.rounds.install(policy)
-            if job.awareness is not None:
-                job.awareness.installed(policy, before, starts)
+            job.rounds.install(policy)
         self.history.installed(policy, now)
         self._counters.add("policies")
 

@@ -79,9 +79,8 @@ class JobRounds:
         for moves in list(self._moves.values()):
             yield from moves
 
-    def install(self, policy: Policy) -> dict[int, int]:
-        """Let a new policy apply, in each key, from the first round that no node has been granted. Returns
-        these rounds.
+    def install(self, policy: Policy) -> None:
+        """Let a new policy apply, in each key, from the first round that no node has been granted.
 
         Raises:
             UsageError: its version is not newer than all before, or it is for another number of nodes.
@@ -94,7 +93,6 @@ class JobRounds:
         moved = {move.version for move in self.moves()}
         self._policies = policies_needed(self._policies, self._consistency.versions_in_use() | moved)
         self._members.send_all(m.NewPolicy(policy=policy))
-        return starts
 
     def register(self, rank: int, message: m.RegisterKeys, now: float) -> m.PeerGone | None:
         """Number a node's keys, and bind their first rounds.

@@ -79,7 +79,7 @@ def test_a_job_that_is_told_nothing_finds_out_which_pairs_have_a_line(tmp_path):
     node = ("python", str(ROOT / "benchmarks" / "workers" / "estimates.py"), str(tmp_path), "8", "4")
     done = netstorm("launch", "--wan", str(tmp_path / "chain.yaml"), "--grace", "5", "--", *node)
     assert done.returncode == 0, done.stdout + done.stderr  # so all sums were right
-    assert "12 of 20 pairs of nodes talk by way of others" in done.stdout + done.stderr
+    assert "12 of 20 pairs of nodes are routes over others" in done.stdout + done.stderr
 
 
 def test_ctrl_c_on_a_job_takes_the_network_down_too(file):

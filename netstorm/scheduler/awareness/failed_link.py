@@ -14,5 +14,5 @@ class FailedLinkRecord:
     source: int
     target: int
     reason: str
-    """What its source said."""
+    """As its source reported it."""
     since: float

@@ -1,4 +1,4 @@
-"""What both ends of a link have said of it, and what of that is believed. Pure."""
+"""What both ends of one link have reported, and whose report counts. Pure."""
 
 from __future__ import annotations
 
@@ -6,56 +6,57 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from netstorm.scheduler.awareness.readings import Readings
 
-__all__ = ["LinkReports", "Rate", "as_the_way_back", "percentile"]
+__all__ = ["EndReadings", "LinkReports", "Rate", "Rates", "changed_with", "percentile"]
 
-_FASTER: Final = 1.2
-"""A link that does so much more in company than it did alone has become faster."""
-
-_LATENCIES: Final = 20
-"""Reports, of both ends, that a latency is a small one of."""
-
-_FREE_FOR_S: Final = 30.0
-"""How long what a link did alone is believed over what it does in company, if that does not change."""
-
-_LATER_S: Final = 2.0
-"""How much newer the word of a link's target must be to count more than that of its source's kernel."""
-
-_SILENT_S: Final = 60.0
-"""After so long without a word from a link's target, its source's counts."""
+_ALONE_FOR_S: Final = 30.0
+"""How long the rate of an uncontended link is believed over newer, contended readings that do not change."""
 
 _ALIKE: Final = 1.25
-"""Directions whose rates differ by no more belong to one line: what changes one changes the other."""
+"""Directions whose rates differ by no more belong to one line and change together
+(docs/measurements/awareness-rules.md, "One rule at a time": way back).
+"""
+
+_LATENCIES: Final = 20
+"""Reports of both ends of which a low percentile is the latency."""
+
+_LATER_S: Final = 2.0
+"""How much newer the target's report must be to count more than the source's kernel: the kernel reports four
+times a second, and is right at once after a change (docs/measurements/changing-networks.md, "What the
+scheduler knows, and when").
+"""
+
+_SILENT_S: Final = 60.0
+"""After so long without a report of the target the source's counts."""
 
 
-class End:
-    """What one end of a link makes of its rate."""
+class EndReadings:
+    """The rate of a link, as one of its ends reports it."""
 
-    __slots__ = ("free", "held")
+    __slots__ = ("contended", "uncontended")
 
     def __init__(self) -> None:
-        self.free = Readings()
-        """While other links of the same node were mostly idle."""
-        self.held = Readings()
-        """In company."""
+        self.uncontended = Readings()
+        """While other links at the same node were mostly idle."""
+        self.contended = Readings()
+        """While others may have shared an access line."""
 
-    def was_in_company(self) -> None:
-        """Others were not idle: they shared a line that nobody knew of."""
-        best = self.free if self.free.value >= self.held.value else self.held
-        self.free, self.held = Readings(), best
+    def mark_contended(self) -> None:
+        """Treat all readings so far as contended: others shared a line that was not known yet."""
+        best = self.uncontended if self.uncontended.value >= self.contended.value else self.contended
+        self.uncontended, self.contended = Readings(), best
 
     def best(self, now: float) -> Readings | None:
-        """Return the readings that say most."""
-        free, held = self.free, self.held
-        if not free or not held:
-            return free or held or None
-        if free.age(now) > held.age(now) + _FREE_FOR_S or held.changed_at > now - free.age(now):
-            return held
-        # Company makes no link faster: then it has become so, and what it was alone is outdated.
-        return held if held.value > _FASTER * free.value and held.age(now) <= free.age(now) else free
+        """Return the readings that count; None: there are none."""
+        alone, contended = self.uncontended, self.contended
+        if not alone or not contended:
+            return alone or contended or None
+        if alone.age(now) > contended.age(now) + _ALONE_FOR_S or contended.changed_at > now - alone.age(now):
+            return contended
+        return alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,17 @@ class Rate:
     """What is known of a link's rate."""
 
     readings: Readings
-    held: tuple[bool, bool]
-    """At its source, and at its target: in company, by that end's own word."""
-    shares: tuple[bool, bool]
-    """The same, or nobody knows."""
+    contended: tuple[bool, bool]
+    """By its source, and by its target: it was measured under contention, or that end has not reported."""
 
     @property
     def value(self) -> float:
         """Bit/s."""
         return self.readings.value
+
+
+Rates: TypeAlias = dict[tuple[int, int], Rate]
+"""Measured rates by (source, target)."""
 
 
 class LinkReports:
@@ -80,72 +83,72 @@ class LinkReports:
     __slots__ = ("_latencies", "delivered_at", "latency", "signal", "source", "target", "trip")
 
     def __init__(self) -> None:
-        self.source = End()
-        self.target = End()
+        self.source = EndReadings()
+        self.target = EndReadings()
         self.delivered_at = -math.inf
-        """When its source's kernel last said what it had delivered."""
+        """When the source's kernel last reported what TCP has delivered."""
         self.signal = math.inf
-        """Seconds that something small took at least, by two clocks."""
+        """Shortest time of a small message, in s, by the clocks of both ends."""
         self.trip = 0.0
-        """Seconds there and back, the shortest, by its source's kernel; 0: it does not say."""
+        """Shortest round trip that the source's kernel has seen, in s; 0: unknown."""
         self.latency = -1.0
-        """Seconds; -1: not known. Of the last reports a small one: what was more waited in queues, and what
-        was least may rest on a rate that was no longer true."""
+        """A low percentile of the last reports, in s; -1: unknown. Higher values include queueing, and the
+        lowest may rest on an outdated rate."""
         self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
 
-    def forget(self) -> None:
-        """Know nothing of its rate any more."""
-        self.source, self.target = End(), End()
+    def reset_rate(self) -> None:
+        """Discard all readings of the rate."""
+        self.source, self.target = EndReadings(), EndReadings()
 
-    def was_in_company(self) -> None:
-        """What was taken for its own rate was measured while an access line was the limit."""
+    def mark_contended(self) -> None:
+        """Treat all readings so far as contended."""
         for end in (self.source, self.target):
-            end.was_in_company()
+            end.mark_contended()
 
-    def carried(self, end: End, rate: float, error: float, now: float) -> None:
-        """Take what one end says that it carried while an access line was the limit."""
+    def add_lower_bound(self, end: EndReadings, rate: float, error: float, now: float) -> None:
+        """Add what the link carried, by one end's report, while an access line was the limit."""
         known = self.rate(now)
-        (end.held if known is None else known.readings).at_least(rate, error, now)
+        (end.contended if known is None else known.readings).at_least(rate, error, now)
 
-    def took(self, latency: float) -> None:
-        """Take a reading of its latency."""
+    def add_latency(self, latency: float) -> None:
+        """Add a reading of the latency, in s."""
         self._latencies.append(latency)
         known = percentile((latency for latency in self._latencies if latency > 0.0), 0.25)
         self.latency = max(self._latencies) if known is None else known
 
     def rate(self, now: float) -> Rate | None:
-        """Return what is known of its rate: by its source's kernel, which sees what TCP delivers; else by its
-        target, which sees chunks arrive; by its source, which only hears of that, if the target says nothing
-        any more.
+        """Return what is known of the rate.
+
+        The source's kernel comes first, since it sees what TCP delivers; then the target, which sees chunks
+        arrive. If the target no longer reports, the source counts, which learns of arrivals by
+        acknowledgements.
         """
-        ends = [self.source.best(now), self.target.best(now)]
-        source, target = ends
-        if source is None and target is None:
+        source, target = self.source.best(now), self.target.best(now)
+        readings = source or target
+        if readings is None:
             return None
-        says = source or target
-        assert says is not None
         if source and target and target.age(now) <= _SILENT_S:
             exact = self.delivered_at >= now - target.age(now) - _LATER_S
-            says = source if exact else target
+            readings = source if exact else target
         return Rate(
-            says,
-            held=(ends[0] is self.source.held, ends[1] is self.target.held),
-            shares=(
-                ends[0] is None or ends[0] is self.source.held,
-                ends[1] is None or ends[1] is self.target.held,
+            readings,
+            contended=(
+                source is None or source is self.source.contended,
+                target is None or target is self.target.contended,
             ),
         )
 
 
-def as_the_way_back(there: Rate | None, back: Rate | None, now: float) -> Rate | None:
-    """Return the rate of the way back if it has changed since the way there was measured last, and both were
-    alike before.
+def changed_with(link: Rate, reverse: Rate, now: float) -> bool:
+    """Return whether a link is expected to have changed with its reverse direction.
+
+    That is so if both were alike, and only the reverse one was measured since: data goes up a tree first, and
+    down seconds later.
     """
-    if there is None or back is None or back.readings.was == 0.0:
-        return None
-    unseen = there.readings.age(now) > now - back.readings.changed_at
-    alike = 1 / _ALIKE <= there.value / back.readings.was <= _ALIKE
-    return back if unseen and alike else None
+    if reverse.readings.was == 0.0:
+        return False
+    unseen = link.readings.age(now) > now - reverse.readings.changed_at
+    return unseen and 1 / _ALIKE <= link.value / reverse.readings.was <= _ALIKE
 
 
 def percentile(values: Iterable[float], part: float) -> float | None:

@@ -1,4 +1,4 @@
-"""By how much a network has moved between two looks at it. Pure."""
+"""By how much a network has changed between two estimates of it. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
 from netstorm.topology.networks.network import Link, Network, Rank
 from netstorm.units import format_duration, format_rate
 
-__all__ = ["moved", "rates_of"]
+__all__ = ["largest_change", "throughputs"]
 
-_MOVED: Final = 3.0
-"""Standard errors by which a link has moved: there are dozens of them."""
+_SIGNIFICANT: Final = 3.0
+"""Standard errors by which a link must change: there are dozens of links, and noise alone must change no
+policy (docs/measurements/awareness.md, "Noise changes no policy").
+"""
 
 
-def rates_of(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """Return what each (source, target) has for itself, in bit/s; 0 if it has nothing any more."""
+def throughputs(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """Return what each (source, target) pair has for itself, in bit/s; 0: it has no connection any more."""
     found = {}
     for source, target in pairs:
         try:
@@ -28,47 +30,48 @@ def rates_of(network: Network, pairs: Iterable[tuple[int, int]]) -> dict[tuple[i
     return found
 
 
-def moved(
+def largest_change(
     before: NetworkEstimate, after: NetworkEstimate, rate: float, chunk_bytes: int
 ) -> tuple[float, str]:
-    """Return by how much what has moved most has, as a logarithm, and what to say of it, if any link or
-    access line has moved by more than `rate`, a part of it, and more than the errors.
+    """Return the largest change of a link or access line, as a logarithm, and its description.
+
+    Changes count that exceed the fraction `rate` and the errors of both estimates; (0, ""): there is none.
     """
     old = {(link.source, link.target): place for place, link in enumerate(before.network.links)}
     new = {(link.source, link.target): place for place, link in enumerate(after.network.links)}
     gone = sorted(old.keys() - new.keys())
     if gone:
-        return math.inf, f"there is no link {gone[0][0]}→{gone[0][1]} any more"
+        return math.inf, f"link {gone[0][0]}→{gone[0][1]} is gone"
     most, text = 0.0, ""
     for link in after.network.links:
         pair = (link.source, link.target)
         if pair not in old:
-            return math.inf, f"there is a link {link} again"
+            return math.inf, f"link {link} is back"
         was = before.network.links[old[pair]]
-        # What was only assumed has no error: it is nobody's word.
-        doubts = [
-            picture.errors[place] if pair in picture.measured else 0.0
-            for picture, place in ((before, old[pair]), (after, new[pair]))
+        # An assumption has no error of measurement.
+        errors = [
+            estimate.errors[place] if pair in estimate.measured else 0.0
+            for estimate, place in ((before, old[pair]), (after, new[pair]))
         ]
-        delays = [8 * chunk_bytes / one.rate + one.latency for one in (was, link)]
+        delays = [8 * chunk_bytes / state.rate + state.latency for state in (was, link)]
         change = abs(math.log(delays[1] / delays[0]))
-        if change <= _MOVED * math.hypot(*doubts):
+        if change <= _SIGNIFICANT * math.hypot(*errors):
             change = 0.0
-        if abs(link.rate - was.rate) > _MOVED * math.hypot(doubts[0] * was.rate, doubts[1] * link.rate):
+        if abs(link.rate - was.rate) > _SIGNIFICANT * math.hypot(errors[0] * was.rate, errors[1] * link.rate):
             change = max(change, abs(math.log(link.rate / was.rate)))
         if change > max(math.log1p(rate), most):
-            most, text = change, f"link {link} from {_told(was)} to {_told(link)}"
-    for change, line in _moved_lines(before, after):
-        if change > max(math.log1p(rate), _MOVED * after.cap_error, most):
+            most, text = change, f"link {link} from {_described(was)} to {_described(link)}"
+    for change, line in _line_changes(before, after):
+        if change > max(math.log1p(rate), _SIGNIFICANT * after.cap_error, most):
             most, text = change, line
     return most, text
 
 
-def _moved_lines(before: NetworkEstimate, after: NetworkEstimate) -> Iterator[tuple[float, str]]:
-    """Yield by how much each access line has moved, as a logarithm, and what to say of it.
+def _line_changes(before: NetworkEstimate, after: NetworkEstimate) -> Iterator[tuple[float, str]]:
+    """Yield the change of each access line, as a logarithm, and its description.
 
-    Where there is no cap all links together are the limit: a cap that is no less than these comes and goes
-    without a change of anything.
+    Without a cap, all links together are the limit: a cap that is no less than these appears and vanishes
+    while nothing changes.
     """
     networks = before.network, after.network
     for word, end in (("egress", "source"), ("ingress", "target")):
@@ -89,5 +92,5 @@ def _moved_lines(before: NetworkEstimate, after: NetworkEstimate) -> Iterator[tu
             yield change, f"{word} of rank {node.rank} from {shown[0]} to {shown[1]}"
 
 
-def _told(link: Link) -> str:
+def _described(link: Link) -> str:
     return f"{format_rate(link.rate)} and {format_duration(link.latency)}"

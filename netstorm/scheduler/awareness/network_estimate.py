@@ -1,4 +1,4 @@
-"""The network as it is known at some moment: what policies are formed for, and what people see. Pure."""
+"""The estimate of a network at some moment: what policies are formed for, and what people are shown. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LinkEstimate:
     age: float
     """Seconds since the last reading; infinite: never measured."""
     censored: bool
-    """Seen only while an access line was the limit: the rate is what the lines allow."""
+    """Measured only while an access line was the limit: it may carry more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,6 @@ class NetworkEstimate:
     cap_error: float
     """The largest of those of access caps."""
     measured: frozenset[tuple[int, int]]
-    """Links that somebody has measured."""
+    """(source, target) links that have been measured."""
     routed: frozenset[tuple[int, int]] = frozenset()
-    """(source, target) that are no links of the network: their ways lead past other nodes."""
+    """(source, target) pairs that are no links: their paths lead past other nodes."""

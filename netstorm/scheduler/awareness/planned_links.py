@@ -1,7 +1,7 @@
-"""The links that are planned with, kept from one look at the network to the next.
+"""The links that policies are planned for, kept between two estimates of the network.
 
-Of thousands of links few change between two looks. What has not is not made again: links, and the network if
-none of them is another one.
+Of thousands of links few change between two estimates. Only these are built anew: at 128 nodes that takes 49
+instead of 480 ms (docs/measurements/awareness.md, "What the scheduler costs").
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from netstorm.scheduler.awareness.readings import Readings, aged
+from netstorm.scheduler.awareness.readings import Readings, error_after
 from netstorm.topology.networks.network import Network, Routing
 
-__all__ = ["PlannedLinks", "Renewed"]
+__all__ = ["LinkUpdate", "PlannedLinks"]
 
-Renewed: TypeAlias = tuple[tuple[int, int], float, float, float, Readings | None]
+LinkUpdate: TypeAlias = tuple[tuple[int, int], float, float, float, Readings | None]
 """(source, target), rate in bit/s, latency in s, the least error, and the readings whose error is larger."""
 
 
 class PlannedLinks:
-    """Of one network, in the order of its links."""
+    """The links of one network, in their order."""
 
     def __init__(self, prior: Network) -> None:
         """Begin with what is assumed, and errors of 0."""
@@ -30,16 +30,16 @@ class PlannedLinks:
             (link.source, link.target): place for place, link in enumerate(prior.links)
         }
         self._errors: Final = [(0.0, 0.0, math.inf)] * len(prior.links)
-        """By link: the least, that of the readings when they were made, and when that was."""
+        """By link: the least error, that of the readings, and the time of the latter."""
         self._network: Network | None = None
-        self._lines: tuple[Mapping[int, float], Mapping[int, float]] = ({}, {})
-        self._avoided: frozenset[tuple[int, int]] = frozenset()
+        self._caps: tuple[Mapping[int, float], Mapping[int, float]] = ({}, {})
+        self._excluded: frozenset[tuple[int, int]] = frozenset()
 
     def __contains__(self, pair: tuple[int, int]) -> bool:
         return pair in self._places
 
-    def renew(self, links: Iterable[Renewed]) -> None:
-        """Take what has been worked out anew."""
+    def update(self, links: Iterable[LinkUpdate]) -> None:
+        """Replace what is planned for some links."""
         for pair, rate, latency, least, readings in links:
             place = self._places[pair]
             known = (0.0, math.inf) if readings is None else readings.error_and_time()
@@ -53,7 +53,7 @@ class PlannedLinks:
     def network(
         self,
         prior: Network,
-        avoided: frozenset[tuple[int, int]],
+        excluded: frozenset[tuple[int, int]],
         egress: Mapping[int, float],
         ingress: Mapping[int, float],
         *,
@@ -62,11 +62,11 @@ class PlannedLinks:
         """Return the network with these access caps, by rank, but without some links."""
         if (
             self._network is None
-            or (egress, ingress) != self._lines
-            or avoided != self._avoided
+            or (egress, ingress) != self._caps
+            or excluded != self._excluded
             or routing is not self._network.routing
         ):
-            self._lines, self._avoided = (dict(egress), dict(ingress)), avoided
+            self._caps, self._excluded = (dict(egress), dict(ingress)), excluded
             nodes = tuple(
                 replace(
                     node,
@@ -75,15 +75,15 @@ class PlannedLinks:
                 )
                 for node in prior.nodes
             )
-            links = tuple(one for one in self._links if (one.source, one.target) not in avoided)
+            links = tuple(link for link in self._links if (link.source, link.target) not in excluded)
             self._network = replace(prior, nodes=nodes, links=links, changes=(), routing=routing)
         return self._network
 
     def errors(self, now: float) -> tuple[float, ...]:
         """Return the standard errors of the rates, by link of the last `network`; they grow with age."""
-        errors = (max(least, aged(own, now - at)) for least, own, at in self._errors)
-        if not self._avoided:
+        errors = (max(least, error_after(own, now - at)) for least, own, at in self._errors)
+        if not self._excluded:
             return tuple(errors)
         return tuple(
-            error for pair, error in zip(self._places, errors, strict=True) if pair not in self._avoided
+            error for pair, error in zip(self._places, errors, strict=True) if pair not in self._excluded
         )

@@ -1,10 +1,13 @@
-"""One quantity that is measured again and again, with noise, and that may change: its estimate and its error.
+"""Estimate one quantity, and the estimate's error, from noisy readings of it while it may change.
 
 The readings since the last change are averaged. Two readings in a row that are off by more than noise
-explains, both to the same side, are a change: what was before them counts no more. One alone may be an
-outlier, and waits for the next. An error is a fraction of its own reading: 5 with an error of a half is far
-from 24 with one of a tenth, though by a fraction of 24 it would not be. How large the noise is, the readings
-themselves tell, if they scatter more than whoever made them thought.
+explains, both to the same side, are a change, and earlier readings no longer count. A single one may be an
+outlier and waits for the next. Each error is a fraction of its own reading: 5 with an error of a half is far
+from 24 with an error of a tenth, though it would not be by a fraction of 24. If readings scatter more than
+their stated errors, the scatter is the noise.
+
+Measured in docs/measurements/changing-networks.md, "What the scheduler knows, and when" (errors of their own
+readings), and docs/measurements/awareness.md, "Noise changes no policy".
 """
 
 from __future__ import annotations
@@ -14,23 +17,22 @@ import statistics
 from collections import deque
 from typing import Final
 
-__all__ = ["Readings", "aged"]
+__all__ = ["Readings", "error_after"]
 
 _KEPT: Final = 6
 """Readings that are averaged, one a second at most: more would hide a slow drift."""
 
 _INDEPENDENT: Final = 0.25
-"""What a further reading adds, as a part of what it would if it had nothing in common with the one before:
-reports are smoothed, too."""
+"""What another reading adds, as a part of what an independent one would: reports are smoothed."""
 
 _CHANGE: Final = 3.0
-"""Standard deviations that noise exceeds once in 370 readings, and in two running once in 270 000."""
+"""Standard deviations that noise exceeds once in 370 readings, and twice running once in 270 000."""
 
 _SEEN_CHANGE: Final = 1.0
-"""The same where whoever made the reading has seen the change: it rests on little then, and is not exact."""
+"""The same if the reporter has seen the quantity change: its reading rests on little, and is not exact."""
 
 _LEAST_ERROR: Final = 0.02
-"""No reading of a network is better than that, whatever its maker says."""
+"""No reading of a network is more exact, whatever its reporter states."""
 
 _MOST_ERROR: Final = 1.0
 
@@ -38,7 +40,7 @@ _LATE_S: Final = 10.0
 """After so long without a reading, one is enough for a change: the next may be as late."""
 
 _AGEING: Final = 0.1 / 60
-"""Relative error that a second without a reading adds: nobody knows what has happened since."""
+"""Relative error per second without a reading, since the quantity may have changed."""
 
 
 class Readings:
@@ -50,31 +52,31 @@ class Readings:
         self.value = 0.0
         """The estimate; 0 before the first reading."""
         self.changed_at = -math.inf
-        """When it was last noticed to have changed."""
+        """When a change was last noticed."""
         self.was = 0.0
-        """What it was before that; 0: it has not changed."""
+        """The estimate before that; 0: it has not changed."""
         self._values: deque[float] = deque(maxlen=_KEPT)
         self._errors: deque[float] = deque(maxlen=_KEPT)
         self._steps: deque[float] = deque(maxlen=_KEPT)
-        """From each reading to the next one, as a logarithm."""
+        """Logarithms of the ratio of each reading to the one before."""
         self._suspect = 0.0
-        """The last reading, if it was off by more than noise explains; else 0."""
+        """The last reading, if it may be an outlier; else 0."""
         self._at = -math.inf
 
     def __bool__(self) -> bool:
         return bool(self._values)
 
     def add(self, value: float, error: float, now: float, *, jumped: bool = False) -> bool:
-        """Take a reading above 0; return False if it may be an outlier, and waits for the next.
+        """Add a reading above 0; return False if it may be an outlier, and waits for the next.
 
-        An error of 0 or less is not known. `jumped`: whoever made it has seen the quantity change.
+        An error of 0 or less is unknown. `jumped`: the reporter has seen the quantity change.
         """
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
         late = self.age(now) > _LATE_S
         if self._values:
             self._steps.append(math.log(value / (self._suspect or self._values[-1])))
-            doubt = math.hypot(value * max(error, self._scatter()), self.value * self._own_error())
-            if abs(value - self.value) > (_SEEN_CHANGE if jumped else _CHANGE) * doubt:
+            noise = math.hypot(value * max(error, self._scatter()), self.value * self._own_error())
+            if abs(value - self.value) > (_SEEN_CHANGE if jumped else _CHANGE) * noise:
                 agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
                 if not (agreed or late or jumped):
                     self._suspect = value
@@ -93,8 +95,8 @@ class Readings:
         return True
 
     def at_least(self, value: float, error: float, now: float) -> None:
-        """Take a lower bound: if it is above the estimate by more than its error, that is the estimate from
-        now on, and else it says nothing. No change of the quantity is noticed by that.
+        """Add a lower bound: it replaces the estimate if it is higher by more than its error, else it is
+        ignored. It counts as no change of the quantity.
         """
         error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
         if value * (1.0 - error) <= self.value:
@@ -108,7 +110,7 @@ class Readings:
 
     def error(self, now: float) -> float:
         """Return the standard error of `value`, as a fraction of it."""
-        return aged(self._own_error(), self.age(now))
+        return error_after(self._own_error(), self.age(now))
 
     def error_and_time(self) -> tuple[float, float]:
         """Return the standard error at the time of the last reading that `value` rests on, and that time."""
@@ -117,8 +119,7 @@ class Readings:
     def age(self, now: float) -> float:
         """Return the seconds since the last reading that `value` rests on.
 
-        One that may be an outlier is none: it may be the first after a change, too, and makes what was before
-        no newer.
+        A possible outlier does not count: it may be the first reading after a change.
         """
         return max(0.0, now - self._at)
 
@@ -138,6 +139,6 @@ class Readings:
         self.value = math.fsum(v * w for v, w in zip(self._values, weights, strict=True)) / math.fsum(weights)
 
 
-def aged(error: float, age: float) -> float:
-    """Return what becomes of a standard error in so many seconds without a reading."""
+def error_after(error: float, age: float) -> float:
+    """Return a standard error after `age` seconds without a reading."""
     return min(math.hypot(error, _AGEING * max(0.0, age)), _MOST_ERROR)

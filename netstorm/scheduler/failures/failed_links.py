@@ -166,8 +166,8 @@ class LinkFailures:
         estimate: NetworkEstimate | None,
         why: str,
     ) -> FormationRequest:
-        plan = planned.settings
-        topology = _GENERAL if self._general else plan.topology
+        settings = planned.settings
+        topology = _GENERAL if self._general else settings.topology
         self._general = False
         if estimate is None:
             network = replace(self._network, changes=())
@@ -175,26 +175,16 @@ class LinkFailures:
                 network=network, errors=(_ERROR,) * len(network.links), cap_error=0.0, measured=frozenset()
             )
         estimate = _estimate_without(estimate, self.avoided)
-        known = planned.known or bool(estimate.measured)
-        what = summed or planned.workload
+        workload, known = summed or planned.workload, planned.known or bool(estimate.measured)
         self._requests += 1
         self._request_why = why
         self._request = FormationRequest.of(
             estimate,
             number=-self._requests,  # `Adaptation` counts up
             topology=topology,
+            options=settings.options(workload, known=known),
             in_force=policy,
-            tensors=what.tensors,
-            chunk_bytes=what.chunk_bytes,
-            num_roots=plan.num_roots,
-            hub=plan.hub,
-            custom=plan.custom,
-            seed=plan.seed,
-            known=known,
-            auxiliary=plan.auxiliary,
-            frozen_roots=tuple(tree.root for tree in policy.trees) if plan.freeze_roots else (),
-            frozen_weights=policy.weights if plan.freeze_roots else (),
-            frozen_leads=policy.leads if plan.freeze_roots else (),
+            frozen=policy if settings.freeze_roots else None,
         )
         return self._request
 

@@ -1,4 +1,4 @@
-"""What is assumed before anything is measured, and the policy that a job begins under."""
+"""The first policy of a job, and what is assumed before anything is measured."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Final
 from netstorm.errors import SettingsError
 from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES, ChunkSizes
 from netstorm.scheduler.options import chunk_sizes
-from netstorm.scheduler.policies.adaptation import Assumed, Plan, Summed
+from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
 from netstorm.settings import Settings
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.networks.network import Network
 from netstorm.topology.networks.tensor_sizes import tensors_of
 from netstorm.topology.policy import Policy
-from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.schemes.form import form_with_options
 
-__all__ = ["assumed", "assumed_network", "first_policy"]
+__all__ = ["first_policy", "initial_assumptions", "initial_network"]
 
 _CHUNK_S: Final = 0.02
-"""What a chunk takes on a typical link at most. It waits for so long on each hop before it goes on; and what
-waits behind a link that has become slow is seen, and sent another way, by the chunk.
+"""Longest time of a chunk on a typical link. A chunk waits as long on each hop before it goes on, and chunks
+that queue behind a slowed link are rerouted one by one.
 """
 
 _LEAST_PART: Final = 4
-"""Part of CHUNK_SIZE that chunks do not become smaller than for that: each costs processor time, and smaller
-ones measure no link (PROBE_CHUNK_SIZE).
+"""Chunks stay at least a fourth of CHUNK_SIZE: each costs processor time, and smaller ones measure no link
+(PROBE_CHUNK_SIZE).
 """
 
 
-def assumed_network(settings: Settings) -> Network:
+def initial_network(settings: Settings) -> Network:
     """Return the network that is planned for before anything has been measured.
 
     Raises:
@@ -48,24 +48,24 @@ def assumed_network(settings: Settings) -> Network:
     return network
 
 
-def assumed(settings: Settings) -> Assumed:
+def initial_assumptions(settings: Settings) -> InitialAssumptions:
     """Return all that is assumed before anything is known.
 
     Raises:
-        UsageError: what `assumed_network` raises.
+        UsageError: what `initial_network` raises.
     """
     tensors = tensors_of(settings.model)
-    network = assumed_network(settings)
-    known = bool(settings.network_file) and not _all_alike(network)
+    network = initial_network(settings)
+    known = bool(settings.network_file) and not _is_uniform(network)
     chunks = _chunks_for(network, settings) if known else None
     elements = (chunks or chunk_sizes(settings)).of(max(tensors) // SLOT_ELEMENT_BYTES)
-    return Assumed(
+    return InitialAssumptions(
         network=network,
         known=known,
         described=bool(settings.network_file),
         trusted=settings.sources.get("awareness", "default") == "default",
         find_routes=settings.find_routes,
-        plan=Plan(
+        settings=PolicySettings(
             topology=settings.topology,
             update_time_s=settings.update_time_s,
             update_rate=settings.update_rate,
@@ -77,13 +77,27 @@ def assumed(settings: Settings) -> Assumed:
             auxiliary=settings.aux_path,
             explore=settings.aux_path and settings.awareness,
         ),
-        summed=Summed(tensors, elements * SLOT_ELEMENT_BYTES),
+        workload=Workload(tensors, elements * SLOT_ELEMENT_BYTES),
         chunks=chunks,
     )
 
 
+def first_policy(assumptions: InitialAssumptions, *, version: int = 1) -> Policy:
+    """Return the policy that a job begins under.
+
+    Raises:
+        TopologyFileError: NETSTORM_TOPOLOGY_FILE names a file that is wrong; says where.
+        UsageError: what the topology cannot make of the network.
+    """
+    settings = assumptions.settings
+    explores = settings.explore and not assumptions.known
+    unmeasured = assumptions.network.linked_pairs() if explores else ()
+    options = settings.options(assumptions.workload, known=assumptions.known, unmeasured=unmeasured)
+    return form_with_options(assumptions.planned, settings.topology, options, version=version)
+
+
 def _chunks_for(network: Network, settings: Settings) -> ChunkSizes | None:
-    """Return sizes of chunks that suit slow links; None: what the settings say suits them, or is wanted."""
+    """Return chunk sizes that suit slow links; None: the configured ones do, or were set by the user."""
     if settings.source("chunk_size") != "default":
         return None
     sizes = chunk_sizes(settings)
@@ -94,32 +108,8 @@ def _chunks_for(network: Network, settings: Settings) -> ChunkSizes | None:
     return replace(sizes, smallest=size)
 
 
-def _all_alike(network: Network) -> bool:
+def _is_uniform(network: Network) -> bool:
     """Return whether a network says no more than which links there are."""
     return len({(link.rate, link.latency) for link in network.links}) <= 1 and not any(
         node.egress or node.ingress for node in network.nodes
-    )
-
-
-def first_policy(assumption: Assumed, *, version: int = 1) -> Policy:
-    """Return the policy that a job begins under.
-
-    Raises:
-        TopologyFileError: NETSTORM_TOPOLOGY_FILE names a file that is wrong; says where.
-        UsageError: what the topology cannot make of the network.
-    """
-    plan, summed = assumption.plan, assumption.summed
-    return form_policy(
-        assumption.planned,
-        plan.topology,
-        version=version,
-        num_roots=plan.num_roots,
-        hub=plan.hub,
-        chunk_bytes=summed.chunk_bytes,
-        tensors=summed.tensors,
-        custom=plan.custom,
-        seed=plan.seed,
-        known=assumption.known,
-        auxiliary=plan.auxiliary,
-        unmeasured=assumption.network.linked_pairs() if plan.explore and not assumption.known else (),
     )

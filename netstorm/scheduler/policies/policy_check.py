@@ -6,7 +6,7 @@ from netstorm.errors import UsageError
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
-__all__ = ["check_policy", "unformed"]
+__all__ = ["check_policy", "placeholder_policy"]
 
 
 def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
@@ -21,8 +21,8 @@ def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
         raise UsageError(f"policy version {policy.version} is not newer than version {after}, now in force")
 
 
-def unformed(nodes: int) -> Policy:
-    """Return what stands for a policy until there is one: a star."""
+def placeholder_policy(nodes: int) -> Policy:
+    """Return a star that stands for a policy until one is formed."""
     parents = tuple(-1 if rank == 0 else 0 for rank in range(nodes))
     tree = Tree.undirected(Rank(0), parents)
     return Policy(version=0, trees=(tree,), weights=(1,), reason="no policy has been formed yet")

@@ -68,7 +68,7 @@ class JobLogs:
                     job.began.first_node_settings,
                     network_nodes=network_nodes,
                 )
-                jobs.append(LoggedJob(file, job, own, assumed(own)))
+                jobs.append(LoggedJob(file, job, own, initial_assumptions(own)))
             except UsageError as error:
                 _log.error("%s", error)
         return jobs

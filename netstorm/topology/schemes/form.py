@@ -20,7 +20,7 @@ from netstorm.topology.schemes.sharded import sharded
 from netstorm.topology.schemes.star import star
 from netstorm.topology.trees.forest import Forest
 
-__all__ = ["SCHEMES", "Options", "form_policy"]
+__all__ = ["SCHEMES", "Options", "form_policy", "form_with_options", "with_auxiliary_paths"]
 
 
 # Imports are local where SciPy is needed: it takes a second to load, and few processes form trees.
@@ -83,26 +83,34 @@ def form_policy(network: Network, topology: str = "fapt", *, version: int = 0, *
         NetworkFileError: the file of a custom topology is wrong; says where.
         Unreachable: names the ranks without a path, or the links that the scheme lacks.
     """
-    scheme = SCHEMES.get(topology)
-    if scheme is None:
-        raise UsageError(f"topology {topology!r}: expected one of {', '.join(SCHEMES)}")
     known = [field.name for field in dataclasses.fields(Options)]
     for name in options:
         if name not in known:
             raise UsageError(f"option {name!r} of a topology: expected one of {', '.join(known)}")
     if options.get("hub") == -1:
         options["hub"] = None
-    chosen = Options(**options)
-    policy = scheme(network, chosen).policy(version)
-    if not chosen.auxiliary or network.size < 3:  # a detour has three ranks
+    return form_with_options(network, topology, Options(**options), version=version)
+
+
+def form_with_options(network: Network, topology: str, options: Options, *, version: int = 0) -> Policy:
+    """Return the policy of a scheme for `network`: see `form_policy`."""
+    scheme = SCHEMES.get(topology)
+    if scheme is None:
+        raise UsageError(f"topology {topology!r}: expected one of {', '.join(SCHEMES)}")
+    return with_auxiliary_paths(network, scheme(network, options).policy(version), options)
+
+
+def with_auxiliary_paths(network: Network, policy: Policy, options: Options) -> Policy:
+    """Return a policy with detours, if the options ask for auxiliary paths."""
+    if not options.auxiliary or network.size < 3:  # a detour has three ranks
         return policy
     from netstorm.topology.detours.spare_capacity import with_detours
 
     return with_detours(
         network,
         policy,
-        chunk_bytes=chosen.chunk_bytes,
-        known=chosen.known,
-        unmeasured=chosen.unmeasured,
-        measured=chosen.measured,
+        chunk_bytes=options.chunk_bytes,
+        known=options.known,
+        unmeasured=options.unmeasured,
+        measured=options.measured,
     )

@@ -13,24 +13,21 @@ from netstorm.scheduler.policies.formation import FormationRequest, FormationRes
 from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.process.formation_client import COMMAND, FormationClient
 from netstorm.topology.networks.generators import mesh
+from netstorm.topology.options import Options
 from netstorm.topology.schemes.form import form_policy
 
 ANSWER_S = 100.0
 """Longest wait for an answer; the process loads SciPy, which takes seconds on a busy machine."""
 
 
-def request(number=1, **fields):
+def request(number=1, *, tensors=(4_000_000,), topology="auto", custom=""):
     network = mesh(5, seed=2)
     return FormationRequest.of(
-        Collector(network, known=True).picture(0.0),
-        **{
-            "number": number,
-            "topology": "auto",
-            "in_force": form_policy(network, "star"),
-            "tensors": (4_000_000,),
-            "chunk_bytes": 131_072,
-            **fields,
-        },
+        Collector(network, known=True).estimate(0.0),
+        number=number,
+        topology=topology,
+        options=Options(tensors=tensors, chunk_bytes=131_072, custom=custom),
+        in_force=form_policy(network, "star"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Crowded networks, and caps that links share, by what they carried in the same half seconds."""
+"""Contended networks, and caps that links share, by what they carried in the same half seconds."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class Job:
                     for pair, rate in now.items()
                     if pair[0] == source and rate
                 )
-                self.lines.take(source, (ThroughputReport(self.number, links),), self.now)
+                self.lines.record(source, (ThroughputReport(self.number, links),), self.now)
             self.now += THROUGHPUT_PERIOD_S
             self.number += 1
             self.look()
         return self
 
     def limits(self, line, cap, link):
-        return self.lines.limits(line, cap, link, self.now)
+        return self.lines.may_have_slowed(line, cap, link, self.now)
 
     def beyond(self, line, cap):
-        return self.lines.beyond(line, cap, self.now)
+        return self.lines.exceeds(line, cap, self.now)
 
     def look(self):
         if self.now >= self.lines.due():
-            self.caps.update(self.lines.look(self.now))
+            self.caps.update(self.lines.find_caps(self.now))
 
 
 def into(*sources):
@@ -118,10 +118,10 @@ def test_links_that_trade_under_a_ceiling_share_a_line(seed, pairs, line):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_links_that_get_less_in_company_are_crowded(seed):
+def test_links_that_get_less_in_company_are_contended(seed):
     job = Job(5).carry(30, coming_and_going(random.Random(seed), shared(40 * M, into(1, 2, 3, 4))))
-    assert job.lines.crowded
-    assert job.lines.most((1, 0)) <= 44 * M
+    assert job.lines.contended
+    assert job.lines.upper_bound((1, 0)) <= 44 * M
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -130,8 +130,8 @@ def test_links_that_do_the_same_in_any_company_share_nothing(seed):
     rates = {pair: chance.uniform(5, 20) * M for pair in itertools.permutations(range(5), 2)}
     job = Job(5).carry(60, coming_and_going(chance, independent(rates)))
     assert job.caps == {}
-    assert not job.lines.crowded
-    assert job.lines.most((1, 0)) == float("inf")
+    assert not job.lines.contended
+    assert job.lines.upper_bound((1, 0)) == float("inf")
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -142,21 +142,21 @@ def test_links_that_change_share_nothing(seed):
         rates = {pair: chance.uniform(5, 38) * M for pair in itertools.permutations(range(5), 2)}
         job.carry(20, coming_and_going(chance, independent(rates)))
         assert job.caps == {}
-        assert not job.lines.crowded
+        assert not job.lines.contended
 
 
 def test_what_others_hand_over_slowly_is_no_ceiling():
     """A relay passes on what comes in at a steady rate, now to one child and now to the other."""
     job = Job(3).carry(40, trading(random.Random(1), 20 * M, [(0, 1), (0, 2)]), eager=())
     assert job.caps == {}
-    assert not job.lines.crowded
+    assert not job.lines.contended
 
 
 def test_a_single_link_shares_nothing():
     chance = random.Random(1)
     job = Job(3).carry(40, lambda: {(0, 1): chance.uniform(10, 20) * M})
     assert job.caps == {}
-    assert not job.lines.crowded
+    assert not job.lines.contended
 
 
 def test_what_was_seen_a_minute_ago_counts_no_more():
@@ -170,13 +170,13 @@ def test_what_was_seen_a_minute_ago_counts_no_more():
     assert job.caps == {}  # four seconds are too few
 
 
-def test_a_network_is_no_longer_crowded_when_links_no_longer_are():
+def test_a_network_is_no_longer_contended_when_links_no_longer_are():
     pairs = into(1, 2, 3, 4)
     job = Job(5).carry(30, coming_and_going(random.Random(1), shared(40 * M, pairs)))
-    assert job.lines.crowded
+    assert job.lines.contended
     rates = {pair: place * 10 * M for place, pair in enumerate(pairs, 1)}
     job.carry(90, coming_and_going(random.Random(2), independent(rates)))
-    assert not job.lines.crowded
+    assert not job.lines.contended
 
 
 def test_a_link_is_limited_by_what_others_carry_on_a_full_line():
@@ -190,7 +190,7 @@ def test_a_link_is_limited_by_what_others_carry_on_a_full_line():
     assert not job.limits((INTO, 0), 40 * M, (1, 0))  # it is slow by itself
 
 
-def test_in_a_crowded_network_any_line_that_is_well_used_may_be_the_limit():
+def test_in_a_contended_network_any_line_that_is_well_used_may_be_the_limit():
     job = Job(5).carry(30, coming_and_going(random.Random(1), shared(40 * M, into(1, 2, 3, 4))))
     job.carry(8, {(1, 0): 10 * M, (2, 0): 20 * M})
     assert job.limits((INTO, 0), 0.0, (1, 0))
@@ -209,8 +209,8 @@ def test_a_line_that_carries_more_than_its_cap_has_another_one():
 
 def test_what_was_carried_in_other_company_is_forgotten():
     job = Job(5).carry(30, coming_and_going(random.Random(1), shared(40 * M, into(1, 2, 3, 4))))
-    job.lines.forget(job.now)
-    assert not job.lines.crowded
+    job.lines.reset(job.now)
+    assert not job.lines.contended
     job.caps.clear()
     job.carry(9.5, trading(random.Random(2), 20 * M, into(1, 2, 3)))
     assert not job.limits((INTO, 0), 20 * M, (1, 0))  # may be under way since then
@@ -222,9 +222,9 @@ def test_what_was_carried_in_other_company_is_forgotten():
 def test_what_one_node_reports_late_is_put_with_what_others_reported_of_that_time():
     lines = AccessLines(3)
     for number in range(8):
-        lines.take(1, (ThroughputReport(number, (LinkThroughput(0, 15 * M, True),)),), 100.0 + number / 2)
-        lines.take(2, (ThroughputReport(number, (LinkThroughput(0, 15 * M, True),)),), 101.5 + number / 2)
-    assert lines.limits((INTO, 0), 30 * M, (1, 0), 105.0)
+        lines.record(1, (ThroughputReport(number, (LinkThroughput(0, 15 * M, True),)),), 100.0 + number / 2)
+        lines.record(2, (ThroughputReport(number, (LinkThroughput(0, 15 * M, True),)),), 101.5 + number / 2)
+    assert lines.may_have_slowed((INTO, 0), 30 * M, (1, 0), 105.0)
 
 
 @pytest.mark.parametrize(
@@ -241,18 +241,18 @@ def test_what_one_node_reports_late_is_put_with_what_others_reported_of_that_tim
 )
 def test_what_cannot_be_is_refused(link):
     lines = AccessLines(3)
-    assert lines.take(1, (ThroughputReport(1, (link, LinkThroughput(2, 5 * M, True))),), 1.0) == 1
-    assert lines.limits((OUT, 1), 5 * M, (1, 2), 1.0) is False
-    assert lines.look(10.0) == {}
+    assert lines.record(1, (ThroughputReport(1, (link, LinkThroughput(2, 5 * M, True))),), 1.0) == 1
+    assert lines.may_have_slowed((OUT, 1), 5 * M, (1, 2), 1.0) is False
+    assert lines.find_caps(10.0) == {}
 
 
 def test_a_node_that_reports_no_end_of_half_seconds_fills_no_memory():
     lines = AccessLines(3)
     endless = tuple(ThroughputReport(number, (LinkThroughput(0, M, True),)) for number in range(5000))
-    assert lines.take(1, endless, 1.0) > 4000
-    lines.look(10.0)
-    lines.take(2, (ThroughputReport(5001, (LinkThroughput(0, M, True),)),), 10.0)
-    assert lines.limits((INTO, 0), M, (2, 0), 10.0) is False
+    assert lines.record(1, endless, 1.0) > 4000
+    lines.find_caps(10.0)
+    lines.record(2, (ThroughputReport(5001, (LinkThroughput(0, M, True),)),), 10.0)
+    assert lines.may_have_slowed((INTO, 0), M, (2, 0), 10.0) is False
 
 
 _LINK = st.builds(LinkThroughput, st.integers(-2, 5), st.floats(allow_nan=True), st.booleans())
@@ -270,10 +270,10 @@ def test_whatever_is_reported_nothing_fails(reports):
     lines, now = AccessLines(4), 0.0
     for source, carried, later in reports:
         now += later
-        lines.take(source, carried, now)
-        for (end, rank), cap in lines.look(now).items():
+        lines.record(source, carried, now)
+        for (end, rank), cap in lines.find_caps(now).items():
             assert end in (0, 1)
             assert 0 <= rank < 4
             assert cap > 0.0
-            lines.beyond((end, rank), cap, now)
-        lines.limits((INTO, 1), 0.0, (0, 1), now)
+            lines.exceeds((end, rank), cap, now)
+        lines.may_have_slowed((INTO, 1), 0.0, (0, 1), now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from itertools import combinations, permutations
 
@@ -140,84 +139,29 @@ def test_what_was_found_stays_while_measuring_wavers_and_goes_when_it_is_no_more
     assert routed_pairs(latencies(generate("mesh", 9, 1)), 9, found) == frozenset()
 
 
-class Told:
-    """Routes that have been told all latencies of a backbone at 1 s."""
-
-    def __init__(self, seed=1):
-        self.network = generate("internet2", 9, seed)
-        self.routes = Routes(9)
-        for pair, took in latencies(self.network).items():
-            self.routes.take(pair, took, 1.0)
-
-    def look(self, now, **rates):
-        """All pairs carry 5 Mbit/s and lines 40, but for those named by 'from_to'."""
-        known = {pair: 40e6 if pair in lines(self.network) else 5e6 for pair in permutations(range(9), 2)}
-        known |= {tuple(map(int, name[1:].split("_"))): rate for name, rate in rates.items()}  # type: ignore[misc]
-        return self.routes.look(known.items(), now)
-
-
 def test_routes_are_new_once_and_looked_at_again_when_latencies_are_others():
-    told = Told()
-    assert told.routes.news_at == 1.0
-    assert told.look(1.5)
-    found = told.routes.found
+    routes = InferredRoutes(9)
+    for pair, latency in latencies(generate("internet2", 9, 1)).items():
+        routes.record(pair, latency, 1.0)
+    assert routes.changed_at == 1.0
+    assert routes.update()
+    found = routes.found
     assert len(found) == 44
-    assert not told.look(2.0)
-    told.routes.take((0, 8), 0.02, 3.0)
-    told.routes.take((8, 0), 0.02, 3.0)
-    assert told.routes.news_at == 3.0
-    assert not told.look(3.5)
-    assert told.routes.found == found - {(0, 8), (8, 0)}
+    assert not routes.update()
+    routes.record((0, 8), 0.02, 3.0)
+    routes.record((8, 0), 0.02, 3.0)
+    assert routes.changed_at == 3.0
+    assert not routes.update()
+    assert routes.found == found - {(0, 8), (8, 0)}
 
 
 def test_a_latency_that_is_nearly_the_same_is_no_news():
-    routes = Routes(4)
-    routes.take((0, 1), 0.02, 1.0)
-    routes.take((0, 1), 0.0203, 2.0)
-    assert routes.news_at == 1.0
-    routes.take((0, 1), 0.021, 3.0)
-    assert routes.news_at == 3.0
-
-
-def test_a_pair_that_carried_more_than_any_way_carries_has_a_line_of_its_own():
-    told = Told()
-    told.look(1.5)
-    assert (0, 8) in told.routes.found
-    assert not told.look(5.0, p0_8=90e6)
-    assert (0, 8) in told.routes.found  # rates of the first seconds say little
-    told.look(12.0, p0_8=90e6)
-    assert (0, 8) not in told.routes.found
-    assert (8, 0) in told.routes.found
-    told.look(18.0, p0_8=90e6)
-    assert (0, 8) not in told.routes.found
-
-
-def test_a_pair_that_carries_less_once_it_is_used_again_has_none_after_all():
-    told = Told()
-    told.look(1.5)
-    told.look(12.0, p0_8=90e6)
-    told.look(18.0, p0_8=20e6)
-    assert (0, 8) in told.routes.found
-
-
-def test_a_link_that_has_become_slow_disproves_nothing():
-    told = Told()
-    told.look(1.5)
-    told.look(12.0)
-    found = told.routes.found
-    for now in (18.0, 24.0, 30.0):
-        known = dict.fromkeys(permutations(range(9), 2), 30e6) | dict.fromkeys(lines(told.network), 4e6)
-        told.routes.look(known.items(), now)
-    assert told.routes.found == found
-
-
-def test_it_is_not_looked_at_all_the_time():
-    told = Told()
-    told.look(1.5)
-    told.look(12.0)
-    told.look(13.0, p0_8=90e6)
-    assert (0, 8) in told.routes.found
-    assert not Routes(4).look([], math.inf)
+    routes = InferredRoutes(4)
+    routes.record((0, 1), 0.02, 1.0)
+    routes.record((0, 1), 0.0203, 2.0)
+    assert routes.changed_at == 1.0
+    routes.record((0, 1), 0.021, 3.0)
+    assert routes.changed_at == 3.0
 
 
 def test_sites_of_several_nodes_in_a_row():

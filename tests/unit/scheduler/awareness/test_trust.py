@@ -60,6 +60,6 @@ def test_what_the_job_sums_is_planned_for_where_rates_are_believed_too(
     question = awareness.poll(policy, keys, 2.0)
     assert isinstance(question, FormationRequest) == forms
     if isinstance(question, FormationRequest):
-        assert question.tensors == (40_000,)
-        assert not question.unmeasured  # what is believed need not be explored
+        assert question.options.tensors == (40_000,)
+        assert not question.options.unmeasured  # what is believed need not be explored
     assert awareness.due() == math.inf

@@ -16,10 +16,10 @@ from netstorm.scheduler.awareness.collector import Collector
 from netstorm.scheduler.policies.adaptation import Adaptation
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
 from netstorm.scheduler.policies.formation import tree_pairs
-from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.policies.initial_policy import first_policy
+from netstorm.scheduler.policies.policy_former import form
 from netstorm.topology.networks.generators import internet2, mesh
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.networks.network import Network, Rank, Routing
 from netstorm.topology.policy import Detour
 
 WORKLOAD = Workload((8_000_000, 4_000_000), 262_144)
@@ -35,16 +35,16 @@ class Scheduled:
         self.error = error
         self.chance = random.Random(seed)
         self.now = 0.0
-        assumed = InitialAssumptions(
+        assumptions = InitialAssumptions(
             network=network if known else Network.uniform(network.size),
             known=known,
             settings=PolicySettings(**plan),
             workload=WORKLOAD,
         )
         self.summed = None
-        self.policy = first_policy(assumed)
-        self.collector = Collector(assumed.network, known=known, find_routes=find_routes)
-        self.adaptation = Adaptation(assumed, self.collector, self.policy, 0.0)
+        self.policy = first_policy(assumptions)
+        self.collector = Collector(assumptions.network, known=known, find_routes=find_routes)
+        self.adaptation = Adaptation(assumptions, self.collector, self.policy, 0.0)
         self.formation_s = formation_s
         self.answer: Any = None
         self.asked = []
@@ -71,7 +71,7 @@ class Scheduled:
 
     def sums(self, tensors):
         self.summed = Workload(tensors, WORKLOAD.chunk_bytes)
-        self.adaptation.sums(self.summed, self.now)
+        self.adaptation.record_workload(self.summed, self.now)
 
     def second(self, *, reports=True):
         self.now += 1.0
@@ -81,12 +81,12 @@ class Scheduled:
 
     def look(self):
         if self.answer is not None and self.now >= self.answer[0]:
-            policy = self.adaptation.formed(self.answer[1], self.policy, self.now)
+            policy = self.adaptation.decide(self.answer[1], self.policy)
             self.answer = None
             if policy is not None:
                 self.policy = policy
                 self.installed.append((self.now, policy))
-        question = self.adaptation.look(self.policy, self.summed, self.now)
+        question = self.adaptation.poll(self.policy, self.summed, self.now)
         if question is not None:
             self.asked.append((self.now, question))
             self.answer = (self.now + self.formation_s, form(question))
@@ -156,9 +156,9 @@ def test_when_latencies_say_which_pairs_have_no_line_trees_leave_these_at_once()
     job.second(reports=False)
     [(asked, question)] = job.asked
     assert asked == 1.5
-    assert question.routing == "underlay"
+    assert question.routing is Routing.UNDERLAY
     [(_, policy)] = job.installed
-    assert "pairs of nodes talk by way of others" in policy.reason
+    assert "pairs of nodes are routes over others" in policy.reason
     assert policy.takes_over
     lines = {(int(link.source), int(link.target)) for link in backbone.links}
     assert len(tree_pairs(policy) - lines) <= 4
@@ -263,7 +263,7 @@ def test_a_link_that_has_failed_is_left_out():
     job.run(10)
     (_, policy) = job.installed[-1]
     assert all(tree.reduce_parent[0] != 1 and tree.broadcast_parent[1] != 0 for tree in policy.trees)
-    assert "there is no link 0→1 any more" in policy.reason
+    assert "link 0→1 is gone" in policy.reason
 
 
 def test_what_the_job_really_sums_counts_once_it_is_known():
@@ -272,7 +272,7 @@ def test_what_the_job_really_sums_counts_once_it_is_known():
     assert job.adaptation.due() < 1
     job.run(1, reports=False)
     (_, question), *_ = job.asked
-    assert question.tensors == (100_000,) * 3
+    assert question.options.tensors == (100_000,) * 3
     assert "sums" in job.adaptation.reason
     job.run(60, reports=False)
     assert len(job.asked) == 1
@@ -286,7 +286,7 @@ def test_keys_that_come_one_after_the_other_are_waited_for():
         job.look()
     assert not job.asked
     job.run(2, reports=False)
-    assert [len(question.tensors) for _, question in job.asked] == [10]
+    assert [len(question.options.tensors) for _, question in job.asked] == [10]
 
 
 def test_what_was_assumed_to_be_summed_needs_no_other_policy():
@@ -320,7 +320,7 @@ def test_an_answer_to_a_question_that_was_never_asked_is_ignored():
     job.run(5)
     assert job.answer is not None
     _, answer = job.answer
-    assert job.adaptation.formed(msgspec.structs.replace(answer, number=99), job.policy, job.now) is None
+    assert job.adaptation.decide(msgspec.structs.replace(answer, number=99), job.policy) is None
     assert job.adaptation.forming
 
 
@@ -352,7 +352,7 @@ def test_the_same_trees_with_other_detours_are_taken_without_a_prediction():
     detour = Detour(path=(0, 1, 2), links=((1e6, 0.0), (1e6, 0.0)))
     policy = msgspec.structs.replace(job.policy, detours=(detour,))
     answer = msgspec.structs.replace(answer, policy=policy, only_detours=True, seconds=0.0)
-    found = job.adaptation.formed(answer, job.policy, job.now)
+    found = job.adaptation.decide(answer, job.policy)
     assert found is not None
     assert (found.detours, found.version) == ((detour,), job.policy.version + 1)
     assert "the same trees" in found.reason
