@@ -16,6 +16,7 @@ import enum
 import inspect
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -141,9 +142,14 @@ def protocol_page() -> str:
     for name, title in MESSAGES.items():
         module = import_module(f"netstorm.protocol.messages.{name}")
         lines += ["", f"## {title}", "", *_description(inspect.getdoc(module) or "")]
+        meanings: dict[str, dict[str, tuple[str, str]]] = {}
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ClassDef):
-                lines += _message(getattr(module, node.name), _meanings(node))
+                cls = getattr(module, node.name)
+                inherited = [meanings.get(base.__name__, {}) for base in reversed(cls.__mro__[1:])]
+                meanings[node.name] = dict(ChainMap(_meanings(node), *reversed(inherited)))
+                if not node.name.startswith("_"):
+                    lines += _message(cls, meanings[node.name])
     return "\n".join(lines) + "\n"
 
 

@@ -63,4 +63,4 @@ def test_the_page_of_messages_has_every_message_with_its_tag_and_fields(script):
     part = page[page.index("### Part\n") :]
     assert part.startswith("### Part\n\n*Tag 40. Sequenced, with a payload.*\n")
     assert "| 1 | `key` | `int` |" in part
-    assert "| 2 | `round` | `int` | Push count of the key" in part
+    assert "| 2 | `round` | `int` | Number of the push of this key, from 0" in part

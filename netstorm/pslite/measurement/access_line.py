@@ -6,8 +6,8 @@ reaches the same highest value, and the links carry clearly more while fewer of 
 both before and after the window: rates change, and a link that has just become slow looks like one under
 contention. Independent links carry the same under any contention.
 
-docs/awareness.md, "How good they are", says how many access lines this finds in simulated networks, and how
-exactly.
+docs/measurements/awareness.md, "Access caps by chunks", says how many access lines this finds in simulated
+networks, and how exactly.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ trips more is sent than the link carries.
 
 Where links have only become faster, BBR is left alone. Restarting it whenever its bandwidth grew brought it
 there a second or two sooner. But what it sees while queues overflow is up to half too much, and policies that
-rest on that are worse than late ones (docs/awareness.md, "Measuring the links").
+rest on that are worse than late ones (docs/measurements/estimators.md,
+"BBR that takes a link for slow: restarting it").
 
 References:
     .. [1] Cardwell et al., BBR: congestion-based congestion control, ACM Queue 14 (2016).

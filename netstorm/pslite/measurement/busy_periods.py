@@ -1,12 +1,10 @@
 """When a link was busy, and how much it carried: from the times at which chunks were sent and arrived. Pure.
 
 A chunk's transfer starts when it was sent plus the link's latency or, if later, when the chunk before it on
-that link had arrived (docs/awareness.md). So a chunk that was sent while earlier ones still filled the link
-needs no clock at
-all: its transfer lasts from their arrival to its own. For other chunks the latency is the shortest time that
-    anything
-small (an acknowledgement) took, measured by the same two clocks. What is subtracted has the same clock error
-as what it is subtracted from.
+that link had arrived (docs/concepts/awareness.md). So a chunk that was sent while earlier ones still filled
+the link needs no clock at all: its transfer lasts from their arrival to its own. For other chunks the latency
+is the shortest time that anything small (an acknowledgement) took, measured by the same two clocks. What is
+subtracted has the same clock error as what it is subtracted from.
 
 One link is seen here by itself: `netstorm.pslite.measurement.access_line` compares several.
 """

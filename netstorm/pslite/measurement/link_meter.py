@@ -45,7 +45,7 @@ ZeroMQ and TCP."""
 class MeterOptions:
     """What counts as a measurement.
 
-    docs/awareness.md, "How good they are", compares the estimators.
+    docs/measurements/estimators.md, "Errors of the estimators", compares the estimators.
     """
 
     estimator: Literal["tcp", "busy", "paper"] = "tcp"

@@ -2,7 +2,8 @@
 
 Its samples are busy periods, of chunks that arrived (`NETSTORM_ESTIMATOR=busy`), and what the sender's kernel
 has delivered (`tcp`). Samples that are too old, or from before the link changed, are dropped. How a rate
-follows from the others is in `rate_samples`; docs/awareness.md has the measurements behind the thresholds.
+follows from the others is in `rate_samples`; docs/measurements/estimators.md has the measurements behind the
+thresholds.
 """
 
 from __future__ import annotations
