@@ -31,7 +31,7 @@ class Ended:
         return self.out + self.err
 
     @property
-    def complaints(self) -> list[str]:
+    def error_lines(self) -> list[str]:
         """Return the lines on standard error, but for those about nodes that start slowly."""
         return [line for line in self.err.splitlines() if "WARNING waiting for" not in line]
 

@@ -41,7 +41,7 @@ def test_unequal_numbers_of_batches_are_an_error_that_names_both_ranks_and_the_r
         assert_tidy(end)
     assert any("netstorm.errors.UnevenRounds: rank " in end.err for end in longer)
     assert shorter.code == 1
-    assert shorter.complaints[0].startswith("netstorm: rank 2: NodeFailed: rank ")
+    assert shorter.error_lines[0].startswith("netstorm: rank 2: NodeFailed: rank ")
     assert "UnevenRounds" in shorter.err
     assert_tidy(shorter)
 
@@ -133,7 +133,7 @@ def test_an_exception_in_one_rank_reaches_all_others_with_its_text(tmp_path: Pat
 def test_an_exit_code_is_announced_and_kept(tmp_path: Path) -> None:
     guilty, other = ends(tmp_path, "sys.exit(3)", Plain(PLAIN_WAIT_FOR_THE_END))
     assert guilty.code == 3
-    assert guilty.complaints == []
+    assert guilty.error_lines == []
     assert other.code == 1
     assert "failed: its script ended with exit code 3" in other.err
     assert_tidy(other)

@@ -110,8 +110,8 @@ def test_everybody_hears_of_it_within_the_heartbeat_time_out(story: Story) -> No
 def test_a_script_that_swallows_the_error_still_ends_with_an_exit_code_that_tells(story: Story) -> None:
     assert "as if nothing had happened" in story.catches.out
     assert story.catches.code == 1
-    assert story.catches.complaints[0].startswith("netstorm: rank 0: NodeLost: rank 2 (127.0.0.1:")
-    assert len(story.catches.complaints) == 1
+    assert story.catches.error_lines[0].startswith("netstorm: rank 0: NodeLost: rank 2 (127.0.0.1:")
+    assert len(story.catches.error_lines) == 1
 
 
 def test_a_script_that_does_not_catch_it_ends_with_its_traceback(story: Story) -> None:

@@ -13,7 +13,7 @@ def note_signal(number, frame):
     with open(f"signals-{rank}", "a") as file: file.write(signal.Signals(number).name + "\\n")
 signal.signal(signal.SIGINT, note_signal)
 signal.signal(signal.SIGTERM, note_signal)
-note(os.getpid(), f"deaf-{rank}")
+note(os.getpid(), f"handler-{rank}")
 while True: time.sleep(0.01)
 """
 """Goes on after SIGINT and SIGTERM."""
@@ -96,7 +96,7 @@ def test_ctrl_c_interrupts_every_node_and_gives_exit_code_130(launcher):
 
 def test_nodes_that_ignore_ctrl_c_get_sigterm_and_sigkill_after_the_grace(launcher):
     with launcher.started(DEAF, "-n", "2", "--grace", "0.3") as process:
-        until_deaf(launcher, 2)
+        until_handlers_are_set(launcher, 2)
         process.send_signal(signal.SIGINT)
         end = ended(process)
     assert end.code == 130
@@ -106,7 +106,7 @@ def test_nodes_that_ignore_ctrl_c_get_sigterm_and_sigkill_after_the_grace(launch
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace(launcher):
     with launcher.started(DEAF, "-n", "1", "--grace", "500") as process:
-        until_deaf(launcher, 1)
+        until_handlers_are_set(launcher, 1)
         for expected in (["SIGINT"], ["SIGINT", "SIGTERM"]):
             process.send_signal(signal.SIGINT)
             until((launcher.folder / "signals-0").exists, "a signal")
@@ -117,7 +117,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(launcher):
 
 def test_sigterm_to_the_launcher_terminates_every_node(launcher):
     with launcher.started(DEAF, "-n", "2", "--grace", "0.3") as process:
-        until_deaf(launcher, 2)
+        until_handlers_are_set(launcher, 2)
         process.send_signal(signal.SIGTERM)
         assert ended(process).code == 143
     assert signals(launcher, 0) == signals(launcher, 1) == ["SIGTERM"]
@@ -131,8 +131,8 @@ def test_a_node_that_is_stopped_ends_too(launcher):
         assert not alive(pids)
 
 
-def until_deaf(launcher, nodes: int) -> None:
-    until(lambda: len([*launcher.folder.glob("deaf-*")]) == nodes, "the nodes to have their handlers")
+def until_handlers_are_set(launcher, nodes: int) -> None:
+    until(lambda: len([*launcher.folder.glob("handler-*")]) == nodes, "the nodes to have their handlers")
 
 
 # ------------------------------------------------------------------------------ nothing outlives the launcher
@@ -150,7 +150,7 @@ def test_what_a_node_leaves_running_is_killed_and_named(launcher, own_session):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_nodes_have_started_ends_with_them(launcher, number):
     with launcher.started(GRANDCHILD.format(own_session=True) + DEAF, "-n", "2", "--grace", "0.2") as process:
-        until_deaf(launcher, 2)
+        until_handlers_are_set(launcher, 2)
         process.send_signal(number)
         ended(process)
         assert not alive(launcher.pids())
@@ -158,7 +158,7 @@ def test_what_nodes_have_started_ends_with_them(launcher, number):
 
 def test_nothing_outlives_a_launcher_that_was_killed(launcher):
     with launcher.started(GRANDCHILD.format(own_session=True) + DEAF, "-n", "2") as process:
-        until_deaf(launcher, 2)
+        until_handlers_are_set(launcher, 2)
         process.kill()
         process.wait()
         until(lambda: not inside(launcher.folder), "all processes to end")
@@ -191,7 +191,7 @@ def test_nothing_outlives_a_launcher_that_was_killed_while_it_starts(launcher, d
 def test_a_node_whose_supervisor_is_killed_dies_with_it_and_all_that_it_has_started(launcher):
     program = "note(os.getppid(), f'supervisor-{rank}')\n" + GRANDCHILD.format(own_session=True) + DEAF
     with launcher.started(program, "-n", "2", "--grace", "0.2") as process:
-        until_deaf(launcher, 2)
+        until_handlers_are_set(launcher, 2)
         os.kill(int((launcher.folder / "supervisor-1").read_text()), signal.SIGKILL)
         end = ended(process)
         assert not alive(launcher.pids())

@@ -53,7 +53,7 @@ class JobReport:
     def check_end(self) -> None:
         """Fail unless all nodes have ended well and without a word on standard error."""
         for rank, end in enumerate(self.ended):
-            unexpected = [line for line in end.complaints if not any(text in line for text in _EXPECTED)]
+            unexpected = [line for line in end.error_lines if not any(text in line for text in _EXPECTED)]
             assert (end.code, unexpected) == (0, []), f"rank {rank}: exit code {end.code}, {unexpected}"
 
     def check(self, name: str) -> None:

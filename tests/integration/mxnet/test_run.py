@@ -91,7 +91,7 @@ kv._barrier()
 """
     guilty, other = run_job(tmp_path, 2, script, module=RUN, NETSTORM_LOG="error")
     assert guilty.code == other.code == 1
-    lines = guilty.complaints
+    lines = guilty.error_lines
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].endswith('script0.py", line 7, in <module>')
     assert lines[-1] == "RuntimeError: disk full"

@@ -123,14 +123,14 @@ def test_a_row_that_does_not_exist_is_named(numbers):
 
 
 @given(some_rows(), st.integers(1, 5))
-def test_stretches_of_a_matrix_join_to_its_rows(drawn, size):
+def test_parts_of_a_matrix_join_to_its_rows(drawn, size):
     count, (rows,) = drawn
     parts = []
     for first in range(0, count, size):
-        stretch = rows.between(first, min(first + size, count))
-        if stretch is not None:
-            assert 0 <= stretch.numbers[0] <= stretch.numbers[-1] < size
-            parts.append((first, stretch))
+        part = rows.between(first, min(first + size, count))
+        if part is not None:
+            assert 0 <= part.numbers[0] <= part.numbers[-1] < size
+            parts.append((first, part))
     again = joined(parts[::-1], rows.values.shape[1], rows.values.dtype)
     assert again.numbers.tolist() == rows.numbers.tolist()
     assert again.values.tobytes() == rows.values.tobytes()

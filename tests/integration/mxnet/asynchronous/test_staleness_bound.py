@@ -156,6 +156,6 @@ print(int(out.asnumpy().max()))
 @pytest.mark.parametrize("staleness", [-1, 1])
 def test_a_rank_whose_script_has_ended_serves_as_owner_until_all_have(tmp_path: Path, staleness: int) -> None:
     ended = run_job(tmp_path, NODES, ENDS_EARLY, NETSTORM_STALENESS=staleness)
-    assert [(end.code, end.complaints) for end in ended] == [(0, [])] * NODES, ended
+    assert [(end.code, end.error_lines) for end in ended] == [(0, [])] * NODES, ended
     assert int(ended[2].out) <= 2 + 12 + 22
     assert int(ended[2].out) >= 22

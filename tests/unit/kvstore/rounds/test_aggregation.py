@@ -240,7 +240,7 @@ def legal_part(**changed):
 
 
 @pytest.mark.parametrize(
-    ("sender", "changed", "size", "complaint"),
+    ("sender", "changed", "size", "message"),
     [
         (2, {"chunk": 3}, 16, "the key has chunks 0 to 2"),
         (2, {"chunk": -1}, 16, "the key has chunks 0 to 2"),
@@ -256,10 +256,10 @@ def legal_part(**changed):
         (2, {"contributors": b""}, 16, "not the sender's subtree"),
     ],
 )
-def test_what_no_correct_node_sends_is_refused_and_changes_nothing(sender, changed, size, complaint):
+def test_what_no_correct_node_sends_is_refused_and_changes_nothing(sender, changed, size, message):
     ranks = Ranks(CHAIN)
     keys = [ranks.add_key(rank, 10) for rank in range(3)]
-    with pytest.raises(ProtocolViolation, match=complaint):
+    with pytest.raises(ProtocolViolation, match=message):
         ranks.nodes[1].receive(Peer(sender), legal_part(**changed), bytearray(size), 0)
     results = [ranks.push(rank, keys[rank], [1] * 10) for rank in range(3)]
     ranks.deliver_all()

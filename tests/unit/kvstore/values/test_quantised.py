@@ -116,7 +116,7 @@ LEGAL = {"codec": 1, "chunk": 0, "contributors": bits_to_wire(0b100)}
 
 
 @pytest.mark.parametrize(
-    ("changed", "payload", "complaint"),
+    ("changed", "payload", "message"),
     [
         ({}, LEAF + b"\0", "has 3 bytes, not 2: 4 sums over 1 ranks of 2 bits"),
         ({}, LEAF[:1], "has 1 bytes, not 2"),
@@ -128,10 +128,10 @@ LEGAL = {"codec": 1, "chunk": 0, "contributors": bits_to_wire(0b100)}
         ({"codec": 3}, LEAF, "has codec 3, which this key never has"),
     ],
 )
-def test_a_malformed_compressed_part_is_refused_and_changes_nothing(changed, payload, complaint):
+def test_a_malformed_compressed_part_is_refused_and_changes_nothing(changed, payload, message):
     ranks = Ranks(CHAIN)
     keys = [ranks.add_key(rank, 10) for rank in range(3)]
-    with pytest.raises(ProtocolViolation, match=complaint):
+    with pytest.raises(ProtocolViolation, match=message):
         ranks.nodes[1].receive(Peer(2), legal_part(**{**LEGAL, **changed}), payload, 0)
     values = [1, -1, 0, 0, 1, 1, -1, 0, 0, -1]
     results = [push(ranks, rank, keys[rank], values) for rank in range(3)]

@@ -120,7 +120,7 @@ def test_a_payload_must_fit_its_chunk():
 
 
 @pytest.mark.parametrize(
-    ("payload", "codec", "complaint"),
+    ("payload", "codec", "message"),
     [
         (encode(rows([0, 1], 1)), ROW_SPARSE, None),
         (None, ROW_SPARSE, None),
@@ -132,7 +132,7 @@ def test_a_payload_must_fit_its_chunk():
         (bytes(24), 0, "codec 0, which this key never has"),
     ],
 )
-def test_malformed_rows_from_a_peer_are_a_protocol_violation(payload, codec, complaint):
+def test_malformed_rows_from_a_peer_are_a_protocol_violation(payload, codec, message):
     key = Key(0, "embedding", (5, 2), "float32", form=ROW_SPARSE)
     key.set_grant(KeyGrant(namespace=0, name="embedding", key=0, first_slot=0, offset=0, chunk_size=6))
     plan = Plan(Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0)),), weights=(1,)), 0)
@@ -152,8 +152,8 @@ def test_malformed_rows_from_a_peer_are_a_protocol_violation(payload, codec, com
     def check():
         return check_part(Peer(1), part, payload, key=key, plan=plan, complete=-1, bound=1)
 
-    if complaint is None:
+    if message is None:
         assert check() == (key.form, 0b10)
     else:
-        with pytest.raises(ProtocolViolation, match=f"chunk 0, round 0 of key 'embedding' .*{complaint}"):
+        with pytest.raises(ProtocolViolation, match=f"chunk 0, round 0 of key 'embedding' .*{message}"):
             check()

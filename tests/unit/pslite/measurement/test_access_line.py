@@ -10,15 +10,15 @@ from netstorm.pslite.measurement.access_line import AccessLineDetector, Contenti
 from netstorm.pslite.measurement.busy_periods import BusyPeriod
 
 
-def stretch(start, end, rate):
+def period(start, end, rate):
     return BusyPeriod(start, end, rate * (end - start), back_to_back=True, start_known=True)
 
 
 def feed(access, links):
-    """Let an access line see stretches, (start, end, rate) by link."""
+    """Let an access line see periods, (start, end, rate) by link."""
     for part in slices(
         {
-            link: [(start, end, stretch(start, end, rate)) for start, end, rate in times]
+            link: [(start, end, period(start, end, rate)) for start, end, rate in times]
             for link, times in links.items()
         }
     ):
@@ -27,7 +27,7 @@ def feed(access, links):
 
 
 def shared_line(chance, *, cap, best, seconds=40, step=0.1):
-    """Return stretches of links that share a line max-min fairly while these and those have data."""
+    """Return periods of links that share a line max-min fairly while these and those have data."""
     links: dict[int, list[tuple[float, float, float]]] = {link: [] for link in best}
     now = 0.0
     while now < seconds:
@@ -73,7 +73,7 @@ def test_a_single_link_tells_nothing():
 
 
 def test_time_is_cut_where_links_begin_and_end():
-    one, other = stretch(0.0, 2.0, 1.0), stretch(1.0, 3.0, 1.0)
+    one, other = period(0.0, 2.0, 1.0), period(1.0, 3.0, 1.0)
     parts = list(slices({1: [(0.0, 2.0, one)], 2: [(1.0, 3.0, other)]}))
     assert [(part.start, part.end, sorted(part.busy)) for part in parts] == [
         (0.0, 1.0, [1]),
@@ -83,6 +83,6 @@ def test_time_is_cut_where_links_begin_and_end():
 
 
 def test_a_pause_of_all_links_is_no_part_of_any_slice():
-    one, other = stretch(0.0, 1.0, 1.0), stretch(5.0, 6.0, 1.0)
+    one, other = period(0.0, 1.0, 1.0), period(5.0, 6.0, 1.0)
     parts = list(slices({1: [(0.0, 1.0, one), (5.0, 6.0, other)]}))
     assert [(part.start, part.end) for part in parts] == [(0.0, 1.0), (5.0, 6.0)]
