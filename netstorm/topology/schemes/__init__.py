@@ -1,1 +1,1 @@
-"""One file a scheme, and the one door to all of them."""
+"""One file a scheme, and the only way in to all of them."""
