@@ -28,6 +28,7 @@ from netstorm.scheduler.awareness.inferred_routes import InferredRoutes
 from netstorm.scheduler.awareness.link_reports import Rates, changed_with, percentile
 from netstorm.scheduler.awareness.measured_links import MeasuredLinks
 from netstorm.scheduler.awareness.network_estimate import LinkEstimate, NetworkEstimate
+from netstorm.scheduler.awareness.outdated_links import RecentChanges, recent_changes
 from netstorm.scheduler.awareness.planned_links import LinkUpdate, PlannedLinks
 from netstorm.topology.networks.elements import Rank
 from netstorm.topology.networks.network import Network, Routing
@@ -78,6 +79,7 @@ class Collector:
         self._planned = PlannedLinks(prior)
         self._assumed: tuple[float | None, float | None] | None = None
         """Rate and latency of unmeasured links in the last estimate; None: plan all links anew."""
+        self._recent_changes = RecentChanges()
 
     def record(self, rank: int, report: Measured, now: float) -> None:
         """Record a node's report."""
@@ -145,7 +147,8 @@ class Collector:
     def estimate(self, now: float) -> NetworkEstimate:
         """Return the network as it is known now.
 
-        Planned anew are links with new reports and, if what is assumed of unmeasured links has changed, all.
+        Planned anew are links with new reports. All are, if what is assumed of unmeasured links has changed,
+        or if links have changed lately.
         """
         stale = self._links.refresh(now)
         self._find_routes(now)
@@ -153,7 +156,8 @@ class Collector:
         if stale or before is None:
             self._assumed = self._unmeasured(rates)
         egress, ingress = self._caps.counting(0, rates, now), self._caps.counting(1, rates, now)
-        if self._assumed != before:
+        changes, self._recent_changes = self._recent_changes, recent_changes(rates, now)
+        if self._assumed != before or self._recent_changes != changes:
             stale = set(self._prior.pairs())
         else:
             stale |= {pair[::-1] for pair in stale}  # directions are alike
@@ -234,6 +238,10 @@ class Collector:
         capped = any(self._caps.counts(line) for line in lines)
         if reverse is not None and not capped and changed_with(measured, reverse, now):
             return pair, reverse.value, latency, _ALIKE_ERROR, reverse.readings
+        outdated = self._recent_changes.part_since(now - measured.readings.age(now))
+        if outdated and self._assumed is not None and self._assumed[0] is not None:
+            rate = measured.value + outdated * (self._assumed[0] - measured.value)
+            return pair, rate, latency, outdated * _PRIOR_ERROR, measured.readings
         return pair, measured.value, latency, 0.0, measured.readings
 
 
