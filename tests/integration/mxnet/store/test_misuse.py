@@ -160,6 +160,7 @@ kv.init("k", dense)
 out = mx.nd.zeros((4, 2))
 kv.pushpull("k", dense, out=out)
 out.wait_to_read()
+kv._barrier()  # both have the result: a failure in between would be raised by the first read
 if kv.rank == 0:
     raise ValueError("my own")
 def read():
