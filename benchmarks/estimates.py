@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ import msgspec
 import numpy as np
 
 from netstorm.errors import NetStormError
+from netstorm.observe.private_files import write_private
 from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.settings import child_environment
@@ -163,13 +165,17 @@ def _on_wan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="netstorm-estimates-") as name:
             folder = Path(name)
             (folder / "network.yaml").write_text(dump_network(network), encoding="utf-8")
+            write_private(folder / "web.token", secrets.token_hex(32).encode())
             node = [sys.executable, str(Path(__file__).parent / "workers" / "estimates.py")]
             words = [sys.executable, "-m", "netstorm", "launch", "--wan", str(folder / "network.yaml")]
             words += ["--network", str(folder / "network.yaml"), "--topology", options.topology, "--"]
             subprocess.run(
                 [*words, *node, name, str(options.rounds), str(options.megabytes), "caps"],
                 env=child_environment(
-                    UPDATE_TIME=f"{_NEVER_S:.0f}", NETSTORM_ESTIMATOR=estimator, NETSTORM_HTTP_BIND="*"
+                    UPDATE_TIME=f"{_NEVER_S:.0f}",
+                    NETSTORM_ESTIMATOR=estimator,
+                    NETSTORM_HTTP_BIND="*",
+                    NETSTORM_WEB_TOKEN_FILE=str(folder / "web.token"),
                 ),
                 stdout=sys.stderr,
                 check=True,

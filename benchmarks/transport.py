@@ -5,6 +5,7 @@ the sender and with one that is busy in Python, as a training script is.
 
     python benchmarks/transport.py --json transport.json
     python benchmarks/transport.py --profile sender
+    netstorm keys new /tmp/bench.key && python benchmarks/transport.py --key /tmp/bench.key
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.pslite import Endpoint, Limits, Stack
 from netstorm.pslite.machine import Admission, Admit, Connect, Instruction, Send
 from netstorm.pslite.process.io_thread import IoThread
+from netstorm.pslite.security.credentials import Credentials
+from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.system.allocator import keep_freed_memory
 from netstorm.pslite.zeromq.van import ZmqVan
 
@@ -48,12 +51,12 @@ class Bench:
         self.sum = np.zeros(elements, np.float32)
         self.done = threading.Event()
 
-    def admit(self, hello: m.Hello) -> Admission:
+    def admit(self, hello: m.Hello, user: str = "") -> Admission:
         """Admit everybody."""
         return Admit(Peer(hello.sender))
 
     def receive(
-        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """Add a part in place."""
         if isinstance(message, m.Barrier):
@@ -103,7 +106,8 @@ def start(rank: int, arguments: argparse.Namespace) -> tuple[Bench, Endpoint, Io
     """Put a machine to work."""
     keep_freed_memory()
     machine = Bench(arguments.elements)
-    van = ZmqVan()
+    credentials = Credentials.of_job(JobKey.load(Path(arguments.key))) if arguments.key else None
+    van = ZmqVan(credentials=credentials)
     port = van.bind("127.0.0.1", 0)
     endpoint = Endpoint(
         machine,
@@ -186,6 +190,7 @@ def send(arguments: argparse.Namespace) -> dict[str, Any]:
             "chunks": arguments.chunks,
             "switch_interval_s": arguments.switch_interval,
             "window": arguments.window,
+            "encrypted": arguments.key is not None,
         },
         "results": results,
         "busy_loops_per_s_without_transport": round(alone),
@@ -285,6 +290,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=5)
     parser.add_argument("--window", type=int, default=0, help="bytes; 0: adaptive")
     parser.add_argument("--switch-interval", type=float, default=0.0005, help="s")
+    parser.add_argument("--key", metavar="FILE", help="encrypt with a key of `netstorm keys new`")
     parser.add_argument("--profile", choices=["sender", "receiver"], help="of the I/O thread, to stderr")
     parser.add_argument("--json", type=Path, help="write the results there")
     arguments = parser.parse_args()

@@ -4,6 +4,7 @@
     git worktree add /tmp/before v0.1
     python benchmarks/versions.py /tmp/before . --json versions.json
     python benchmarks/versions.py /tmp/before . --network examples/networks/internet2.yaml --sizes 16MB
+    python benchmarks/versions.py . . --with NETSTORM_ELASTIC=1:3
 
 Both versions' processes are alive and take turns, a round each, in changing order; every element of every sum
 is checked. Then all are started again, `--starts` times, because a start has its luck, too: ports, cores,
@@ -59,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop_on_sigterm()
     variables = {} if options.network is None else {"NETSTORM_NETWORK": str(options.network.resolve())}
     versions = [
-        Checkout(name=name, folder=folder, variables=variables)
-        for name, folder in (("old", options.old), ("new", options.new))
+        Checkout(name=name, folder=folder, variables=variables | more)
+        for name, folder, more in (("old", options.old, {}), ("new", options.new, dict(options.settings)))
     ]
     try:
         for version in versions:
@@ -109,6 +110,13 @@ def ratio(
     drawn = [of(times[start, round].reshape(_RESAMPLES, -1), axis=1) for times in (old, new)]
     low, high = np.quantile(drawn[1] / drawn[0], (0.025, 0.975))
     return float(of(new) / of(old)), (float(low), float(high))
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=VALUE")
+    return name, value
 
 
 def _compare(
@@ -204,6 +212,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=number, default=20, metavar="N", help="of each start that count; default 20")
     add("--warmup", type=number, default=3, metavar="N", help="rounds before them; default 3")
     add("--limit", type=factor, metavar="R", help="exit with 1 unless the intervals end below this ratio")
+    add(
+        "--with",
+        type=_setting,
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        help="a variable of the newer one; with the same checkout twice: what a setting costs",
+    )
     add("--json", type=writable, metavar="FILE", help="write the results")
     add("--timeout", type=seconds, default=120.0, metavar="S", help="for a start or a round; default 120")
     add("--congestion", default="bbr", metavar="NAME", help="TCP's congestion control there; default bbr")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "BarrierTimeout",
+    "CheckpointError",
     "Closed",
     "Disagreement",
     "FrameError",
@@ -17,6 +18,8 @@ __all__ = [
     "NetworkFileError",
     "NodeFailed",
     "NodeLost",
+    "NodeRemoved",
+    "NotAuthorised",
     "PeerError",
     "ProtocolViolation",
     "SchedulerLost",
@@ -54,6 +57,10 @@ class Unreachable(UsageError):
     """A network has no path between ranks that must exchange data; the message names them."""
 
 
+class CheckpointError(UsageError):
+    """A checkpoint cannot be written, or not be read; the message names the file and says what to do."""
+
+
 class KeyMismatch(UsageError):
     """Two ranks registered one key with different shapes or types; the message names both."""
 
@@ -82,12 +89,22 @@ class ProtocolViolation(PeerError):
     """A well-formed message that its sender was not allowed to send in this state."""
 
 
+class NotAuthorised(ProtocolViolation):
+    """A message that its sender may never send, or that speaks for another process."""
+
+
 class Unavailable(NetStormError, ConnectionError):
     """Something that was needed is not there, or not in time."""
 
 
 class NodeLost(Unavailable):
     """A general node has died or cannot be reached; the message names rank, host and what was last heard."""
+
+
+class NodeRemoved(NodeLost):
+    """This node is in its elastic job no more: it was silent for too long. The message says since when, and
+    why. Its process must end; another one can join in its place.
+    """
 
 
 class NodeFailed(Unavailable):

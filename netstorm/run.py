@@ -1,8 +1,11 @@
-"""`python -m netstorm.run train.py …`: run an unedited MXNet script with NetStorm as its distributed store.
+"""`python -m netstorm.run train.py …`: run an unedited MXNet or PyTorch script over NetStorm.
 
-There `dist_sync`, `dist_device_sync`, `dist_sync_device`, `dist` and `dist_async` mean NetStorm. MXNet's
-launchers also start a process for each server and one for the scheduler, all with the same command: a server
-has nothing to do and ends, and the scheduler is NetStorm's.
+In MXNet `dist_sync`, `dist_device_sync`, `dist_sync_device`, `dist` and `dist_async` mean NetStorm. In
+PyTorch the backends `gloo` and `mpi` do, or those that NETSTORM_TORCH_BACKENDS lists, and processes that the
+script starts by itself use NetStorm, too.
+
+MXNet's launchers also start a process for each server and one for the scheduler, all with the same command: a
+server has nothing to do and ends, and the scheduler is NetStorm's.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from types import TracebackType
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.settings import Settings
+from netstorm.frontends.import_hook import on_import
+from netstorm.settings import Settings, set_for_children
 
 __all__ = ["main"]
 
@@ -24,6 +28,14 @@ _USAGE: Final = "usage: python -m netstorm.run [-m MODULE | SCRIPT] [ARGUMENTS �
 
 _RUNNERS: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 """Files whose frames begin a script's traceback, and mean nothing to its user."""
+
+
+_TORCH_BACKENDS: Final = "gloo,mpi"
+"""What scripts name for training on CPUs. NCCL is usually wanted inside a site, so it has to be asked for."""
+
+
+class _CannotTakeOver(UsageError):
+    """The script's framework is not as NetStorm needs it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -40,6 +52,7 @@ def main(arguments: list[str]) -> int:
             from netstorm.scheduler.process.scheduler_process import run_scheduler
 
             return run_scheduler(settings)
+        set_for_children(NETSTORM_TORCH_BACKENDS=settings.torch_backends or _TORCH_BACKENDS)
     except UsageError as error:
         return _refuse(str(error))
     if settings.role == "server":
@@ -73,23 +86,51 @@ def _run_script(arguments: list[str]) -> None:
 
 def _as_script(run: Callable[[], None]) -> int:
     """Run a script as Python does; an uncaught exception is shown without our own frames."""
-    try:
-        from netstorm.frontends.mxnet import take_over_dist_types
-
-        take_over_dist_types()
-    except UsageError as error:  # MXNet is missing, or of another version
-        return _refuse(str(error))
-    # MXNet alone makes 100 000 objects, which stay. Each full collection would traverse them, and stop every
-    # thread for 70 to 100 ms. The script has made none yet.
-    gc.freeze()
+    on_import({"mxnet": _import_mxnet, "torch": _import_torch})
     try:
         run()
+    except _CannotTakeOver as error:
+        return _refuse(str(error))
     except Exception as error:  # noqa: BLE001 -- Python shows any exception, and ends with exit code 1
         trace = _own_frames(error.__traceback__)
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     return 0
+
+
+def _import_mxnet() -> None:
+    try:
+        from netstorm.frontends.mxnet import take_over_dist_types
+
+        take_over_dist_types()
+    except UsageError as error:  # another version of MXNet or NumPy
+        raise _CannotTakeOver(str(error)) from None
+    _leave_out_of_collections()
+
+
+def _import_torch() -> None:
+    # PyTorch calls it by itself, unless its automatic loading is off, or NetStorm is not installed but on the
+    # path.
+    from netstorm.frontends.torch.autoload import autoload
+
+    try:
+        autoload()
+    except (UsageError, RuntimeError) as error:
+        reason = error if isinstance(error, UsageError) else error.__cause__  # PyTorch raises its own error
+        if isinstance(reason, UsageError):
+            raise _CannotTakeOver(str(reason)) from None
+        raise
+    _leave_out_of_collections()
+
+
+def _leave_out_of_collections() -> None:
+    """Keep the objects that there are out of all later collections.
+
+    A framework makes 100 000 objects that stay. Each full collection would traverse them, and stop every
+    thread for 70 to 100 ms. The script has made few yet.
+    """
+    gc.freeze()
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the generated pages of the documentation: settings, commands and the wire protocol.
+"""Writes the generated pages of the documentation: settings, commands, the wire protocol, and authority.
 
     scripts/docs_reference.py            writes the pages, in docs/reference
     scripts/docs_reference.py --check    writes nothing; the exit code is 1 if a page is stale
 
-The settings come from their declarations, the commands from the functions that typer runs, and the messages
-from their classes.
+The settings come from their declarations, the commands from the functions that typer runs, the messages from
+their classes, and who may send them from the table that state machines consult.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from netstorm.cli.env import markdown_page
 from netstorm.cli.main import COMMANDS
+from netstorm.protocol.authority import AUTHORITY, Role
 from netstorm.protocol.frames import PROTOCOL_VERSION
 from netstorm.protocol.messages import Datagram, DataMessage, SessionMessage
 
@@ -42,8 +43,12 @@ MESSAGES: Final = {
     "data": "Values",
     "links": "Links",
     "status": "Status and measurements",
+    "local_steps": "Local steps",
     "resuming": "A scheduler that was started again",
     "asynchronous": "Asynchronous training",
+    "point_to_point": "Sends and receives",
+    "views": "Views of elastic jobs",
+    "state": "State for ranks that have joined",
 }
 """Module of `netstorm.protocol.messages` to its heading."""
 
@@ -65,7 +70,7 @@ A message is one or two ZeroMQ frames over TCP.
 | 0 | 2 | magic: `NS` |
 | 2 | 1 | protocol version: {version} |
 | 3 | 1 | flags. Bit 0: a payload follows. Bit 1: sent before, so it measures nothing. \
-Bit 2: other links out of the sender were busy too |
+Bit 2: other links out of the sender were busy too. Bit 3: the payload has no checksum |
 | 4 | 4 | CRC-32C of the rest of frame 0, from offset 8 |
 | 8 | 4 | CRC-32C of the payload |
 | 12 | 8 | sequence number; 0: not sequenced |
@@ -80,6 +85,37 @@ session say to each other.
 
 Nothing is pickled. A frame that does not decode is counted by reason, logged with its sender, and
 dropped."""
+
+_AUTHORITY_HEAD: Final = """
+# Authority
+
+Which process of a job may send which message, to whom, and what the receiver checks of it. You need
+this page to judge what a member that is hostile, or broken, can do.
+
+- A message belongs to a session, and the session to one process. What a message says is never asked
+  for its sender.
+- A message that its sender may not send is dropped before its content is looked at, counted as
+  `dropped_authority`, and logged with the sender at a limited rate. So is one that speaks for
+  another process. What fails another check is counted as `dropped_refused`.
+- The receiver goes on. A job ends, with an error that names the rank, only where others would wait
+  for the message, or where ranks contradict each other.
+
+**Who is who.** The scheduler numbers processes by a random number of their own, and tells members
+each other's. With [a key for each node](../guides/security.md#a-key-for-each-node) a number belongs
+to the key with which its process has joined, and no other key opens a session under it, at the
+scheduler or at nodes. With the job's key alone, a member that lies about its number is taken for
+another one: give nodes keys of their own if they do not trust each other.
+
+**Paths.** Some messages carry the path from the rank that they come from to their receiver. It must
+lead from the node that has sent it. If that node forwards for another one, the path must be one that
+a policy has for the first rank on it; or a link of such a path has failed, as the scheduler has
+announced. So only those can speak in a rank's name that the scheduler lets forward for it. A message
+over another path waits until a policy or a failed link explains it.
+
+**What is left.** A member can push wrong values, and change the values that it adds to or forwards:
+nobody else knows them. It can fail, fall silent or be slow, and then errors name it. It can say that
+it cannot reach another node, or contradict others: an error then names both.
+"""
 
 _BLOCK: Final = "\b"
 """The first line of a paragraph that typer prints as it is."""
@@ -105,6 +141,7 @@ def pages() -> Mapping[str, str]:
             "docs/reference/settings.md": markdown_page(),
             "docs/reference/commands.md": commands_page(),
             "docs/reference/wire-protocol.md": protocol_page(),
+            "docs/reference/authority.md": authority_page(),
         }
     )
 
@@ -150,6 +187,23 @@ def protocol_page() -> str:
                 meanings[node.name] = dict(ChainMap(_meanings(node), *reversed(inherited)))
                 if not node.name.startswith("_"):
                     lines += _message(cls, meanings[node.name])
+    return "\n".join(lines) + "\n"
+
+
+def authority_page() -> str:
+    """Return the page of who may send which message."""
+    roles = [f"| {role.name.lower()} | {role.value} |" for role in Role]
+    lines = [MARK, *_AUTHORITY_HEAD.splitlines(), "", "| role | who that is |", "|---|---|", *roles]
+    for name, title in MESSAGES.items():
+        module = import_module(f"netstorm.protocol.messages.{name}")
+        kinds = [kind for kind in AUTHORITY if kind.__module__ == module.__name__]
+        lines += ["", f"## {title}", "", "| message | from → to | what is checked |", "|---|---|---|"]
+        for kind in kinds:
+            rights = AUTHORITY[kind]
+            ways = ", ".join(f"{one.name} → {other.name}".lower() for one, other in rights.ways)
+            checked = rights.checked[0].upper() + rights.checked[1:]
+            link = f"[`{kind.__name__}`](wire-protocol.md#{kind.__name__.lower()})"
+            lines.append(f"| {link} | {ways} | {_prose(checked)} |")
     return "\n".join(lines) + "\n"
 
 

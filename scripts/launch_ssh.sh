@@ -6,7 +6,8 @@
 #
 # A line of HOSTFILE:   HOST [slots=N] [site=NAME] [rank=R] [address=ADDRESS]   # comment
 #
-# The scheduler runs on the first host, or --scheduler HOST, at port DMLC_PS_ROOT_PORT (9091). Each host needs
+# The scheduler runs on the first host, or --scheduler HOST, at port DMLC_PS_ROOT_PORT (9091). In PyTorch jobs rank 0
+# listens at that port + 1000, or at --env MASTER_PORT=PORT. Each host needs
 # NetStorm, in the interpreter --python PATH (this one's path), and the folder that this is called from, or --chdir
 # DIR. Settings that are set here are passed on. Keys must let ssh in without a question. Output, Ctrl-C, exit
 # codes and the other options are those of `netstorm launch`: see `netstorm launch --help`.

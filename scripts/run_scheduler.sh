@@ -7,6 +7,7 @@
 # DMLC_PS_ROOT_URI    name or address at which the nodes reach this host; 127.0.0.1 if all run on it
 # DMLC_PS_ROOT_PORT   TCP port to listen on (9091)
 # DMLC_NUM_WORKER     how many nodes the job has; with --jobs or NETSTORM_JOBS it need not be set
+# NETSTORM_KEY_FILE   the job's key, which `netstorm keys new` makes; needed unless all run on one host
 #
 # All other settings are variables too: `netstorm env` lists them, docs/reference/settings.md explains them. The options
 # are those of `netstorm scheduler`. Signals reach the scheduler itself; it ends when all nodes have left.

@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh [PYTEST ARGUMENT...]        for example: scripts/test.sh tests/unit -k units
 #
-# EXTRAS=mxnet,torch,dev scripts/test.sh        also installs, and so tests, what needs PyTorch
+# EXTRAS=mxnet,torch,bench,dev scripts/test.sh  installs other extras than mxnet,torch,dev
 # HYPOTHESIS_PROFILE=nightly scripts/test.sh    more, and each time other, generated examples
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,18 +14,13 @@ step() {
     "$@"
 }
 
-make_venv "${EXTRAS:-mxnet,dev}"
+make_venv "${EXTRAS:-mxnet,torch,dev}"
 PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile NetStorm anew
 
-typed=(netstorm tests)
-for folder in benchmarks examples scripts; do
-    [ -z "$(find "$folder" -name '*.py' -print -quit 2>/dev/null)" ] || typed+=("$folder")
-done
-
 step ruff check .
 step ruff format --check .
-step mypy "${typed[@]}"
+step mypy
 step lint-imports
 step python scripts/house.py
 # By file, since the tests of a module share what is dear to start; tests/conftest.py says which files begin. Three at

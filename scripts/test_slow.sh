@@ -3,7 +3,7 @@
 #
 #   scripts/test_slow.sh [PYTEST ARGUMENT...]
 #
-# One of the benchmarks' systems needs PyTorch. EXTRAS=mxnet,dev scripts/test_slow.sh does without it, and skips that.
+# EXTRAS=mxnet,dev scripts/test_slow.sh         does without PyTorch, and skips what needs it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing.resource_tracker
+import os
 import sys
 import threading
 import time
@@ -76,11 +77,28 @@ def _children() -> set[psutil.Process]:
     tracker = getattr(
         multiprocessing.resource_tracker._resource_tracker, "_pid", None
     )  # lives as long as we do
+    found = set()
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(psutil.Process(pid))
     return {
         child
-        for child in psutil.Process().children(recursive=True)
+        for child in found
         if child.pid != tracker and _status(child) not in {psutil.STATUS_ZOMBIE, None}
     }
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the numbers of a process's children, and of theirs.
+
+    The kernel lists a thread's children. psutil reads the entry of every process of the machine instead: 3 ms
+    before each test and 3 ms after it.
+    """
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [int(child) for child in thread.read_text().split()]
+    return found + [further for child in found for further in _descendants(child)]
 
 
 def _status(child: psutil.Process) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from fractions import Fraction
 from pathlib import Path
 
 from netstorm.errors import UsageError
 from netstorm.units import parse_bytes
 
-__all__ = ["amount", "amounts", "factor", "megabytes", "number", "numbers", "seconds", "writable"]
+__all__ = ["amount", "amounts", "factor", "folder", "megabytes", "number", "numbers", "seconds", "writable"]
 
 
 def number(text: str) -> int:
@@ -66,6 +67,17 @@ def amounts(text: str) -> list[int]:
 def megabytes(size: int) -> str:
     """Return bytes as people say them."""
     return f"{size / 1e6:g} MB"
+
+
+def folder(text: str) -> Path:
+    """Parse the name of a folder, which is made if only it is missing."""
+    path = Path(text)
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder, and cannot become one: {why}") from None
+    return path
 
 
 def writable(text: str) -> Path:

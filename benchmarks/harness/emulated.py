@@ -71,7 +71,9 @@ def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def on_loopback(_network: Network, _options: argparse.Namespace) -> Iterator[Place]:
+def on_loopback(
+    _network: Network | None = None, _options: argparse.Namespace | None = None
+) -> Iterator[Place]:
     """Leave everything on 127.0.0.1, where links have no limits and no bytes are counted."""
     yield Place(
         hosts=(),

@@ -14,7 +14,7 @@ import psutil
 from harness.child import Child, ChildError
 from systems.base import Launch, Process
 
-__all__ = ["Group", "Round"]
+__all__ = ["Group", "Round", "busy_share"]
 
 _HELPER_GRACE_S = 5.0
 _WORKER_GRACE_S = 8.0
@@ -68,7 +68,7 @@ class Group:
         self._ask({"do": "prepare", "round": number})
         before, machine = self._cpu_s(), psutil.cpu_times()
         times = self._ask({"do": "allreduce", "round": number})
-        used, share = self._cpu_s() - before, _busy_share(machine, psutil.cpu_times())
+        used, share = self._cpu_s() - before, busy_share(machine, psutil.cpu_times())
         self._ask({"do": "check", "round": number})
         first = min(answer["start"] for answer in times)
         seconds = max(answer["finish"] for answer in times) - first
@@ -153,7 +153,7 @@ def _child(process: Process, logs: Path | None) -> Child:
     return Child(process.name, process.command, process.environment, log)
 
 
-def _busy_share(before: Any, after: Any) -> float:
+def busy_share(before: Any, after: Any) -> float:
     """Return the part of the cores' time that was not idle between two readings of `psutil.cpu_times`."""
     names = [name for name in before._fields if not name.startswith("guest")]  # those are part of user
     spent = {name: getattr(after, name) - getattr(before, name) for name in names}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.arguments import amounts, factor, number, seconds, writable
+from harness.arguments import amounts, factor, folder, number, seconds, writable
 from netstorm.errors import UsageError
 from systems.entrants import KNOWLEDGE, NAMES, check_name
 
@@ -113,22 +112,11 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     add("--trace", type=writable, metavar="FILE", help="timeline of NetStorm's chunks, for ui.perfetto.dev")
     add(
         "--logs",
-        type=_folder,
+        type=folder,
         metavar="FOLDER",
         help="keep what each process says on its error output there; it is made if it is missing",
     )
     add("--short", action="store_true", help="a small table in plain words")
-
-
-def _folder(text: str) -> Path:
-    """Parse the name of a folder, which is made if only it is missing."""
-    path = Path(text)
-    try:
-        path.mkdir(exist_ok=True)
-    except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder, and cannot become one: {why}") from None
-    return path
 
 
 def _systems(text: str) -> list[str]:

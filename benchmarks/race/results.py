@@ -25,6 +25,14 @@ __all__ = ["RaceResults", "RaceRow"]
 _BEST = "mxnet-star-best"
 _MEAN = "mxnet-star-mean"
 _SHARDED = "mxnet-sharded"
+_DDP = "torch-gloo"
+_RATIOS = {
+    _BEST: ("vs_star_best", "x best star"),
+    _MEAN: ("vs_star_mean", "x mean star"),
+    _SHARDED: ("vs_sharded", "x N servers"),
+    _DDP: ("vs_torch_gloo", "x torch-gloo"),
+}
+"""By system, how the others are compared with it: name in the JSON, heading of the table."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +121,7 @@ class RaceRow:
             "vs_star_best": self.times_over(others.get(_BEST)),
             "vs_star_mean": self.times_over(others.get(_MEAN)),
             "vs_sharded": self.times_over(others.get(_SHARDED)),
+            "vs_torch_gloo": self.times_over(others.get(_DDP)),
             "parts": {
                 name: {
                     "starts_s": row.starts_s,
@@ -178,12 +187,13 @@ class RaceResults:
         table.add_column("system", no_wrap=True)
         table.add_column("size", justify="right", no_wrap=True)
         middle = "mean" if self.network.get("dynamic") else "median"
-        for heading in (middle, "range", "x best star", "x mean star", "x N servers", "optimum", "CPU"):
+        ratios = self._ratios()
+        for heading in (middle, "range", *ratios.values(), "optimum", "CPU"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("machine", justify="right", no_wrap=True)
         table.add_column("memory", justify="right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*self._cells(row.as_json(self._others(row)), middle))
+            table.add_row(*self._cells(row.as_json(self._others(row)), middle, list(ratios)))
         console.print(table)
         known = self.network
         loss, backend, congestion = known["loss"], known["backend"], known["congestion"]
@@ -220,8 +230,13 @@ class RaceResults:
     def _others(self, row: RaceRow) -> dict[str, RaceRow]:
         return {other.entrant.name: other for other in self.rows if other.case == row.case}
 
+    def _ratios(self) -> dict[str, str]:
+        """Return the columns that compare, by their names in the JSON: those whose system takes part."""
+        names = {row.entrant.name for row in self.rows}
+        return {field: heading for system, (field, heading) in _RATIOS.items() if system in names}
+
     @staticmethod
-    def _cells(row: Mapping[str, Any], typical: str) -> list[str]:
+    def _cells(row: Mapping[str, Any], typical: str, ratios: list[str]) -> list[str]:
         cells = [str(row["system"]), megabytes(row["bytes"])]
         if row[f"{typical}_s"] is None:
             return [*cells, "-"]
@@ -233,7 +248,7 @@ class RaceResults:
             *cells,
             f"{row[f'{typical}_s']:.2f} s",
             f"{row['fastest_s']:.2f}-{row['slowest_s']:.2f}",
-            *(shown(name, ".2f") for name in ("vs_star_best", "vs_star_mean", "vs_sharded", "of_optimum")),
+            *(shown(name, ".2f") for name in (*ratios, "of_optimum")),
             f"{shown('cpu_s', '.2f')} s",
             shown("machine_cpu_share", ".0%"),
             "" if row["peak_rss_bytes"] is None else f"{row['peak_rss_bytes'] / 1e6:.0f} MB",

@@ -24,6 +24,7 @@ from systems.hivemind import Hivemind, why_no_hivemind
 from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
 from systems.openmpi.system import OpenMPI, why_no_openmpi
+from systems.torch_ddp import TORCH_GLOO, TORCH_NETSTORM, TorchDDP
 
 __all__ = ["KNOWLEDGE", "NAMES", "Entrant", "Entry", "check_name", "enter", "hubs_by_time"]
 
@@ -57,6 +58,8 @@ NAMES: Final = (
     "netstorm-lite",
     "netstorm-std",
     "netstorm-pro",
+    TORCH_GLOO,
+    TORCH_NETSTORM,
 )
 """Of all systems, as the command line and the results call them."""
 
@@ -111,7 +114,7 @@ def check_name(name: str) -> None:
     if system not in NAMES:
         raise UsageError(f"no system {system!r}; there are {', '.join(NAMES)}")
     for setting in settings:
-        if not system.startswith("netstorm-") or not setting.partition("=")[1]:
+        if not system.startswith(("netstorm-", TORCH_NETSTORM)) or not setting.partition("=")[1]:
             raise UsageError(
                 f"{name!r}: settings are for NetStorm, such as netstorm-packing@CHUNK_SIZE=32768; "
                 "one without a value is not set (netstorm-auto@NETSTORM_NETWORK= is told nothing)"
@@ -130,11 +133,20 @@ def _enter(name: str, entry: Entry) -> Entrant:
         return _if_installed(name, why_no_openmpi(), OpenMPI(folder=entry.folder))
     if name == "hivemind":
         return _if_installed(name, why_no_hivemind(), Hivemind(folder=entry.folder))
-    stage, *given = name.removeprefix("netstorm-").split("@")
+    if name == TORCH_GLOO:
+        return Entrant(name=name, systems=(TorchDDP(kind=name, job=Gloo(name=name)),))
+    system, *given = name.split("@")
     variables = dict(setting.split("=", 1) for setting in given)
-    if stage in _STAGES:
-        return _netstorm(name, "fapt", entry, {**_STAGES[stage], **variables})
-    return _netstorm(name, stage, entry, variables)
+    if system == TORCH_NETSTORM:
+        job = _netstorm(name, "packing", entry, variables)
+        return Entrant(name=name, systems=(TorchDDP(kind=TORCH_NETSTORM, job=job),))
+    stage = system.removeprefix("netstorm-")
+    job = (
+        _netstorm(name, "fapt", entry, {**_STAGES[stage], **variables})
+        if stage in _STAGES
+        else _netstorm(name, stage, entry, variables)
+    )
+    return Entrant(name=name, systems=(job,))
 
 
 def _if_installed(name: str, why_not: str, system: System) -> Entrant:
@@ -167,7 +179,7 @@ def _star(name: str, entry: Entry) -> Entrant:
     return Entrant(name=name, systems=(MXNetDist(name=name, servers=1, hub=hub),))
 
 
-def _netstorm(name: str, topology: str, entry: Entry, variables: dict[str, str]) -> Entrant:
+def _netstorm(name: str, topology: str, entry: Entry, variables: dict[str, str]) -> NetStormStore:
     network = entry.network.at(0.0)
     network = replace(network, changes=())
     topology = variables.get("NETSTORM_TOPOLOGY", topology)
@@ -190,7 +202,7 @@ def _netstorm(name: str, topology: str, entry: Entry, variables: dict[str, str])
     }
     if entry.trace:
         variables["NETSTORM_TRACE"] = str(entry.folder / f"{name}.trace.json")
-    return Entrant(name=name, systems=(NetStormStore(name=name, variables=variables),))
+    return NetStormStore(name=name, variables=variables)
 
 
 def _all_alike(network: Network) -> Network:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from systems.base import Case, Launch, Node, Process, environment, worker_command
 
-__all__ = ["Gloo"]
+__all__ = ["Gloo", "interface_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class _GlooNode(Tensors):
         import torch.distributed  # noqa: PLC0415
 
         super().__init__(case)
-        os.environ["GLOO_SOCKET_IFNAME"] = _interface_of(os.environ["BENCHMARK_ADDRESS"])
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(os.environ["BENCHMARK_ADDRESS"])
         self._distributed = torch.distributed
         self._distributed.init_process_group("gloo")
         self.rank = self._distributed.get_rank()
@@ -103,7 +103,7 @@ class _GlooNode(Tensors):
             work.wait()
 
 
-def _interface_of(address: str) -> str:
+def interface_of(address: str) -> str:
     """Return the interface that has an address: its name is known only where the worker runs."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(known.address == address for known in addresses):

@@ -48,6 +48,13 @@ class NetStormStore:
             "DMLC_PS_ROOT_PORT": case.port(),
             "DMLC_NUM_WORKER": case.nodes,
         }
+        if not job.get("NETSTORM_KEY_FILE"):  # plain, as its peers are, unless =auto asks for encryption
+            job.setdefault("NETSTORM_SECURITY", "off")
+        if job.get("NETSTORM_SECURITY") == "auto":
+            from netstorm.cli.launch.job_key import hold_key  # noqa: PLC0415 - older versions have no keys
+            from netstorm.pslite.security.job_key import JobKey  # noqa: PLC0415 - older versions have no keys
+
+            job.setdefault("NETSTORM_KEY_FILE", hold_key(JobKey.fresh().file_text()))
         scheduler = Process(
             name=f"{self.name} scheduler",
             command=[sys.executable, str(BENCHMARKS / "systems" / "netstorm_role.py")],

@@ -8,6 +8,7 @@ from systems.hivemind import Hivemind
 from systems.mxnet_dist import MXNetDist
 from systems.netstorm_store import NetStormStore
 from systems.openmpi.system import OpenMPI
+from systems.torch_ddp import TORCH_GLOO, TORCH_NETSTORM, TorchDDP
 
 __all__ = ["SYSTEMS"]
 
@@ -15,10 +16,13 @@ SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
         NetStormStore(),
+        NetStormStore(name="netstorm-encrypted", variables={"NETSTORM_SECURITY": "auto"}),
         MXNetDist(name="mxnet-1-server", servers=1),
         MXNetDist(name="mxnet-n-servers", servers=None),
         Gloo(),
         OpenMPI(),
         Hivemind(),
+        TorchDDP(kind=TORCH_GLOO, job=Gloo(name=TORCH_GLOO)),
+        TorchDDP(kind=TORCH_NETSTORM, job=NetStormStore(name=TORCH_NETSTORM)),
     )
 }

@@ -8,10 +8,8 @@ but 0 leave the cores to rank 0, and their main threads wait in rounds).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,23 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import netstorm.frontends.mxnet  # noqa: F401 - registers dist_sync_netstorm
 from harness.serving import Answer, serve
 from netstorm.frontends.mxnet.compat import mx
-
-_BLOCK = bytes(32768)
+from workers.laps import LAPS, run_beside
 
 _LOWEST_PRIORITY = 19
-
-
-def python_lap() -> object:
-    """Do some tens of microseconds of Python, which keep the interpreter lock."""
-    return sum(number for number in range(1000))
-
-
-def native_lap() -> object:
-    """Do some tens of microseconds of C, which `hashlib` runs without the interpreter lock."""
-    return hashlib.sha256(_BLOCK)
-
-
-_LAPS: dict[str, Callable[[], object]] = {"python": python_lap, "native": native_lap}
 
 
 class Script:
@@ -85,8 +69,6 @@ class Script:
 
     def round(self, beside: str) -> Answer:
         """Return start and end of one step, and how many laps of `beside` the main thread did meanwhile."""
-        finish: list[float] = []
-        laps = 0
         start = time.monotonic()
         for key, (weight, gradient) in enumerate(zip(self.weights, self.gradients, strict=True)):
             self.store.pushpull(key, gradient, out=weight, priority=-key)
@@ -94,24 +76,27 @@ class Script:
         def wait() -> None:
             for weight in self.weights:
                 weight.wait_to_read()
-            finish.append(time.monotonic())
 
-        if beside == "nothing" or self.gives_way:
-            wait()
-            return {"start": start, "finish": finish[0], "laps": 0}
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        lap = _LAPS[beside]
-        while not finish:
-            lap()
-            laps += 1
-        waiter.join()
-        return {"start": start, "finish": finish[0], "laps": laps}
+        finish, laps = run_beside("nothing" if self.gives_way else beside, wait)
+        return {"start": start, "finish": finish, "laps": laps}
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        rank: int = self.store.rank
+        return rank
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.store._barrier()  # noqa: SLF001 -- MXNet's name
+
+    def close(self) -> None:
+        """Do nothing: the store leaves the job when the process ends."""
 
     def laps(self, beside: str, seconds: float) -> Answer:
         """Return how many laps a second the main thread does while nothing is under way."""
         laps = 0
-        lap = _LAPS[beside]
+        lap = LAPS[beside]
         start = time.monotonic()
         while time.monotonic() - start < seconds:
             lap()

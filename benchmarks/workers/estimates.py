@@ -17,13 +17,16 @@ import numpy as np
 
 from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.kvstore.process.runtime import Runtime
+from netstorm.observe.web_access import read_token
 from netstorm.settings import Settings
 
 
 def _cap(settings: Settings, rank: int) -> dict[str, float]:
     """Return what the scheduler knows of this rank's access line, in bit/s; 0: nothing."""
     where = f"http://{settings.scheduler_host}:{settings.scheduler_port + 1}/status.json"
-    with urllib.request.urlopen(where, timeout=10.0) as answer:
+    token = read_token(Path(settings.web_token_file), "NETSTORM_WEB_TOKEN_FILE")
+    request = urllib.request.Request(where, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10.0) as answer:  # noqa: S310 -- http, as above
         node = json.load(answer)["nodes"][rank]
     return {word: node[word] or 0.0 for word in ("egress", "ingress")}
 

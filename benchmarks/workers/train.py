@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +15,53 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import netstorm.frontends.mxnet  # noqa: F401 - registers dist_sync_netstorm
 from digits.data import load
-from digits.shards import Shard, in_order
+from digits.shards import Batch, Shard, in_order
 from harness.serving import Answer, serve
 from netstorm.frontends.mxnet.compat import mx
-
-_SEED = 1
+from netstorm.frontends.mxnet.local_updates import LocalSGD
 
 
 class Training:
     """A net, its trainer and this rank's samples."""
 
-    def __init__(self, store: str, *, width: int, batch_size: int) -> None:
-        self.store: Any = mx.kv.create(store)
+    def __init__(self, store: str, shape: dict[str, Any]) -> None:
+        local, batch_size = shape["local_steps"], shape["batch_size"]
+        self.store: Any = LocalSGD(local) if local else mx.kv.create(store)
+        self.sent = getattr(self.store, "statistics", lambda: {"bytes_sent": 0.0})
+        if shape["compression"] is not None:
+            self.store.set_gradient_compression(shape["compression"])
         self.data = load("digits", None)
-        self.ranks = self.store.num_workers
-        self.batch_size = batch_size
+        ranks = self.store.num_workers
         self.shard = Shard(
-            self.data.train, rank=self.store.rank, ranks=self.ranks, batch_size=batch_size, seed=_SEED
+            self.data.train, rank=self.store.rank, ranks=ranks, batch_size=batch_size, seed=shape["seed"]
         )
-        mx.random.seed(_SEED)
-        nn = mx.gluon.nn
-        self.net: Any = nn.HybridSequential()
-        self.net.add(nn.Dense(width, activation="relu"), nn.Dense(width, activation="relu"), nn.Dense(10))
+        self.batches = self._batches()
+        self.flat = shape["model"] == "mlp"
+        mx.random.seed(shape["seed"])
+        self.net: Any = _mlp(shape["width"]) if self.flat else cnn(shape["width"])
         self.net.initialize(mx.init.Xavier())
         self.net(self._pixels(self.data.test.images[:1]))
         self.trainer = mx.gluon.Trainer(
-            self.net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=self.store
+            self.net.collect_params(),
+            "sgd",
+            {"learning_rate": shape["lr"], "momentum": 0.9 if shape["momentum"] else 0.0},
+            kvstore=self.store,
         )
+        self.divisor = batch_size * (1 if local else ranks)  # gradients are sums over all ranks, or one's own
         self.loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
-    def train(self, epoch: int) -> Answer:
-        """Train one epoch; the accuracy is of the test samples, after it and outside of its time."""
+    def train(self, steps: int | None) -> Answer:
+        """Train so many steps, or once through the samples.
+
+        The accuracy is rank 0's, of the test samples, and measured outside of the time.
+        """
+        before = self.sent()["bytes_sent"]
         start, losses, samples = time.monotonic(), [], 0
-        for images, labels in self.shard.batches(epoch):
+        for images, labels in islice(self.batches, steps or self.shard.steps):
             with mx.autograd.record():
                 loss = self.loss_of(self.net(self._pixels(images)), mx.nd.array(labels))
             loss.backward()
-            self.trainer.step(self.batch_size * self.ranks)
+            self.trainer.step(self.divisor)
             losses.append(loss.mean())
             samples += len(labels)
         mx.nd.waitall()
@@ -58,10 +70,16 @@ class Training:
         return {
             "start": start,
             "finish": finish,
+            "steps": len(losses),
             "samples": samples,
+            "bytes_sent": self.sent()["bytes_sent"] - before,
             "loss": float(mean),
-            "accuracy": self._accuracy(),
+            "accuracy": self._accuracy() if self.store.rank == 0 else None,
         }
+
+    def _batches(self) -> Iterator[Batch]:
+        for epoch in count():
+            yield from self.shard.batches(epoch)
 
     def _accuracy(self) -> float:
         right = total = 0
@@ -72,14 +90,37 @@ class Training:
         return right / total
 
     def _pixels(self, images: Any) -> Any:
-        return mx.nd.array(images.reshape(len(images), -1) / self.data.white)
+        shaped = images.reshape(len(images), -1) if self.flat else images
+        return mx.nd.array(shaped / self.data.white)
+
+
+def _mlp(width: int) -> Any:
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(nn.Dense(width, activation="relu"), nn.Dense(width, activation="relu"), nn.Dense(10))
+    return net
+
+
+def cnn(width: int) -> Any:
+    """Return the network of the examples, in which width is 64."""
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(width // 4, kernel_size=3, padding=1, activation="relu"),
+        nn.MaxPool2D(),
+        nn.Conv2D(width // 2, kernel_size=3, padding=1, activation="relu"),
+        nn.MaxPool2D(),
+        nn.Dense(width, activation="relu"),
+        nn.Dense(10),
+    )
+    return net
 
 
 def join() -> tuple[Answer, Callable[[Answer], Answer]]:
     """Join the job with the net that the command line describes."""
-    store, width, batch_size = sys.argv[1:]
-    training = Training(store, width=int(width), batch_size=int(batch_size))
-    return {"rank": training.store.rank}, lambda command: training.train(command["epoch"])
+    store, shape = sys.argv[1:]
+    training = Training(store, json.loads(shape))
+    return {"rank": training.store.rank}, lambda command: training.train(command["steps"])
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What `gluon_digits.py` and `module_digits.py` share: options, data, shards, models, progress, results."""
+"""What the examples on digits share: options, data, shards, models, progress, results."""

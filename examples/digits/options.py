@@ -1,4 +1,4 @@
-"""The command line of both examples."""
+"""The command line of the examples on digits: what all have, and what those of MXNet add."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DATASETS", "MODELS", "STORES", "Options", "parse"]
+__all__ = [
+    "DATASETS",
+    "MODELS",
+    "STORES",
+    "Options",
+    "TrainingOptions",
+    "add_training_options",
+    "parse",
+]
 
 DATASETS = ("digits", "fashion-mnist", "mnist", "cifar10")
 MODELS = ("cnn", "alexnet", "resnet18", "resnet50", "mobilenet")
@@ -28,17 +36,11 @@ STORES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the user asked for."""
+class TrainingOptions:
+    """What the user asked for, whatever the framework."""
 
-    kv_store: str
-    update_on_kvstore: bool | None
-    """None leaves the choice to MXNet."""
     dataset: str
     data_dir: Path | None
-    model: str
-    image_size: int | None
-    """Height and width that images are resized to; None is the model's own choice."""
     epochs: int
     batch_size: int
     """Samples in a batch of one rank."""
@@ -46,12 +48,24 @@ class Options:
     lr: float | None
     """None is 0.05 for SGD and 0.003 for all others."""
     momentum: float | None
-    """None is 0.9 for SGD, and for others what MXNet has."""
+    """None is 0.9 for SGD, and for others what the framework has."""
     seed: int
-    hybridize: bool
     save: str | None
     json: str | None
     digest: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(TrainingOptions):
+    """What the user asked for, of MXNet."""
+
+    kv_store: str
+    update_on_kvstore: bool | None
+    """None leaves the choice to MXNet."""
+    model: str
+    image_size: int | None
+    """Height and width that images are resized to; None is the model's own choice."""
+    hybridize: bool
 
     @property
     def optimizer_params(self) -> dict[str, float]:
@@ -94,34 +108,17 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def parse(description: str, arguments: Sequence[str] | None = None) -> Options:
-    """Return the options; a wrong one ends the program with exit code 2."""
-    parser = argparse.ArgumentParser(description=description)
+def add_training_options(parser: argparse.ArgumentParser, optimizers: str) -> None:
+    """Give a parser the options of `TrainingOptions`; `optimizers` says which there are."""
     add = parser.add_argument
-    add("--kv-store", choices=STORES, default=STORES[0], help="what mx.kv.create is asked for")
-    add("--update-on-kvstore", choices=("yes", "no", "auto"), default="auto", help="where the optimiser runs")
     add("--dataset", choices=DATASETS, default="digits", help="digits comes with scikit-learn")
     add("--data-dir", type=Path, metavar="DIR", help="where the files of the other data sets are")
-    add("--model", choices=MODELS, default="cnn", help="all but cnn are from MXNet's model zoo")
-    add(
-        "--image-size",
-        type=whole_number,
-        metavar="PIXELS",
-        help="resize images to this; by default what the model needs",
-    )
     add("--epochs", type=whole_number, default=3)
     add("--batch-size", type=whole_number, default=16, help="samples in a batch of one rank")
-    add(
-        "--optimizer",
-        type=str.lower,
-        default="sgd",
-        metavar="NAME",
-        help="any that MXNet has: sgd, adam, nag, lamb, ...",
-    )
+    add("--optimizer", type=str.lower, default="sgd", metavar="NAME", help=optimizers)
     add("--lr", type=positive_number, help="learning rate; by default 0.05 for sgd and 0.003 for others")
     add("--momentum", type=fraction, help="for optimisers that have one; by default 0.9 for sgd")
     add("--seed", type=int, default=1, help="of initial weights, order of the samples and dropout")
-    add("--hybridize", action="store_true", help="compile the network (Gluon; Module always does)")
     add(
         "--save",
         metavar="FILE",
@@ -133,6 +130,23 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> Options:
         help="write loss, accuracy and samples/s of each epoch; {rank} as for --save",
     )
     add("--digest", action="store_true", help="each rank prints the SHA-256 of its final weights")
+
+
+def parse(description: str, arguments: Sequence[str] | None = None) -> Options:
+    """Return the options of MXNet's examples; a wrong one ends the program with exit code 2."""
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("--kv-store", choices=STORES, default=STORES[0], help="what mx.kv.create is asked for")
+    add("--update-on-kvstore", choices=("yes", "no", "auto"), default="auto", help="where the optimiser runs")
+    add("--model", choices=MODELS, default="cnn", help="all but cnn are from MXNet's model zoo")
+    add(
+        "--image-size",
+        type=whole_number,
+        metavar="PIXELS",
+        help="resize images to this; by default what the model needs",
+    )
+    add("--hybridize", action="store_true", help="compile the network (Gluon; Module always does)")
+    add_training_options(parser, "any that MXNet has: sgd, adam, nag, lamb, ...")
     given = vars(parser.parse_args(arguments))
     given["update_on_kvstore"] = {"yes": True, "no": False, "auto": None}[given["update_on_kvstore"]]
     return Options(**given)

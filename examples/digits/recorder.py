@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from digits.errors import ExampleError
-from digits.options import Options
+from digits.options import TrainingOptions
 from digits.results import EpochResult, digest, rank_path, save_json, save_weights
 
 __all__ = ["Recorder"]
@@ -14,7 +14,7 @@ __all__ = ["Recorder"]
 class Recorder:
     """Writes `--json`, `--save` and `--digest` of one rank."""
 
-    def __init__(self, example: str, options: Options, *, rank: int, ranks: int) -> None:
+    def __init__(self, example: str, options: TrainingOptions, *, rank: int, ranks: int) -> None:
         """Raise `ExampleError` now rather than after hours, if a folder to write into is not there."""
         for option in (options.json, options.save):
             path = rank_path(option, rank)
@@ -47,4 +47,5 @@ class Recorder:
         if path is not None:
             save_weights(path, weights)
         if self._options.digest:
-            print(f"rank {self._rank}: weights sha256 {fingerprint}", flush=True)
+            # In one write, newline and all: ranks may share a terminal.
+            print(f"rank {self._rank}: weights sha256 {fingerprint}\n", end="", flush=True)

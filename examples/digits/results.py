@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digits.errors import ExampleError
-from digits.options import Options
+from digits.options import TrainingOptions
 
 __all__ = ["EpochResult", "digest", "rank_path", "save_json", "save_weights"]
 
@@ -65,7 +65,7 @@ def save_json(
     path: Path,
     *,
     example: str,
-    options: Options,
+    options: TrainingOptions,
     rank: int,
     ranks: int,
     epochs: list[EpochResult],

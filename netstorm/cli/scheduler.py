@@ -60,6 +60,32 @@ def scheduler(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for a log to restart from: NETSTORM_STATE_DIR."),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Take an elastic job over when its nodes have lost their scheduler: NETSTORM_STANDBY. The "
+            "address must be one of NETSTORM_STANDBYS.",
+        ),
+    ] = False,
+    recover: Annotated[
+        bool,
+        typer.Option(
+            "--recover",
+            help="Take the job of the nodes at --peers over, whose scheduler's machine is gone. All other "
+            "settings as those of the scheduler before.",
+        ),
+    ] = False,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Addresses of nodes, one that is alive is enough: NETSTORM_RECOVER_PEERS.",
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The job's key: NETSTORM_KEY_FILE.")
+    ] = None,
     print_outcome: Annotated[bool, typer.Option("--print-outcome", hidden=True)] = False,
 ) -> None:
     """Run the scheduler of one job until all its nodes have left; with --jobs, of several.
@@ -70,14 +96,24 @@ def scheduler(
     With --jobs each job has its own nodes, ranks and end, and its name may be used again. Its first node
     gives the number of nodes, unless DMLC_NUM_WORKER is set for the scheduler.
 
+    With --recover it takes a running job over, at an address that no node knows: its nodes have lost the
+    scheduler before, and wait (NETSTORM_RECOVERABLE, --state or NETSTORM_STANDBYS there).
+
     The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
     SIGINT or SIGTERM stopped one; its nodes are notified.
     """
     from netstorm.cli.first_failure import first_failure_line
+    from netstorm.errors import UsageError
     from netstorm.scheduler.process.scheduler_process import run_scheduler
     from netstorm.settings import Settings
 
     with exit_on_usage_error():
+        if recover and peers is None and not Settings.from_environment(role="scheduler").recover_peers:
+            raise UsageError("--recover without --peers: expected addresses of nodes, such as host2:40001")
+        if peers is not None and not recover:
+            raise UsageError(
+                f"--peers {peers} without --recover: expected both, to take over the job of nodes"
+            )
         settings = Settings.from_environment(
             role="scheduler",
             scheduler_host=host,
@@ -91,6 +127,9 @@ def scheduler(
             state_dir=None if state is None else str(state),
             sntp_port=sntp_port,
             join_timeout_s=join_timeout,
+            standby=standby or None,
+            recover_peers=peers,
+            key_file=None if key is None else str(key),
         )
         code = run_scheduler(
             settings,

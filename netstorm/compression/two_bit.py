@@ -13,14 +13,19 @@ Sums are never rounded or quantised again on the way, so all trees give the same
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.bit_planes import Planes, exceeds, plane_bytes, unpacked
+from netstorm.compression import packed_numbers
+from netstorm.compression.bit_planes import Planes, plane_bytes, unpacked
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["Signs", "as_planes", "as_values", "planes_of", "problem", "quantised"]
+__all__ = ["MOST", "Signs", "as_values", "planes_of", "problem", "quantised"]
+
+MOST: Final = 2
+"""Of one rank's numbers (`packed_numbers`): 0 for -t, 1 for 0, 2 for +t."""
 
 Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint8]
@@ -65,28 +70,18 @@ def quantised(gradient: Floats, residual: Floats, threshold: np.float32) -> Sign
 
 def planes_of(ranks: int) -> int:
     """Return the bits of a value that is summed over `ranks` ranks."""
-    return (2 * ranks).bit_length()
-
-
-def as_planes(payload: Buffer, ranks: int) -> Planes:
-    """Return a view of a payload of sums over `ranks` ranks."""
-    return np.frombuffer(payload, np.uint8).reshape(planes_of(ranks), -1)
+    return packed_numbers.planes_of(ranks, MOST)
 
 
 def problem(payload: Buffer, count: int, ranks: int) -> str | None:
     """Return what is wrong with a payload of `count` values summed over `ranks` ranks; None: nothing."""
-    size, right = memoryview(payload).nbytes, planes_of(ranks) * plane_bytes(count)
-    if size != right:
-        return f"has {size} bytes, not {right}: {count} sums over {ranks} ranks of {planes_of(ranks)} bits"
-    if exceeds(as_planes(payload, ranks), 2 * ranks):
-        return f"has values that no sum over {ranks} ranks has"
-    return None
+    return packed_numbers.problem(payload, count, ranks, MOST)
 
 
 def as_values(payload: Buffer, ranks: int, threshold: np.float32, out: Floats) -> None:
     """Write the sums over `ranks` ranks to `out`, as values of the gradient. 4 GB/s."""
     count = len(out)
-    found = unpacked(as_planes(payload, ranks), count)
+    found = unpacked(packed_numbers.parted(payload, ranks, MOST)[0], count)
     if ranks < 128:
         signed: npt.NDArray[np.int8] | npt.NDArray[np.int32] = np.subtract(
             found, ranks, dtype=np.uint8, casting="unsafe"

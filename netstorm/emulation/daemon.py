@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import sys
-from typing import Any, Final
+from typing import Final
 
 from netstorm import clock
 from netstorm.emulation.build import Links, build
@@ -23,6 +23,7 @@ from netstorm.emulation.namespaces import remove
 from netstorm.emulation.process_setup import detach_standard_streams
 from netstorm.emulation.registry import KEEP, Claim, socket_path
 from netstorm.emulation.reports import LinkCounters, LinkReport, NetworkDescription, NetworkReport, Order
+from netstorm.emulation.requests import MOST_BYTES, Down, Request, SetLink, Start, Status, parse_request
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.networks.elements import Change, Rank, changed_link
 from netstorm.topology.networks.file import dump_network, parse_network
@@ -159,36 +160,28 @@ class _Daemon:
         goes_on = True
         with client, contextlib.suppress(OSError):
             client.settimeout(_REQUEST_S)
-            request = json.loads(_read_all(client))
             try:
+                request = parse_request(_read_all(client))
                 answer: object = self._handle(request)
-                goes_on = request["do"] != "down"
+                goes_on = not isinstance(request, Down)
             except NetStormError as error:
                 answer = {"error": str(error)}
             client.sendall(json.dumps(answer).encode())
         return goes_on
 
-    def _handle(self, request: dict[str, Any]) -> object:
-        match request["do"]:
-            case "set":
-                self._set(
-                    request["source"],
-                    request["target"],
-                    request.get("rate"),
-                    request.get("latency"),
-                    request.get("loss"),
-                )
+    def _handle(self, request: Request) -> object:
+        match request:
+            case SetLink():
+                self._set(request.source, request.target, request.rate, request.latency, request.loss)
                 return {}
-            case "start":
+            case Start():
                 if self._began is None:
                     self._began = clock.monotonic()
                 return {}
-            case "status":
+            case Status():
                 return self._report()
-            case "down":
+            case Down():
                 return {}
-            case other:
-                raise UsageError(f"request {other!r}: expected set, start, status or down")
 
     def _report(self) -> NetworkReport:
         counted = self._links.counters()
@@ -214,10 +207,10 @@ class _Daemon:
 
 
 def _read_all(client: socket.socket) -> bytes:
-    parts = []
-    while part := client.recv(1 << 16):
-        parts.append(part)
-    return b"".join(parts)
+    data = b""
+    while len(data) <= MOST_BYTES and (part := client.recv(1 << 16)):
+        data += part
+    return data
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ from typing import Final
 
 import netstorm
 from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
-from netstorm.protocol.messages import Join
+from netstorm.protocol.messages import Join, LossTerms
 from netstorm.pslite.measurement.link_meter import MeterOptions
 from netstorm.settings import JOB_WIDE, Settings, declarations
 
-__all__ = ["NodeOptions", "explicit_job_settings", "meter_options"]
+__all__ = ["NodeOptions", "explicit_job_settings", "loss_terms", "meter_options"]
+
+_LARGEST_BOUND: Final = 0.99
+"""For gradients all of which may be late, as with DMLC_K=0: something must count."""
 
 _ELEMENT: Final = 4
 """Bytes of a float32: PROBE_CHUNK_SIZE counts elements, a link bytes."""
@@ -26,12 +29,16 @@ class NodeOptions:
     host: str
     """Address that others can reach this node at."""
     port: int
+    standbys: tuple[tuple[str, int], ...] = ()
+    """Addresses of the schedulers that take over, in this order."""
     job: str = "default"
     site: str = ""
     asked_rank: int = -1
     num_workers: int = 1
     release: str = ""
     pid: int = 0
+    framework: str = ""
+    """Whose tensors the program sums; the same at all nodes of a job."""
     must_agree: tuple[tuple[str, str], ...] = ()
     """Job-wide settings given explicitly: (variable, value)."""
     join_timeout_s: float = 300.0
@@ -43,7 +50,7 @@ class NodeOptions:
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, *, scheduler: str, host: str, port: int, pid: int
+        cls, settings: Settings, *, scheduler: str, host: str, port: int, pid: int, framework: str = ""
     ) -> NodeOptions:
         """Return the options that the settings of a process ask for.
 
@@ -53,10 +60,12 @@ class NodeOptions:
             host: address that others can reach this node at.
             port: where this process listens; the settings may advertise another one.
             pid: of the process.
+            framework: whose tensors the program sums.
         """
         return cls(
             scheduler_host=scheduler,
             scheduler_port=settings.scheduler_port,
+            standbys=settings.standby_addresses,
             host=host,
             port=settings.advertised_port or port,
             job=settings.job,
@@ -65,6 +74,7 @@ class NodeOptions:
             num_workers=settings.num_workers,
             release=netstorm.__version__,
             pid=pid,
+            framework=framework,
             must_agree=explicit_job_settings(settings),
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,
@@ -84,6 +94,7 @@ class NodeOptions:
             release=self.release,
             pid=self.pid,
             must_agree=dict(self.must_agree),
+            framework=self.framework,
         )
 
     def scheduler_name(self) -> str:
@@ -110,3 +121,14 @@ def meter_options(settings: Settings) -> MeterOptions | None:
         chunk_bytes=max(1, elements * _ELEMENT),
         chunks=settings.probe_chunk_num,
     )
+
+
+def loss_terms(settings: Settings) -> LossTerms | None:
+    """Return how late gradients are treated in a process's rounds; None: all are waited for."""
+    bound = settings.loss_bound
+    if settings.dgt and not bound:
+        bound = min(1 - settings.dgt_important, _LARGEST_BOUND)
+    if not bound:
+        return None
+    important = settings.dgt_important if settings.dgt else 0.0
+    return LossTerms(bound=bound, deadline_s=settings.deadline_s, important=important)

@@ -18,6 +18,8 @@ from typing import Final, NamedTuple, TypedDict
 
 import msgspec
 
+from netstorm.errors import UsageError
+from netstorm.observe.private_files import write_private
 from netstorm.protocol.frames import decode_body
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Part
@@ -150,7 +152,7 @@ class Trace:
             OSError: it cannot be written.
         """
         content = self.as_json(rank, machine=machine, cluster_offset_s=cluster_offset_s)
-        path.write_bytes(msgspec.json.encode(content))
+        write_private(path, msgspec.json.encode(content))
 
     def _of_links(self, rank: int) -> Iterator[TraceEvent]:
         last: dict[Peer, float] = {}
@@ -227,8 +229,9 @@ def join_traces(paths: Sequence[Path], target: Path) -> None:
 
     Raises:
         OSError: a file cannot be read or written.
+        UsageError: a file is no trace of a node.
     """
-    traces = [msgspec.json.decode(path.read_bytes(), type=TraceContent) for path in paths]
+    traces = [_read(path) for path in paths]
     together = len({trace["otherData"]["machine"] for trace in traces}) <= 1
     events: list[TraceEvent] = []
     for trace in traces:
@@ -240,4 +243,11 @@ def join_traces(paths: Sequence[Path], target: Path) -> None:
                 if isinstance(sent_us, float):
                     event["args"]["sent_us"] = sent_us + offset
             events.append(event)
-    target.write_bytes(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events}))
+    write_private(target, msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events}))
+
+
+def _read(path: Path) -> TraceContent:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TraceContent)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is no trace of a NetStorm node: {error}") from None

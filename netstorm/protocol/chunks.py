@@ -6,8 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from netstorm.protocol.codecs import fraction_of
+
 __all__ = [
+    "COLLECTIVE",
     "ITEM_BYTES",
+    "LEAST_FACTORS",
     "QUANTISED",
     "ROW_SPARSE",
     "ROW_SPARSE_CHUNK_BYTES",
@@ -16,6 +20,7 @@ __all__ = [
     "ChunkSizes",
     "aligned",
     "counted_bytes",
+    "encoded_fraction",
     "pitch",
     "row_length",
     "slot_of",
@@ -42,19 +47,32 @@ SLOT_ELEMENT_BYTES: Final = 4
 QUANTISED: Final = 1
 """Codec of rounds with gradient compression, and of keys most of whose rounds have it."""
 
-_QUANTISED_PART: Final = 8
+_QUANTISED_FRACTION: Final = 1 / 8
 """Quantised values count this part of float32 among the job's bytes: they have 2 bits at a leaf, more
 above."""
 
-_QUANTISED_GROWTH: Final = 4
-"""Factor by which a chunk has more elements if its rounds are quantised. A leaf's part then has a quarter of
-the bytes of a plain chunk: the least by which a link is measured."""
+_MOST_GROWTH: Final = 4
+"""Factor by which a chunk has more elements, at most, if they take fewer bytes. A leaf's part then has a
+quarter of the bytes of a plain chunk: the least by which a link is measured."""
+
+_FACTORS_CHUNKS: Final = 8
+"""Chunks of a small key of factors, at most. With more of them, rounds take no less time."""
+
+LEAST_FACTORS: Final = 1024
+"""Elements of such a chunk, at least: 4 KiB, of which headers are 3 %."""
 
 UNDETERMINED_FORM: Final = -1
 """Codec of zeros that fit a round of any form: the contribution of a rank whose program has ended."""
 
 ROW_SPARSE: Final = 2
 """Codec of row-sparse keys, of which only the rows that have values are sent."""
+
+COLLECTIVE: Final = 3
+"""Codec of keys whose rounds may be of any type, shape and operation (`protocol.collectives`)."""
+
+_COLLECTIVE_ALIGNMENT: Final = 4
+"""Elements of a collective key's chunk come in this multiple, since 16 bytes hold whole elements of any
+type."""
 
 ROW_SPARSE_CHUNK_BYTES: Final = 32_768
 """Size of a row-sparse chunk among the job's bytes. How many of its rows will have values is unknown, but in
@@ -105,9 +123,20 @@ class ChunkSizes:
         """Return the elements of a chunk of a key of so many elements."""
         return max(self.smallest, min(self.largest, -(-elements // self.enough)))
 
-    def of_quantised(self, elements: int) -> int:
-        """Return the elements of a chunk of a key whose rounds are quantised: a multiple of 8."""
-        return max(8, min(_QUANTISED_GROWTH * self.of(elements), self.most) // 8 * 8)
+    def of_collective(self, elements: int) -> int:
+        """Return the elements (of 4 bytes) of a chunk of a collective key: whole elements of any type."""
+        return -(-self.of(elements) // _COLLECTIVE_ALIGNMENT) * _COLLECTIVE_ALIGNMENT
+
+    def of_encoded(self, elements: int, codec: int) -> int:
+        """Return the elements of a chunk of a key whose rounds travel in fewer bytes: a multiple of 8."""
+        growth = min(_MOST_GROWTH, int(1 / encoded_fraction(codec)))
+        return max(8, min(growth * self.of(elements), self.most) // 8 * 8)
+
+    def of_factors(self, elements: int) -> int:
+        """Return the elements of a chunk of a key of factors: small ones have several chunks, which take all
+        trees, and of which a node forwards the first while the others arrive.
+        """
+        return min(self.of(elements), max(LEAST_FACTORS, -(-elements // _FACTORS_CHUNKS)))
 
     def of_rows(self, shape: tuple[int, ...]) -> int:
         """Return the elements of a chunk of a row-sparse key, in whole rows; 0: a row is too long for a
@@ -129,14 +158,19 @@ def pitch(chunk_size: int, item_bytes: int, codec: int) -> int:
     size = chunk_size * item_bytes
     if codec == ROW_SPARSE:
         return min(size, ROW_SPARSE_CHUNK_BYTES)
-    return size // _QUANTISED_PART if codec == QUANTISED else size
+    return int(size * encoded_fraction(codec))
+
+
+def encoded_fraction(codec: int) -> float:
+    """Return about which part of the bytes of its values a key's rounds have; 1: they travel as they are."""
+    return _QUANTISED_FRACTION if codec == QUANTISED else fraction_of(codec)
 
 
 def counted_bytes(size: int, chunk_size: int, item_bytes: int, codec: int) -> int:
     """Return the size of a key of `size` bytes among the job's bytes; see `pitch`."""
     if codec == ROW_SPARSE:
         return -(-size // (chunk_size * item_bytes)) * pitch(chunk_size, item_bytes, codec)
-    return -(-size // _QUANTISED_PART) if codec == QUANTISED else size
+    return math.ceil(size * encoded_fraction(codec))
 
 
 def aligned(offset_bytes: int, item_bytes: int) -> int:

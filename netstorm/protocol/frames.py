@@ -6,7 +6,7 @@ Frame 0 is a fixed prefix and a MessagePack body; frame 1, if there is one, is t
     0       2     magic "NS"
     2       1     protocol version
     3       1     flags: bit 0, a payload follows; bit 1, retransmitted (measures nothing); bit 2, sent while
-                  other links out of the sender were busy
+                  other links out of the sender were busy; bit 3, the payload has no checksum
     4       4     CRC-32C of the rest of frame 0 (from offset 8)
     8       4     CRC-32C of the payload
     12      8     sequence number; 0: not sequenced
@@ -31,12 +31,14 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "PROTOCOL_VERSION",
     "Buffer",
+    "Checksum",
     "Header",
     "checksum",
     "decode_body",
     "encode_body",
     "open_frames",
     "seal",
+    "tag_in",
 ]
 
 Buffer = Any
@@ -50,9 +52,10 @@ _MAGIC: Final = b"NS"
 _HAS_PAYLOAD: Final = 1
 _RESENT: Final = 2
 _CONTENDED: Final = 4
+_UNCHECKED: Final = 8
 _PREFIX: Final = struct.Struct("<2sBBIIQq")
-_UNCHECKED: Final = struct.Struct("<2sBBI")
-_CHECKED: Final = struct.Struct("<IQq")
+_BEGIN: Final = struct.Struct("<2sBBI")
+_REST: Final = struct.Struct("<IQq")
 
 _ANY_MESSAGE = (
     m.Hello | m.Welcome | m.Refused | m.Ack | m.Nack | m.Query | m.Goodbye
@@ -61,8 +64,11 @@ _ANY_MESSAGE = (
     | m.Join | m.Joined | m.RegisterKeys | m.KeysRegistered
     | m.TopologyRequest | m.TopologyAnswer | m.NewPolicy | m.Barrier | m.BarrierReached
     | m.Finished | m.PeerFinished | m.AllFinished | m.Failed | m.Suspect | m.PeerGone | m.Leave
-    | m.ReplicaDigest | m.Moved
+    | m.ReplicaDigest | m.Moved | m.CallsWaiting | m.CallTimedOut
     | m.LinkTrial | m.LinkRestored | m.FailedLinks | m.Resume | m.Resumed
+    | m.Recover | m.RecoverAnswer
+    | m.StepTimes | m.StepsGranted
+    | m.NewView | m.ViewReport | m.ViewAgreed | m.KeysAnnounced | m.CaughtUp | m.Probe
     | m.Routed
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
@@ -75,7 +81,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     message: m.Message
     sequence: int
     sent_at: int
-    payload_crc: int
+    payload_crc: int | None
+    """None: the payload has no checksum."""
     has_payload: bool
     resent: bool = False
     """Transmitted before, over this connection or an earlier one."""
@@ -89,6 +96,23 @@ def checksum(payload: Buffer) -> int:
         return int(google_crc32c.value(payload))
     except TypeError:  # the library accepts no memoryview or bytearray, but NumPy's view of one
         return int(google_crc32c.value(np.frombuffer(payload, np.uint8)))
+
+
+class Checksum:
+    """The checksum of a payload that goes to several processes: computed when the first of them needs it."""
+
+    __slots__ = ("_payload", "_value")
+
+    def __init__(self, payload: Buffer) -> None:
+        self._payload = payload
+        self._value: int | None = None
+
+    def value(self) -> int:
+        """Return it."""
+        if self._value is None:
+            self._value = checksum(self._payload)
+            self._payload = None
+        return self._value
 
 
 def encode_body(message: m.Message) -> bytes:
@@ -107,17 +131,42 @@ def seal(
     sequence: int,
     sent_at: int,
     payload_crc: int | None,
+    unchecked: bool = False,
     resent: bool = False,
     contended: bool = False,
 ) -> bytes:
-    """Return frame 0 for an encoded body. `payload_crc` is None if there is no payload."""
+    """Return frame 0 for an encoded body.
+
+    Args:
+        body: of `encode_body`.
+        sequence: number of the message; 0: none.
+        sent_at: ns on the cluster clock.
+        payload_crc: the payload's checksum; None: there is no payload, or it is `unchecked`.
+        unchecked: there is a payload, without a checksum.
+        resent: see `Header`.
+        contended: see `Header`.
+    """
     flags = (
-        (0 if payload_crc is None else _HAS_PAYLOAD)
+        (_HAS_PAYLOAD | _UNCHECKED if unchecked else 0 if payload_crc is None else _HAS_PAYLOAD)
         | (_RESENT if resent else 0)
         | (_CONTENDED if contended else 0)
     )
-    rest = _CHECKED.pack(payload_crc or 0, sequence, sent_at) + body
-    return _UNCHECKED.pack(_MAGIC, PROTOCOL_VERSION, flags, google_crc32c.value(rest)) + rest
+    rest = _REST.pack(payload_crc or 0, sequence, sent_at) + body
+    return _BEGIN.pack(_MAGIC, PROTOCOL_VERSION, flags, google_crc32c.value(rest)) + rest
+
+
+def tag_in(frame: Buffer) -> int | None:
+    """Return the tag of the message in frame 0, without decoding it; None: it has none.
+
+    The body is a MessagePack array of up to 65 535 fields, and the tag a number of up to 255.
+    """
+    begin = bytes(memoryview(frame)[_PREFIX.size : _PREFIX.size + 5])
+    after = begin[1:] if begin[:1] and begin[0] >> 4 == 0x9 else begin[3:] if begin[:1] == b"\xdc" else b""
+    if after[:1] == b"\xcc":
+        after = after[1:]
+    elif after and after[0] > 0x7F:
+        return None
+    return after[0] if after else None
 
 
 def open_frames(frame: Buffer, frames: int) -> Header:
@@ -152,7 +201,7 @@ def open_frames(frame: Buffer, frames: int) -> Header:
         message=message,
         sequence=sequence,
         sent_at=sent_at,
-        payload_crc=payload_crc,
+        payload_crc=None if flags & _UNCHECKED else payload_crc,
         has_payload=has_payload,
         resent=bool(flags & _RESENT),
         contended=bool(flags & _CONTENDED),

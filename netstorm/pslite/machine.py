@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from netstorm.protocol.frames import Buffer
+from netstorm.protocol.frames import Buffer, Checksum
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Hello, Message
 
@@ -24,6 +24,7 @@ __all__ = [
     "Become",
     "Call",
     "Connect",
+    "ConnectionWatcher",
     "Disconnect",
     "Instruction",
     "Machine",
@@ -33,6 +34,7 @@ __all__ = [
     "Rerouter",
     "Send",
     "TakeBack",
+    "is_other_user",
 ]
 
 Order: TypeAlias = tuple[int, ...]
@@ -62,8 +64,9 @@ class Send:
     message: Message
     payload: Buffer | None = None
     order: Order = URGENT
-    payload_crc: int | None = None
-    """Checksum of the payload if it is known, as that of a forwarded one; None: it is computed when sent."""
+    payload_crc: int | Checksum | None = None
+    """Checksum of the payload if it is known, as that of a forwarded one, or shared by several messages;
+    None: it is computed when sent."""
     back: bool = False
     """Use the connection that the peer opened, as acknowledgements do: where links lead one way only, there
     may be no other."""
@@ -132,14 +135,23 @@ class Refuse:
 Admission: TypeAlias = Admit | NotYet | Refuse
 
 
+def is_other_user(known: str, user: str) -> bool:
+    """Return whether a process with a user's key cannot be the one that is known by another. Without keys of
+    their own (empty) nobody can tell.
+    """
+    return bool(known and user) and known != user
+
+
 class Machine(Protocol):
     """A general node or the scheduler."""
 
-    def admit(self, hello: Hello) -> Admission:
-        """Decide who may open a session."""
+    def admit(self, hello: Hello, user: str = "") -> Admission:
+        """Decide who may open a session. `user`: text of the key that the process has proved to have, where
+        nodes have keys of their own.
+        """
 
     def receive(
-        self, peer: Peer, message: Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """Process a message, delivered exactly once. `payload` belongs to the machine and may be changed in
         place.
@@ -164,6 +176,16 @@ class Machine(Protocol):
 
     def take_instructions(self) -> list[Instruction]:
         """Return the instructions since the last call, in order."""
+
+
+@runtime_checkable
+class ConnectionWatcher(Protocol):
+    """A machine that wants to know of connections before their sessions are lost."""
+
+    def connection_gone(self, peer: Peer, reason: str, now: float, *, refused: bool) -> None:
+        """Learn that the connection which a peer opened is gone, and it may connect again; or, `refused`,
+        that no process listens at its address: it has probably ended.
+        """
 
 
 @runtime_checkable

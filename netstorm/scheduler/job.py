@@ -14,6 +14,7 @@ from netstorm.scheduler.failures.failed_links import LinkFailures
 from netstorm.scheduler.failures.link_suspicions import LinkSuspicions
 from netstorm.scheduler.job_rounds import JobRounds
 from netstorm.scheduler.membership.barriers import REMIND_EVERY_S, Barriers
+from netstorm.scheduler.membership.local_steps import LocalSteps
 from netstorm.scheduler.membership.member_texts import list_some
 from netstorm.scheduler.membership.members import Members
 from netstorm.scheduler.observe.announcements import Announcements
@@ -24,12 +25,16 @@ from netstorm.scheduler.policies.control_loop import Awareness
 from netstorm.scheduler.replay_log.records import Began, Finished
 from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.scheduler.rounds.replica_check import ReplicaCheck
+from netstorm.scheduler.views.job_views import JobViews
 from netstorm.topology.owners import owner_weights
 from netstorm.topology.policy import Policy
 
 __all__ = ["Job"]
 
 _log = logging.getLogger(__name__)
+
+_MOST_CHARACTERS: Final = 2000
+"""Of what a node says that it waits for."""
 
 _STATUS_EVERY_S: Final = 30.0
 """How often the log says how the job is doing."""
@@ -45,6 +50,7 @@ class Job:
         awareness: what is measured, and what follows from it; None: awareness is off.
         announcements: what nodes report of themselves and of their links, for people.
         link_failures: links that have failed, and policies without them.
+        views: who is in the job; None: the loss of a node ends it.
     """
 
     def __init__(
@@ -76,21 +82,29 @@ class Job:
         self.members: Final = Members(members, options, outbox, heard_at)
         self.finished: Final[dict[int, dict[int, int]]] = {} if replayed is None else dict(replayed.finished)
         chunks = _chunk_sizes(self.members, options, assumed or planned, replayed)
-        self.rounds: Final = JobRounds(self.members, policy, chunks, outbox, replayed)
+        self.rounds: Final = JobRounds(
+            self.members, policy, chunks, outbox, replayed, elastic=options.elastic is not None
+        )
+        elastic = options.elastic is not None
+        self.views: Final = JobViews(self.members, self.rounds, outbox, options) if elastic else None
         on_one_machine = self.members.on_one_machine
         self.awareness: Final = (
             None if assumed is None else Awareness(assumed, policy, now, one_machine=on_one_machine)
         )
         self.announcements: Final = Announcements(len(self.members))
         self.link_failures: Final = LinkFailures(len(self.members), assumed or planned)
+        self.link_failures.without_all(set(range(len(self.members))) - set(self.members.present))
         self._suspicions: Final = LinkSuspicions(self.members, self.link_failures, self.awareness)
         self._options: Final = options
         self._outbox: Final = outbox
         self._owners: Final = owner_weights(policy) if replayed is None else replayed.began.owners
         self._barriers: Final = Barriers(self.members, self.finished, options, outbox)
         self._replicas: Final = ReplicaCheck(len(self.members))
+        self._local_steps: Final = LocalSteps(self.members, self.finished, lambda: self.rounds.silent)
         if replayed is not None:
             self._barriers.restore(replayed, now)
+            if self.views is not None:
+                self.views.restore(replayed)
         else:
             outbox.record(self._began(policy, chunks))
         self._remind_at = now + REMIND_EVERY_S
@@ -112,12 +126,13 @@ class Job:
     @property
     def all_finished(self) -> bool:
         """Whether no node will push any more."""
-        return len(self.finished) == len(self.members)
+        return all(rank in self.finished for rank in self.members.present)
 
-    def welcome(self, rank: int, now: float) -> None:
+    def welcome(self, rank: int, now: float, *, later: bool = False) -> None:
         """Tell a node that it has joined, and everything that it may need to know."""
         self.members.liveness.heard(rank, now)
         oldest, *newer = self.rounds.policies()
+        keys, grants = self.rounds.grants() if self.views is not None else ((), ())
         joined = m.Joined(
             rank=rank,
             members=self.members.all,
@@ -126,12 +141,22 @@ class Job:
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
             joins=self._options.joins,
             owners=self._owners,
-            resume_s=self._options.scheduler_timeout_s if self._outbox.keeps_log else 0.0,
+            resume_s=(
+                self._options.scheduler_timeout_s if self._outbox.keeps_log or self._options.majority else 0.0
+            ),
+            elastic=self._options.elastic,
+            later=later or (self.views is not None and rank in self.views.silent),
+            barriers=self._barriers.reached,
+            keys=keys,
+            grants=grants,
+            majority=self._options.majority,
         )
         self._send(rank, joined)
         for policy in newer:
             self._send(rank, m.NewPolicy(policy=policy))
         self._send_events(rank)
+        if self.views is not None:
+            self.views.welcomed(rank)
 
     def _send_events(self, rank: int) -> None:
         """Tell a node which links have failed and which ranks have finished."""
@@ -148,13 +173,13 @@ class Job:
         """
         match message:
             case m.Heartbeat():
-                self.members.liveness.waiting_for(rank, message.busy)
-            case m.NodeStatus() | m.Measured():
+                self.members.liveness.waiting_for(rank, message.busy[:_MOST_CHARACTERS])
+            case m.NodeStatus() | m.Measured() | m.StepTimes():
                 self._report(rank, message, now)
             case m.RegisterKeys():
                 return self._register(rank, message, now)
-            case m.TopologyRequest():
-                return self.rounds.begun(rank, message, now)
+            case m.TopologyRequest() | m.CallsWaiting() | m.CallTimedOut():
+                return self.rounds.receive(rank, message, now)
             case m.Moved():
                 self.rounds.moved(rank, message)
             case m.ReplicaDigest():
@@ -164,7 +189,7 @@ class Job:
             case m.Resume():
                 return self._resume(rank, message, now)
             case m.Suspect():
-                self._suspicions.suspect(rank, message, now)
+                return self._suspect(rank, message, now)
             case m.LinkRestored():
                 self._suspicions.restored(rank, message)
             case m.Finished():
@@ -175,10 +200,81 @@ class Job:
             case m.Leave():
                 return self.lost(rank, "it left before all had finished", now)
             case _:
-                raise ProtocolViolation(
-                    f"rank {rank} sent a {type(message).__name__}, which the scheduler does not take"
-                )
+                return self._view_message(rank, message)
         return None
+
+    def _view_message(self, rank: int, message: m.Message) -> m.PeerGone | None:
+        """Handle a member's message about views. Returns with which rank the job cannot go on, if so.
+
+        Raises:
+            ProtocolViolation: no correct node sends that.
+        """
+        if self.views is not None and isinstance(message, m.ViewReport):
+            return self._view_report(rank, message, self.views)
+        if self.views is not None and isinstance(message, m.CaughtUp):
+            self._caught_up(rank, self.views)
+            return None
+        raise ProtocolViolation(
+            f"rank {rank} sent a {type(message).__name__}, which the scheduler does not take"
+        )
+
+    def _view_report(self, rank: int, message: m.ViewReport, views: JobViews) -> m.PeerGone | None:
+        """Handle a member's report of its results. All wait for it, so a wrong one is the member's end."""
+        problem = self.rounds.authority.report_problem(message) if views.waits_for(rank, message.view) else ""
+        if not problem:
+            return views.report(rank, message)
+        reason = f"{self.members.describe(rank)} reports {problem}, which no correct node can have"
+        return m.PeerGone(rank=rank, kind="failed", reason=reason)
+
+    def go_on_without(self, rank: int, reason: str, now: float) -> m.PeerGone | None:
+        """Go on without a rank, if nodes may leave the job. Returns why the job cannot go on, if so."""
+        if self.views is None or rank not in self.members.present:
+            return m.PeerGone(rank=rank, kind="lost", reason=reason)
+        self.finished.pop(rank, None)
+        self.link_failures.without(rank)
+        self._replicas.set_ranks(set(self.members.present) - {rank})
+        gone = self.views.remove([rank], reason, now) or self._barriers.without(rank)
+        self._local_steps.members_changed()
+        if gone is None and self.link_failures.failures:
+            self._suspicions.announce()  # detours over this rank lead over others now
+        if gone is None and self.awareness is not None:
+            self.awareness.members_changed(f"rank {rank} has left the job")
+        return gone
+
+    def admit_later(self, rank: int, peer: Peer, member: m.Member, now: float) -> None:
+        """Go on with one more node, at a place that is free."""
+        assert self.views is not None
+        self.members.add(peer, member, now)
+        self._barriers.without(rank)
+        self.link_failures.with_rank(rank)
+        self.welcome(rank, now, later=True)
+        self.views.add(rank, member, now)
+
+    def disconnected(self, rank: int, now: float) -> m.PeerGone | None:
+        """Handle the end of a rank's connection. Returns that it is lost, if its process has ended."""
+        ended = self.members.liveness.ended.disconnected(rank) if self.views is not None else ""
+        return self.lost(rank, ended, now) if ended else None
+
+    def _suspect(self, rank: int, message: m.Suspect, now: float) -> m.PeerGone | None:
+        """Handle a rank's report that it cannot reach another one. Returns that it is lost, if it is."""
+        if not message.refused:
+            self._suspicions.suspect(rank, message, now)
+            return None
+        if self.views is None or message.rank not in self.members.present:
+            return None
+        ended = self.members.liveness.ended.refused(message.rank, f"rank {rank} says: {message.reason}")
+        if ended:
+            return self.lost(message.rank, ended, now)
+        self._send(message.rank, m.Probe())
+        return None
+
+    def _caught_up(self, rank: int, views: JobViews) -> None:
+        views.caught_up(rank)
+        if self.awareness is not None:
+            self.awareness.members_changed(f"rank {rank} contributes")
+        self._barriers.with_rank(rank)
+        self._local_steps.members_changed()
+        self._replicas.set_ranks(set(self.members.present) - set(views.silent))
 
     def lost(self, rank: int, reason: str, now: float) -> m.PeerGone:
         """Return the message that a rank is lost, with the last sign of life from it."""
@@ -190,6 +286,7 @@ class Job:
     def tick(self, now: float) -> m.PeerGone | None:
         """Check heartbeats and barriers. Returns why the job cannot go on, if so."""
         gone = self.members.liveness.check(now) or self._suspicions.check(self.rounds.policy, now)
+        gone = gone or self.rounds.tick(now)
         if gone is None and now >= self._remind_at:
             self._remind_at = now + REMIND_EVERY_S
             gone = self._barriers.remind(now)
@@ -200,14 +297,17 @@ class Job:
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return min(self._remind_at, self._status_at, self.members.liveness.next_check())
+        return min(
+            self._remind_at, self._status_at, self.members.liveness.next_check(), self.rounds.next_tick()
+        )
 
     def status_text(self) -> str:
         """Return how the job is doing, in one line."""
         waits = self.members.liveness.waiting_texts()
         return (
-            f"job {self._options.job!r}: {len(self.members)} nodes, {len(self.rounds.keys)} keys, policy "
-            f"version {self.rounds.policy.version}, {len(self.finished)} finished"
+            f"job {self._options.job!r}: {len(self.members.present)} nodes, {len(self.rounds.keys)} keys, "
+            f"policy version {self.rounds.policy.version}, {len(self.finished)} finished"
+            + (f"; {text}" if self.views and (text := self.views.waiting_text()) else "")
             + (f"; waiting: {list_some(waits)}" if waits else "")
         )
 
@@ -219,18 +319,19 @@ class Job:
             self.awareness.record_keys(self.rounds.keys, now)
         return gone
 
-    def _report(self, rank: int, message: m.NodeStatus | m.Measured, now: float) -> None:
+    def _report(self, rank: int, message: m.NodeStatus | m.Measured | m.StepTimes, now: float) -> None:
         """Keep what a rank reports of itself or of its links for people, and let awareness use it."""
         if isinstance(message, m.Measured):
             self.announcements.record_links(rank, message, now)
             if self.awareness is not None:
                 self.awareness.record_report(rank, message, now)
+        elif isinstance(message, m.StepTimes):
+            self._local_steps.report(rank, message, now)
         else:
             self.announcements.record_status(rank, message, now)
 
     def _replica_digest(self, rank: int, message: m.ReplicaDigest) -> m.PeerGone | None:
-        if message.key not in self.rounds.keys:
-            raise ProtocolViolation(f"rank {rank} reports key {message.key}, which nobody has registered")
+        self.rounds.authority.check_digest(rank, message)
         drift = self._replicas.record(rank, message.key, message.round, message.digest)
         if drift is None:
             return None
@@ -248,6 +349,8 @@ class Job:
         for policy in self.rounds.policies():
             self._send(rank, m.NewPolicy(policy=policy))
         self._send_events(rank)
+        if self.views is not None:
+            self.views.resumed(rank, message.view, changing=message.changing, now=now)
         for target in message.suspected:
             suspect = m.Suspect(rank=target, reason="it could not be reached before")
             self._suspicions.suspect(rank, suspect, now)
@@ -272,8 +375,9 @@ class Job:
         self.finished[rank] = message.last_rounds
         self._outbox.record(Finished(rank=rank, last_rounds=message.last_rounds))
         self.members.liveness.heard(rank, now, "it finished")
-        others = [other for other in range(len(self.members)) if other != rank]
+        others = [other for other in self.members.present if other != rank]
         self.members.send(others, m.PeerFinished(rank=rank, last_rounds=message.last_rounds))
+        self._local_steps.members_changed()
         return self._barriers.finish(rank)
 
     def _send(self, rank: int, message: m.Message) -> None:

@@ -75,11 +75,7 @@ class JobLifecycle:
         """End the job, and tell every node that has not left why. Only the first failure counts."""
         if self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return
-        waiting = (
-            self.startup.peers()
-            if self.job is None
-            else [peer for rank, peer in enumerate(self.job.members.peers) if rank not in self.left]
-        )
+        waiting = self.startup.peers() if self.job is None else self.job.members.peers_but(self.left)
         self.phase = Phase.FAILED
         self.failure = failure
         self._outbox.record(Ended(text=failure.reason))
@@ -95,6 +91,20 @@ class JobLifecycle:
         else:
             self.fail(m.PeerGone(rank=-1, kind="stopped", reason=reason), now)
 
+    def departure_of(self, incarnation: int) -> str | None:
+        """Return why a process is in the job no more; None: it may be in it."""
+        views = None if self.job is None else self.job.views
+        return None if views is None else views.departed.get(incarnation)
+
+    def departed(self, peer: Peer, incarnation: int) -> None:
+        """End the session with a process that is in the job no more, which goes on without it. If it was only
+        stopped, it hears of that when it goes on.
+        """
+        reason = self.departure_of(incarnation)
+        if reason is not None:
+            self._outbox.send([peer], m.PeerGone(rank=-1, kind="removed", reason=reason))
+        self._outbox.add(Disconnect(peer=peer))
+
     def process_left(self, peer: Peer, reason: str, now: float) -> None:
         """A process without a rank has left, or its session is lost."""
         self.startup.remove(peer, reason, quietly=self.phase is not Phase.GATHERING)
@@ -107,8 +117,10 @@ class JobLifecycle:
             return
         self.left.add(rank)
         self.job.members.liveness.stop_watching(rank)
-        self._outbox.add(Disconnect(peer=self.job.members.peers[rank]))
-        if len(self.left) == len(self.job.members):
+        peer = self.job.members.peer_of(rank)
+        if peer is not None:
+            self._outbox.add(Disconnect(peer=peer))
+        if self.left.issuperset(self.job.members.present):
             self._end_at = now
 
     def end_if_due(self, now: float) -> Outcome | None:

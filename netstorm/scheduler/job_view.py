@@ -13,7 +13,7 @@ from netstorm.scheduler.awareness.network_estimate import LinkEstimate
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.job_lifecycle import JobLifecycle
 from netstorm.scheduler.job_policies import JobPolicies
-from netstorm.scheduler.observe.snapshot import NodeSnapshot, Snapshot
+from netstorm.scheduler.observe.snapshot import NodeSnapshot, Snapshot, ViewSnapshot
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies.control_loop import Awareness
 
@@ -95,12 +95,15 @@ class JobView:
             link_share=policies.link_share,
             routed=frozenset() if awareness is None else awareness.collector.routed,
             contended=awareness is not None and awareness.collector.contended,
+            view=None if job is None else _view(job, options),
         )
 
     def _node_snapshots(self, job: Job, now: float) -> tuple[NodeSnapshot, ...]:
         caps = {} if job.awareness is None else job.awareness.collector.access_caps(now)
         found = []
         for rank, member in enumerate(job.members.all):
+            if not member.host:
+                continue  # a place that no node has had
             heard = job.members.liveness.last_sign(rank)
             egress, ingress = caps.get(rank, (0.0, 0.0))
             found.append(
@@ -111,13 +114,29 @@ class JobView:
                     last_event=heard.event,
                     waiting_for=heard.waiting_for,
                     finished=rank in job.finished,
-                    left=rank in self._lifecycle.left,
+                    left=rank in self._lifecycle.left or not member.port,
+                    silent=job.views is not None and rank in job.views.silent,
                     reports=job.announcements.reports(rank),
                     egress=egress,
                     ingress=ingress,
                 )
             )
         return tuple(found)
+
+
+def _view(job: Job, options: SchedulerOptions) -> ViewSnapshot | None:
+    """Return the view of a job that nodes may leave and join."""
+    if job.views is None or options.elastic is None:
+        return None
+    fewest, most = options.elastic
+    return ViewSnapshot(
+        number=job.views.number,
+        fewest=fewest,
+        most=most,
+        silent=job.views.silent,
+        waiting=job.views.waiting_text(),
+        changes=tuple(job.views.events),
+    )
 
 
 def _link_estimates(job: Job, now: float) -> Callable[[], Sequence[LinkEstimate]]:

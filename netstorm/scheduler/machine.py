@@ -12,9 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from netstorm.errors import ProtocolViolation
+import msgspec
+
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
+from netstorm.protocol.authority import Role, check_authority, not_authorised
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse
@@ -23,7 +25,8 @@ from netstorm.scheduler.job_lifecycle import JobLifecycle, abort_reason
 from netstorm.scheduler.job_phase import Outcome, Phase
 from netstorm.scheduler.job_policies import FirstPolicy, JobPolicies
 from netstorm.scheduler.job_view import JobView
-from netstorm.scheduler.membership.member_texts import describe_member, format_address, list_some
+from netstorm.scheduler.member_changes import MemberChanges
+from netstorm.scheduler.membership.member_texts import format_address, list_some
 from netstorm.scheduler.membership.process_registry import ProcessRegistry
 from netstorm.scheduler.membership.refusal import job_full_reason
 from netstorm.scheduler.membership.startup import Startup
@@ -34,6 +37,7 @@ from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.scheduler.replay_log.records import Record
 from netstorm.scheduler.replay_log.replay import ReplayedJob
+from netstorm.scheduler.views.latecomers import with_free_places
 from netstorm.topology.policy import Policy
 
 __all__ = ["SchedulerMachine"]
@@ -104,7 +108,7 @@ class SchedulerMachine:
         self._startup: Final = Startup(options, self._outbox, self.counters, now)
         self._lifecycle: Final = JobLifecycle(options, self._outbox, self._startup)
         self.view: Final = JobView(options, self.counters, self._lifecycle, self.policies, now)
-        self._ranks: Final[dict[Peer, int]] = {}
+        self._changes: Final = MemberChanges(options, self._lifecycle, self._startup, self._registry)
         self._last_tick = now
         if replayed is not None:
             self._resume(replayed, now)
@@ -131,19 +135,19 @@ class SchedulerMachine:
         if self.phase is Phase.RUNNING:
             self.policies.formed(answer, now)
 
-    def set_first_policy(self, first: FirstPolicy, now: float) -> None:
-        """Receive the policy that the job begins under, which `on_all_joined` was called for.
+    def set_first_policy(self, first: FirstPolicy | str, now: float) -> None:
+        """Receive the policy that the job begins under, which `on_all_joined` was called for; or why none can
+        be formed, which ends the job.
 
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
         """
+        if isinstance(first, str):
+            self._lifecycle.fail(m.PeerGone(rank=-1, kind="refused", reason=first), now)
+            return
         self.policies.set_first(first, now)
         if self.phase is Phase.GATHERING and self._startup.complete():  # no node has left since
             self._begin(now)
-
-    def first_policy_failed(self, problem: str, now: float) -> None:
-        """End the job: no first policy can be formed. `problem` says why."""
-        self._lifecycle.fail(m.PeerGone(rank=-1, kind="refused", reason=problem), now)
 
     def stop(self, reason: str, now: float) -> None:
         """End the job because this process must end. A finished job just waits for its nodes no longer."""
@@ -159,23 +163,28 @@ class SchedulerMachine:
 
     # ------------------------------------------------------------------------------ what the endpoint needs
 
-    def admit(self, hello: m.Hello) -> Admission:
+    def admit(self, hello: m.Hello, user: str = "") -> Admission:
         """Number each process. Who may join is decided when it asks to, so that it is told why not."""
         if hello.receiver != SCHEDULER:
             return Refuse(f"this is the scheduler of job {self.options.job!r}, not rank {hello.receiver}")
+        departed = self._lifecycle.departure_of(hello.incarnation)
+        if departed is not None:
+            return Refuse(departed)
+        if self._registry.is_taken(hello.incarnation, user):
+            return Refuse("the process of this number has another key: nobody speaks for another one")
         peer = self._registry.find(hello.incarnation)
         if peer is None and hello.sender >= 0:
             return Refuse(
                 f"the scheduler of job {self.options.job!r} does not know this rank {hello.sender}: it was "
                 "restarted, or another scheduler has taken the address of the one before"
             )
-        return Admit(self._registry.register(hello.incarnation, hello.job))
+        return Admit(self._registry.register(hello.incarnation, hello.job, user))
 
     def receive(
-        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """Handle a message."""
-        job, rank = self._lifecycle.job, self._ranks.get(peer)
+        job, rank = self._lifecycle.job, self._changes.ranks.get(peer)
         if isinstance(message, m.Join):
             self._join(peer, message, now)
         elif rank is None or job is None:
@@ -183,6 +192,7 @@ class SchedulerMachine:
         else:
             job.members.liveness.heard(rank, now)
             if self.phase is Phase.RUNNING:
+                check_authority(message, Role.MEMBER, Role.SCHEDULER, f"rank {rank}")
                 self._receive_from_member(job, rank, message, now)
             elif isinstance(message, (m.Leave, m.Failed)):
                 self._lifecycle.rank_left(rank, now)
@@ -191,13 +201,23 @@ class SchedulerMachine:
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
-        job, rank = self._lifecycle.job, self._ranks.get(peer)
+        job, rank = self._lifecycle.job, self._changes.ranks.get(peer)
         if rank is None or job is None:
             self._lifecycle.process_left(peer, reason, now)
         else:
-            if self.phase is Phase.RUNNING:
-                self._lifecycle.fail(job.lost(rank, reason, now), now)
+            if self.phase is Phase.RUNNING and self._changes.go_on_without(
+                job, job.lost(rank, reason, now), now
+            ):
+                return
             self._lifecycle.rank_left(rank, now)
+
+    def connection_gone(self, peer: Peer, reason: str, now: float, *, refused: bool) -> None:
+        """Learn that a node's connection is gone. See `ConnectionWatcher`."""
+        job, rank = self._lifecycle.job, self._changes.ranks.get(peer)
+        if job is not None and rank is not None and self.phase is Phase.RUNNING:
+            gone = job.disconnected(rank, now)
+            if gone is not None:
+                self._changes.go_on_without(job, gone, now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -215,9 +235,10 @@ class SchedulerMachine:
         elif job is not None and self.phase is Phase.RUNNING:
             gone = job.tick(now)
             if gone is not None:
-                self._lifecycle.fail(gone, now)
+                self._changes.go_on_without(job, gone, now)
             else:
                 self._check_policy(now)
+            self._changes.place_latecomers(job, now)
         outcome, on_over = self._lifecycle.end_if_due(now), self.on_over
         if outcome is not None and on_over is not None:
             self._outbox.add(Call(function=lambda: on_over(outcome)))
@@ -251,27 +272,34 @@ class SchedulerMachine:
         elif self._lifecycle.failure is not None:
             self._startup.refuse(peer, f"the job has already ended: {self._lifecycle.failure.reason}")
         elif job is None:
-            self._startup.join(peer, self._registry.incarnation_of(peer), join, now)
+            self._startup.join(self._changes.applicant(peer, join, now), now)
             if self._startup.complete():
                 self._all_joined(now)
-        elif peer in self._ranks:  # its session broke before it could read that it had joined
-            job.welcome(self._ranks[peer], now)
+        elif peer not in self._changes.ranks and job.views is not None and self.phase is Phase.RUNNING:
+            self._changes.join(job, peer, join, now)
+        elif peer in self._changes.ranks:  # its session broke before it could read that it had joined
+            job.welcome(self._changes.ranks[peer], now)
         else:
             self._startup.refuse(peer, job_full_reason(own, job.members.all, address, join.asked_rank))
 
     def _receive_before_join(self, peer: Peer, message: m.Message, now: float) -> None:
-        """Handle a message of a process that has no rank."""
+        """Handle a message of a process that has no rank, or none any more: it was stopped for too long."""
+        departed = self._lifecycle.departure_of(self._registry.incarnation_of(peer))
+        if departed is not None and not isinstance(message, (m.Leave, m.Failed)):
+            self._outbox.send([peer], m.PeerGone(rank=-1, kind="removed", reason=departed))
+            return
         match message:
             case m.Heartbeat():
                 self._startup.heard(peer, now)
+                self._changes.latecomers.heard(peer, now)
+            case m.Leave() | m.Failed() if peer in self._changes.latecomers:
+                self._changes.latecomers.remove(peer)
             case m.Leave():
                 self._lifecycle.process_left(peer, "it left", now)
             case m.Failed():
                 self._lifecycle.process_left(peer, f"it failed: {message.reason}", now)
             case _:
-                raise ProtocolViolation(
-                    f"a process that has not joined sends a {type(message).__name__} to the scheduler"
-                )
+                raise not_authorised(message, "a process that has not joined")
 
     def _check_startup(self, now: float) -> None:
         self._startup.check(now)
@@ -291,15 +319,24 @@ class SchedulerMachine:
 
     def _begin(self, now: float) -> None:
         """Give ranks, and begin the job."""
-        job = self._start_job(self._startup.assign_ranks(), self.policies.in_force, now)
-        _log.info("all nodes are here: %s", list_some(map(describe_member, job.members.all)))
-        for rank in range(len(job.members)):
+        members, policy = list(self._startup.assign_ranks()), self.policies.in_force
+        if self.options.elastic is not None:
+            policy = msgspec.structs.replace(policy, members=tuple(member.rank for _, member in members))
+            members = with_free_places(members, self.options.num_workers)
+        job = self._start_job(members, policy, now)
+        _log.info("all nodes are here: %s", list_some(map(job.members.describe, job.members.present)))
+        for rank in job.members.present:
             job.welcome(rank, now)
 
     def _resume(self, replayed: ReplayedJob, now: float) -> None:
         """Go on with a job that another process served."""
         policy = replayed.policies[replayed.version]
-        peers = [self._registry.register(member.incarnation, self.options.job) for member in replayed.members]
+        peers = [
+            self._registry.register(member.incarnation, self.options.job, member.user)
+            if member.port
+            else SCHEDULER
+            for member in replayed.members
+        ]
         job = self._start_job(list(zip(peers, replayed.members, strict=True)), policy, now, replayed)
         _log.warning(
             "job %r goes on: %d nodes, %d keys, policy version %d",
@@ -328,20 +365,20 @@ class SchedulerMachine:
         )
         self._lifecycle.begin(job)
         self.policies.begin(job)
-        for rank, peer in enumerate(job.members.peers):
-            self._ranks[peer] = rank
-            self._registry.pin(peer)
+        self._changes.begin(job)
         return job
 
     # ------------------------------------------------------------------------------------- while the job runs
 
     def _receive_from_member(self, job: Job, rank: int, message: m.Message, now: float) -> None:
-        if isinstance(message, (m.Leave, m.Failed)):
+        leaves = isinstance(message, (m.Leave, m.Failed))
+        if leaves and job.views is None:  # before the others are told, so that it is not
             self._lifecycle.rank_left(rank, now)
         gone = job.receive(rank, message, now)
-        if gone is not None:
-            self._lifecycle.fail(gone, now)
-        elif job.all_finished:
+        goes_on = gone is not None and self._changes.go_on_without(job, gone, now)
+        if leaves and not goes_on:
+            self._lifecycle.rank_left(rank, now)
+        if self.phase is Phase.RUNNING and job.all_finished:
             self._lifecycle.finish(job.members.peers)
 
     def _check_policy(self, now: float) -> None:

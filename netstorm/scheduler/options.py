@@ -22,7 +22,8 @@ _LOCAL_GROWTH: Final = 32
 """The same among nodes of one machine. Chunks are small because of a WAN's store-and-forward delay; on one
 machine there is none, and processors are the limit."""
 
-_ENOUGH_LOCALLY: Final = 32
+_ENOUGH_LOCALLY: Final = 8
+"""Fewer than in a network: each costs processor time, which is what the nodes of one machine share."""
 
 _CHUNKS: Final = ChunkSizes(32_768, 65_536, _ENOUGH)
 
@@ -32,6 +33,15 @@ class SchedulerOptions:
     """The options of one job. Durations are in seconds."""
 
     num_workers: int
+    """The ranks that there are. If nodes may leave and join, some may be places that no node has."""
+    elastic: tuple[int, int] | None = None
+    """Fewest and most nodes, of a job that nodes may leave and join; None: of any other job."""
+    begin_with: int = 0
+    """With how many nodes the job begins; 0: `num_workers`."""
+    standbys: int = 0
+    """How many schedulers wait to take over."""
+    recoverable: bool = False
+    """Another one may be started that takes over."""
     job: str = "default"
     release: str = ""
     """Version of the NetStorm package; nodes must have the same."""
@@ -56,6 +66,13 @@ class SchedulerOptions:
     """NETSTORM_UNEVEN=join: ranks that have finished contribute zeros until all have, and no barrier waits
     for them."""
 
+    @property
+    def majority(self) -> bool:
+        """Whether this scheduler goes on only with a majority of the last view, since another one may go on
+        with the others.
+        """
+        return self.recoverable or self.standbys > 0
+
     @classmethod
     def from_settings(
         cls,
@@ -72,7 +89,11 @@ class SchedulerOptions:
         chunks = chunk_sizes(settings)
         local = _chunk_sizes(settings, _LOCAL_GROWTH, _ENOUGH_LOCALLY)
         return cls(
-            num_workers=settings.num_workers,
+            num_workers=settings.places,
+            elastic=settings.elastic_range,
+            standbys=len(settings.standby_addresses),
+            recoverable=settings.recoverable,
+            begin_with=settings.num_workers,
             job=settings.job,
             release=release,
             chunks=chunks,

@@ -8,7 +8,12 @@ Names that users of MXNet's ps-lite know are kept (`DMLC_*`, `PS_*`), and so are
 (arXiv 2404.11352); all others begin with `NETSTORM_`.
 """
 
-from netstorm.settings.foreign_variables import FOREIGN_VARIABLES, child_environment, foreign_variable
+from netstorm.settings.foreign_variables import (
+    FOREIGN_VARIABLES,
+    child_environment,
+    foreign_variable,
+    set_for_children,
+)
 from netstorm.settings.jobs import JOB_WIDE
 from netstorm.settings.observability import LogLevel
 from netstorm.settings.paper import AuxRule
@@ -28,5 +33,6 @@ __all__ = [
     "child_environment",
     "declarations",
     "foreign_variable",
+    "set_for_children",
     "unknown_variables",
 ]

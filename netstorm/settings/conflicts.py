@@ -24,10 +24,22 @@ def conflicts(s: Sections) -> list[str]:
             f"PS_HEARTBEAT_TIMEOUT={s.heartbeat_timeout_s}: expected at least twice "
             f"PS_HEARTBEAT_INTERVAL={s.heartbeat_interval_s}, or one late heartbeat ends the job"
         )
+    if s.elastic_range is not None and not 1 <= s.elastic_range[0] <= s.num_workers <= s.elastic_range[1]:
+        found.append(
+            f"NETSTORM_ELASTIC={s.elastic}: expected MIN:MAX with 1 <= MIN <= MAX and the nodes that the job "
+            f"begins with between them, but {nodes}"
+        )
+    if s.standbys and s.elastic_range is None:
+        found.append(
+            f"NETSTORM_STANDBYS={s.standbys}: expected none without NETSTORM_ELASTIC, since a standby "
+            "takes over only jobs whose members may change"
+        )
+    found += _recovery_conflicts(s)
     for variable, rank in (("NETSTORM_RANK", s.rank), ("NETSTORM_HUB", s.hub)):
-        if rank >= s.num_workers:
-            found.append(f"{variable}={rank}: expected a rank from 0 to {s.num_workers - 1}, since {nodes}")
-    if s.num_roots > s.num_workers:
+        if rank >= s.places:
+            since = f"NETSTORM_ELASTIC={s.elastic}" if s.elastic else nodes
+            found.append(f"{variable}={rank}: expected a rank from 0 to {s.places - 1}, since {since}")
+    if s.num_roots > s.places:
         found.append(f"NUM_ROOT_SERVERS={s.num_roots}: expected at most one root a node, since {nodes}")
     if s.freeze_roots and s.topology not in _FREEZABLE:
         found.append(
@@ -54,4 +66,21 @@ def conflicts(s: Sections) -> list[str]:
             f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least {s.chunk_size * _WIDEST_ELEMENT} "
             f"bytes, one chunk of CHUNK_SIZE={s.chunk_size} elements of {_WIDEST_ELEMENT} bytes"
         )
+    for variable, path in (("NETSTORM_NODE_KEY", s.node_key_file), ("NETSTORM_ALLOW", s.allow_file)):
+        if path and not s.key_file and s.security != "off":
+            found.append(
+                f"{variable}={path}: expected NETSTORM_KEY_FILE beside it, the job's key, with which the "
+                "scheduler and the nodes prove that they are of this job"
+            )
     return found
+
+
+def _recovery_conflicts(s: Sections) -> list[str]:
+    """Return what a scheduler that takes a job over cannot be, too."""
+    others = (("NETSTORM_STANDBY=1 (--standby)", s.standby), ("NETSTORM_STATE_DIR (--state)", s.state_dir))
+    return [
+        f"NETSTORM_RECOVER_PEERS={s.recover_peers} (--recover) with {other}: expected one of them, since a "
+        "scheduler takes a job over from its nodes, waits until it is needed, or has the job's log"
+        for other, value in others
+        if s.recover_peers and value
+    ]

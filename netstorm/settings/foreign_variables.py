@@ -11,12 +11,15 @@ from netstorm.errors import UsageError
 from netstorm.settings.problems import not_allowed, raise_problems
 from netstorm.settings.values import declarations, unknown_variables
 
-__all__ = ["FOREIGN_VARIABLES", "child_environment", "foreign_variable"]
+__all__ = ["FOREIGN_VARIABLES", "child_environment", "foreign_variable", "set_for_children"]
 
 # Variables of other programs whose values matter here, each with the reason.
 FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "MXNET_ENGINE_TYPE": "under NaiveEngine MXNet's operations block, so they cannot overlap",
+        "RANK": "PyTorch's rank of this process, for which an elastic job has a place",
+        "MASTER_ADDR": "PyTorch's address of rank 0, which starts a scheduler there if none is named",
+        "TORCHELASTIC_RESTART_COUNT": "ranks that torchrun starts again find their own scheduler",
         "OMP_NUM_THREADS": "several nodes on one machine share its cores; a user's own choice is kept",
     }
 )
@@ -61,3 +64,20 @@ def child_environment(base: Mapping[str, str] | None = None, **variables: object
                 problems.append(not_allowed(name, declaration, value, "environment"))
     raise_problems(problems)
     return environment
+
+
+def set_for_children(**variables: object) -> None:
+    """Set variables of this process, so that processes which a script starts by itself have them, too.
+
+    Args:
+        variables: as for `child_environment`.
+
+    Raises:
+        SettingsError: a value that a child would refuse, or a variable `NETSTORM_*` that is no setting.
+    """
+    changed = child_environment(None, **variables)
+    for name in variables:
+        if name in changed:
+            os.environ[name] = changed[name]
+        else:
+            os.environ.pop(name, None)

@@ -16,7 +16,13 @@ JOB_WIDE: Final = (
     "topology",
     "hub",
     "uneven",
+    "elastic",
+    "standbys",
     "staleness",
+    "loss_bound",
+    "deadline_s",
+    "dgt",
+    "dgt_important",
     "job_weight",
 )
 """Settings of the whole job, by attribute. The scheduler's value counts; a node that was given another one is

@@ -121,12 +121,12 @@ def seconds(*, most: float = math.inf) -> Kind[float]:
     )
 
 
-def ratio() -> Kind[float]:
+def ratio(*, below_one: bool = False) -> Kind[float]:
     """Return the kind of fractions from 0 to 1, also written as percentages."""
     return Kind(
-        "a ratio such as 0.1 or 10%, from 0 to 1",
+        f"a ratio such as 0.1 or 10%, from 0 to {'less than 1' if below_one else '1'}",
         lambda text: _decimal(text) if _is_bare(text) else units.parse_fraction(text),
-        lambda r: 0 <= r <= 1,
+        lambda r: 0 <= r < 1 or (r == 1 and not below_one),
         (int, float),
         write=repr,
     )

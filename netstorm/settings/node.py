@@ -52,3 +52,35 @@ class NodeSettings:
         "TCP port that this node advertises to other nodes, for hosts behind a port mapping; 0: the port it "
         "listens on",
     )
+    restart: int = setting(
+        "NETSTORM_RESTART",
+        whole(0),
+        0,
+        "",
+        "how often `netstorm launch --restarts` has started this node, or the whole job, again; set by the "
+        "launcher, for scripts",
+    )
+    torch_backends: str = setting(
+        "NETSTORM_TORCH_BACKENDS",
+        words(r"(?:(?:gloo|mpi|nccl)(?:,(?:gloo|mpi|nccl))*)?", "a list such as gloo,mpi, or empty"),
+        "",
+        "",
+        "PyTorch's own backends, of gloo, mpi and nccl, whose names mean netstorm in scripts that stay "
+        "unedited; empty: none, but gloo,mpi under python -m netstorm.run",
+    )
+    size_lower_bound: int = setting(
+        "MXNET_KVSTORE_SIZE_LOWER_BOUND",
+        whole(1),
+        200_000,
+        "elements",
+        "the smallest tensor that gradient compression of type mpq sends sparsely; GeoMX's name",
+    )
+    gradient_codec: str = setting(
+        "NETSTORM_GRADIENT_CODEC",
+        words(r"[a-z0-9]*|\{.*\}", 'the name of a codec such as int8, JSON such as {"*": "int8"}, or empty'),
+        "",
+        "",
+        "codec of the gradients of PyTorch's DistributedDataParallel over NetStorm groups, in scripts that "
+        'stay unedited: a name, or JSON as {"type": "topk", "ratio": 0.01} or {"*.bias": "none", "*": '
+        '"int8"}; empty: none',
+    )

@@ -38,15 +38,39 @@ class ObservabilitySettings:
         whole(-1, 65535),
         -1,
         "",
-        "TCP port of the scheduler's HTTP server for `netstorm top`, browsers and Prometheus; it has no "
-        "authentication; -1: the port after its own; 0: no server; if the port is taken, any free port",
+        "TCP port of the scheduler's HTTP server for `netstorm top`, browsers and Prometheus; -1: the port "
+        "after its own; 0: no server; if the port is taken, any free port",
     )
     http_bind: str = setting(
         "NETSTORM_HTTP_BIND",
         host(or_any=True),
         "127.0.0.1",
         "",
-        "address of NETSTORM_HTTP_PORT and NETSTORM_METRICS_PORT; *: all interfaces",
+        "address of NETSTORM_HTTP_PORT and NETSTORM_METRICS_PORT; *: all interfaces; others than loopback "
+        "need NETSTORM_WEB_TOKEN_FILE",
+    )
+    web_token_file: str = setting(
+        "NETSTORM_WEB_TOKEN_FILE",
+        words(r"[^\0]*", "the path of a file"),
+        "",
+        "",
+        "file with the token that every request for a web page must bear; only its owner may read it; "
+        "`netstorm top` sends it; empty: no token",
+    )
+    web_cert: str = setting(
+        "NETSTORM_WEB_CERT",
+        words(r"[^\0]*", "the path of a file"),
+        "",
+        "",
+        "file (PEM) with the certificate of the web pages and those that lead to its issuer: they are "
+        "served over HTTPS; empty: over HTTP",
+    )
+    web_key: str = setting(
+        "NETSTORM_WEB_KEY",
+        words(r"[^\0]*", "the path of a file"),
+        "",
+        "",
+        "file (PEM) with the private key of NETSTORM_WEB_CERT; empty: it is in the certificate's file",
     )
     metrics_port: int = setting(
         "NETSTORM_METRICS_PORT",

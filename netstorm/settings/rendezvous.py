@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from netstorm.settings.kinds import host, one_of, seconds, setting, whole, words
+from netstorm.settings.kinds import host, one_of, seconds, setting, switch, whole, words
 
-__all__ = ["RendezvousSettings", "Role"]
+__all__ = ["RendezvousSettings", "Role", "with_standbys"]
 
 Role: TypeAlias = Literal["worker", "scheduler", "server"]
+
+_HOSTS: Final = "DMLC_PS_ROOT_URI"
+_PORT: Final = "DMLC_PS_ROOT_PORT"
+_STANDBYS: Final = "NETSTORM_STANDBYS"
+_DEFAULT_PORT: Final = "9091"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +31,66 @@ class RendezvousSettings:
         "at once, since there are no servers",
     )
     scheduler_host: str = setting(
-        "DMLC_PS_ROOT_URI", host(), "127.0.0.1", "", "host name or address at which nodes reach the scheduler"
+        "DMLC_PS_ROOT_URI",
+        host(),
+        "127.0.0.1",
+        "",
+        "host name or address at which nodes reach the scheduler; several with commas: the others, such as "
+        "host2 or host2:9091, are as if in NETSTORM_STANDBYS",
     )
     scheduler_port: int = setting("DMLC_PS_ROOT_PORT", whole(1, 65535), 9091, "", "the scheduler's TCP port")
+    standbys: str = setting(
+        "NETSTORM_STANDBYS",
+        words(
+            r"([A-Za-z0-9_.-]+:\d{1,5}(,[A-Za-z0-9_.-]+:\d{1,5})*)?",
+            "addresses such as host2:9091,host3:9091, or nothing",
+        ),
+        "",
+        "",
+        "standby schedulers of an elastic job, in the order in which they take over; the same everywhere",
+    )
+    standby: bool = setting(
+        "NETSTORM_STANDBY",
+        switch(),
+        False,
+        "",
+        "this scheduler waits until the nodes have lost the one before it, and takes their job over",
+    )
+    recoverable: bool = setting(
+        "NETSTORM_RECOVERABLE",
+        switch(),
+        False,
+        "",
+        "nodes that lose the scheduler wait NETSTORM_SCHEDULER_TIMEOUT for another one, which `netstorm "
+        "scheduler --recover` starts; an elastic job goes on only with a majority of its last view",
+    )
+    recover_peers: str = setting(
+        "NETSTORM_RECOVER_PEERS",
+        words(
+            r"([A-Za-z0-9_.-]+:\d{1,5}(,[A-Za-z0-9_.-]+:\d{1,5})*)?",
+            "addresses of nodes such as host2:40001,host3:40001, or nothing",
+        ),
+        "",
+        "",
+        "this scheduler takes over the job of the nodes at these addresses, which have lost theirs",
+    )
     num_workers: int = setting("DMLC_NUM_WORKER", whole(1), 1, "nodes", "number of general nodes of the job")
+    elastic: str = setting(
+        "NETSTORM_ELASTIC",
+        words(r"(\d{1,6}:\d{1,6})?", "MIN:MAX, two numbers of nodes such as 2:8, or nothing"),
+        "",
+        "",
+        "MIN:MAX: nodes may die, leave, come back and join, as long as MIN are left; at most MAX join; "
+        "the job begins with DMLC_NUM_WORKER; empty: the loss of a node ends the job",
+    )
+    rescale: bool = setting(
+        "NETSTORM_RESCALE",
+        switch(),
+        False,
+        "",
+        "in an elastic job, scale each sum of floats by DMLC_NUM_WORKER over the number of its contributors, "
+        "so that steps stay as large as with all nodes; MXNet's stores only, the same at all nodes",
+    )
     num_servers: int = setting(
         "DMLC_NUM_SERVER", whole(0), 0, "", "ignored: there are no servers, every general node aggregates"
     )
@@ -68,3 +130,49 @@ class RendezvousSettings:
         "s",
         "silence after which a node, or the scheduler, counts as lost",
     )
+
+    @property
+    def elastic_range(self) -> tuple[int, int] | None:
+        """Fewest and most nodes of an elastic job; None: the job is not elastic."""
+        fewest, _, most = self.elastic.partition(":")
+        return (int(fewest), int(most)) if most else None
+
+    @property
+    def standby_addresses(self) -> tuple[tuple[str, int], ...]:
+        """The addresses of the standby schedulers: host and port."""
+        return _addresses(self.standbys)
+
+    @property
+    def recover_addresses(self) -> tuple[tuple[str, int], ...]:
+        """The addresses of the nodes whose job is taken over: host and port."""
+        return _addresses(self.recover_peers)
+
+    @property
+    def places(self) -> int:
+        """How many ranks there are: in an elastic job, for as many nodes as it may have."""
+        most = self.elastic_range
+        return self.num_workers if most is None else most[1]
+
+
+def _addresses(text: str) -> tuple[tuple[str, int], ...]:
+    entries = (entry.rpartition(":") for entry in text.split(",") if entry)
+    return tuple((name, int(port)) for name, _, port in entries)
+
+
+def with_standbys(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return variables in which `DMLC_PS_ROOT_URI=a,b:9092` is the host a, and b:9092 is in
+    NETSTORM_STANDBYS. A host without a port has DMLC_PS_ROOT_PORT.
+    """
+    first, comma, others = environ.get(_HOSTS, "").partition(",")
+    if not comma:
+        return environ
+    port = environ.get(_PORT) or _DEFAULT_PORT
+    host, colon, own = first.strip().partition(":")
+    entries = [entry.strip() for entry in others.split(",")]
+    standbys = [entry if ":" in entry else f"{entry}:{port}" for entry in entries]
+    listed = environ.get(_STANDBYS, "")
+    found = dict(environ)
+    found[_HOSTS], found[_STANDBYS] = host, ",".join([*standbys, *([listed] if listed else [])])
+    if colon:
+        found[_PORT] = own
+    return found

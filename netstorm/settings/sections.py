@@ -10,6 +10,7 @@ from netstorm.settings.observability import ObservabilitySettings
 from netstorm.settings.paper import PaperSettings
 from netstorm.settings.planning import PlanningSettings
 from netstorm.settings.rendezvous import RendezvousSettings
+from netstorm.settings.security import SecuritySettings
 from netstorm.settings.timeouts import TimeoutSettings
 
 __all__ = ["Sections"]
@@ -21,6 +22,7 @@ class Sections(
     TimeoutSettings,
     PlanningSettings,
     JobsSettings,
+    SecuritySettings,
     NodeSettings,
     PaperSettings,
     RendezvousSettings,

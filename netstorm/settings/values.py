@@ -13,6 +13,7 @@ from typing import Any, Final
 from netstorm.settings.conflicts import conflicts
 from netstorm.settings.kinds import Declaration, Source
 from netstorm.settings.problems import not_allowed, raise_problems, unknown_name
+from netstorm.settings.rendezvous import with_standbys
 from netstorm.settings.sections import Sections
 
 __all__ = ["Settings", "Source", "declarations", "unknown_variables"]
@@ -51,7 +52,7 @@ class Settings(Sections):
         Raises:
             SettingsError: names every wrong value, where it came from and what is allowed.
         """
-        environ = os.environ if environ is None else environ
+        environ = with_standbys(os.environ if environ is None else environ)
         known = declarations()
         problems = [unknown_name("argument", name, known) for name in overrides if name not in known]
         values: dict[str, Any] = {}

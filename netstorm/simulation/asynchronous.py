@@ -45,19 +45,30 @@ class BlockStore:
         """By block."""
         self.updates: Final[dict[int, int]] = {}
         """Number of updates, by block."""
+        self.last_pulled: Final[dict[tuple[int, int], Array]] = {}
+        """The value that a rank has got last, by block and rank."""
+        self.pushed_on: Final[list[tuple[int, int, Array | None]]] = []
+        """Of each update: the block, the rank that has pushed it, and the value that it had got last."""
         self._store: Final = store
+        self._initial: Final = initial.ravel().copy()
+        self._key: Final = key
+        if store.node.machine.requests.live.is_elastic:
+            return
         owners = store.machine.owners
         for block in owners.blocks(key, whole=self.whole):
             if owners.owner(key, block) == store.node.rank:
-                chunks = chunks_of(key, block, whole=self.whole)
-                first, end = extent(key, chunks[0])[0], extent(key, chunks[-1])[1]
-                self.values[block] = initial.ravel()[first:end].copy()
-                self.updates[block] = 0
+                self.install(block, None, b"")
 
     def apply(
-        self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+        self,
+        block: int,
+        rank: int,
+        gradient: Gradient,
+        live: tuple[float, ...],
+        done: Callable[[], None],
     ) -> None:
         """Subtract a gradient from a block, later; then call `done`."""
+        self.pushed_on.append((block, rank, self.last_pulled.get((block, rank))))
 
         def work() -> None:
             value = self.values[block]
@@ -74,9 +85,27 @@ class BlockStore:
         """Call `done` with a copy of a block's value, later."""
         self._store.later(lambda: done(self.values[block].copy()))
 
+    def pulled(self, block: int, rank: int, value: Buffer) -> None:
+        """Record what a rank gets."""
+        self.last_pulled[block, rank] = np.frombuffer(value, self.values[block].dtype)
+
     def states(self, block: int, done: Callable[[bytes], None]) -> None:
         """Call `done` with the number of a block's updates as text, later."""
         self._store.later(lambda: done(str(self.updates[block]).encode()))
+
+    def install(self, block: int, values: Buffer | None, states: bytes) -> None:
+        """Begin to hold a block."""
+        if values is None:
+            chunks = chunks_of(self._key, block, whole=self.whole)
+            first, end = extent(self._key, chunks[0])[0], extent(self._key, chunks[-1])[1]
+            self.values[block] = self._initial[first:end].copy()
+        else:
+            self.values[block] = np.frombuffer(values, self._key.dtype).copy()
+        self.updates[block] = int(states or b"0")
+
+    def discard(self, block: int) -> None:
+        """Hold a block no longer."""
+        del self.values[block], self.updates[block]
 
 
 class AsynchronousStore:
@@ -133,6 +162,15 @@ class AsynchronousStore:
 
         pending.then(serve)
         return pending
+
+    def join(self, name: str, initial: Array) -> None:
+        """Begin with a key that the others have initialised: this node has joined the job later."""
+        key = self.node.register(name, initial.shape, initial.dtype.name)
+        key.begin_at(1)  # the first round was that of the initial value
+        self.node.process.call(lambda now: self.node.machine.requests.late_start.key(key, 1, now))
+        self._pushes[name] = Pushes()
+        blocks = self.blocks[name] = BlockStore(self, key, initial)
+        self.node.process.call(lambda _: self.machine.serve(key, blocks))
 
     def push_rows(self, name: str, rows: Rows) -> Pending:
         """Subtract some rows of a gradient from the value. The rows must not change."""

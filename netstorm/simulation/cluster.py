@@ -24,6 +24,7 @@ from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.scheduler.replay_log.records import MAGIC
+from netstorm.scheduler.standby.standby_machine import StandbyMachine
 from netstorm.settings import Settings
 from netstorm.simulation.clock_sync import Datagrams
 from netstorm.simulation.cluster_faults import AnyProcess, ClusterFaults
@@ -175,6 +176,12 @@ class SimulatedCluster(Simulation):
         """The nodes whose processes are alive."""
         return [node for _, node in sorted(self._nodes.items()) if node.alive]
 
+    def is_member(self, node: SimulatedNode) -> bool:
+        """Return whether a process is in the job now, as the scheduler says."""
+        job = self.scheduler.machine.view.members
+        member = job[node.rank] if node.rank < len(job) else None
+        return member is not None and member.incarnation == node.process.stack.endpoint.process.incarnation
+
     # ------------------------------------------------------------------------------------------------ running
 
     def join(self, limit_s: float = 60.0) -> SimulatedCluster:
@@ -234,6 +241,14 @@ class SimulatedCluster(Simulation):
         else:
             self._nodes[rank] = self.start_another(rank, host_of(rank))
 
+    def start_standby(self, host: str, peers: Iterable[int] = ()) -> SimulatedProcess[StandbyMachine]:
+        """Start a standby scheduler on a host that NETSTORM_STANDBYS names; with `peers`, on one that no node
+        knows: it takes the job over from these ranks.
+        """
+        asked = [self.started(rank).process.machine.options for rank in peers]
+        peer_addresses = [(one.host, one.port) for one in asked]
+        return self._factory.standby(host, self._assumed, self._forming_s, peers=peer_addresses)
+
     def start_another(self, rank: int, host: str) -> SimulatedNode:
         """Start another process that asks for a rank that is taken. It is not among `nodes`."""
         return SimulatedNode(rank, self.timeline, self._factory.node(rank, host))
@@ -276,7 +291,7 @@ def _assumed(settings: Settings, network: Network | None, delay_s: float) -> Ini
     if settings.network_file:
         return found
     if network is None:
-        return replace(found, network=Network.uniform(settings.num_workers, latency=delay_s))
+        return replace(found, network=Network.uniform(settings.places, latency=delay_s))
     if not settings.awareness:
         return replace(found, network=network, known=True, described=True)
     links = tuple(Link(source=link.source, target=link.target, rate=_ANY_RATE) for link in network.links)

@@ -35,6 +35,7 @@ def contribution_of_values(
     in_place: bool = False,
     form: Form | None = None,
     sent: Values | None = None,
+    kept: bool = False,
 ) -> Contribution:
     """Return the contribution of an array.
 
@@ -44,13 +45,14 @@ def contribution_of_values(
         in_place: the result overwrites the copy.
         form: the key's own if None.
         sent: `values` as `form` has them; None: the array itself.
+        kept: the node changes the array itself, which keeps what was not counted.
     """
-    source = np.array(values, order="C").ravel()
+    source = values.reshape(-1) if kept else np.array(values, order="C").ravel()
     destination = source if in_place else np.empty_like(source)
 
     def collect() -> Array:
         result = destination.reshape(values.shape).copy()
-        _overwrite(source, destination)
+        _overwrite(destination if kept else source, destination)
         return result
 
     return Contribution(source if sent is None else sent, destination, form or key.form, collect)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -12,8 +13,12 @@ from netstorm.compression.two_bit import quantised
 from netstorm.errors import NetStormError
 from netstorm.kvstore.node.general_node import GeneralNode, State
 from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations.group_calls import Exchange, GroupCalls
+from netstorm.kvstore.operations.point_to_point import ReceiveOperation, SendOperation
 from netstorm.kvstore.values.key import Key
 from netstorm.kvstore.values.quantised import Quantised
+from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.messages import LossTerms
 from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.contribution import Contribution, contribution_of_rows, contribution_of_values
 from netstorm.simulation.pending import Array, Pending
@@ -35,7 +40,9 @@ class SimulatedNode:
         """Residual of gradient compression, by key."""
         self.pending: Final[list[Pending]] = []
         """All operations of this node, in order."""
-        self._timeline: Final = timeline
+        self.operations: Final[list[Operation]] = []
+        """What was pushed, in order."""
+        self.timeline: Final = timeline
         self.joined: Final = self._ask("joining", lambda done, _: self.machine.requests.when_joined(done))
 
     @property
@@ -54,10 +61,17 @@ class SimulatedNode:
         return self.machine.state is State.OVER
 
     def register(
-        self, name: str, shape: tuple[int, ...], dtype: str, *, namespace: int = 0, form: int = 0
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        namespace: int = 0,
+        form: int = 0,
+        members: tuple[int, ...] = (),
     ) -> Key:
-        """Register a key with the job; `form` is its codec."""
-        key = self.keys[name] = Key(namespace, name, shape, dtype, form=form)
+        """Register a key with the job; `form` is its codec, `members` the ranks that push it (none: all)."""
+        key = self.keys[name] = Key(namespace, name, shape, dtype, form=form, members=members)
         self.process.call(lambda now: self.machine.requests.register(key, now))
         return key
 
@@ -71,6 +85,8 @@ class SimulatedNode:
         in_place: bool = False,
         threshold: float | None = None,
         as_rows: bool = False,
+        from_lowest: bool = False,
+        loss: LossTerms | None = None,
     ) -> Pending:
         """Begin an all-reduce of `values`, the next round of key `name`, which is registered if it is new.
 
@@ -84,18 +100,21 @@ class SimulatedNode:
             in_place: the sum is written to where the contribution was.
             threshold: of gradient compression; None: plain values.
             as_rows: push the rows of a matrix that are not all zeros.
+            from_lowest: the result is the contribution of the lowest rank of the job, as an initial value.
+            loss: the round may end without some contributions. `values` is changed: what was counted becomes
+                zero. None: it waits for all.
         """
         key = self.keys.get(name)
         if key is None:
             codec = 0 if threshold is None else Quantised.codec
             key = self.register(name, values.shape, values.dtype.name, form=codec)
-        pending = Pending(self._timeline, f"rank {self.rank}: round {key.last_taken + 1} of key {name!r}")
+        pending = Pending(self.timeline, f"rank {self.rank}: round {key.last_taken + 1} of key {name!r}")
         if threshold is not None:
             contribution = self._quantised(key, values, threshold, in_place=in_place)
         elif as_rows:
             contribution = contribution_of_rows(key, values)
         else:
-            contribution = contribution_of_values(key, values, in_place=in_place)
+            contribution = contribution_of_values(key, values, in_place=in_place, kept=loss is not None)
         pending.collect_with(contribution.collect)
         operation = Operation(
             key=key,
@@ -106,6 +125,80 @@ class SimulatedNode:
             priority=priority,
             rule=rule,
             form=contribution.form,
+            from_lowest=from_lowest,
+            loss=loss,
+        )
+        self.operations.append(operation)
+        self.pending.append(pending)
+        self.process.call(lambda now: self.machine.requests.submit(operation, now))
+        return pending
+
+    def group(self, name: str, members: tuple[int, ...]) -> GroupCalls:
+        """Return the calls of a process group that this node is in. Use one object a group."""
+
+        def register(key_name: str, elements: int, ranks: tuple[int, ...]) -> Key:
+            return self.register(key_name, (elements,), "float32", form=COLLECTIVE, members=ranks)
+
+        return GroupCalls(name, members, size=len(self.machine.members), register=register)
+
+    def call(self, group: GroupCalls, exchange: Exchange, timeout_s: float = math.inf) -> Pending:
+        """Make the next call of a group. Its value is all segments of the destination, one after the
+        other.
+        """
+        return self.call_operation(group, exchange, timeout_s)[0]
+
+    def call_operation(
+        self, group: GroupCalls, exchange: Exchange, timeout_s: float = math.inf
+    ) -> tuple[Pending, Operation]:
+        """Make a call as `call` does; return its operation, too, which says who has contributed."""
+        pending = Pending(self.timeline, f"rank {self.rank}: {exchange.text} of group {group.name!r}")
+        pending.collect_with(lambda: np.concatenate([got for got in exchange.destination if got is not None]))
+        operation = group.operation(exchange, pending.done, timeout_s)
+        self.pending.append(pending)
+        self.process.call(lambda now: self.machine.requests.submit(operation, now))
+        return pending, operation
+
+    def send(self, peer: int, values: Array, *, tag: int = 0, channel: str = "world") -> Pending:
+        """Begin to send `values` to a rank. When it completes, they are overwritten where they were sent
+        from: nothing may read them any more.
+        """
+        pending = Pending(self.timeline, f"rank {self.rank}: a message to rank {peer} (tag {tag})")
+        source = np.array(values, order="C").reshape(-1).view(np.uint8)
+        pending.collect_with(lambda: _overwritten(source))
+        operation = SendOperation(
+            peer=peer,
+            channel=channel,
+            tag=tag,
+            source=source,
+            what=f"{values.dtype.name} {values.shape}",
+            done=pending.done,
+        )
+        self.pending.append(pending)
+        self.process.call(lambda now: self.machine.requests.submit(operation, now))
+        return pending
+
+    def receive(
+        self,
+        peer: int,
+        shape: tuple[int, ...],
+        dtype: str = "float32",
+        *,
+        tag: int = 0,
+        channel: str = "world",
+        peers: tuple[int, ...] = (),
+    ) -> Pending:
+        """Begin to receive an array from a rank, or (-1) from any of `peers`. Its result is the array."""
+        pending = Pending(self.timeline, f"rank {self.rank}: a message from rank {peer} (tag {tag})")
+        destination = np.zeros(shape, dtype)
+        pending.collect_with(destination.copy)
+        operation = ReceiveOperation(
+            peer=peer,
+            channel=channel,
+            tag=tag,
+            destination=destination.reshape(-1).view(np.uint8),
+            what=f"{destination.dtype.name} {destination.shape}",
+            done=pending.done,
+            peers=peers,
         )
         self.pending.append(pending)
         self.process.call(lambda now: self.machine.requests.submit(operation, now))
@@ -142,12 +235,18 @@ class SimulatedNode:
             key,
             values,
             in_place=in_place,
-            form=Quantised(threshold, len(self.machine.members)),
+            form=Quantised(threshold),
             sent=quantised(source, residual, np.float32(threshold)),
         )
 
     def _ask(self, what: str, ask: Callable[[Callable[[Exception | None], None], float], None]) -> Pending:
-        pending = Pending(self._timeline, f"rank {self.rank}: {what}")
+        pending = Pending(self.timeline, f"rank {self.rank}: {what}")
         self.pending.append(pending)
         self.process.call(lambda now: ask(pending.done, now))
         return pending
+
+
+def _overwritten(source: npt.NDArray[np.uint8]) -> Array:
+    """Overwrite memory that the node must not read any more, and return it."""
+    source[:] = 0xA5
+    return source

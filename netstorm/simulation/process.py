@@ -32,7 +32,10 @@ class SimulatedProcess(Generic[M]):
         self.stack: Final = stack
         self.synced_clock: SyncedClock | None = None
         """Its estimate of the cluster clock, by SNTP; None: `clock` says what the error is."""
+        self.suspended = False
         self._timer: Timer | None = None
+        self._calls: Final[list[Callable[[float], None]]] = []
+        """What the program calls once this process runs again."""
         self._awake = False
         self._ticks_at_once = 0
         self._ticked_at = -1.0
@@ -47,13 +50,15 @@ class SimulatedProcess(Generic[M]):
 
     def call(self, function: Callable[[float], None]) -> None:
         """Call `function` with the present time, as this process's program would call into its machine."""
-        if self.alive:
+        if self.suspended:
+            self._calls.append(function)
+        elif self.alive:
             self.stack.call(function, self.now())
             self._flush()
 
     def wake(self) -> None:
         """Handle the van's events, after everything else that happens at this virtual time."""
-        if self.alive and not self._awake:
+        if self.alive and not self._awake and not self.suspended:
             self._awake = True
             self._timeline.after(0.0, self._run)
 
@@ -64,9 +69,21 @@ class SimulatedProcess(Generic[M]):
         if self._timer is not None:
             self._timer.cancel()
 
+    def suspend(self) -> None:
+        """Stop running, as a process does that gets SIGSTOP. What comes for it waits."""
+        self.suspended = True
+
+    def go_on(self) -> None:
+        """Run again, as after SIGCONT: first what has come meanwhile is handled, then what is overdue."""
+        self.suspended = False
+        self.wake()
+        calls, self._calls[:] = list(self._calls), []
+        for function in calls:
+            self._timeline.after(0.0, lambda function=function: self.call(function))  # type: ignore[misc]
+
     def _run(self) -> None:
         self._awake = False
-        if not self.alive:
+        if not self.alive or self.suspended:
             return
         now = self.now()
         while events := self.van.poll(0.0):
@@ -75,7 +92,7 @@ class SimulatedProcess(Generic[M]):
         self._flush()
 
     def _tick(self, due: float) -> None:
-        if not self.alive:
+        if not self.alive or self.suspended:
             return
         self._timer = None
         self._ticks_at_once = self._ticks_at_once + 1 if self._timeline.now == self._ticked_at else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -32,6 +32,8 @@ from netstorm.scheduler.policies.formation import FormationRequest
 from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.replay_log.records import encode, read
 from netstorm.scheduler.replay_log.replay import ReplayedJob
+from netstorm.scheduler.standby.peer_inquiry import PeerInquiry
+from netstorm.scheduler.standby.standby_machine import StandbyMachine
 from netstorm.settings import Settings
 from netstorm.simulation.clock_sync import Datagrams, SyncedClock
 from netstorm.simulation.local_clock import LocalClock
@@ -41,6 +43,7 @@ from netstorm.topology.policy import Policy
 __all__ = ["ProcessFactory", "host_of"]
 
 M = TypeVar("M", bound=Machine)
+S = TypeVar("S", SchedulerMachine, StandbyMachine, SeveralJobs)
 
 
 def host_of(rank: int) -> str:
@@ -92,18 +95,44 @@ class ProcessFactory:
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
         timeline = self._network.timeline
 
-        def form_later(question: FormationRequest) -> None:
-            answer = msgspec.structs.replace(form(question), took_s=forming_s)
-            timeline.after(forming_s, lambda: process.call(lambda now: machine.policy_formed(answer, now)))
-
         def form_first_later(request: FirstPolicyRequest) -> None:
             answer = form_first_policy(request)
             timeline.after(
                 forming_s, lambda: process.call(lambda now: machine.first_policy_formed(answer, now))
             )
 
-        machine.on_form = form_later
+        machine.on_form = self._form_later(process, forming_s)
         machine.on_first_policy = form_first_later
+        return process
+
+    def standby(
+        self,
+        host: str,
+        assumed: InitialAssumptions,
+        forming_s: float = 0.5,
+        *,
+        peers: Sequence[tuple[str, int]] = (),
+    ) -> SimulatedProcess[StandbyMachine]:
+        """Start a standby scheduler on a host, at the port of the scheduler; with `peers`, one that asks the
+        nodes at these addresses to come.
+        """
+        van = MemoryVan(self._network, host)
+        van.bind(van.host, self._settings.scheduler_port)
+        clock = self._clocks(SCHEDULER)
+        counters = Counters()
+        options = SchedulerOptions.from_settings(self._settings, release=__version__)
+        now = clock.local(self._network.timeline.now)
+        own = (host, self._settings.scheduler_port)
+        machine = StandbyMachine(
+            options,
+            now=now,
+            counters=counters,
+            assumed=assumed if self._settings.awareness else None,
+            planned=assumed,
+            inquiry=PeerInquiry(peers, own, options, now) if peers else None,
+        )
+        process = self._run(van, machine, clock, counters, ordered=lambda _: True)
+        machine.on_form = self._form_later(process, forming_s)
         return process
 
     def scheduler(
@@ -145,13 +174,7 @@ class ProcessFactory:
         if self._datagrams is not None:
             self._datagrams.serve_cluster_time(van.host, clock)
 
-        def form_later(question: FormationRequest) -> None:
-            answer = msgspec.structs.replace(form(question), took_s=forming_s)
-            self._network.timeline.after(
-                forming_s, lambda: process.call(lambda now: machine.policy_formed(answer, now))
-            )
-
-        machine.on_form = form_later
+        machine.on_form = self._form_later(process, forming_s)
         return process
 
     def node(self, rank: int, host: str) -> SimulatedProcess[GeneralNode]:
@@ -165,6 +188,7 @@ class ProcessFactory:
             NodeOptions(
                 scheduler_host=host_of(SCHEDULER),
                 scheduler_port=settings.scheduler_port,
+                standbys=settings.standby_addresses,
                 host=host,
                 port=port,
                 job=settings.job,
@@ -200,7 +224,7 @@ class ProcessFactory:
         def driver_status(now: float) -> DriverStatus:
             links = process.stack.endpoint.links()
             status = DriverStatus(
-                bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
+                bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer >= 0),
                 clock_offset=self._network.timeline.now + clock.sync_error_s - now,
                 clock_drift=1.0 / (1.0 + clock.drift) - 1.0,
                 clock_error=abs(clock.sync_error_s),
@@ -209,6 +233,19 @@ class ProcessFactory:
 
         machine.status.sample_driver = driver_status
         return process
+
+    def _form_later(
+        self, process: SimulatedProcess[S], forming_s: float
+    ) -> Callable[[FormationRequest], None]:
+        """Return what forms a scheduler's policies; that takes `forming_s` of virtual time."""
+
+        def submit(question: FormationRequest) -> None:
+            answer = msgspec.structs.replace(form(question), took_s=forming_s)
+            self._network.timeline.after(
+                forming_s, lambda: process.call(lambda now: process.machine.policy_formed(answer, now))
+            )
+
+        return submit
 
     def _run(
         self,
@@ -230,7 +267,9 @@ class ProcessFactory:
             ordered=ordered,
             stamp=lambda: int((clock.cluster(timeline.now) if cluster is None else cluster()) * 1e9),
             limits=Limits(
-                link_timeout_s=self._settings.link_timeout_s, window_bytes=self._settings.window_bytes
+                link_timeout_s=self._settings.link_timeout_s,
+                window_bytes=self._settings.window_bytes,
+                shallow_windows=bool(self._settings.loss_bound or self._settings.dgt),
             ),
             rng=chance,
             counters=counters,

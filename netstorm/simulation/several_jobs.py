@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
@@ -54,6 +54,8 @@ class SimulatedJobs(Simulation):
             network, hosts or {}, seed=seed, delay_s=delay_s, jitter_s=jitter_s, detect_s=detect_s
         )
         self._started = 0
+        self._jobs: Final[dict[str, Settings]] = {}
+        """The settings of the last job of each name."""
         factory = ProcessFactory(self.network, own, seed=seed)
         self.scheduler: Final[SimulatedProcess[SeveralJobs]] = factory.several_jobs(forming_s)
 
@@ -67,18 +69,30 @@ class SimulatedJobs(Simulation):
 
         `settings` are the nodes' own, besides the heartbeat settings of the scheduler.
         """
-        self._started += 1
+        own = self._settings_of(job, nodes, settings)
+        self._jobs[job] = own
+        return self._start(own, range(nodes))
+
+    def start_more(self, job: str, ranks: Iterable[int]) -> list[SimulatedNode]:
+        """Start nodes of an elastic job that has begun, at the places of nodes that have died."""
+        return self._start(self._jobs[job], ranks)
+
+    def _settings_of(self, job: str, nodes: int, settings: Mapping[str, object]) -> Settings:
         common = {name: value for name, value in self._given.items() if name.startswith("heartbeat")}
-        own = Settings.from_environment({}, **{**common, "job": job, "num_workers": nodes, **settings})
+        return Settings.from_environment({}, **{**common, "job": job, "num_workers": nodes, **settings})
+
+    def _start(self, own: Settings, ranks: Iterable[int]) -> list[SimulatedNode]:
+        self._started += 1
         factory = ProcessFactory(self.network, own, seed=_seed_of(self._seed, self._started))
         return [
-            SimulatedNode(rank, self.timeline, factory.node(rank, self.host_of(job, rank)))
-            for rank in range(nodes)
+            SimulatedNode(rank, self.timeline, factory.node(rank, self.host_of(own.job, rank)))
+            for rank in ranks
         ]
 
     def describe(self) -> str:
         """Return how the jobs are doing."""
-        return f"seed {self._seed}:\n{self.scheduler.machine.status_text()}"
+        texts = [machine.view.status_text() for machine in self.scheduler.machine.jobs]
+        return "\n".join((f"seed {self._seed}:", *(texts or ["no job is here"])))
 
 
 def _seed_of(seed: int, number: int) -> int:

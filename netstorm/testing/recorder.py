@@ -52,12 +52,12 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self.aborted: Exception | None = None
 
-    def admit(self, hello: m.Hello) -> Admission:
+    def admit(self, hello: m.Hello, user: str = "") -> Admission:
         """See `Machine`."""
         return self.admission(hello)
 
     def receive(
-        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """See `Machine`."""
         self.on_receive(message)

@@ -74,6 +74,7 @@ class TcpProxy:
         flip_probability: that one bit of a piece of data (at most 64 KiB) changes.
         connections: number of connections accepted so far.
         refuses: called with data of the side that connected; True resets that connection.
+        alters: called with each piece of data, returns what is forwarded in its place, as an attacker would.
     """
 
     def __init__(self, target_host: str, target_port: int, *, seed: int = 0) -> None:
@@ -82,6 +83,7 @@ class TcpProxy:
         self.flip_probability = 0.0
         self.connections = 0
         self.refuses: Callable[[bytes], bool] | None = None
+        self.alters: Callable[[bytes], bytes] | None = None
         self._target: Final = (target_host, target_port)
         self._random: Final = random.Random(seed)
         self._listener: Final = socket.create_server(("127.0.0.1", 0))
@@ -204,6 +206,10 @@ class TcpProxy:
         elif flow.inwards and self.refuses is not None and self.refuses(data):
             flow.refused = True
             return
+        elif self.alters is not None:
+            data = self.alters(data)
+            if not data:  # an empty piece would mean the end
+                return
         elif self.flip_probability and self._random.random() < self.flip_probability:
             changed = bytearray(data)
             changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)

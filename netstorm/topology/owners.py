@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from netstorm.topology.member_tree import MemberTree
 from netstorm.topology.networks.hops import next_hops
 from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 __all__ = ["owner_weights", "paths_from"]
 
@@ -25,10 +28,14 @@ def owner_weights(policy: Policy) -> tuple[int, ...]:
 def paths_from(policy: Policy, rank: int) -> tuple[tuple[int, ...], ...]:
     """Return, by target, the path of fewest hops from `rank`, over pairs that the policy's trees use.
 
-    Only those pairs are sure to be linked. Both ends are on a path; `rank`'s own is that alone.
+    Only those pairs are sure to be linked. Both ends are on a path; `rank`'s own is that alone. Ranks
+    that are not in the job are on no path, and the path to one is empty.
     """
     targets: list[set[int]] = [set() for _ in range(policy.size)]
-    for tree in policy.trees:
+    trees: Sequence[Tree | MemberTree] = policy.trees
+    if policy.members:
+        trees = [MemberTree(tree, policy.members) for tree in policy.trees]
+    for tree in trees:
         for node, parent in enumerate(tree.reduce_parent):
             if parent >= 0:
                 targets[node].add(parent)
@@ -39,7 +46,7 @@ def paths_from(policy: Policy, rank: int) -> tuple[tuple[int, ...], ...]:
     paths = []
     for target in range(policy.size):
         path = [rank]
-        while path[-1] != target:
+        while path[-1] not in (target, -1):
             path.append(hops[target][path[-1]])
-        paths.append(tuple(path))
+        paths.append(() if path[-1] < 0 else tuple(path))
     return tuple(paths)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from netstorm.errors import UsageError
+from netstorm.topology.member_tree import MemberTree
 from netstorm.topology.schedule import interleave, staggered
 from netstorm.topology.tree import Tree
 
@@ -98,6 +99,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
     """
     keeps_begun: bool = False
     """If the policy takes over: chunks with a contribution at their root stay in their trees."""
+    members: tuple[int, ...] = ()
+    """The ranks that are in the job, ascending: the trees are contracted to them. Empty: all ranks."""
+    silent: tuple[int, ...] = ()
+    """Members that contribute nothing: they have joined, and do not have the job's state yet."""
+    later: tuple[int, ...] = ()
+    """Members that joined later. Groups of some ranks go on without them: they do not know which calls these
+    have made."""
 
     def __post_init__(self) -> None:
         if self.look_ahead < 0 or not 0 <= self.look_ahead_s < math.inf:
@@ -138,6 +146,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
                 )
         if self.detours:
             _check_detours(self)
+        if self.members or self.silent or self.later:
+            _check_members(self)
 
     @property
     def size(self) -> int:
@@ -161,27 +171,38 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tr
 
 
 class Plan:
-    """One rank's part in a policy, as tables by tree index, since it is read for every chunk."""
+    """One rank's part in a policy, as tables by tree index, since it is read for every chunk.
+
+    A group of ranks has the policy's trees, contracted to its members. So has a job that ranks have left.
+    """
 
     __slots__ = (
         "_masks",
         "_period",
         "_schedule",
+        "_trees",
         "broadcast_children",
+        "broadcast_mask",
         "broadcast_parent",
         "detours",
         "everybody",
         "expected",
         "policy",
         "rank",
+        "ranks",
         "reduce_children",
         "reduce_parent",
         "root",
         "version",
     )
 
-    def __init__(self, policy: Policy, rank: int) -> None:
+    def __init__(self, policy: Policy, rank: int, members: tuple[int, ...] = ()) -> None:
         """Make the tables of `rank` under `policy`.
+
+        Args:
+            policy: of the whole job.
+            rank: this node's; one of the members.
+            members: the ranks that take part, ascending; empty: all.
 
         Raises:
             UsageError: the policy has no such rank.
@@ -190,10 +211,15 @@ class Plan:
             raise UsageError(
                 f"policy {policy.version} has no rank {rank}: it is for ranks 0 to {policy.size - 1}"
             )
-        trees = policy.trees
+        present = _present(policy, members)
+        trees: tuple[Tree | MemberTree, ...] = policy.trees
+        if present:
+            trees = tuple(MemberTree(tree, present) for tree in policy.trees)
         self.policy: Final = policy
         self.version: Final = policy.version
         self.rank: Final = rank
+        self.ranks: Final = len(members) or policy.size
+        """How many ranks take part, or could."""
         self.root: Final = tuple(tree.root for tree in trees)
         self.reduce_parent: Final = tuple(tree.reduce_parent[rank] for tree in trees)
         """Receiver of the sum over this rank's subtree; -1: this rank is the root."""
@@ -201,16 +227,20 @@ class Plan:
         """Sender of the result; -1: this rank is the root."""
         self.reduce_children: Final = tuple(tree.reduce_children[rank] for tree in trees)
         self.broadcast_children: Final = tuple(tree.broadcast_children[rank] for tree in trees)
-        self.expected: Final = tuple(tree.subtree_mask[rank] for tree in trees)
-        """Bit set of the contributions of a complete sum at this rank."""
-        self.everybody: Final = (1 << policy.size) - 1
-        """Bit set of all ranks: the contributors to a result."""
+        present_bits = sum(1 << one for one in present) if present else (1 << policy.size) - 1
+        self.everybody: Final = present_bits & ~sum(1 << one for one in policy.silent)
+        """Bit set of all ranks that contribute to a result."""
+        self.expected: Final = tuple(tree.subtree_mask[rank] & self.everybody for tree in trees)
+        """Bit set of the contributions of a complete sum at this rank; 0: it sends none."""
+        self.broadcast_mask: Final = tuple(tree.broadcast_mask for tree in trees)
+        """By tree and rank: bit set of the ranks in the rank's broadcast subtree."""
         self.detours: Final[dict[int, tuple[Detour, ...]]] = {}
         """Detours by neighbour in a tree, for those that have some."""
         for detour in policy.detours:
-            if detour.path[0] == rank:
+            if detour.path[0] == rank and not (policy.members and set(detour.path) - set(policy.members)):
                 target = detour.path[-1]
                 self.detours[target] = (*self.detours.get(target, ()), detour)
+        self._trees: Final = trees
         self._masks: Final = tuple(tree.subtree_mask for tree in trees)
         self._schedule: Final = policy.schedule
         self._period: Final = len(policy.schedule)
@@ -219,9 +249,33 @@ class Plan:
         """Return the index of the tree for a slot, as `Policy.tree_of` does."""
         return self._schedule[slot % self._period]
 
+    def path_to(self, slot: int, target: int) -> tuple[int, ...]:
+        """Return the ranks on the path from here to another rank in the tree of a slot, both included."""
+        return self._trees[self.tree_of(slot)].path(self.rank, target)
+
     def mask_of(self, tree: int, rank: int) -> int:
-        """Return the bit set of the contributions that `rank` forwards in a tree: its reduce subtree."""
-        return self._masks[tree][rank]
+        """Return the bit set of the contributions that `rank` forwards in a tree."""
+        return self._masks[tree][rank] & self.everybody
+
+
+def _present(policy: Policy, members: tuple[int, ...]) -> tuple[int, ...]:
+    """Return those of some ranks (none: of all) that are in the job; empty: all ranks are."""
+    if not policy.members:
+        return members
+    if not members:
+        return policy.members
+    return tuple(rank for rank in members if rank in policy.members and rank not in policy.later)
+
+
+def _check_members(policy: Policy) -> None:
+    members = policy.members or tuple(range(policy.size))
+    ascending = list(members) == sorted(set(members)) and members[0] >= 0 and members[-1] < policy.size
+    if not ascending or not {*policy.silent, *policy.later} <= set(members):
+        raise UsageError(
+            f"policy {policy.version} has members {list(members[:16])}, silent members "
+            f"{list(policy.silent[:16])} and later ones {list(policy.later[:16])}: expected ascending ranks "
+            f"of 0 to {policy.size - 1}, and silent and later ones among them"
+        )
 
 
 def _check_detours(policy: Policy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from netstorm.errors import UsageError
 from netstorm.topology.networks.elements import Rank, shown_ranks
 
-__all__ = ["Tree"]
+__all__ = ["Tree", "subtree_masks"]
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
@@ -61,23 +62,42 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True
         """Return the ranks on the path between two within the tree, both included: up as sums are sent, then
         down as results are.
         """
-        above = [target]
-        while (parent := self.broadcast_parent[above[-1]]) >= 0:
-            above.append(parent)
-        walk = [source]
-        while walk[-1] not in above:
-            walk.append(self.reduce_parent[walk[-1]])
-        return (*walk, *reversed(above[: above.index(walk[-1])]))
+        return path_between(self.reduce_parent, self.broadcast_parent, source, target)
 
     @cached_property
     def subtree_mask(self) -> tuple[int, ...]:
         """By rank: bit set of the ranks in its reduce subtree, including itself."""
-        masks = [1 << rank for rank in range(self.size)]
-        for rank in _leaves_first(self.root, self.reduce_children):
-            parent = self.reduce_parent[rank]
-            if parent >= 0:
-                masks[parent] |= masks[rank]
-        return tuple(masks)
+        return subtree_masks(self.root, self.reduce_parent, self.reduce_children)
+
+    @cached_property
+    def broadcast_mask(self) -> tuple[int, ...]:
+        """By rank: bit set of the ranks in its broadcast subtree, including itself."""
+        return subtree_masks(self.root, self.broadcast_parent, self.broadcast_children)
+
+
+def path_between(
+    reduce_parent: Sequence[int], broadcast_parent: Sequence[int], source: int, target: int
+) -> tuple[int, ...]:
+    """Return the ranks on the path between two in a tree, as `Tree.path` does."""
+    above = [target]
+    while (parent := broadcast_parent[above[-1]]) >= 0:
+        above.append(parent)
+    walk = [source]
+    while walk[-1] not in above:
+        walk.append(reduce_parent[walk[-1]])
+    return (*walk, *reversed(above[: above.index(walk[-1])]))
+
+
+def subtree_masks(
+    root: int, parents: tuple[int, ...], children: tuple[tuple[int, ...], ...]
+) -> tuple[int, ...]:
+    """Return the bit set of the ranks in each rank's subtree, including itself, by rank."""
+    masks = [1 << rank for rank in range(len(parents))]
+    for rank in _leaves_first(root, children):
+        parent = parents[rank]
+        if parent >= 0:
+            masks[parent] |= masks[rank]
+    return tuple(masks)
 
 
 def _children(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

@@ -11,8 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.integration.forking import ROOT, ForkedProcess, Forker
+
+PYTHONPATH = os.pathsep.join((str(ROOT), str(Path(__file__).with_name("quick_start"))))
+"""Of the processes that tests start: MXNet starts sooner there (`quick_start`)."""
 
 SCHEDULER = (sys.executable, "-m", "netstorm", "scheduler")
 
@@ -39,10 +43,13 @@ class Ended:
 class Job:
     """A scheduler and its nodes. A context manager: nothing survives it."""
 
+    forker: ClassVar[Forker | None] = None
+    """Has imported MXNet (`mxnet.forker`); None: nobody has asked for it."""
+
     def __init__(self, folder: Path, nodes: int, **settings: object) -> None:
         self.folder = folder
         self.nodes = nodes
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes] | ForkedProcess] = {}
         self._settings = {name: str(value) for name, value in settings.items()}
         ready = folder / "ready"
         self._start(
@@ -57,8 +64,24 @@ class Job:
             time.sleep(0.02)
         self.address = ready.read_text().strip()
 
-    def start(self, rank: int, script: str, *, module: tuple[str, ...] = (), **variables: object) -> None:
-        """Start a node that runs `script`, Python source, with `module` (as `-m NAME`) in front of it."""
+    def start(
+        self,
+        rank: int,
+        script: str,
+        *,
+        module: tuple[str, ...] = (),
+        forked: bool = False,
+        **variables: object,
+    ) -> None:
+        """Start a node.
+
+        Args:
+            rank: its rank.
+            script: what it runs, Python source.
+            module: in front of the script, as `-m NAME`.
+            forked: it uses MXNet, which is there already if there is a `forker`.
+            variables: of its environment.
+        """
         path = self.folder / f"script{rank}.py"
         path.write_text(script)
         host, port = self.address.rsplit(":", 1)
@@ -73,17 +96,28 @@ class Job:
                 "NETSTORM_RANK": rank,
                 **variables,
             },
+            self.forker if forked else None,
         )
 
-    def _start(self, rank: int, command: list[str], variables: Mapping[str, object]) -> None:
+    def _start(
+        self, rank: int, command: list[str], variables: Mapping[str, object], forker: Forker | None = None
+    ) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "DMLC_PS_ROOT_URI": "127.0.0.1",
             **{name: str(value) for name, value in {**self._settings, **variables}.items()},
         }
+        if forker is not None:
+            files = {name: str(self.folder / f"{name}{rank}") for name in ("out", "err")}
+            for file in files.values():
+                Path(file).touch()
+            self._processes[rank] = ForkedProcess(
+                forker, script=command[-1], environment=environment, **files
+            )
+            return
         with (self.folder / f"out{rank}").open("wb") as out, (self.folder / f"err{rank}").open("wb") as err:
             self._processes[rank] = subprocess.Popen(
                 command,
@@ -119,8 +153,14 @@ class Job:
         deadline = time.monotonic() + timeout_s
         while text not in self.said(rank):
             assert self._processes[rank].poll() is None, f"rank {rank} ended: {self.said(rank)}"
-            assert time.monotonic() < deadline, f"rank {rank} never said {text!r}: {self.said(rank)}"
+            assert time.monotonic() < deadline, f"rank {rank} never said {text!r}; {self._everything_said()}"
             time.sleep(0.02)
+
+    def _everything_said(self) -> str:
+        names = {-1: "the scheduler"}
+        return "\n".join(
+            f"{names.get(rank, f'rank {rank}')} said: {self.said(rank)}" for rank in self._processes
+        )
 
     def end(self, rank: int, timeout_s: float = 90) -> Ended:
         """Wait for a process's end."""
@@ -128,9 +168,7 @@ class Job:
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"rank {rank} does not end; it said: {self.said(rank)}; the scheduler: {self.said(-1)}"
-            ) from None
+            raise AssertionError(f"rank {rank} does not end; {self._everything_said()}") from None
         return Ended(
             code,
             (self.folder / f"out{rank}").read_text(errors="replace"),
@@ -152,10 +190,16 @@ class Job:
 
 
 def run_job(
-    folder: Path, nodes: int, script: str, *, module: tuple[str, ...] = (), **settings: object
+    folder: Path,
+    nodes: int,
+    script: str,
+    *,
+    module: tuple[str, ...] = (),
+    forked: bool = False,
+    **settings: object,
 ) -> list[Ended]:
-    """Run one script on all nodes; return how each ended."""
+    """Run one script on all nodes (see `Job.start`); return how each ended."""
     with Job(folder, nodes, **settings) as job:
         for rank in range(nodes):
-            job.start(rank, script, module=module)
+            job.start(rank, script, module=module, forked=forked)
         return job.end_all()

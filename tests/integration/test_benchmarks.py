@@ -290,3 +290,17 @@ def test_a_folder_without_netstorm_is_no_version(tmp_path: Path) -> None:
     result = run("versions.py", tmp_path, ROOT)
     assert result.returncode == 2
     assert f"{tmp_path} is no checkout of NetStorm" in result.stderr
+
+
+@GLOO
+def test_pytorch_on_loopback_is_measured_beside_gloo(tmp_path: Path) -> None:
+    path = tmp_path / "torch.json"
+    size = ("--nodes", 2, "--size", "2MB", "--rounds", 2)
+    result = run("torch_loopback.py", *size, "--json", path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    figures = json.loads(path.read_text())["figures"]
+    assert figures["step_s"]["count"] == 2
+    assert figures["small_s"]["count"] == 2 * 2 * 20
+    for figure in figures.values():
+        assert figure["ratio"] == pytest.approx(figure["torch-netstorm"] / figure["torch-gloo"])
+        assert figure["torch-gloo"] > 0

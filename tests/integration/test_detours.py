@@ -37,6 +37,7 @@ for round in range(ROUNDS):
     runtime.allreduce(operation)
     right = sum(addend(rank, round) for rank in range(runtime.size))
     assert total.tobytes() == right.tobytes(), round
+runtime.barrier()  # all results have arrived: nobody sends or forwards any more
 statistics = runtime.statistics()
 folder = pathlib.Path(sys.argv[0]).parent
 """

@@ -165,15 +165,76 @@ def test_ctrl_c_keeps_the_rounds_that_are_done_and_leaves_no_process(network: Pa
 
 def test_training_with_two_stores_has_the_same_accuracy(network: Path, tmp_path: Path) -> None:
     out, plot = tmp_path / "train.json", tmp_path / "train.png"
-    systems = ("--systems", "mxnet-star-best,netstorm-fapt")
-    arguments = ("--width", 32, "--epochs", 1, *systems, "--json", out, "--plot", plot)
+    systems = ("--systems", "mxnet-star-best,netstorm-fapt", "--techniques", "int8,local:steps=4")
+    arguments = ("--width", 32, "--epochs", 1, "--epoch-steps", 12, *systems, "--json", out, "--plot", plot)
     result = subprocess.run(
         command("train", network, "--loopback", *arguments),
         env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    mxnet, netstorm = json.loads(out.read_text())["results"]
-    assert mxnet["epochs"][0]["samples"] == netstorm["epochs"][0]["samples"] > 1000
+    mxnet, netstorm, int8, local = json.loads(out.read_text())["results"]
+    assert mxnet["epochs"][0]["samples"] == netstorm["epochs"][0]["samples"] == 3 * 12 * 16
     assert abs(mxnet["accuracy"] - netstorm["accuracy"]) < 0.02
     assert mxnet["samples_per_s"] > 0
+    assert [row["error"] for row in (int8, local)] == [None, None]
+    assert min(int8["accuracy"], local["accuracy"]) > 0.3  # of ten classes
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_codecs_take_turns_and_send_no_more_than_they_may(network: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ("--size", "1MB", "--rounds", 2, "--codecs", "int8,topk:ratio=0.001", "--json", out)
+    result = subprocess.run(
+        command("compression", network, "--loopback", *arguments),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    plain, int8, sparse = json.loads(out.read_text())["results"]
+    assert plain["bytes"] == pytest.approx(4 * 1e6, rel=0.02)  # two nodes send sums, two send results
+    assert 0.25 < int8["parts"]["bytes"] < 0.28
+    assert 0.001 < sparse["parts"]["bytes"] < 0.01
+    assert all(len(row["rounds"]) == 2 for row in (plain, int8, sparse))
+
+
+TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+@TORCH
+def test_ddp_on_netstorm_and_on_gloo_sum_right_and_are_compared(network: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    systems = ("--systems", "torch-gloo,torch-netstorm")
+    arguments = ("--sizes", "6MB", "--rounds", 2, "--warmup", 1, *systems, "--json", out)
+    result = subprocess.run(
+        command("wan", network, "--loopback", *arguments),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    gloo, netstorm = json.loads(out.read_text())["results"]
+    assert (gloo["error"], netstorm["error"]) == (None, None)
+    assert netstorm["vs_torch_gloo"] == pytest.approx(gloo["median_s"] / netstorm["median_s"])
+    assert netstorm["settings"]["NETSTORM_TOPOLOGY"] == "packing"
+    assert "x torch-gloo" in result.stdout
+
+
+@TORCH
+def test_pytorch_trainings_of_one_kind_have_the_same_losses_on_both_back_ends(
+    network: Path, tmp_path: Path
+) -> None:
+    out, plot = tmp_path / "train.json", tmp_path / "losses.png"
+    names = "ddp-gloo,ddp-netstorm,diloco-gloo,diloco-netstorm"
+    shape = ("--width", 32, "--layers", 1, "--context", 16, "--sync-every", 5, "--target", 4.6)
+    arguments = ("--framework", "torch", "--systems", names, *shape, "--seconds", 60)
+    result = subprocess.run(
+        command("train", network, "--loopback", *arguments, "--json", out, "--plot", plot),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = {row["system"]: row for row in json.loads(out.read_text())["results"]}
+    for kind in ("ddp", "diloco"):
+        gloo, netstorm = rows[f"{kind}-gloo"], rows[f"{kind}-netstorm"]
+        assert gloo["seconds_to_target"] > 0
+        assert netstorm["seconds_to_target"] > 0
+        losses = [[point["loss"] for point in row["points"]] for row in (gloo, netstorm)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+        assert losses[0][0] > losses[0][-1] <= 4.6
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -23,7 +23,8 @@ from netstorm.cli.main import app
 from netstorm.errors import Closed
 from netstorm.observe.pages import Page, pages
 from netstorm.observe.web import WebServer
-from tests.integration.jobs import ROOT, Job
+from tests.integration.forking import ROOT
+from tests.integration.jobs import Job
 from tests.integration.scheduler.scripted import SchedulerProcess
 
 NODE = """
@@ -172,7 +173,7 @@ def test_a_port_that_is_taken_is_a_warning_and_another_one_serves(tmp_path):
 
 
 def test_an_address_that_is_not_this_machine_s_is_a_warning(tmp_path):
-    with SchedulerProcess(tmp_path, NETSTORM_HTTP_BIND="192.0.2.1") as scheduler:
+    with SchedulerProcess(tmp_path, NETSTORM_HTTP_BIND="192.0.2.1", NETSTORM_SECURITY="off") as scheduler:
         wait_for(lambda: "nobody can watch this job" in scheduler.output(), "a warning")
         assert scheduler.port > 0
         scheduler.signal(signal.SIGTERM)

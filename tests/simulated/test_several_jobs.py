@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.errors import JoinRefused, NodeFailed, NodeLost
+from netstorm.errors import JoinRefused, NodeFailed, NodeLost, NodeRemoved
 from netstorm.scheduler.job_phase import Phase
 from netstorm.simulation.several_jobs import SimulatedJobs
 
@@ -241,3 +241,38 @@ def test_the_same_seed_gives_the_same_run(seed):
         return len(sums), jobs.network.traffic
 
     assert run() == run()
+
+
+def test_an_elastic_job_goes_on_without_a_node_that_dies_and_with_its_successor_beside_another_job():
+    jobs = SimulatedJobs(seed=4, heartbeat_timeout_s=8.0)
+    steady = jobs.start("steady", 2)
+    changing = jobs.start("changing", 3, elastic="1:3")
+    join(jobs, steady + changing)
+    sums = endless(steady, 1.0)
+    jobs.run_until_ended(push(changing, 1.0))
+    changing[1].process.die()
+    survivors = [changing[0], changing[2]]
+    died_at = jobs.now
+    jobs.run_until_ended(push(survivors, 1.0))
+    assert jobs.now - died_at < 4.0  # the two signs that its process has ended; not silence
+    assert [node.operations[-1].contributors for node in survivors] == [{0b101: 1}] * 2
+    (successor,) = jobs.start_more("changing", [1])
+    join(jobs, [successor])
+    assert successor.machine.requests.needs_state
+    assert len(jobs.scheduler.machine.job("changing").view.peers) == 3
+    before = len(sums)
+    jobs.run_for(1.0)
+    assert len(sums) > before
+    assert all(node.failure is None for node in (*steady, *survivors, successor))
+
+
+def test_a_node_that_is_out_of_an_elastic_job_of_several_learns_why():
+    jobs = SimulatedJobs(seed=5, heartbeat_timeout_s=4.0)
+    nodes = jobs.start("changing", 3, elastic="1:3")
+    join(jobs, nodes)
+    nodes[2].process.suspend()
+    jobs.run_until(lambda: len(jobs.scheduler.machine.job("changing").view.peers) == 2, 30.0)
+    nodes[2].process.go_on()
+    jobs.run_until(lambda: nodes[2].failure is not None, 30.0)
+    assert isinstance(nodes[2].failure, NodeRemoved), nodes[2].failure
+    assert "no heartbeat for" in str(nodes[2].failure)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 
 import pytest
@@ -8,7 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from netstorm.errors import SettingsError, UsageError
-from netstorm.settings import Settings, child_environment, declarations, foreign_variable
+from netstorm.settings import (
+    Settings,
+    child_environment,
+    declarations,
+    foreign_variable,
+    set_for_children,
+)
 from netstorm.settings.table import describe, notes
 
 VARIABLES = [declaration.variable for declaration in declarations().values()]
@@ -33,6 +40,9 @@ def test_new_variables_begin_with_netstorm_and_old_names_are_kept():
     assert old == {
         *("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"),
         *("DMLC_NODE_HOST", "DMLC_INTERFACE", "PS_VERBOSE", "PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"),
+        *("ENABLE_DGT", "DMLC_K"),
+        "MXNET_KVSTORE_SIZE_LOWER_BOUND",
+        *("MXNET_KVSTORE_USE_HFA", "MXNET_KVSTORE_HFA_K1", "MXNET_KVSTORE_HFA_K2"),
         *(
             "ENABLE_AWARENESS",
             "ENABLE_AUX_PATH",
@@ -65,6 +75,7 @@ def test_new_variables_begin_with_netstorm_and_old_names_are_kept():
         ("NETSTORM_NETWORK", "my networks/wan 1.yaml", "network_file", "my networks/wan 1.yaml"),
         ("NETSTORM_SITE", "zürich", "site", "zürich"),
         ("NETSTORM_LOG", "INFO", "log_level", "info"),
+        ("NETSTORM_TORCH_BACKENDS", "gloo,nccl", "torch_backends", "gloo,nccl"),
     ],
 )
 def test_a_variable_is_read(variable, text, name, value):
@@ -100,6 +111,7 @@ def test_a_variable_is_read(variable, text, name, value):
         ("NETSTORM_WINDOW", "1.5B", "a size such as"),
         ("NETSTORM_SWITCH_INTERVAL", "2s", "at most 1s"),
         ("NETSTORM_TOPOLOGY", "rings", "one of star, sharded, "),
+        ("NETSTORM_TORCH_BACKENDS", "gloo, mpi", "a list such as gloo,mpi"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_variable_value_and_what_is_allowed(variable, text, allowed):
@@ -187,6 +199,8 @@ def test_an_unknown_variable_is_a_warning_with_the_name_that_was_meant(caplog):
 def test_asking_for_servers_gets_a_note():
     (note,) = notes(Settings(num_servers=2), {})
     assert note.startswith("DMLC_NUM_SERVER=2 is ignored")
+    (note,) = notes(Settings(key_file="job.key", security="off"), {})
+    assert note.startswith("NETSTORM_KEY_FILE=job.key is ignored")
     assert notes(Settings(), {}) == []
 
 
@@ -282,6 +296,17 @@ def test_a_childs_environment_is_a_changed_copy(monkeypatch):
     assert "NETSTORM_SITE" not in environment
 
 
+def test_what_is_set_for_children_is_set_here(monkeypatch):
+    monkeypatch.setenv("NETSTORM_SITE", "here")
+    monkeypatch.setenv("CHUNK_SIZE", "7")
+    set_for_children(NETSTORM_SITE=None, CHUNK_SIZE=9)
+    assert "NETSTORM_SITE" not in os.environ
+    assert os.environ["CHUNK_SIZE"] == "9"
+    with pytest.raises(SettingsError, match="CHUNK_SIZE=0"):
+        set_for_children(CHUNK_SIZE=0)
+    assert os.environ["CHUNK_SIZE"] == "9"
+
+
 def test_a_child_is_not_started_with_settings_that_it_would_refuse():
     with pytest.raises(SettingsError, match="2 settings are wrong") as raised:
         child_environment({}, NETSTORM_RNK=3, CHUNK_SIZE="many")
@@ -294,3 +319,16 @@ def test_variables_of_other_programs_are_read_only_if_the_reason_is_written_down
     assert foreign_variable("OMP_NUM_THREADS") == "2"
     with pytest.raises(UsageError, match="declare it there"):
         foreign_variable("HOME")
+
+
+def test_further_hosts_of_the_scheduler_are_its_standbys():
+    listed = Settings.from_environment(
+        {"DMLC_PS_ROOT_URI": "a, b,c:7000", "DMLC_PS_ROOT_PORT": "9100", "NETSTORM_ELASTIC": "1:3"}
+    )
+    assert (listed.scheduler_host, listed.scheduler_port) == ("a", 9100)
+    assert listed.standby_addresses == (("b", 9100), ("c", 7000))
+    more = {"DMLC_PS_ROOT_URI": "a:9000,b", "NETSTORM_STANDBYS": "d:1", "NETSTORM_ELASTIC": "1:3"}
+    both = Settings.from_environment(more)
+    assert (both.scheduler_port, both.standbys) == (9000, "b:9091,d:1")
+    with pytest.raises(SettingsError, match=r"NETSTORM_STANDBYS='b c:9091'"):
+        Settings.from_environment({"DMLC_PS_ROOT_URI": "a,b c", "NETSTORM_ELASTIC": "1:3"})

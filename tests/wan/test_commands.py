@@ -73,6 +73,7 @@ def test_a_job_runs_with_every_rank_in_its_namespace_and_the_scheduler_where_ask
     assert "congestion control: bbr" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_that_is_told_nothing_finds_out_which_pairs_have_a_line(tmp_path):
     links = "".join(f"  - {{between: [{one}, {one + 1}], rate: 40Mbit, latency: 10ms}}\n" for one in range(4))
     (tmp_path / "chain.yaml").write_text("nodes: {0: {}, 1: {}, 2: {}, 3: {}, 4: {}}\nlinks:\n" + links)

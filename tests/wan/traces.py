@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,9 @@ def traces() -> set[str]:
     """Return our namespaces, their folders, state files and daemons."""
     found = set()
     for folder in map(Path, ("/run/netns", "/etc/netns", "/run/netstorm-wan")):
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        names = []
+        with contextlib.suppress(FileNotFoundError):  # a daemon removes the folder with what was last in it
+            names = [path.name for path in folder.iterdir()]
         found |= {f"{folder}/{name}" for name in names if folder.name != "netns" or "netstorm-" in name}
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []

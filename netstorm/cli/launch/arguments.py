@@ -10,12 +10,20 @@ from pathlib import Path
 
 from netstorm.cli.addresses import split_address
 from netstorm.cli.launch.hostfile import check_host, read_hostfile
-from netstorm.cli.launch.job import RESERVED, Job, find_command
+from netstorm.cli.launch.job import Job, find_command
+from netstorm.cli.launch.job_key import KEY_FILE, fresh_or_given, hold_key
 from netstorm.cli.launch.job_run import run_job
 from netstorm.cli.launch.local_job import local_job, users_environment
 from netstorm.cli.launch.output.console import Console, open_standard_streams
+from netstorm.cli.launch.restarts.whole_job import (
+    for_attempt,
+    run_with_restarts,
+    state_folder,
+)
 from netstorm.cli.launch.shutdown import Shutdown
 from netstorm.cli.launch.ssh_job import passed_on, ssh_job
+from netstorm.cli.launch.variables.node import RESERVED
+from netstorm.cli.launch.variables.pytorch import check_port
 from netstorm.cli.launch.wan_job import scheduler_rank, wan_job
 from netstorm.cli.wan_line import wan_line
 from netstorm.errors import UsageError
@@ -47,6 +55,8 @@ class LaunchArguments:
     wan: Path | None = None
     join: str | None = None
     job: str | None = None
+    restarts: int = 0
+    key: Path | None = None
 
     def run(self, scratch: Path) -> int:
         """Run the job to its end, and return the exit code.
@@ -62,12 +72,19 @@ class LaunchArguments:
         if self.join is not None:
             self._check_join()
         variables = self._all_variables()
+        key = fresh_or_given(child_environment(None, **variables), with_scheduler=self.with_scheduler)
+        if key is not None and self.hosts is None:
+            variables[KEY_FILE] = hold_key(key.file_text())
         if self.wan is not None:
             return self._run_in_a_wan(self.wan, variables, scratch)
-        job = self._local(variables, scratch) if self.hosts is None else self._remote(variables, self.hosts)
-        return self._run(job, variables)
+        job = (
+            self._local(variables, scratch)
+            if self.hosts is None
+            else self._remote(variables, self.hosts, None if key is None else key.file_text())
+        )
+        return self._run(job, variables, scratch)
 
-    def _run(self, job: Job, variables: dict[str, str], *, spare: Collection[int] = ()) -> int:
+    def _run(self, job: Job, variables: dict[str, str], scratch: Path, *, spare: Collection[int] = ()) -> int:
         environment = child_environment(None, **variables)
         settings = _settings_of_rank_0(environment, job.size)  # checks for conflicts, too
         if self.log_folder is not None:
@@ -75,14 +92,28 @@ class LaunchArguments:
                 self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
-        shutdown = Shutdown(
-            job.size,
-            grace_s=self.grace_s,
-            failure_timeout_s=settings.heartbeat_timeout_s + self.grace_s,
-            hosts=job.hosts,
-        )
         console = Console(prefixes=self.prefixes, environment=environment)
-        return run_job(job, shutdown, console, self.log_folder, spare=spare)
+        elastic = settings.elastic_range
+        fewest = None if elastic is None else elastic[0]
+
+        def attempt(count: int) -> Shutdown:
+            state = None
+            if self.restarts and job.scheduler is not None:
+                state = state_folder(environment, scratch, count, is_local=self.hosts is None)
+            shutdown = Shutdown(
+                job.size,
+                grace_s=self.grace_s,
+                failure_timeout_s=settings.heartbeat_timeout_s + self.grace_s,
+                hosts=job.hosts,
+                restarts=self.restarts,
+                fewest=fewest,
+                scheduler_restarts=state is not None,
+            )
+            run_job(for_attempt(job, count, state), shutdown, console, self.log_folder, spare=spare)
+            return shutdown
+
+        # Nodes of an elastic job are started again one by one.
+        return run_with_restarts(attempt, self.restarts if fewest is None else 0, console)
 
     def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
         """Make the emulated network, run the job in it, and take it away again."""
@@ -110,7 +141,7 @@ class LaunchArguments:
                 scheduler_at=scheduler_at,
                 ready_file=scratch / "scheduler" if self.with_scheduler else None,
             )
-            return self._run(job, variables, spare={wan.pid})
+            return self._run(job, variables, scratch, spare={wan.pid})
 
     def _refuse_host_options(self, *options: tuple[str, str | None]) -> None:
         for option, value in options:
@@ -159,7 +190,7 @@ class LaunchArguments:
             ready_file=scratch / "scheduler" if self.with_scheduler else None,
         )
 
-    def _remote(self, variables: dict[str, str], hosts: Path) -> Job:
+    def _remote(self, variables: dict[str, str], hosts: Path, key: str | None) -> Job:
         if self.sites:
             raise UsageError("--site: with --hosts sites are written in the host file, as site=NAME")
         if self.port == 0:
@@ -183,12 +214,15 @@ class LaunchArguments:
             placements=placements,
             command=self.command,
             folder=str(self.folder),
-            variables=passed_on(environment, variables),
+            variables={
+                name: value for name, value in passed_on(environment, variables).items() if name != KEY_FILE
+            },
             scheduler_host=scheduler_host,
             port=port or _settings_of_rank_0(environment, len(placements)).scheduler_port,
             python=self.python or sys.executable,
             ssh=ssh,
             with_scheduler=self.with_scheduler,
+            key=key,
         )
 
     def _all_variables(self) -> dict[str, str]:
@@ -202,6 +236,9 @@ class LaunchArguments:
             if name in RESERVED:
                 raise UsageError(f"--env {text!r}: {name} is set by the launcher itself, for each process")
             variables[name] = value if equals else here[name]
+        check_port(variables)
+        if self.key is not None:
+            variables[KEY_FILE] = str(self.key.absolute())
         if self.job is not None:
             variables["NETSTORM_JOB"] = self.job
         if self.topology is not None:

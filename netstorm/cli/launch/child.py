@@ -47,7 +47,7 @@ class Child:
             env=process.environment,
             start_new_session=True,  # the terminal's Ctrl-C is for the launcher alone
         )
-        self._log = self._open_log(log_folder)
+        self._log = self._open_log(log_folder, is_restart=process.is_restart)
         assert self._supervisor.stdout is not None
         assert self._supervisor.stderr is not None
         self._streams: Final[dict[int, tuple[Stream, Lines]]] = {
@@ -126,13 +126,13 @@ class Child:
         if self._log is not None:
             self._log.close()
 
-    def _open_log(self, folder: Path | None) -> BinaryIO | None:
+    def _open_log(self, folder: Path | None, *, is_restart: bool) -> BinaryIO | None:
         if folder is None:
             return None
         name = self.label if self.member == SCHEDULER else f"rank-{self.label}"
         path = folder / f"{name}.log"
         try:
-            return path.open("wb", buffering=0)
+            return path.open("ab" if is_restart else "wb", buffering=0)
         except OSError as error:
             self._console.report(f"cannot write {path}: {error.strerror}; there will be none")
             return None

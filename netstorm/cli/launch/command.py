@@ -101,6 +101,14 @@ def launch(
         ),
     ] = None,
     job: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job: NETSTORM_JOB.")] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The job's key: NETSTORM_KEY_FILE. Default: a fresh one for this job; with --join none.",
+            show_default=False,
+        ),
+    ] = None,
     python: Annotated[
         str | None,
         typer.Option(
@@ -111,6 +119,15 @@ def launch(
         str | None,
         typer.Option(metavar="COMMAND", help="With --hosts: ssh with options, such as 'ssh -p 2222'."),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Start what has failed again, up to N times: a node of an elastic job, the scheduler, or "
+            "all processes of a job that needs them all.",
+        ),
+    ] = 0,
     no_scheduler: Annotated[bool, typer.Option("--no-scheduler", hidden=True)] = False,
 ) -> None:
     """Start a scheduler and N nodes, and run the job to its end.
@@ -122,14 +139,27 @@ def launch(
       netstorm launch --wan network.yaml -- python train.py
       netstorm launch -n 2 --join 127.0.0.1:9091 --job mine -- python train.py
 
-    Each node runs COMMAND with the DMLC_* variables of its rank. Its output lines are printed after its rank.
+    Each node runs COMMAND with the DMLC_* variables of its rank, and those of PyTorch (RANK, WORLD_SIZE,
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). PyTorch's rank 0 listens on a free port, with
+    --hosts 1000 above the scheduler's, or at --env MASTER_PORT=PORT. Output lines are printed after the rank.
     Unless OMP_NUM_THREADS is set, the nodes of a machine share its cores equally: N processes with a thread
     for each core would slow each other down.
+
+    Connections are encrypted, with a key that is made for this job, and is in no file and on no command line.
+    NETSTORM_SECURITY=off does without.
 
     Ctrl-C interrupts all nodes. Nodes that still run get SIGTERM after the grace time, and SIGKILL after
     another one; a second Ctrl-C takes the next step at once. When a node fails, the others have
     PS_HEARTBEAT_TIMEOUT and the grace time to end by themselves. No process that a node has started outlives
     the launcher.
+
+    With --restarts N, what has failed is started again after 0.5 s, then 1 s, and so on up to 30 s. In an
+    elastic job (NETSTORM_ELASTIC=MIN:MAX) that is the node alone, up to N times each, with the same rank;
+    without a node that has failed more often the job goes on as long as MIN are left. A job that is not
+    elastic cannot go on without a node: all its processes are started again, up to N times, and scripts
+    resume from their checkpoints. A scheduler that is killed is started again alone, and goes on from its log
+    (NETSTORM_STATE_DIR; with --hosts only if that is set). NETSTORM_RESTART says how often a node was started
+    again.
 
     The exit code is that of the first failure (128 + the signal if a signal killed the node), 130 after
     Ctrl-C, 127 if the command is not found, 2 if the arguments are wrong.
@@ -159,7 +189,9 @@ def launch(
                 with_scheduler=not no_scheduler and join is None,
                 join=join,
                 job=job,
+                key=key,
                 wan=wan,
+                restarts=restarts,
             )
             code = given.run(scratch)
         except CommandError as error:

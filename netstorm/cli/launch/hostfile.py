@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.errors import UsageError
+from netstorm.topology.networks.file import MAX_NODES
 
 __all__ = ["Placement", "check_host", "place", "read_hostfile"]
 
@@ -88,6 +89,8 @@ def place(text: str, name: str) -> tuple[Placement, ...]:
         if words:
             lines.append(_read_line(words, number, name))
     total = sum(line.slots for line in lines)
+    if total > MAX_NODES:
+        raise UsageError(f"{name}: {total} nodes: expected at most {MAX_NODES}; check slots=")
     if not total:
         raise UsageError(f"{name}: no hosts in it; expected one a line: HOST [slots=N] [site=NAME] [rank=R]")
     owner: dict[int, _Line] = {}

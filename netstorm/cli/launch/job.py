@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,16 +15,7 @@ from netstorm.cli.launch.members import SCHEDULER, Member
 from netstorm.cli.launch.supervisor import CANNOT_RUN, NOT_FOUND
 from netstorm.errors import UsageError
 
-__all__ = ["RESERVED", "CommandError", "Job", "Process", "find_command", "node_variables", "start_message"]
-
-RESERVED: Final = (
-    "DMLC_ROLE",
-    "DMLC_PS_ROOT_URI",
-    "DMLC_PS_ROOT_PORT",
-    "DMLC_NUM_WORKER",
-    "NETSTORM_RANK",
-)
-"""Variables that the launcher sets for each process."""
+__all__ = ["CommandError", "Job", "Process", "find_command", "start_message"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +29,20 @@ class Process:
     """Of that command."""
     start_message: bytes
     """First line of the supervisor's standard input."""
+    is_restart: bool = False
+    """Whether it takes the place of one that has ended: its output is added to that one's log file."""
+
+    def with_variables(self, variables: Mapping[str, str], *, is_restart: bool = False) -> Process:
+        """Return this process with further variables, on whichever host it runs."""
+        message = json.loads(self.start_message)
+        if "variables" in message:  # on another host
+            message["variables"] |= variables
+        return dataclasses.replace(
+            self,
+            environment={**self.environment, **variables},
+            start_message=start_message(**message),
+            is_restart=is_restart or self.is_restart,
+        )
 
     @property
     def label(self) -> str:
@@ -55,6 +61,9 @@ class Job:
     """Nodes are started when the scheduler has written HOST:PORT to this file; None: at once."""
     nodes: Callable[[int | None], Sequence[Process]]
     """Returns the nodes' processes, given the port that the scheduler chose, or None."""
+    scheduler_at: Callable[[int | None], Process] | None = None
+    """Returns the scheduler for a second start, at the port that the first one chose, or None; None: it has
+    no log to go on from, or is not started here."""
     hosts: Mapping[Member, str] = field(default_factory=dict)
     """Where processes run, if not on this machine."""
 
@@ -66,23 +75,6 @@ class CommandError(Exception):
         """Keep the exit code besides the message."""
         super().__init__(message)
         self.exit_code: Final = exit_code
-
-
-def node_variables(
-    *, rank: int, size: int, host: str, port: int | None, site: str | None
-) -> dict[str, str | int]:
-    """Return the variables with a node's rank, and the scheduler's address."""
-    variables: dict[str, str | int] = {
-        "DMLC_ROLE": "worker",
-        "DMLC_PS_ROOT_URI": host,
-        "DMLC_NUM_WORKER": size,
-        "NETSTORM_RANK": rank,
-    }
-    if port is not None:
-        variables["DMLC_PS_ROOT_PORT"] = port
-    if site is not None:
-        variables["NETSTORM_SITE"] = site
-    return variables
 
 
 def start_message(**fields: object) -> bytes:

@@ -19,7 +19,7 @@ from netstorm.cli.launch.child import Child
 from netstorm.cli.launch.job import Job, Process
 from netstorm.cli.launch.members import SCHEDULER, Member, in_words
 from netstorm.cli.launch.output.console import Console, Stream
-from netstorm.cli.launch.shutdown import Abandon, Action, Report, SendSignal, Shutdown
+from netstorm.cli.launch.shutdown import Abandon, Action, Report, SendSignal, Shutdown, StartAgain
 from netstorm.cli.launch.signals import signals_to_descriptor
 from netstorm.cli.launch.supervisor import become_subreaper, kill_descendants
 
@@ -53,6 +53,8 @@ def run_job(
         OSError: the machine lacks something that the launcher needs, such as /proc.
     """
     become_subreaper()
+    if job.ready_file is not None:
+        job.ready_file.unlink(missing_ok=True)  # of an attempt before: its port is nobody's
     with signals_to_descriptor() as woken:
         run = _JobRun(job, shutdown, console, log_folder, woken, spare=spare)
         try:
@@ -84,6 +86,10 @@ class _JobRun:
         self._spare: Final = spare
         self._children: Final[dict[Member, Child]] = {}
         self._nodes_started = False
+        self._nodes: Final[dict[Member, Process]] = {}
+        """As they were started first."""
+        self._port: int | None = None
+        """The scheduler's, if it has chosen it."""
         self._ready_by = clock.monotonic() + _READY_S
 
     def to_the_end(self) -> None:
@@ -119,7 +125,9 @@ class _JobRun:
                     self._act(self._shutdown.launch_failed(text, clock.monotonic()))
                 return
         self._nodes_started = True
+        self._port = port
         for process in self._job.nodes(port):
+            self._nodes[process.member] = process
             if self._shutdown.may_start:
                 self._start(process)
 
@@ -131,7 +139,15 @@ class _JobRun:
             self._act(self._shutdown.launch_failed(text, clock.monotonic()))
             return
         self._children[process.member] = child
-        self._shutdown.started(process.member)
+        self._shutdown.started(process.member, clock.monotonic())
+
+    def _start_again(self, member: Member, count: int) -> None:
+        variables = {"NETSTORM_RESTART": str(count)}
+        if member == SCHEDULER:
+            assert self._job.scheduler_at is not None
+            self._start(self._job.scheduler_at(self._port).with_variables({}, is_restart=True))
+        else:
+            self._start(self._nodes[member].with_variables(variables, is_restart=True))
 
     # ----------------------------------------------------------------------------------------------- watching
 
@@ -214,6 +230,8 @@ class _JobRun:
                 case SendSignal(members, number):
                     for member in members:
                         self._children[member].send(number.name.encode() + b"\n")
+                case StartAgain(member, count):
+                    self._start_again(member, count)
                 case Abandon(members):
                     for member in members:
                         self._children[member].kill()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from netstorm.cli.cores import threads_each
 from netstorm.cli.launch import supervisor
-from netstorm.cli.launch.job import Job, Process, node_variables, start_message
+from netstorm.cli.launch.job import Job, Process, start_message
 from netstorm.cli.launch.members import SCHEDULER, Member
+from netstorm.cli.launch.variables.node import node_variables
+from netstorm.cli.launch.variables.pytorch import FROM_ANOTHER_JOB, Master, free_port, given_or, places
 from netstorm.settings import child_environment
 
 __all__ = ["SUPERVISOR", "local_job", "node_process", "scheduler_process", "users_environment"]
@@ -78,10 +80,13 @@ def users_environment(variables: Mapping[str, str]) -> dict[str, str]:
     If NetStorm is in a virtual environment that is not activated (`.venv/bin/netstorm launch …`), its folder
     comes first in PATH: `python` in the command must be the interpreter that has NetStorm.
 
+    What torchrun has set for a job around this one is left out.
+
     Raises:
         SettingsError: a variable that a node would refuse.
     """
-    environment = child_environment(None, **{"DMLC_NODE_HOST": _LOOPBACK, **variables})
+    others = dict.fromkeys((*FROM_ANOTHER_JOB, "NETSTORM_RESTART"))
+    environment = child_environment(None, **{**others, "DMLC_NODE_HOST": _LOOPBACK, **variables})
     activated = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
     if sys.prefix != sys.base_prefix and not activated and "PATH" not in variables:
         folders = [str(Path(sys.prefix, "bin")), environment.get("PATH", os.defpath)]
@@ -100,40 +105,53 @@ def local_job(
     sites: Sequence[str | None],
     ready_file: Path | None,
     scheduler_host: str = _LOOPBACK,
+    torch_port: Callable[[], int] = free_port,
 ) -> Job:
     """Return a job of a scheduler and nodes on this machine.
 
     Args:
         size: number of nodes.
-        command: of each node.
-        folder: the nodes' working directory.
+        command, folder: each node's words, and its working directory.
         environment: as `users_environment` returns it.
         port: the scheduler's; 0: any free port.
         sites: of each rank.
         ready_file: the scheduler writes its address to this file; None: it runs already, none is started.
         scheduler_host: its host.
+        torch_port: returns a free port of this machine, for PyTorch's rank 0.
 
     Raises:
         SettingsError: a value that a node or the scheduler would refuse.
     """
-    common = {"DMLC_PS_ROOT_URI": _LOOPBACK, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
-    def nodes(chosen_port: int | None) -> list[Process]:
-        scheduler_port = chosen_port or port or None
+    def nodes(chosen: int | None) -> list[Process]:
+        master = given_or(environment, Master(address=_LOOPBACK, port=torch_port()))
         return [
             node_process(
                 command,
                 folder,
                 environment,
                 node_variables(
-                    rank=rank, size=size, host=scheduler_host, port=scheduler_port, site=sites[rank]
+                    rank=rank,
+                    size=size,
+                    host=scheduler_host,
+                    port=chosen or port or None,
+                    site=sites[rank],
+                    place=place,
+                    master=master,
                 ),
             )
-            for rank in range(size)
+            for rank, place in enumerate(places([_LOOPBACK] * size))
         ]
 
     nodes(None)  # wrong values are found before anything is started
-    scheduler = None
-    if ready_file is not None:
-        scheduler = scheduler_process(SUPERVISOR, child_environment(environment, **common), port, ready_file)
-    return Job(size=size, scheduler=scheduler, ready_file=ready_file, nodes=nodes)
+    if ready_file is None:
+        return Job(size=size, scheduler=None, ready_file=None, nodes=nodes)
+    common = {"DMLC_PS_ROOT_URI": _LOOPBACK, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
+
+    def scheduler(chosen: int | None) -> Process:
+        own = child_environment(environment, **common)
+        return scheduler_process(SUPERVISOR, own, chosen or port, ready_file)
+
+    return Job(
+        size=size, scheduler=scheduler(None), ready_file=ready_file, nodes=nodes, scheduler_at=scheduler
+    )

@@ -1,7 +1,7 @@
 """Run by ssh on another host for `netstorm launch --hosts`: completes the environment, then supervises.
 
-The command and the variables come over standard input as JSON. So they pass through no shell, and do not show
-in the list of processes.
+The command, the variables and the job's key come over standard input as JSON. So they pass through no shell,
+and do not show in the list of processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from netstorm.cli.cores import threads_each
+from netstorm.cli.launch.job_key import KEY_FILE, hold_key
 from netstorm.cli.launch.supervisor import CANNOT_RUN, Supervisor, read_start_message
+from netstorm.cli.launch.variables.pytorch import is_free
 from netstorm.cli.usage_errors import USAGE_ERROR
 from netstorm.errors import SettingsError
 from netstorm.settings import child_environment
@@ -46,9 +48,18 @@ def main() -> int:
     message: dict[str, Any] = read[0]
     try:
         environment = environment_here(message["variables"], message["nodes_here"])
+        if message["key"] is not None:
+            environment[KEY_FILE] = hold_key(message["key"])
     except SettingsError as error:
         print(f"netstorm: {error}", file=sys.stderr)
         return USAGE_ERROR
+    port = environment.get("MASTER_PORT", "")
+    if environment.get("RANK") == "0" and port and not is_free(int(port)):
+        print(
+            f"netstorm: TCP port {port} is taken on the host of rank 0, so no PyTorch script can start: "
+            "choose another one with --env MASTER_PORT=PORT",
+            file=sys.stderr,
+        )
     return Supervisor(0, read[1]).run(message["command"], message["folder"], environment)
 
 

@@ -4,6 +4,10 @@ The first failure begins the shutdown. The other processes have some time to not
 node raises `NodeLost` or `NodeFailed`); then they get SIGINT, SIGTERM and SIGKILL, one after the other.
 Ctrl-C and SIGTERM begin at their own step of this ladder; a second one takes the next step at once. The
 scheduler outlives the nodes, because it tells them about each other's end.
+
+Processes that the job can do without for a while are started again instead, as often as allowed: nodes of an
+elastic job, and a scheduler that has a log. An elastic job also goes on without nodes that are lost for good,
+as long as there are enough.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from netstorm.cli.launch.members import SCHEDULER, Member, in_words, outcome
+from netstorm.cli.launch.restarts.budget import PlannedRestart, RestartBudget
+from netstorm.cli.launch.supervisor import CANNOT_RUN, NOT_FOUND
 
-__all__ = ["Abandon", "Action", "Report", "SendSignal", "Shutdown"]
+__all__ = ["Abandon", "Action", "Report", "SendSignal", "Shutdown", "StartAgain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,16 @@ class Abandon:
     members: tuple[Member, ...]
 
 
-Action: TypeAlias = Report | SendSignal | Abandon
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Start a process of the job again, which has failed."""
+
+    member: Member
+    count: int
+    """How often it has been started again, with this time."""
+
+
+Action: TypeAlias = Report | SendSignal | Abandon | StartAgain
 
 
 class Stage(Enum):
@@ -86,6 +101,9 @@ class Shutdown:
         grace_s: float,
         failure_timeout_s: float,
         hosts: Mapping[Member, str] | None = None,
+        restarts: int = 0,
+        fewest: int | None = None,
+        scheduler_restarts: bool = False,
     ) -> None:
         """Begin before any process is started.
 
@@ -94,6 +112,9 @@ class Shutdown:
             grace_s: time from one step of the ladder to the next.
             failure_timeout_s: time from the first failure to the first step.
             hosts: where processes run, if not on this machine; for messages.
+            restarts: how often each process that may be started again is.
+            fewest: nodes that an elastic job needs; None: the job is not elastic, and needs all.
+            scheduler_restarts: whether the scheduler may be started again.
         """
         self._nodes: Final = frozenset(Member(rank) for rank in range(nodes))
         self._grace_s: Final = grace_s
@@ -108,10 +129,26 @@ class Shutdown:
         self._first_failed: Member | None = None
         self._stop_signal: signal.Signals | None = None
         self._step: signal.Signals | None = None
-        self.deadline: float | None = None
-        """When to call `tick`; None: not before another event."""
+        self._due: float | None = None
+        """When the next step is due."""
+        self._fewest: Final = fewest
+        self._scheduler_restarts: Final = scheduler_restarts
+        self._budget: Final = RestartBudget(restarts)
+        self._waiting: Final[dict[Member, PlannedRestart]] = {}
+        """Processes that are about to be started again."""
 
     # -------------------------------------------------------------------------------------------------- state
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`; None: not before another event."""
+        times = [restart.at for restart in self._waiting.values()]
+        return min(times + ([] if self._due is None else [self._due]), default=None)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a signal has stopped the job, or nobody reads its output any more."""
+        return self._stop_signal is not None
 
     @property
     def may_start(self) -> bool:
@@ -121,7 +158,10 @@ class Shutdown:
     @property
     def is_over(self) -> bool:
         """Whether every process has ended and none will start."""
-        return not self._alive and (not self.may_start or self._nodes <= self._codes.keys())
+        return not self._alive and (not self.may_start or self._all_nodes_ended())
+
+    def _all_nodes_ended(self) -> bool:
+        return self._nodes <= self._codes.keys() - self._waiting.keys()
 
     @property
     def exit_code(self) -> int:
@@ -159,9 +199,11 @@ class Shutdown:
 
     # ------------------------------------------------------------------------------------------------- events
 
-    def started(self, member: Member) -> None:
+    def started(self, member: Member, now: float = 0.0) -> None:
         """Record that a process runs."""
         self._alive.add(member)
+        self._codes.pop(member, None)
+        self._budget.started(member, now)
 
     def exited(self, member: Member, code: int, now: float) -> list[Action]:
         """Record that a process has ended, and return what to do.
@@ -175,7 +217,12 @@ class Shutdown:
         self._codes[member] = code
         actions: list[Action] = []
         if code and self._stage is not Stage.STOPPING:
-            actions += self._fail(member, self._failure(member, code), code, now)
+            text = self._failure(member, code)
+            actions += self._survive(member, text, code, now) or self._fail(member, text, code, now)
+        if member == SCHEDULER and code == 0:
+            self._waiting.clear()  # the job is over: whoever is started now would wait for another one
+        if self._all_nodes_ended():
+            self._waiting.pop(SCHEDULER, None)  # it would have nothing left to do
         self._set_schedulers_deadline(now)
         return actions
 
@@ -190,6 +237,7 @@ class Shutdown:
     def stop_requested(self, reason: signal.Signals, now: float) -> list[Action]:
         """Handle Ctrl-C (SIGINT), SIGTERM, SIGHUP, or SIGPIPE if nobody reads the output."""
         why, step = _STOP_REASONS[reason]
+        self._waiting.clear()
         if not self._alive:
             self._stop_signal, self._stage = self._stop_signal or reason, Stage.STOPPING
             return []
@@ -201,8 +249,10 @@ class Shutdown:
 
     def tick(self, now: float) -> list[Action]:
         """Return what is due now."""
-        if self.deadline is None or now < self.deadline:
-            return []
+        again = [member for member, restart in self._waiting.items() if restart.at <= now]
+        actions: list[Action] = [StartAgain(member, self._waiting.pop(member).count) for member in again]
+        if self._due is None or now < self._due:
+            return actions
         if self._step is not None:
             late = f"{self._step_s(self._step):g} s after {self._step.name}"
         elif self._only_scheduler():
@@ -210,20 +260,44 @@ class Shutdown:
         else:
             late = f"{self._failure_timeout_s:g} s after the first failure"
         self._stage = Stage.STOPPING
+        self._waiting.clear()
         return self._next_step(f"not ended {late}", now)
 
     # ---------------------------------------------------------------------------------------------- decisions
 
+    def _survive(self, member: Member, text: str, code: int, now: float) -> list[Action]:
+        """Return what to do if the job can go on after a failure; nothing: it cannot."""
+        if self._stage is not Stage.RUNNING:
+            return []
+        if self._may_start_again(member) and code not in {CANNOT_RUN, NOT_FOUND}:
+            planned = self._budget.after_failure(member, now)
+            if planned is not None:
+                self._waiting[member] = planned
+                return [Report(f"{text}; it is started again {planned.in_words()}")]
+        left = self._alive | self._waiting.keys() | {one for one, how in self._codes.items() if how == 0}
+        count = len(left - {SCHEDULER})
+        if self._fewest is None or member == SCHEDULER or count < self._fewest:
+            return []
+        return [Report(f"{text}; the job goes on with {count} nodes")]
+
+    def _may_start_again(self, member: Member) -> bool:
+        if member != SCHEDULER:
+            return self._fewest is not None and self._codes.get(SCHEDULER) != 0
+        # One that has said how the job went has ended on purpose; before all nodes run it may have no port.
+        all_started = self._nodes <= self._alive | self._codes.keys()
+        return self._scheduler_restarts and all_started and not self._first_failure_known
+
     def _fail(self, member: Member | None, text: str, code: int, now: float) -> list[Action]:
         self._failures[member] = (text, code)
+        self._waiting.clear()
         if self._stage is Stage.FAILED:
             return []
         self._stage = Stage.FAILED
         others = self._alive - {SCHEDULER}
         if not others:
-            self.deadline = now + self._schedulers_time()
+            self._due = now + self._schedulers_time()
             return [Report(text)]
-        self.deadline = now + self._failure_timeout_s
+        self._due = now + self._failure_timeout_s
         have = "has" if len(others) == 1 else "have"
         return [
             Report(f"{text}; {in_words(others)} {have} {self._failure_timeout_s:g} s to end by themselves")
@@ -242,10 +316,10 @@ class Shutdown:
     def _set_schedulers_deadline(self, now: float) -> None:
         """Set the scheduler's deadline once no node is left."""
         if not self._alive:
-            self.deadline = None
-        elif self._only_scheduler() and (not self.may_start or self._nodes <= self._codes.keys()):
+            self._due = None
+        elif self._only_scheduler() and (not self.may_start or self._all_nodes_ended()):
             self._step = None
-            self.deadline = now + self._schedulers_time()
+            self._due = now + self._schedulers_time()
 
     def _schedulers_time(self) -> float:
         return self._grace_s if self._stage is Stage.RUNNING else min(self._grace_s, _SCHEDULER_S)
@@ -267,10 +341,10 @@ class Shutdown:
     def _send_step(self, step: signal.Signals | None, why: str, now: float) -> list[Action]:
         members = self._targets()
         if step is None:
-            self.deadline = None
+            self._due = None
             return [Report(f"{why}: giving up on {self._places(members)}"), Abandon(members)]
         self._step = step
-        self.deadline = now + self._step_s(step)
+        self._due = now + self._step_s(step)
         return [Report(f"{why}: sending {step.name} to {in_words(members)}"), SendSignal(members, step)]
 
     def _step_s(self, step: signal.Signals) -> float:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.cli.launch.hostfile import Placement
-from netstorm.cli.launch.job import RESERVED, Job, Process, node_variables, start_message
+from netstorm.cli.launch.job import Job, Process, start_message
 from netstorm.cli.launch.members import SCHEDULER, Member
+from netstorm.cli.launch.variables.node import RESERVED, node_variables
+from netstorm.cli.launch.variables.pytorch import FROM_ANOTHER_JOB, Master, given_or, places, port_beside
 from netstorm.errors import UsageError
+from netstorm.protocol.addresses import is_loopback
 from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
 
 __all__ = ["OPTIONS", "passed_on", "ssh_job"]
@@ -22,8 +25,8 @@ __all__ = ["OPTIONS", "passed_on", "ssh_job"]
 OPTIONS: Final = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 """No terminal; no questions, which nobody could answer; a host that vanishes is noticed within 15 s."""
 
-_LOCAL_ONLY: Final = {*RESERVED, "DMLC_NODE_HOST"}
-"""Settings that are wrong on every other machine."""
+_LOCAL_ONLY: Final = {*RESERVED, *FROM_ANOTHER_JOB, "DMLC_NODE_HOST"}
+"""Variables that are wrong on every other machine, or in every other job."""
 
 
 def passed_on(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -44,6 +47,7 @@ def ssh_job(
     python: str,
     ssh: Sequence[str],
     with_scheduler: bool,
+    key: str | None = None,
 ) -> Job:
     """Return a job of a scheduler and nodes on other hosts.
 
@@ -57,6 +61,7 @@ def ssh_job(
         python: the hosts' interpreter that has NetStorm.
         ssh: the first words of the ssh command.
         with_scheduler: whether to start the scheduler.
+        key: contents of the job's key file; None: it has none.
 
     Raises:
         UsageError: nodes could not reach the scheduler, or a variable has a wrong value.
@@ -64,13 +69,12 @@ def ssh_job(
     size = len(placements)
     host = scheduler_host or placements[0].host
     known = [placement.address for placement in placements if placement.host == host and placement.address]
-    address = known[0] if known else host.rpartition("@")[2]
+    address = known[0] if known else _name(host)
     _check_reachable(host, placements)
     nodes_on = Counter(placement.host for placement in placements)
-    remote = _Remote(tuple(ssh), python, variables, nodes_on)
+    remote = _Remote(tuple(ssh), python, variables, nodes_on, key)
     nodes = []
-    for placement in sorted(placements, key=lambda placement: placement.rank):
-        own = node_variables(rank=placement.rank, size=size, host=address, port=port, site=placement.site)
+    for placement, own in _variables(placements, variables, address, port):
         if placement.address is not None:
             own["DMLC_NODE_HOST"] = placement.address
         nodes.append(remote.process(Member(placement.rank), placement.host, command, folder, own))
@@ -82,6 +86,7 @@ def ssh_job(
         scheduler=scheduler if with_scheduler else None,
         ready_file=None,
         nodes=lambda _: nodes,
+        scheduler_at=(lambda _: scheduler) if with_scheduler else None,
         hosts={SCHEDULER: host} | {Member(placement.rank): placement.host for placement in placements},
     )
 
@@ -95,6 +100,8 @@ class _Remote:
     variables: Mapping[str, str]
     nodes_on: Mapping[str, int]
     """Number of nodes, by host."""
+    key: str | None
+    """Contents of the job's key file, for the supervisor's standard input alone."""
 
     def process(
         self, member: Member, host: str, words: Sequence[str], folder: str | None, own: Mapping[str, object]
@@ -112,6 +119,7 @@ class _Remote:
                 folder=folder,
                 variables=merged,
                 nodes_here=max(1, self.nodes_on.get(host, 0)),
+                key=self.key,
             ),
         )
 
@@ -125,6 +133,39 @@ def _check_reachable(host: str, placements: Sequence[Placement]) -> None:
         )
 
 
+def _variables(
+    placements: Sequence[Placement], common: Mapping[str, str], scheduler: str, port: int
+) -> Iterator[tuple[Placement, dict[str, str | int]]]:
+    """Yield the placement and the variables of each rank, in order."""
+    by_rank = sorted(placements, key=lambda placement: placement.rank)
+    master = _master(by_rank, common, port)
+    for placement, place in zip(by_rank, places([_name(one.host) for one in by_rank]), strict=True):
+        own = node_variables(
+            rank=placement.rank,
+            size=len(by_rank),
+            host=scheduler,
+            port=port,
+            site=placement.site,
+            place=place,
+            master=master,
+        )
+        yield placement, own
+
+
+def _master(by_rank: Sequence[Placement], variables: Mapping[str, str], scheduler_port: int) -> Master | None:
+    """Return where PyTorch's rank 0 listens; None: its host's name means another machine on other hosts."""
+    first = by_rank[0]
+    elsewhere = any(not _is_loopback(placement.host) for placement in by_rank)
+    address = first.address or _name(first.host)
+    if _is_loopback(address) and elsewhere and "MASTER_ADDR" not in variables:
+        return None
+    return given_or(variables, Master(address=address, port=port_beside(scheduler_port, fresh_host=False)))
+
+
+def _name(host: str) -> str:
+    """Return a host without the user's name."""
+    return host.rpartition("@")[2]
+
+
 def _is_loopback(host: str) -> bool:
-    name = host.rpartition("@")[2]
-    return name == "localhost" or name.startswith("127.")
+    return is_loopback(_name(host))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netstorm.cli.launch.job import Job, Process, node_variables
+from netstorm.cli.launch.job import Job, Process
 from netstorm.cli.launch.local_job import SUPERVISOR, node_process, scheduler_process
+from netstorm.cli.launch.variables.node import node_variables
+from netstorm.cli.launch.variables.pytorch import Master, given_or, places, port_beside
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
 
@@ -63,11 +65,8 @@ def wan_job(
     common = {"DMLC_PS_ROOT_URI": host, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def nodes(chosen_port: int | None) -> list[Process]:
-        scheduler_port = chosen_port or port or None
         made = []
-        for rank in range(size):
-            own = node_variables(rank=rank, size=size, host=host, port=scheduler_port, site=sites[rank])
-            own["DMLC_NODE_HOST"] = wan.address(rank)
+        for rank, own in enumerate(_variables(wan, environment, host, chosen_port or port or None, sites)):
             supervisor = tuple(wan.command(rank, SUPERVISOR))
             made.append(node_process(command, folder, environment, own, supervisor=supervisor))
         return made
@@ -78,12 +77,42 @@ def wan_job(
         return made
 
     nodes(None)  # wrong values are found before anything is started
-    scheduler = None
-    if ready_file is not None:
-        scheduler = scheduler_process(
+    if ready_file is None:
+        return Job(size=size, scheduler=None, ready_file=None, nodes=started)
+
+    def scheduler(chosen_port: int | None) -> Process:
+        return scheduler_process(
             tuple(wan.command(scheduler_at, SUPERVISOR)),
             child_environment(environment, DMLC_NODE_HOST=host, **common),
-            port,
+            chosen_port or port,
             ready_file,
         )
-    return Job(size=size, scheduler=scheduler, ready_file=ready_file, nodes=started)
+
+    return Job(
+        size=size, scheduler=scheduler(None), ready_file=ready_file, nodes=started, scheduler_at=scheduler
+    )
+
+
+def _variables(
+    wan: Wan,
+    environment: Mapping[str, str],
+    scheduler: str,
+    scheduler_port: int | None,
+    sites: Sequence[str | None],
+) -> Iterator[dict[str, str | int]]:
+    """Yield the variables of each rank."""
+    addresses = [wan.address(rank) for rank in range(wan.network.size)]
+    torch_port = port_beside(scheduler_port, fresh_host=True)  # rank 0 is alone in its namespace
+    master = given_or(environment, Master(address=addresses[0], port=torch_port))
+    for rank, (address, place) in enumerate(zip(addresses, places(addresses), strict=True)):
+        own = node_variables(
+            rank=rank,
+            size=len(addresses),
+            host=scheduler,
+            port=scheduler_port,
+            site=sites[rank],
+            place=place,
+            master=master,
+        )
+        own["DMLC_NODE_HOST"] = address
+        yield own

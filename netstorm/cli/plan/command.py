@@ -44,6 +44,14 @@ def plan(
     custom: Annotated[
         str, typer.Option(metavar="FILE", help="YAML file with the trees of --topology custom.")
     ] = "",
+    compute: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Time that a step computes: say which compression keeps the network from being slower.",
+        ),
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     plot: Annotated[
         Path | None,
@@ -60,11 +68,14 @@ def plan(
 
     The exit code is 2 if a file or an option is wrong.
     """
+    from netstorm.cli.plan.codecs import plan_codec
+
     with exit_on_usage_error():
         draw = None if plot is None else _plotter(plot)
         comparison = _compare(
             network, model=model, topology=topology, chunk=chunk, roots=roots, hub=hub, custom=custom
         )
+        codecs = plan_codec(comparison, compute) if compute else None
         if draw is not None and plot is not None:
             draw(comparison, plot, title=f"{network.name}, {model}")
     if as_json:
@@ -72,13 +83,13 @@ def plan(
 
         from netstorm.cli.plan.text import as_json as to_json
 
-        typer.echo(json.dumps(to_json(comparison), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(to_json(comparison, codecs), indent=2, ensure_ascii=False))
     else:
         from rich.console import Console
 
         from netstorm.cli.plan.text import print_comparison
 
-        print_comparison(comparison, Console())
+        print_comparison(comparison, Console(), codecs)
 
 
 def _plotter(path: Path) -> Callable[..., None]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as Drawing
 
+from netstorm.cli.plan.codecs import CodecPlan
 from netstorm.cli.plan.compare import BASELINES, Comparison, Outcome, Use
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.topology.networks.network import Network
@@ -30,7 +31,7 @@ _MOST_LISTED: Final = 16
 _BUSY: Final = ((0.9, "bold red"), (0.6, "yellow"), (0.0, "green"))
 
 
-def as_json(comparison: Comparison) -> dict[str, object]:
+def as_json(comparison: Comparison, codecs: CodecPlan | None = None) -> dict[str, object]:
     """Return the comparison for JSON, in bytes and seconds."""
     chosen = comparison.outcomes[comparison.chosen]
     return {
@@ -44,6 +45,9 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         "not_applicable": comparison.errors,
         "chosen": comparison.chosen,
         "reason": chosen.policy.reason,
+        "codecs": None
+        if codecs is None
+        else {"compute_s": codecs.compute_s, "times_s": codecs.times, "chosen": codecs.chosen},
         "trees": [
             {
                 "share": share,
@@ -70,8 +74,8 @@ def _scheme(comparison: Comparison, name: str) -> dict[str, object]:
     }
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the schemes, the chosen one's links, and its trees."""
+def print_comparison(comparison: Comparison, console: Console, codecs: CodecPlan | None = None) -> None:
+    """Print the schemes, the codec if one was asked for, the chosen scheme's links, and its trees."""
     network = comparison.network
     count = len(comparison.tensors)
     console.print(
@@ -88,6 +92,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     chosen = comparison.outcomes[comparison.chosen]
     console.print()
     console.print(Text.assemble("chosen: ", (comparison.chosen, "bold green"), f" ({chosen.policy.reason})"))
+    if codecs is not None:
+        times = ", ".join(f"{name} {time_text(seconds)}" for name, seconds in codecs.times.items())
+        fits = codecs.times[codecs.chosen] <= codecs.compute_s
+        why = "which takes no longer" if fits else "the fastest, since all take longer"
+        text = f" ({why}). A step computes for {time_text(codecs.compute_s)}; its sums take: {times}"
+        console.print(Text.assemble("compression: ", (codecs.chosen, "bold green"), text))
     console.print()
     _print_links(comparison.network, chosen, console)
     console.print()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -29,14 +30,31 @@ def top(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Address of the scheduler. Default: DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if they are "
-            "set, else the scheduler that runs on this machine.",
+            help="Address of the scheduler; https://HOST:PORT if it has a certificate. Default: "
+            "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if they are set, else the scheduler that runs on this "
+            "machine.",
             show_default=False,
         ),
     ] = None,
     job: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Name of the job, if the scheduler has several."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the scheduler's token. Default: NETSTORM_WEB_TOKEN_FILE.",
+            show_default=False,
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificates (PEM) to trust instead of the system's. The scheduler is reached over HTTPS.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON each second.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print the present state, and exit.")] = False,
@@ -46,15 +64,19 @@ def top(
     The view is updated each second, until Ctrl-C or the end of the job. The fields of the JSON are
     described in docs/guides/watching-a-job.md.
 
-    The exit code is 0, or 2 if there is no job to watch.
+    The exit code is 0, or 2 if there is no job to watch, or it may not be seen.
     """
     from netstorm.cli.top.status_source import find
 
     with exit_on_usage_error():
-        source, status = find(scheduler, job)
-    if as_json:
-        _repeat(source, status, _print_json, once=once)
-        return
+        source, status = find(scheduler, job, token_file=token_file, ca=ca)
+        if as_json:
+            _repeat(source, status, _print_json, once=once)
+        else:
+            _show(source, status, once=once)
+
+
+def _show(source: StatusSource, status: JobStatus, *, once: bool) -> None:
     from rich.console import Console
 
     from netstorm.cli.top.view import view

@@ -7,6 +7,7 @@ import http.client
 import itertools
 import os
 import socket
+import ssl
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -15,14 +16,12 @@ import msgspec
 import psutil
 
 from netstorm.cli.addresses import split_address
+from netstorm.cli.top.http_access import HttpAccess
 from netstorm.errors import Unavailable, UsageError
 from netstorm.scheduler.observe.status import JobStatus
 from netstorm.settings import Settings
 
 __all__ = ["StatusSource", "find", "find_scheduler"]
-
-_ANSWER_TIMEOUT_S: Final = 5.0
-"""Longest wait for an answer: the scheduler's machine may be busy."""
 
 _MOST_BYTES: Final = 64 * 2**20
 """Largest answer that is read: the server may not be a scheduler."""
@@ -31,9 +30,10 @@ _MOST_BYTES: Final = 64 * 2**20
 class StatusSource:
     """A scheduler's HTTP address."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, access: HttpAccess) -> None:
         self.host: Final = host
         self.port: Final = port
+        self._access: Final = access
         self.job: str | None = None
         """Name of the job to ask for; None: the one that began first."""
 
@@ -42,18 +42,27 @@ class StatusSource:
 
         Raises:
             Unavailable: there is no answer, or it is not a scheduler's.
+            UsageError: the scheduler shows the job to those alone who bear its token.
         """
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_ANSWER_TIMEOUT_S)
+        connection = self._access.connect(self.host, self.port)
         try:
             query = "" if self.job is None else f"?job={quote(self.job)}"
-            connection.request("GET", f"/status.json{query}")
+            connection.request("GET", f"/status.json{query}", headers=self._access.headers)
             response = connection.getresponse()
             body = response.read(_MOST_BYTES)
+        except ssl.SSLCertVerificationError as error:
+            raise UsageError(
+                f"{self}: its certificate is not trusted: {error.verify_message}; --ca FILE names the "
+                "certificates that are, and the address must be one that the certificate names"
+            ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Unavailable(f"{self}: {reason}") from None
         finally:
             connection.close()
+        if response.status == http.client.UNAUTHORIZED:
+            which = "a token" if self._access.token is None else "another token than the given one"
+            raise UsageError(f"{self}: it wants {which}: netstorm top --token-file FILE")
         try:
             return msgspec.json.decode(body, type=JobStatus)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
@@ -65,17 +74,23 @@ class StatusSource:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def find(address: str | None, job: str | None = None) -> tuple[StatusSource, JobStatus]:
+def find(
+    address: str | None, job: str | None = None, *, token_file: Path | None = None, ca: Path | None = None
+) -> tuple[StatusSource, JobStatus]:
     """Return the scheduler that the user means, and its first answer.
 
     Args:
-        job: one of its jobs; None: the only one.
         address: as for `find_scheduler`.
+        job: one of its jobs; None: the only one.
+        token_file: the file of its token; None: what NETSTORM_WEB_TOKEN_FILE says.
+        ca: a file of certificates to trust instead of the system's; it is reached over HTTPS.
 
     Raises:
         UsageError: there is none, or there are several; the message says what to do.
     """
-    source, status = find_scheduler(address)
+    settings = Settings.from_environment()
+    https = address is not None and address.startswith("https://")
+    source, status = find_scheduler(address, settings, HttpAccess.load(settings, token_file, ca, https=https))
     jobs = [line.job for line in status.jobs] or [status.job]
     names = ", ".join(jobs)
     if job is None:
@@ -95,25 +110,28 @@ def find(address: str | None, job: str | None = None) -> tuple[StatusSource, Job
         raise UsageError(f"--job {job}: it has just ended, or {error}") from None
 
 
-def find_scheduler(address: str | None) -> tuple[StatusSource, JobStatus]:
+def find_scheduler(
+    address: str | None, settings: Settings, access: HttpAccess
+) -> tuple[StatusSource, JobStatus]:
     """Return the scheduler that the user means, and its first answer.
 
     Args:
         address: HOST:PORT, of the job's scheduler or of its HTTP server. None: what DMLC_PS_ROOT_URI and
             DMLC_PS_ROOT_PORT say if one of them is set, or else the one scheduler that runs here.
+        settings: of this process.
+        access: how its pages are reached.
 
     Raises:
         UsageError: there is none, or there are several; the message says what to do.
     """
     if address is not None:
         host, port = split_address(address, "--scheduler")
-        return _at(host, port, f"--scheduler {address}")
-    settings = Settings.from_environment()
+        return _at(host, port, f"--scheduler {address}", access)
     if {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}:
         host, port = settings.scheduler_host, settings.scheduler_port
-        return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}")
+        return _at(host, port, f"DMLC_PS_ROOT_URI={host}, DMLC_PS_ROOT_PORT={port}", access)
     here, elsewhere = _schedulers()
-    found = [answered for process in here if (answered := _answer_of(process)) is not None]
+    found = [answered for process in here if (answered := _answer_of(process, access)) is not None]
     if len(found) == 1:
         return found[0]
     if found:
@@ -129,7 +147,7 @@ def find_scheduler(address: str | None) -> tuple[StatusSource, JobStatus]:
     )
 
 
-def _at(host: str, port: int, meant: str) -> tuple[StatusSource, JobStatus]:
+def _at(host: str, port: int, meant: str, access: HttpAccess) -> tuple[StatusSource, JobStatus]:
     """Return the scheduler that listens on this port, for nodes or for HTTP."""
     problems = []
     # By default the HTTP port is the one after the nodes' port, which speaks another protocol.
@@ -137,7 +155,7 @@ def _at(host: str, port: int, meant: str) -> tuple[StatusSource, JobStatus]:
     if _is_here(host):  # by default, HTTP listens on the loopback interface only
         places += [("127.0.0.1", port + 1)]
     for place, tried in places:
-        source = StatusSource(place, tried)
+        source = StatusSource(place, tried, access)
         try:
             status = source.status()
         except Unavailable as error:
@@ -151,8 +169,9 @@ def _at(host: str, port: int, meant: str) -> tuple[StatusSource, JobStatus]:
         problems.append(_hint(elsewhere))
     raise UsageError(
         f"{meant}: no scheduler there shows a job ({'; '.join(problems)}). The scheduler's first lines say "
-        "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* (there is no "
-        "authentication), and not NETSTORM_HTTP_PORT=0"
+        "where it can be watched; for other machines it needs NETSTORM_HTTP_BIND=* and "
+        "NETSTORM_WEB_TOKEN_FILE, and not NETSTORM_HTTP_PORT=0; one with NETSTORM_WEB_CERT is reached with "
+        "--scheduler https://HOST:PORT"
     )
 
 
@@ -193,10 +212,10 @@ def _schedulers() -> tuple[list[psutil.Process], list[int]]:
     return here, elsewhere
 
 
-def _answer_of(process: psutil.Process) -> tuple[StatusSource, JobStatus] | None:
+def _answer_of(process: psutil.Process, access: HttpAccess) -> tuple[StatusSource, JobStatus] | None:
     """Return the HTTP address of a scheduler of this machine, and its status; None: it has none."""
     for port in _ports(process):
-        source = StatusSource("127.0.0.1", port)
+        source = StatusSource("127.0.0.1", port, access)
         with contextlib.suppress(Unavailable):
             return source, source.status()
     return None

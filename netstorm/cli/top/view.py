@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from netstorm.cli.quantities import size_text, time_text
-from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus
+from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
 from netstorm.topology.networks.elements import Rank
 from netstorm.topology.tree import Tree
 from netstorm.units import format_rate
@@ -34,6 +34,8 @@ _ROUTED: Final = "~"
 _OLD_S: Final = 30.0
 """Age from which a measurement is shown dim."""
 _SILENT_S: Final = 3.0
+_MOST_CHANGES: Final = 5
+"""Changes of the view that are listed."""
 _MOST_FAILED: Final = 12
 _PHASES: Final = {"running": "bold green", "failed": "bold red", "gathering": "bold yellow"}
 
@@ -48,7 +50,7 @@ def view(status: JobStatus, width: int) -> RenderableType:
     parts: list[RenderableType] = [*_head(status), Text(""), _nodes(status.nodes[:_MOST_NODES])]
     if len(status.nodes) > _MOST_NODES:
         parts.append(Text(f"and {len(status.nodes) - _MOST_NODES} more nodes", "dim"))
-    parts += [Text(""), *_trees(status)]
+    parts += [Text(""), *_trees(status), *_compression(status)]
     if any(link.measured for link in status.links):
         parts += [Text(""), *_links(status, width)]
     parts += _former(status)
@@ -63,7 +65,7 @@ def _head(status: JobStatus) -> Iterator[Text]:
         (status.phase, _PHASES.get(status.phase, "bold")),
         f"  {len(status.nodes)} of {status.num_workers} nodes"
         if status.phase == "gathering"
-        else f"  {status.num_workers} nodes",
+        else f"  {sum(node.state != 'left' for node in status.nodes)} nodes",
         f", {status.keys.count} keys, {size_text(status.keys.bytes)}" if status.keys.count else "",
         f", up {_ago(status.age_s)}",
         f", plans with {status.link_share:.0%} of each link" if status.link_share < 1 else "",
@@ -82,6 +84,8 @@ def _head(status: JobStatus) -> Iterator[Text]:
         )
         more = len(status.failed_links) - _MOST_FAILED
         yield Text(f"links that have failed: {links}" + (f" and {more} more" if more > 0 else ""), "red")
+    if status.view is not None:
+        yield from _view_lines(status.view)
     policy = status.policy
     yield Text.assemble(
         ("policy ", "dim"),
@@ -93,6 +97,17 @@ def _head(status: JobStatus) -> Iterator[Text]:
     )
     if policy.considered and policy.considered not in policy.reason:
         yield Text.assemble(("since then: ", "dim"), policy.considered)
+
+
+def _view_lines(view: ViewStatus) -> Iterator[Text]:
+    silent = f", ranks {', '.join(map(str, view.silent))} fetch the state" if view.silent else ""
+    yield Text.assemble(
+        ("view ", "dim"), (f"{view.number}", "bold"), f" of {view.fewest} to {view.most} nodes{silent}"
+    )
+    if view.waiting:
+        yield Text(view.waiting, "yellow")
+    for change in view.changes[:_MOST_CHANGES]:
+        yield Text(f"  view {change.view}, {_ago(change.ago_s)} ago: {change.text}", "dim")
 
 
 def _nodes(nodes: Sequence[NodeView]) -> Table:
@@ -164,6 +179,13 @@ def _trees(status: JobStatus) -> Iterator[Text]:
         counts = f"{len(detours)} auxiliary paths, {exploring} of them to explore; {chunks} chunks so far"
         paths = "  ".join(">".join(map(str, detour.path)) for detour in detours)
         yield Text.assemble((f"{counts}:  ", "dim"), paths, overflow="ellipsis", no_wrap=True)
+
+
+def _compression(status: JobStatus) -> Iterator[Text]:
+    """Show how gradients travel, once for all nodes that say the same."""
+    texts = {node.compression for node in status.nodes if node.compression}
+    for text in sorted(texts):
+        yield Text.assemble(("compression:  ", "dim"), text)
 
 
 def _brackets(rank: int, children: Sequence[Sequence[int]]) -> str:

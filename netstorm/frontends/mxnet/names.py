@@ -12,7 +12,10 @@ from typing import Final
 
 from netstorm.frontends.mxnet.asynchronous.store import create_asynchronous
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.errors import raises_mxnet_errors
+from netstorm.frontends.mxnet.local_updates.stores import HFA
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
+from netstorm.kvstore.process.lifetime import runtime_of_this_process
 
 __all__ = ["register_types", "take_over_dist_types"]
 
@@ -28,8 +31,8 @@ _create_kvstore: Final[Callable[..., object]] = mx.model._create_kvstore  # noqa
 
 def register_types() -> None:
     """Make NetStorm's own types known to MXNet."""
-    _registry[_NAME] = NetStormKVStore
-    _registry[_SHORT_NAME] = NetStormKVStore
+    _registry[_NAME] = create_synchronous
+    _registry[_SHORT_NAME] = create_synchronous
     _registry["dist_async_netstorm"] = create_asynchronous
     for module in (mx.model, mx.module.module, mx.gluon.trainer):
         module._create_kvstore = _create_by_long_name  # noqa: SLF001
@@ -38,9 +41,16 @@ def register_types() -> None:
 def take_over_dist_types() -> None:
     """Let the names of MXNet's own distributed types mean NetStorm's, for scripts that stay unedited."""
     for name in _SYNCHRONOUS:
-        _registry[name] = NetStormKVStore
+        _registry[name] = create_synchronous
     for name in _ASYNCHRONOUS:
         _registry[name] = create_asynchronous
+
+
+@raises_mxnet_errors
+def create_synchronous() -> NetStormKVStore:
+    """Return a synchronous store, or with MXNET_KVSTORE_USE_HFA=1 one that averages less often."""
+    settings = runtime_of_this_process(framework="MXNet").settings
+    return HFA() if settings.use_hfa else NetStormKVStore()
 
 
 def _create_by_long_name(kvstore: object, *arguments: object, **named: object) -> object:

@@ -10,6 +10,7 @@ import numpy as np
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.block import Block, WaitingPull
 from netstorm.kvstore.asynchronous.owners import extent, has_whole_rows
+from netstorm.kvstore.asynchronous.staleness import Staleness
 from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import row_length
 from netstorm.protocol.frames import Buffer
@@ -53,13 +54,14 @@ def requested_rows(pull: PullRows, payload: Buffer | None, key: Key) -> np.typin
     )
 
 
-def values_for(block: Block, ready: Iterable[WaitingPull]) -> Iterator[Answer]:
+def values_for(block: Block, ready: Iterable[WaitingPull], staleness: Staleness) -> Iterator[Answer]:
     """Yield the answers to the pulls that wait for the value in `block.snapshot`."""
     key = block.key
     assert block.snapshot is not None
     value = np.frombuffer(block.snapshot, key.dtype)
     first = extent(key, block.chunks[0])[0]
     for waiting in ready:
+        slowest, clock = staleness.slowest(block, waiting.rank)
         for chunk in block.chunks if waiting.rows is None else (waiting.chunk,):
             start, end = extent(key, chunk)
             part = value[start - first : end - first]
@@ -71,9 +73,11 @@ def values_for(block: Block, ready: Iterable[WaitingPull]) -> Iterator[Answer]:
                 key=key.identity,
                 chunk=chunk,
                 number=waiting.pull.number,
-                others=block.others(waiting.rank),
+                others=block.others_shown(waiting.rank),
                 dtype=key.spec.dtype,
                 priority=waiting.pull.priority,
+                slowest=slowest,
+                clock=clock,
             )
             yield waiting.rank, message, part
 

@@ -1,12 +1,16 @@
 """Asynchronous training on one node: its own requests, and what it forwards and serves. Pure.
 
-Each block of a key has an owner, fixed for the job (`owners`). A push goes to the owners, which apply it at
+Each block of a key has an owner (`owners`). A push goes to the owners, which apply it at
 once and confirm it. A pull asks them for the newest values. It waits there for this rank's own pushes and, if
 staleness is bounded, for the slowest rank. Nothing here waits for all ranks.
+
+In an elastic job owners change with each view. Messages say of which view they are: those of an earlier one
+are dropped, since their senders send them again; those of a later one wait until it is here.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from netstorm.errors import NetStormError
+from netstorm.errors import NetStormError, NodeLost, ProtocolViolation
 from netstorm.kvstore.asynchronous.block_store import BlockStore
 from netstorm.kvstore.asynchronous.owners import Owners
 from netstorm.kvstore.asynchronous.requests import Requests
@@ -26,12 +30,32 @@ from netstorm.kvstore.values.key import Key
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, Routed, Tick, Value
+from netstorm.protocol.messages import (
+    Applied,
+    CopiesHeld,
+    CopyMessage,
+    Pull,
+    PullRows,
+    PullStates,
+    Push,
+    Tick,
+    Value,
+)
+from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.pslite.machine import Send
 from netstorm.topology.owners import paths_from
 from netstorm.topology.policy import Policy
 
 __all__ = ["Asynchronous"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_EARLY: Final = 100_000
+"""Messages of a view that is not here yet: some for each chunk of a large model."""
+
+_PATIENT_FOR: Final = 4
+"""A rank that does not send what another one needs may hold it up for such a part of NETSTORM_WAIT_TIMEOUT:
+those who wait for that one's blocks can go on with several other states before they give up."""
 
 
 @dataclass(slots=True)
@@ -56,6 +80,9 @@ class Asynchronous:
         outbox: Outbox,
         counters: Counters,
         end_job: Callable[[NetStormError], None],
+        elastic: bool = False,
+        later: bool = False,
+        wait_timeout_s: float = math.inf,
     ) -> None:
         """Begin without keys.
 
@@ -66,22 +93,32 @@ class Asynchronous:
             outbox: takes instructions.
             counters: of the process.
             end_job: fails the whole job.
+            elastic: ranks may leave the job and join it; this one has perhaps joined `later`.
+            wait_timeout_s: NETSTORM_WAIT_TIMEOUT.
         """
-        self.owners: Final = Owners(weights)
-        self._rank: Final = rank
-        self._counters: Final = counters
+        self.owners: Final = Owners(weights, _eligible(policy) if elastic else None)
+        self._elastic: Final = elastic
+        self._view = policy.version if elastic else 0
+        """Version of the policy with which the present owners came."""
+        self._silent = policy.silent
+        self._early: list[tuple[int, Routed, Buffer | None]] = []
+        """Messages of later views, with the ranks that they are from."""
+        self._clocks: Final[dict[int, int]] = {}
+        """Newest clock that owners have heard of, by namespace."""
+        self._rank, self._counters = rank, counters
         self._paths = paths_from(policy, rank)
         self._version = policy.version
         self._size: Final = policy.size
         self._keys: dict[int, Key] = {}
         self._waiting: list[AsyncOperation] = []
-        """Operations whose keys have not been granted."""
-        self._requests: Final = Requests(self.owners, counters, send=self._send, complete=outbox.complete)
+        self._stores: Final[dict[Key, BlockStore]] = {}
+        """This and `_waiting`: of keys that have not been granted."""
+        self._requests: Final = Requests(self.owners, counters, self._send, outbox.complete, later=later)
         self._ended_clocks: list[_EndedClock] = []
         self._local: list[tuple[Routed, Buffer | None]] = []
         """Messages from this rank to itself."""
         self._failure: NetStormError | None = None
-        self._outbox: Final = outbox
+        self._outbox, self._end_job = outbox, end_job
         self._serving: Final = Serving(
             rank,
             policy.size,
@@ -91,6 +128,8 @@ class Asynchronous:
             answer=self._send,
             end_job=end_job,
             on_progress=self._deliver_local,
+            present=(policy.members or range(policy.size)) if elastic else None,
+            patience_s=wait_timeout_s / _PATIENT_FOR,
         )
 
     # ------------------------------------------------------------------------------------ the user's requests
@@ -114,10 +153,15 @@ class Asynchronous:
         self._deliver_local()
 
     def serve(self, key: Key, store: BlockStore) -> None:
-        """Begin to serve what this rank owns of a key."""
-        if self._failure is None:
-            self._serving.serve(key, store)
-            self._deliver_local()
+        """Begin to serve what this rank owns of a key, once the scheduler has numbered it."""
+        if self._failure is not None:
+            return
+        if key.identity < 0:
+            self._stores[key] = store
+            return
+        self._keys[key.identity] = key
+        self._serving.serve(key, store)
+        self._deliver_local()
 
     def outstanding(self) -> Iterator[AsyncOperation]:
         """Yield the operations that are not complete."""
@@ -129,6 +173,9 @@ class Asynchronous:
     def key_granted(self, key: Key) -> None:
         """Begin the operations on a key that the scheduler has numbered."""
         self._keys[key.identity] = key
+        store = self._stores.pop(key, None)
+        if store is not None:
+            self._serving.serve(key, store)
         ready = [operation for operation in self._waiting if operation.key is key]
         self._waiting = [operation for operation in self._waiting if operation.key is not key]
         for operation in ready:
@@ -136,18 +183,56 @@ class Asynchronous:
         self._announce_clocks()
         self._deliver_local()
 
-    def new_policy(self, policy: Policy) -> None:
-        """Send over the links of a newer policy from now on: some links of the old one may have failed."""
-        if policy.version > self._version:
-            self._version = policy.version
-            self._paths = paths_from(policy, self._rank)
+    def new_policy(self, policy: Policy, *, of_view: bool = False) -> None:
+        """Send over the links of a newer policy from now on: some links of the old one may have failed. With
+        another view, or if a newcomer has its state, blocks get other owners.
+        """
+        if policy.version <= self._version:
+            return
+        self._version = policy.version
+        self._paths = paths_from(policy, self._rank)
+        if self._elastic and (of_view or policy.silent != self._silent):
+            self._change_view(policy)
+
+    def _change_view(self, policy: Policy) -> None:
+        self._view, self._silent = policy.version, policy.silent
+        self._local.clear()
+        self.owners.change(_eligible(policy))
+        self._serving.change_view(
+            policy.version,
+            members=policy.members or range(policy.size),
+            silent=policy.silent,
+            later=policy.later,
+        )
+        self._requests.send_again()
+        for namespace, clock in self._clocks.items():
+            self._send_clock(namespace, clock)
+        early, self._early = self._early, []
+        for origin, message, payload in early:
+            try:
+                self._receive(origin, message, payload)
+            except ProtocolViolation as error:
+                self._counters.add("protocol_violations")
+                _log.warning("dropped a message that rank %d sent early: %s", origin, error)
+        self._deliver_local()
+
+    def departed(self, rank: int, error: NetStormError) -> None:
+        """Go on without a rank's process in an elastic job. End any other job that trains asynchronously:
+        what a lost rank owns is lost with it.
+        """
+        if self._elastic:
+            self._serving.forget(rank)
+            return
+        if self._waiting or self._serving.is_used or any(True for _ in self._requests.outstanding()):
+            reason = f"{error}; asynchronous training does not go on without a rank, which owns parameters"
+            self._end_job(NodeLost(reason))
 
     def finished(self, rank: int) -> None:
         """Record that a rank pushes no more."""
         self._serving.finished(rank)
         self._deliver_local()
 
-    def receive(self, peer: Peer, message: Routed, payload: Buffer | None, payload_crc: int) -> None:
+    def receive(self, peer: Peer, message: Routed, payload: Buffer | None, payload_crc: int | None) -> None:
         """Handle a source-routed message: forward it, or receive it at its end.
 
         Raises:
@@ -158,8 +243,33 @@ class Asynchronous:
         if further is not None:
             self._outbox.add(further)
             return
-        self._handle(message.path[0], message, payload)
+        self._receive(message.path[0], message, payload)
         self._deliver_local()
+
+    def _receive(self, origin: int, message: Routed, payload: Buffer | None) -> None:
+        """Handle a message of another rank, if it is of this view."""
+        if message.view == self._view:
+            self._handle(origin, message, payload)
+        elif message.view < self._view:
+            self._counters.add("messages_of_earlier_views")
+        elif not self._elastic or len(self._early) >= _MOST_EARLY:
+            raise ProtocolViolation(
+                f"rank {origin} sends {type(message).__name__} of view {message.view}; this rank has view "
+                f"{self._view}, and {len(self._early)} messages of later ones"
+            )
+        else:
+            self._early.append((origin, message, payload))
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if now >= self.next_tick():
+            if self._serving.replication.tick(now):
+                self._serving.settle()
+            self._deliver_local()
+
+    def next_tick(self) -> float:
+        """Return when `tick` has something to do."""
+        return math.inf if self._failure is not None else self._serving.replication.handover.next_tick()
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""
@@ -184,6 +294,13 @@ class Asynchronous:
             ended = self._ended_clocks[0]
             if any(key.identity < 0 for key in ended.pushes):
                 return
+            if self._elastic:  # owners need not count pushes then, which may be confirmed by several of them
+                if self._requests.has_pushes_before(ended.namespace, ended.clock):
+                    return
+                del self._ended_clocks[0]
+                self._clocks[ended.namespace] = ended.clock
+                self._send_clock(ended.namespace, ended.clock)
+                continue
             del self._ended_clocks[0]
             pushed: dict[int, int] = {}
             for key, times in ended.pushes.items():
@@ -199,6 +316,12 @@ class Asynchronous:
                 )
                 self._send(owner, tick, None)
 
+    def _send_clock(self, namespace: int, clock: int) -> None:
+        """Announce to all owners that clocks have ended, and that all their pushes are confirmed."""
+        clock += self._requests.clock_begin(namespace)
+        for owner in self.owners.ranks:
+            self._send(owner, Tick(path=(), hop=0, namespace=namespace, clock=clock, pushed=0), None)
+
     # ------------------------------------------------------------------------------------------------ sending
 
     def _handle(self, origin: int, message: Routed, payload: Buffer | None) -> None:
@@ -209,7 +332,12 @@ class Asynchronous:
         elif isinstance(message, Tick):
             self._serving.tick(origin, message)
         elif isinstance(message, Applied):
-            self._requests.applied(message)
+            self._requests.applied(origin, message)
+            self._announce_clocks()
+        elif isinstance(message, CopyMessage):
+            self._serving.copy(origin, message, payload)
+        elif isinstance(message, CopiesHeld):
+            self._serving.held(origin, message)
         elif isinstance(message, Value):
             self._requests.value(origin, message, payload)
         else:
@@ -220,10 +348,12 @@ class Asynchronous:
             self._local.append((message, payload))
             return
         path = self._paths[target]
+        if len(path) < 2:
+            return  # it is in the job no more
         self._outbox.add(
             Send(
                 peer=Peer(path[1]),
-                message=msgspec.structs.replace(message, path=path, hop=1),
+                message=msgspec.structs.replace(message, path=path, hop=1, view=self._view),
                 payload=payload,
                 order=queue_order(message, self._offset(message)),
             )
@@ -249,9 +379,15 @@ class Asynchronous:
         """Return what this rank has been waiting for since `since`, for a person; empty if for nothing."""
         for operation in self.outstanding():
             if operation.begun_at <= since:
-                return self._requests.waiting_text_of(operation)
+                own = self._serving.waiting_text()
+                return self._requests.waiting_text_of(operation) + (f"; here {own}" if own else "")
         return ""
 
     def oldest(self) -> float:
         """Return when the oldest outstanding operation was submitted (inf: none is)."""
         return min((operation.begun_at for operation in self.outstanding()), default=math.inf)
+
+
+def _eligible(policy: Policy) -> list[int]:
+    """Return the ranks that may own blocks: those in the job that have its state."""
+    return sorted(set(policy.members or range(policy.size)) - set(policy.silent))

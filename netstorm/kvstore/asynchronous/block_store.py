@@ -26,12 +26,29 @@ class BlockStore(Protocol):
         """Whether the rule needs whole tensors."""
 
     def apply(
-        self, block: int, gradient: Gradient, live: tuple[float, ...], done: Callable[[], None]
+        self,
+        block: int,
+        rank: int,
+        gradient: Gradient,
+        live: tuple[float, ...],
+        done: Callable[[], None],
     ) -> None:
-        """Update a block with a gradient, which is the store's until it calls `done`."""
+        """Update a block with a gradient of a rank, which is the store's until it calls `done`."""
 
     def read(self, block: int, done: Callable[[Buffer], None]) -> None:
         """Give `done` a copy of a block's value, which does not change later."""
 
+    def pulled(self, block: int, rank: int, value: Buffer) -> None:
+        """Hear that a rank gets a value that was read: what it pushes next belongs to that one."""
+
     def states(self, block: int, done: Callable[[bytes], None]) -> None:
         """Give `done` the update rule's states of a block, after the updates that have been requested."""
+
+    def install(self, block: int, values: Buffer | None, states: bytes) -> None:
+        """Begin to hold a block with these values, or the initial ones (None), and what `states` gave of it.
+
+        In an elastic job any block may come, at any time; what the store held of it before is gone.
+        """
+
+    def discard(self, block: int) -> None:
+        """Hold a block no longer: it is another rank's now."""

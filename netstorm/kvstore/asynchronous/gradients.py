@@ -12,6 +12,7 @@ import numpy as np
 
 from netstorm.compression.rows import Rows, joined
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.asynchronous.clocks import MOST_COUNTED
 from netstorm.kvstore.asynchronous.owners import extent, has_whole_rows
 from netstorm.kvstore.values.dense import Dense
 from netstorm.kvstore.values.form import Array, Form, Values
@@ -40,7 +41,7 @@ def form_of(key: Key, codec: int, threshold: float = 0.0) -> Form | None:
         threshold: the value of a quantised 1.
     """
     if codec == Quantised.codec and codec in key.forms:
-        return Quantised(threshold, 1) if threshold > 0 and math.isfinite(threshold) else None
+        return Quantised(threshold) if threshold > 0 and math.isfinite(threshold) else None
     if codec == RowSparse.codec and not has_whole_rows(key):
         return None
     return key.forms.get(codec)
@@ -70,6 +71,10 @@ def check_push(push: Push, payload: Buffer | None, key: Key) -> None:
     form = form_of(key, push.codec, push.threshold)
     if push.number < 0 or push.dtype != key.spec.dtype or form is None:
         problem: str | None = f"is of {push.dtype} in codec {push.codec}; the key is {key.spec.dtype}"
+    elif not 0 <= push.begin <= MOST_COUNTED:
+        problem = f"counts pushes from {push.begin} on: expected 0 to {MOST_COUNTED}"
+    elif not 0 <= push.confirmed <= push.number:
+        problem = f"comes after {push.confirmed} that were confirmed: expected 0 to {push.number}"
     elif payload is None:
         problem = "has no values" if push.codec == Dense.codec else None
     else:
@@ -124,9 +129,9 @@ class GradientAssembly:
         first = extent(key, self._chunks[0])[0]
         start, end = extent(key, chunk)
         if push.codec == RowSparse.codec:
-            form.write(self._parts, start - first, end - first, payload)
+            form.write(self._parts, start - first, end - first, payload, _ONE)
             return True
         if self._values is None:
             self._values = np.empty(extent(key, self._chunks[-1])[1] - first, key.dtype)
-        form.write(self._values, start - first, end - first, payload)
+        form.write(self._values, start - first, end - first, payload, _ONE)
         return True

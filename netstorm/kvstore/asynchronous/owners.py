@@ -6,12 +6,16 @@ would wait for the owner of the largest key.
 
 A push may carry single rows of a key, so no row is divided among owners: a row belongs to the chunk in which
 it begins.
+
+In an elastic job a block also has a *replica*: the rank that keeps a copy, and owns the block if the owner is
+lost. Both follow from who is in the job, so every node finds the same ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from netstorm.kvstore.values.key import Key
@@ -22,23 +26,55 @@ __all__ = ["Owners", "chunks_of", "extent", "has_whole_rows"]
 
 
 class Owners:
-    """Maps blocks to ranks, in proportion to the weights that the scheduler fixed for the job."""
+    """Maps blocks to ranks, in proportion to the weights that the scheduler fixed for the job.
 
-    def __init__(self, weights: Sequence[int]) -> None:
-        self.ranks: Final = tuple(rank for rank, weight in enumerate(weights) if weight > 0)
-        """The ranks that own blocks."""
-        self._schedule: Final = tuple(
-            self.ranks[index] for index in interleave([weights[rank] for rank in self.ranks])
-        )
+    Attributes:
+        ranks: that own blocks now.
+    """
+
+    def __init__(self, weights: Sequence[int], eligible: Iterable[int] | None = None) -> None:
+        """Begin with these ranks; None: all."""
+        ranks = [rank for rank, weight in enumerate(weights) if weight > 0]
+        self._all: Final = tuple(ranks[index] for index in interleave([weights[rank] for rank in ranks]))
+        """An owner for each slot, if all ranks are here."""
+        self.ranks: tuple[int, ...] = ()
+        self._two: tuple[tuple[int, int | None], ...] = ()
+        """Owner and replica, by slot."""
+        self.change(ranks if eligible is None else eligible)
+
+    def change(self, eligible: Iterable[int]) -> None:
+        """Record which ranks are in the job, and may own blocks.
+
+        Those of a rank that is not are its successor's: the next one in the order of slots. A rank that comes
+        back has the same blocks again.
+        """
+        here = set(eligible)
+        order = self._all if here & set(self._all) else tuple(sorted(here))  # else those without a weight
+        self.ranks = tuple(sorted(here & set(order)))
+        two = []
+        for slot in range(len(order)):
+            following = (*order[slot:], *order[:slot])
+            first = list(islice(dict.fromkeys(rank for rank in following if rank in here), 2))
+            two.append((first[0], first[1] if len(first) > 1 else None))
+        self._two = tuple(two)
 
     def of_slot(self, slot: int) -> int:
         """Return the owner of the block whose first chunk has this slot."""
-        return self._schedule[slot % len(self._schedule)]
+        return self._two[slot % len(self._two)][0]
+
+    def replica(self, key: Key, block: int) -> int | None:
+        """Return the rank that keeps a copy of a block; None: there is no second rank."""
+        assert key.layout is not None
+        return self._two[key.layout.slots[block] % len(self._two)][1]
 
     def blocks(self, key: Key, *, whole: bool) -> list[int]:
         """Return the first chunks of a key's blocks."""
         chunks = _chunks(key)
         return list(range(min(1, chunks) if whole else chunks))
+
+    def blocks_of(self, rank: int, key: Key, *, whole: bool) -> list[int]:
+        """Return the blocks of a key that a rank owns."""
+        return [block for block in self.blocks(key, whole=whole) if self.owner(key, block) == rank]
 
     def owner(self, key: Key, block: int) -> int:
         """Return the owner of a block, which is given by its first chunk."""

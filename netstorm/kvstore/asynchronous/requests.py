@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from netstorm.errors import ProtocolViolation
+from netstorm.errors import NotAuthorised, ProtocolViolation
+from netstorm.kvstore.asynchronous.clocks import check_counts
 from netstorm.kvstore.asynchronous.gradients import as_dense, form_of, payload_of
 from netstorm.kvstore.asynchronous.owners import Owners, chunks_of, extent
 from netstorm.kvstore.operations.allreduce import Done
@@ -18,13 +20,18 @@ from netstorm.kvstore.operations.asynchronous import (
     PushOperation,
     StatesOperation,
 )
+from netstorm.kvstore.values.key import Key
 from netstorm.kvstore.values.row_sparse import RowSparse
 from netstorm.observe.counters import Counters
 from netstorm.protocol.chunks import row_length
 from netstorm.protocol.frames import Buffer
-from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, Routed, States, Value
+from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, States, Value
+from netstorm.protocol.messages import AsynchronousMessage as Routed
 
 __all__ = ["Requests"]
+
+_MOST_PIECES: Final = 2**20
+"""Of the states of one block, which are pieces of messages each."""
 
 
 @dataclass(slots=True)
@@ -45,9 +52,10 @@ class Requests:
         self,
         owners: Owners,
         counters: Counters,
-        *,
         send: Callable[[int, Routed, Buffer | None], None],
         complete: Callable[[Done, Exception | None], None],
+        *,
+        later: bool = False,
     ) -> None:
         """Begin without operations.
 
@@ -56,13 +64,25 @@ class Requests:
             counters: of the process.
             send: sends a message (with an empty path) and a payload to a rank, which may be this one.
             complete: calls an operation's `done`, soon.
+            later: this process has joined a job that had begun. It counts its pushes and clocks from those
+                of the slowest other rank, as it hears in the pulls before its first push.
         """
+        self._later: Final = later
+        self._pushed_keys: Final[set[Key]] = set()
+        self._begins: Final[dict[int, int]] = {}
+        """By key: what pushes are counted from."""
+        self._clock_begins: Final[dict[int, int]] = {}
+        """By namespace: what clocks are counted from."""
         self._owners: Final = owners
         self._counters: Final = counters
         self._send: Final = send
         self._complete: Final = complete
         self._pushes: dict[tuple[int, int], _Open] = {}
         self._pulls: dict[tuple[int, int], _Open] = {}
+        self._unconfirmed: dict[int, dict[int, None]] = {}
+        """By key: numbers of the pushes under way, rising."""
+        self._begun: dict[int, int] = {}
+        """By key: how many pushes have been begun."""
         self._seen: dict[tuple[int, int], int] = {}
         """By key and block: how many updates by others are in the value that was pulled last."""
 
@@ -76,29 +96,65 @@ class Requests:
         self._pushes.clear()
         self._pulls.clear()
 
+    def has_pushes_before(self, namespace: int, clock: int) -> bool:
+        """Return whether a push of an earlier clock of a store is not confirmed."""
+        return any(
+            isinstance(one.operation, PushOperation)
+            and one.operation.key.spec.namespace == namespace
+            and one.operation.clock < clock
+            for one in self._pushes.values()
+        )
+
+    def send_again(self) -> None:
+        """Send all that is not answered to those who own it now."""
+        opened = [*self._pushes.values(), *self._pulls.values()]
+        for found in sorted(opened, key=lambda one: one.operation.number):
+            found.pieces.clear()
+            self._send_open(found)
+
+    def _send_open(self, found: _Open) -> None:
+        """Send the parts of an operation that are not answered."""
+        operation = found.operation
+        if isinstance(operation, PushOperation):
+            self._send_push(operation, found.missing)
+        elif isinstance(operation, StatesOperation):
+            self._send_states_pull(operation, found.missing)
+        elif operation.rows is not None:
+            self._send_rows_pull(operation, found.missing)
+        else:
+            self._send_pull(operation, found.missing)
+
+    def _confirmed(self, key: Key) -> int:
+        """Return how many of this rank's pushes of a key have been confirmed, without gaps."""
+        oldest = next(iter(self._unconfirmed.get(key.identity, ())), None)
+        return self._begun.get(key.identity, 0) if oldest is None else oldest
+
     # ---------------------------------------------------------------------------------------------- requests
 
     def begin(self, operation: AsyncOperation) -> None:
         """Send an operation to the owners."""
+        key = operation.key
         if isinstance(operation, PushOperation):
-            self._push(operation)
+            self._begun[key.identity] = operation.number + 1
+            if self._later:
+                self._pushed_keys.add(key)
+            self._unconfirmed.setdefault(key.identity, {})[operation.number] = None
+            self._open(self._pushes, operation, set(self._owners.blocks(key, whole=operation.whole)))
         elif isinstance(operation, StatesOperation):
-            self._pull_states(operation)
+            self._open(self._pulls, operation, set(self._owners.blocks(key, whole=operation.whole)))
         elif operation.rows is not None:
-            self._pull_rows(operation)
+            self._open(self._pulls, operation, set(self._numbers_of_rows(operation)))
         else:
-            self._pull(operation)
+            self._open(self._pulls, operation, set(self._owners.blocks(key, whole=False)))
 
-    def _push(self, push: PushOperation) -> None:
+    def _send_push(self, push: PushOperation, blocks: Iterable[int]) -> None:
         key, codec, source = push.key, push.codec, push.source
         form = form_of(key, codec, push.threshold)
         if form is None:
             assert codec == RowSparse.codec, f"{push} in codec {codec}"
             codec, form, source = 0, key.form, as_dense(source, key)  # rows longer than a chunk
-        blocks = self._owners.blocks(key, whole=push.whole)
-        if not self._open(self._pushes, push, set(blocks)):
-            return
-        for block in blocks:
+        confirmed = self._confirmed(key)
+        for block in sorted(blocks):
             owner = self._owners.owner(key, block)
             for chunk in chunks_of(key, block, whole=push.whole):
                 message = Push(
@@ -115,35 +171,43 @@ class Requests:
                     priority=push.priority,
                     codec=codec,
                     threshold=push.threshold,
+                    confirmed=confirmed,
+                    begin=self._begins.get(key.identity, 0),
                 )
                 self._send(owner, message, payload_of(form, source, *extent(key, chunk)))
 
-    def _pull(self, pull: PullOperation) -> None:
+    def _send_pull(self, pull: PullOperation, chunks: Iterable[int]) -> None:
         message = Pull(
             path=(),
             hop=0,
             key=pull.key.identity,
             number=pull.number,
             pushed=pull.pushed,
-            least=pull.least,
+            least=self._least(pull),
             counted=pull.counted,
             priority=pull.priority,
+            confirmed=self._confirmed(pull.key),
         )
-        self._ask_owners(pull, message, set(self._owners.blocks(pull.key, whole=False)))
+        self._ask_owners(pull, message, chunks)
 
-    def _pull_rows(self, pull: PullOperation) -> None:
+    def _numbers_of_rows(self, pull: PullOperation) -> dict[int, npt.NDArray[np.uint32]]:
+        """Return the numbers of the rows to pull, within each chunk that has some."""
         key, rows = pull.key, pull.rows
         assert rows is not None
         length = row_length(key.spec.shape)
-        wanted = {}
+        found = {}
         for chunk in self._owners.blocks(key, whole=False):
             start, end = extent(key, chunk)
             low, high = np.searchsorted(rows, (start // length, end // length))
             if low < high:
-                wanted[chunk] = (rows[low:high] - start // length).astype("<u4")
-        if not self._open(self._pulls, pull, set(wanted)):
-            return
-        for chunk, numbers in wanted.items():
+                found[chunk] = (rows[low:high] - start // length).astype("<u4")
+        return found
+
+    def _send_rows_pull(self, pull: PullOperation, chunks: Collection[int]) -> None:
+        key, confirmed = pull.key, self._confirmed(pull.key)
+        for chunk, numbers in self._numbers_of_rows(pull).items():
+            if chunk not in chunks:
+                continue
             message = PullRows(
                 path=(),
                 hop=0,
@@ -151,13 +215,34 @@ class Requests:
                 chunk=chunk,
                 number=pull.number,
                 pushed=pull.pushed,
-                least=pull.least,
+                least=self._least(pull),
                 counted=pull.counted,
                 priority=pull.priority,
+                confirmed=confirmed,
             )
             self._send(self._owners.owner(key, _block(pull, chunk)), message, numbers)
 
-    def _pull_states(self, pull: StatesOperation) -> None:
+    def _least(self, pull: PullOperation) -> int:
+        """Return how many clocks of the other ranks a pull demands, as owners count them."""
+        if pull.least == 0:  # staleness is not bounded
+            return 0
+        key = pull.key
+        begins = self._clock_begins.get(key.spec.namespace, 0) if pull.counted else None
+        return pull.least + (self._begins.get(key.identity, 0) if begins is None else begins)
+
+    def clock_begin(self, namespace: int) -> int:
+        """Return what this rank's clocks of a store are counted from."""
+        return self._clock_begins.get(namespace, 0)
+
+    def _learn(self, key: Key, message: Value) -> None:
+        """Record where the others are: this rank has just joined."""
+        if key.identity not in self._begun:
+            self._begins[key.identity] = max(message.slowest, self._begins.get(key.identity, 0))
+        if not any(other.spec.namespace == key.spec.namespace for other in self._pushed_keys):
+            namespace = key.spec.namespace
+            self._clock_begins[namespace] = max(message.clock, self._clock_begins.get(namespace, 0))
+
+    def _send_states_pull(self, pull: StatesOperation, blocks: Iterable[int]) -> None:
         message = PullStates(
             path=(),
             hop=0,
@@ -165,35 +250,49 @@ class Requests:
             number=pull.number,
             pushed=pull.pushed,
             priority=pull.priority,
+            confirmed=self._confirmed(pull.key),
         )
-        self._ask_owners(pull, message, set(self._owners.blocks(pull.key, whole=pull.whole)))
+        self._ask_owners(pull, message, blocks)
 
     def _ask_owners(
-        self, pull: PullOperation | StatesOperation, message: Pull | PullStates, missing: set[int]
+        self, pull: PullOperation | StatesOperation, message: Pull | PullStates, parts: Iterable[int]
     ) -> None:
-        """Send one message to each owner of a key."""
-        if self._open(self._pulls, pull, missing):
-            for owner in self._owners.count(pull.key, whole=pull.whole):
-                self._send(owner, message, None)
+        """Send one message to each owner of these chunks or blocks."""
+        owners = {self._owners.owner(pull.key, _block(pull, part)): None for part in sorted(parts)}
+        if isinstance(pull, PullOperation) and pull.of_all:
+            owners = dict.fromkeys(self._owners.ranks)
+        for owner in owners:
+            self._send(owner, message, None)
 
     def _open(
         self, table: dict[tuple[int, int], _Open], operation: AsyncOperation, missing: set[int]
-    ) -> bool:
-        """Record an operation; return False if it is complete, since it concerns no owner."""
-        if missing:
-            table[operation.key.identity, operation.number] = _Open(operation, missing)
-        else:
+    ) -> None:
+        """Begin an operation; it is complete at once if it concerns no owner."""
+        if not missing:
+            if table is self._pushes:
+                del self._unconfirmed[operation.key.identity][operation.number]
             self._complete(operation.done, None)
-        return bool(missing)
+            return
+        found = table[operation.key.identity, operation.number] = _Open(operation, missing)
+        self._send_open(found)
 
     # --------------------------------------------------------------------------------------------- answers
 
-    def applied(self, message: Applied) -> None:
-        """Record that an owner has applied a block of a push."""
+    def applied(self, owner: int, message: Applied) -> None:
+        """Record that an owner has applied a block of a push.
+
+        Raises:
+            NotAuthorised: the rank does not own the block.
+        """
         found = self._pushes.get((message.key, message.number))
         if found is None or message.block not in found.missing:
             self._counters.add("answers_known_before")
             return
+        self._check_owner(owner, message, found, message.block)
+        if message.behind < 0:
+            raise ProtocolViolation(
+                f"rank {owner} counts {message.behind} updates by others: expected 0 or more"
+            )
         self._counters.add("staleness_total", message.behind)
         self._counters.add("pushes_of_blocks")
         most = self._counters.get("staleness_max")
@@ -205,13 +304,14 @@ class Requests:
         """Write the values of a chunk that an owner has sent.
 
         Raises:
-            ProtocolViolation: they are not what was requested.
+            ProtocolViolation: they are not what was requested, or the rank does not own them.
         """
         found = self._pulls.get((message.key, message.number))
         if found is None or message.chunk not in found.missing:
             self._counters.add("answers_known_before")
             return
         pull = found.operation
+        self._check_owner(owner, message, found, message.chunk)
         if not isinstance(pull, PullOperation):
             raise ProtocolViolation(f"rank {owner} sends values for {pull}")
         key = pull.key
@@ -227,7 +327,10 @@ class Requests:
                 f"chunk {message.chunk} of key {key.name!r} from rank {owner} has {nbytes} bytes of "
                 f"{message.dtype}; it has {end - start} values of {key.spec.dtype}"
             )
+        check_counts(message.slowest, message.clock)
         pull.destination[start:end] = np.frombuffer(payload, key.dtype) if payload is not None else 0
+        if self._later:
+            self._learn(key, message)
         place = message.key, _block(pull, message.chunk)
         self._seen[place] = max(message.others, self._seen.get(place, 0))
         self._complete_part(self._pulls, found, message.chunk)
@@ -236,21 +339,39 @@ class Requests:
         """Record a piece of the states of a block that an owner has sent.
 
         Raises:
-            ProtocolViolation: no states were requested.
+            ProtocolViolation: no states were requested, or the rank does not own the block.
         """
         found = self._pulls.get((message.key, message.number))
         if found is None or message.block not in found.missing:
             self._counters.add("answers_known_before")
             return
         pull = found.operation
+        self._check_owner(owner, message, found, message.block)
         if not isinstance(pull, StatesOperation):
             raise ProtocolViolation(f"rank {owner} sends states for {pull}")
+        if not 0 <= message.piece < message.pieces <= _MOST_PIECES:
+            raise ProtocolViolation(
+                f"rank {owner} sends piece {message.piece} of {message.pieces} of its states: expected "
+                f"one of at most {_MOST_PIECES}"
+            )
         pieces = found.pieces.setdefault(message.block, {})
         pieces[message.piece] = b"" if payload is None else bytes(payload)
         if len(pieces) >= message.pieces:
             pull.destination[message.block] = b"".join(pieces[number] for number in sorted(pieces))
             del found.pieces[message.block]
             self._complete_part(self._pulls, found, message.block)
+
+    def _check_owner(self, rank: int, message: Routed, found: _Open, part: int) -> None:
+        """Check that an answer comes from the owner of a block or chunk."""
+        operation = found.operation
+        if isinstance(operation, PullOperation) and operation.of_all:
+            return
+        owner = self._owners.owner(operation.key, _block(operation, part))
+        if rank != owner:
+            raise NotAuthorised(
+                f"rank {rank} sends {type(message).__name__} about chunk {part} of key "
+                f"{found.operation.key.name!r}, which rank {owner} owns"
+            )
 
     def _complete_part(self, table: dict[tuple[int, int], _Open], found: _Open, part: int) -> None:
         found.missing.remove(part)
@@ -259,6 +380,8 @@ class Requests:
             del table[operation.key.identity, operation.number]
             if table is self._pulls:
                 self._counters.add("pulls")
+            else:
+                del self._unconfirmed[operation.key.identity][operation.number]
             self._complete(operation.done, None)
 
     # ------------------------------------------------------------------------------------------- for people

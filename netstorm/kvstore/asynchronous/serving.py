@@ -3,46 +3,49 @@
 Values and the update rule belong to a *block store*, which a frontend makes. It is asked for one thing at a
 time of each block, through calls that do not wait. So a push is applied as soon as the pushes before it are,
 and a pull sees all pushes that had come when the store was read.
+
+In an elastic job the state of a block is with a second rank before anybody hears of it, and blocks change
+owners with each view (`replication`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
-from netstorm.errors import Disagreement, NetStormError, ProtocolViolation
+from netstorm.errors import NetStormError, ProtocolViolation
 from netstorm.kvstore.asynchronous.answers import Answer, requested_rows, states_for, values_for, wants_states
 from netstorm.kvstore.asynchronous.block import Block, WaitingPull
 from netstorm.kvstore.asynchronous.block_store import BlockStore
-from netstorm.kvstore.asynchronous.clocks import Clocks
+from netstorm.kvstore.asynchronous.early_messages import EarlyMessages, ToOwner
 from netstorm.kvstore.asynchronous.gradients import check_push
-from netstorm.kvstore.asynchronous.owners import Owners, chunks_of
+from netstorm.kvstore.asynchronous.owners import Owners
+from netstorm.kvstore.asynchronous.replication import Replication
+from netstorm.kvstore.asynchronous.served import Served
+from netstorm.kvstore.asynchronous.staleness import Staleness
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.values.key import Key
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
-from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, States, Tick, Value
+from netstorm.protocol.messages import AsynchronousMessage as Routed
+from netstorm.protocol.messages import CopiesHeld, CopyMessage, Pull, PullRows, PullStates, Push, Tick
 from netstorm.pslite.machine import Call
 
 __all__ = ["Serving"]
 
+_MOST_AHEAD: Final = 65_536
+"""Pushes of one rank that may be under way to an owner: more wait in queues and fill them."""
+
 _Pull: TypeAlias = Pull | PullRows | PullStates
 
 
-class _Served:
-    """A key of which this rank owns something."""
-
-    __slots__ = ("blocks", "by_chunk", "key", "store")
-
-    def __init__(self, key: Key, store: BlockStore, blocks: list[Block]) -> None:
-        self.key: Final = key
-        self.store: Final = store
-        self.blocks: Final = blocks
-        self.by_chunk: Final = {chunk: block for block in blocks for chunk in block.chunks}
-
-
 class Serving:
-    """The blocks that this rank owns."""
+    """The blocks that this rank owns.
+
+    Attributes:
+        replication: what this rank does so that blocks survive their owners.
+    """
 
     def __init__(
         self,
@@ -52,9 +55,11 @@ class Serving:
         outbox: Outbox,
         counters: Counters,
         *,
-        answer: Callable[[int, Applied | Value | States, Buffer | None], None],
+        answer: Callable[[int, Routed, Buffer | None], None],
         end_job: Callable[[NetStormError], None],
         on_progress: Callable[[], None],
+        present: Iterable[int] | None = None,
+        patience_s: float = math.inf,
     ) -> None:
         """Begin without keys.
 
@@ -66,6 +71,8 @@ class Serving:
             answer: sends a message (with an empty path) and a payload to a rank, which may be this one.
             end_job: fails the whole job.
             on_progress: called after each answer of a store has been handled.
+            present: ranks that are in an elastic job at first; None: the job is not elastic.
+            patience_s: see `Replication`.
         """
         self._rank: Final = rank
         self._ranks: Final = ranks
@@ -74,41 +81,95 @@ class Serving:
         self._answer: Final = answer
         self._end_job: Final = end_job
         self._on_progress: Final = on_progress
-        self._served: dict[int, _Served] = {}
-        self._early: dict[int, list[tuple[int, Push | _Pull, Buffer | None]]] = {}
-        """Messages for keys that are not served yet: this rank's script has not initialised them."""
-        self._clocks: dict[int, Clocks] = {}
-        """By namespace."""
-        self._running = set(range(ranks))
-        """Ranks that have not finished."""
+        self._served: dict[int, Served] = {}
+        self._early: Final = EarlyMessages(counters, self._handle)
+        self._staleness: Final = Staleness(ranks, present)
         self._outbox: Final = outbox
+        self.replication: Final = Replication(
+            rank,
+            ranks,
+            owners,
+            counters,
+            elastic=present is not None,
+            patience_s=patience_s,
+            send=answer,
+            end_job=end_job,
+            call=self._call,
+            advance=self._advance,
+            start=self._start,
+        )
 
     # ---------------------------------------------------------------------------------------- what is served
 
     def serve(self, key: Key, store: BlockStore) -> None:
         """Begin to serve the blocks of a key that this rank owns, and handle messages that came before."""
         assert key.layout is not None
-        blocks = [
-            Block(key, number, chunks_of(key, number, whole=store.whole), self._ranks)
-            for number in self._owners.blocks(key, whole=store.whole)
-            if self._owners.owner(key, number) == self._rank
-        ]
-        self._served[key.identity] = _Served(key, store, blocks)
-        for rank, message, payload in self._early.pop(key.identity, ()):
-            if isinstance(message, Push):
-                self.push(rank, message, payload)
-            else:
-                self.pull(rank, message, payload)
+        served = self._served[key.identity] = Served(key, store)
+        self._own(served, installed=not self.replication.is_used)
+        self.replication.settle(served)
+        self._early.release(key.identity)
+
+    def _own(self, served: Served, *, installed: bool) -> None:
+        numbers = self._owners.blocks_of(self._rank, served.key, whole=served.store.whole)
+        served.own(numbers, self._ranks, installed=installed, later=self._staleness.newcomers)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this rank, or another one, trains asynchronously."""
+        return bool(self._served or self._early)
 
     def finished(self, rank: int) -> None:
         """Record that a rank pushes no more: its clock holds up no pull any longer."""
-        self._running.discard(rank)
+        self._staleness.finished(rank)
         self._recheck_pulls()
+
+    def waiting_text(self) -> str:
+        """Return for whom this rank's blocks wait, for a person; empty: for nobody."""
+        owned = (block for served in self._served.values() for block in served.owned)
+        return self.replication.waiting_text(list(owned))
 
     def stop(self) -> None:
         """Drop everything: the job has failed, or is over."""
         self._served.clear()
         self._early.clear()
+        self.replication.stop()
+
+    # ------------------------------------------------------------------------------- ranks that come and go
+
+    def forget(self, rank: int) -> None:
+        """Record that a rank's process has left the job. Another one with this rank counts from 0."""
+        self._staleness.forget(rank)
+        for served in self._served.values():
+            for block in served.blocks.values():
+                block.forget(rank)
+        self.replication.forget(rank)
+
+    def change_view(
+        self, view: int, *, members: Iterable[int], silent: Iterable[int], later: Iterable[int]
+    ) -> None:
+        """Go over to a view, whose owners `owners` has already. Requests that wait are sent again.
+
+        Args:
+            view: version of its policy.
+            members: the ranks that are in the job.
+            silent: those among them that take no part yet.
+            later: those that have joined later.
+        """
+        for rank in set(later) - self._staleness.newcomers:
+            self.forget(rank)  # a place that no node has had
+        self._staleness.change_view(members)
+        self._early.clear()
+        self.replication.begin(view, set(members) - set(silent))
+        for served in self._served.values():
+            for block in served.blocks.values():
+                block.interrupt()
+                block.serving = False
+            self._own(served, installed=False)
+        self.replication.announce(self._served.values(), self._staleness.clocks)
+        self.settle()
+        for served in list(self._served.values()):
+            for block in list(served.blocks.values()):
+                self._advance(served, block)
 
     # ------------------------------------------------------------------------------------- messages of ranks
 
@@ -123,14 +184,9 @@ class Serving:
             self._keep(rank, push, payload)
             return
         key = served.key
-        if push.rule != served.store.rule:
-            self._end_job(
-                Disagreement(
-                    f"key {key.name!r}: rank {rank} pushes for {push.rule!r}, and rank {self._rank}, an "
-                    f"owner of it, updates with {served.store.rule!r}: every rank must use the same "
-                    "optimiser and hyper-parameters"
-                )
-            )
+        disagreement = served.disagreement(push, rank, self._rank)
+        if disagreement is not None:
+            self._end_job(disagreement)
             return
         block = served.by_chunk.get(push.chunk)
         if block is None:
@@ -138,10 +194,24 @@ class Serving:
                 f"push of chunk {push.chunk} of key {key.name!r}, of which rank {self._rank} is no owner"
             )
         check_push(push, payload, key)
+        if push.number > block.arrived(rank) + _MOST_AHEAD:
+            raise ProtocolViolation(
+                f"push {push.number} of key {key.name!r} from rank {rank} is more than {_MOST_AHEAD} after "
+                "the last one"
+            )
+        if not block.serving:
+            block.early[rank, push.number, push.chunk] = rank, push, payload
+            return
+        if self.replication.has_lost(block, rank, push.confirmed):
+            return
+        if block.begins[rank] < 0:
+            block.begins[rank] = max(0, push.begin)
         if block.add_part(rank, push, payload):
             self._advance(served, block)
-        else:
-            self._counters.add("pushes_known_before")
+            return
+        self._counters.add("pushes_known_before")
+        if self.replication.is_used and push.number < block.applied[rank]:
+            self.replication.confirm(block, rank, push)
 
     def pull(self, rank: int, pull: _Pull, payload: Buffer | None) -> None:
         """Handle a rank's pull of the blocks of a key that are owned here, or of some rows of a chunk. If it
@@ -158,44 +228,83 @@ class Serving:
             rows, chunk = requested_rows(pull, payload, served.key), pull.chunk
             if chunk not in served.by_chunk:
                 raise ProtocolViolation(
-                    f"pull of chunk {chunk} of key {served.key.name!r}, of which rank {self._rank} is no "
-                    "owner"
+                    f"pull of chunk {chunk} of key {served.key.name!r}, which is not rank {self._rank}'s"
                 )
             waiting, blocks = WaitingPull(rank, pull, rows, chunk), [served.by_chunk[chunk]]
         else:
-            waiting, blocks = WaitingPull(rank, pull), served.blocks
+            waiting, blocks = WaitingPull(rank, pull), served.owned
         for block in blocks:
             block.pulls.append(waiting)
             self._advance(served, block)
 
     def tick(self, rank: int, tick: Tick) -> None:
-        """Record that a clock of a rank has ended."""
-        if self._clocks_of(tick.namespace).ended(rank, tick.clock, tick.pushed):
+        """Record that a clock of a rank has ended.
+
+        Raises:
+            ProtocolViolation: it is far from the rank's last one, or of no store.
+        """
+        if self._staleness.tick(rank, tick):
             self._recheck_pulls()
+
+    def copy(self, rank: int, message: CopyMessage, payload: Buffer | None) -> None:
+        """Handle what ranks say of copies of blocks.
+
+        Raises:
+            ProtocolViolation: no correct node sends it.
+        """
+        self.replication.check(rank, message)
+        served = self._served.get(message.key)
+        if served is None:
+            self._keep(rank, message, payload)
+        else:
+            self.replication.receive(rank, served, message, payload)
+
+    def held(self, rank: int, message: CopiesHeld) -> None:
+        """Handle what a rank has of the blocks that are owned here now."""
+        self.replication.held(rank, message)
+        self._staleness.merge(message.clocks)
+        self.settle()
+
+    def settle(self) -> None:
+        """Go on with blocks whose newest state is known by now."""
+        for served in list(self._served.values()):
+            self.replication.settle(served)
 
     # --------------------------------------------------------------------------------------- block by block
 
-    def _advance(self, served: _Served, block: Block) -> None:
+    def _start(self, served: Served, block: Block) -> None:
+        """Serve a block, whose state is here now."""
+        block.serving = True
+        early, block.early = list(block.early.values()), {}
+        self._early.handle_all(early)
+        self._advance(served, block)
+
+    def _advance(self, served: Served, block: Block) -> None:
         """Ask the store for what comes next, if it is idle: first reads that pulls wait for, then updates."""
         if block.busy:
             return
+        if self.replication.take(served, block):
+            return
+        if not block.serving:
+            return
         if block.snapshot is not None:
-            self._send_values(block)
+            self._send_values(served.store, block, block.snapshot)
         ready = self._ready(block)
         if any(wants_states(pull) for pull in ready):
             block.busy = True
             store = served.store
             self._call(lambda: store.states(block.number, lambda states: self._states(block, states)))
-        elif ready:
+        elif ready and not self.replication.lacks(block):
             block.busy = True
             self._call(lambda: served.store.read(block.number, lambda value: self._read(block, value)))
         elif block.queue:
             block.busy = True
             rank, assembly = block.queue.popleft()
+            block.being_applied = rank
             gradient, push = assembly.gradient, assembly.push
             self._call(
                 lambda: served.store.apply(
-                    block.number, gradient, push.live, lambda: self._applied(block, rank, push)
+                    block.number, rank, gradient, push.live, lambda: self._applied(block, rank, push)
                 )
             )
 
@@ -206,23 +315,19 @@ class Serving:
     def _can_answer(self, block: Block, waiting: WaitingPull) -> bool:
         """Return whether the value contains all updates that a pull requires."""
         rank, pull = waiting.rank, waiting.pull
-        if block.applied[rank] < pull.pushed:
+        applied = block.shown[1] if self.replication.lacks(block) else block.applied
+        if applied[rank] < pull.pushed:
+            self.replication.has_lost(block, rank, pull.confirmed)
             return False
-        if pull.least <= 0:
-            return True
-        others = [other for other in self._running if other != rank]
-        if pull.counted:
-            slowest = self._clocks_of(block.key.spec.namespace).slowest(others)
-        else:
-            slowest = min((block.applied[other] for other in others), default=None)
-        return slowest is None or slowest >= pull.least
+        return self._staleness.is_fresh_enough(block, waiting, applied)
 
     def _read(self, block: Block, value: Buffer) -> None:
         served = self._served.get(block.key.identity)
         if served is None:  # the job has failed in the meantime
             return
         block.busy = False
-        block.snapshot = value
+        if block.serving:
+            block.snapshot = value
         self._advance(served, block)
         self._on_progress()
 
@@ -236,9 +341,11 @@ class Serving:
         self._advance(served, block)
         self._on_progress()
 
-    def _send_values(self, block: Block) -> None:
+    def _send_values(self, store: BlockStore, block: Block, value: Buffer) -> None:
         ready = [pull for pull in self._ready(block) if not wants_states(pull)]
-        self._send(block, ready, values_for(block, ready))
+        for rank in {pull.rank: None for pull in ready}:
+            store.pulled(block.number, rank, value)
+        self._send(block, ready, values_for(block, ready, self._staleness))
 
     def _send(self, block: Block, ready: list[WaitingPull], answers: Iterator[Answer]) -> None:
         block.pulls = [pull for pull in block.pulls if pull not in ready]
@@ -249,39 +356,43 @@ class Serving:
         served = self._served.get(block.key.identity)
         if served is None:
             return
-        block.busy = False
         behind = max(0, block.others(rank) - push.seen)
+        block.busy = False
         block.version += 1
-        block.applied[rank] += 1
-        block.snapshot = None
         self._counters.add("updates_as_owner")
-        self._answer(
-            rank,
-            Applied(path=(), hop=0, key=push.key, block=block.number, number=push.number, behind=behind),
-            None,
-        )
+        if block.being_applied == rank:  # otherwise its process has left
+            block.applied[rank] += 1
+            if block.serving:
+                self.replication.confirm(block, rank, push, behind)
+        block.being_applied = -1
+        if not self.replication.lacks(block):
+            block.snapshot = None
         self._advance(served, block)
-        if self._clocks_of(block.key.spec.namespace).applied(rank, push.clock):
+        if self._staleness.applied(block, rank, push.clock):
             self._recheck_pulls()
         self._on_progress()
 
     def _recheck_pulls(self) -> None:
         """Answer the pulls that may be answered now that a clock has advanced."""
         for served in list(self._served.values()):
-            for block in served.blocks:
+            for block in served.owned:
                 if block.pulls:
                     self._advance(served, block)
 
     # ------------------------------------------------------------------------------------------------ helpers
 
-    def _clocks_of(self, namespace: int) -> Clocks:
-        found = self._clocks.get(namespace)
-        if found is None:
-            found = self._clocks[namespace] = Clocks(self._ranks)
-        return found
+    def _keep(self, rank: int, message: ToOwner, payload: Buffer | None) -> None:
+        if self._rank not in self._owners.ranks:
+            raise ProtocolViolation(f"rank {rank} asks rank {self._rank}, which owns nothing")
+        self._early.keep(rank, message, payload)
 
-    def _keep(self, rank: int, message: Push | _Pull, payload: Buffer | None) -> None:
-        self._early.setdefault(message.key, []).append((rank, message, payload))
+    def _handle(self, rank: int, message: ToOwner, payload: Buffer | None) -> None:
+        if isinstance(message, Push):
+            self.push(rank, message, payload)
+        elif isinstance(message, (Pull, PullRows, PullStates)):
+            self.pull(rank, message, payload)
+        else:
+            self.copy(rank, message, payload)
 
     def _call(self, function: Callable[[], None]) -> None:
         self._outbox.add(Call(function=function))

@@ -23,6 +23,15 @@ class Barriers:
         self._waiting: Final[dict[int, tuple[float, Done]]] = {}
         """By number: when it was entered, and what to call."""
 
+    def start(self, number: int) -> None:
+        """Begin with barrier `number`: this rank has joined a job that has reached those before."""
+        self._next = number
+
+    @property
+    def entered(self) -> int:
+        """How many barriers this rank has entered."""
+        return self._next
+
     def enter(self, done: Done, now: float) -> None:
         """Enter the next barrier; `done` is called when all ranks have."""
         self._waiting[self._next] = (now, done)

@@ -39,10 +39,12 @@ class NodeStatusTracker:
 
     Attributes:
         sample_driver: returns what only the driver knows, given the node's time; the driver sets it.
+        compression: how gradients travel, for a person; the frontend sets it.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.sample_driver: Callable[[float], DriverStatus] = lambda _: DriverStatus()
+        self.compression = ""
         self._counters: Final = counters
         self._open: dict[int, int] = {}
         """Operations under way, by round."""
@@ -94,6 +96,7 @@ class NodeStatusTracker:
             last_round=self._last_round,
             clock_error=driver.clock_error,
             clock_hops=driver.clock_hops,
+            compression=self.compression,
         )
 
     def _drop_old_rounds(self) -> None:

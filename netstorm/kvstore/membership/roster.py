@@ -9,7 +9,7 @@ from netstorm.errors import NodeLost, UnevenRounds
 from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Hello, Member
-from netstorm.pslite.machine import Admission, Admit, Refuse
+from netstorm.pslite.machine import Admission, Admit, NotYet, Refuse, is_other_user
 
 __all__ = ["Roster"]
 
@@ -17,17 +17,52 @@ __all__ = ["Roster"]
 class Roster:
     """All members of the job, by rank."""
 
-    def __init__(self, rank: int, members: tuple[Member, ...], *, pads_with_zeros: bool = False) -> None:
+    def __init__(
+        self,
+        rank: int,
+        members: tuple[Member, ...],
+        *,
+        pads_with_zeros: bool = False,
+        elastic: bool = False,
+    ) -> None:
+        self.elastic: Final = elastic
+        """Nodes may leave the job and join it."""
         self.rank: Final = rank
-        self.members: Final = members
+        self.members = members
+        """By rank. Those without a port are places that no node has."""
+        self.first_members: Final = tuple(member for member in members if member.port)
+        """Those that were here when this node joined. Nodes that have begun a job together have the same."""
         self.pads_with_zeros: Final = pads_with_zeros
         """Ranks that have finished contribute zeros to the keys that they know (NETSTORM_UNEVEN=join)."""
         self._finished: dict[int, dict[int, int]] = {}
         self._suspected: dict[int, tuple[float, str]] = {}
+        self._late: set[int] = set()
+        """Ranks that joined later: groups of some ranks go on without them."""
+        self._gone: set[int] = set()
+        """Incarnations of processes that have left the job."""
 
     def others(self) -> Iterable[Member]:
-        """Return all members but this one."""
-        return (member for member in self.members if member.rank != self.rank)
+        """Return all members that are in the job, but this one."""
+        return (member for member in self.members if member.rank != self.rank and member.port)
+
+    def present(self) -> tuple[Member, ...]:
+        """Return the members that are in the job."""
+        return tuple(member for member in self.members if member.port)
+
+    def change(self, present: Iterable[Member]) -> None:
+        """Record who is in the job from now on."""
+        here = {member.rank: member for member in present}
+        known = {member.rank: member.incarnation for member in self.present()}
+        self._late |= {rank for rank, member in here.items() if known.get(rank) != member.incarnation}
+        self._gone |= {member.incarnation for member in self.members if member.rank not in here}
+        self.members = tuple(
+            here.get(member.rank, Member(member.rank, member.host, 0, member.site, 0))
+            for member in self.members
+        )
+        for rank in range(len(self.members)):
+            if rank not in here:
+                self._finished.pop(rank, None)
+                self._suspected.pop(rank, None)
 
     def describe(self, rank: int) -> str:
         """Return a rank as error messages name it: with its address and site."""
@@ -35,19 +70,27 @@ class Roster:
         site = f", {member.site}" if member.site else ""
         return f"rank {rank} ({member.host}:{member.port}{site})"
 
-    def admit(self, hello: Hello) -> Admission:
+    def admit(self, hello: Hello, user: str = "") -> Admission:
         """Admit the members of this job, and no other process."""
         if hello.receiver != self.rank:
             return Refuse(f"this is rank {self.rank}, not rank {hello.receiver}")
         if not 0 <= hello.sender < len(self.members):
             return Refuse(f"no rank {hello.sender} in a job of {len(self.members)} nodes")
         if self.members[hello.sender].incarnation != hello.incarnation:
+            if self.elastic and hello.incarnation not in self._gone:
+                return NotYet()  # it has just joined, and the scheduler's message is on its way
             return Refuse(f"another process is rank {hello.sender} of this job")
+        if is_other_user(self.members[hello.sender].user, user):
+            return Refuse(f"rank {hello.sender} of this job has another key than this process")
         return Admit(Peer(hello.sender))
 
     def record_finished(self, rank: int, last_rounds: dict[int, int]) -> None:
         """Record that a rank will push nothing beyond `last_rounds` (by key)."""
         self._finished[rank] = last_rounds
+
+    def finished(self) -> dict[int, dict[int, int]]:
+        """Return the last rounds of the ranks that have finished."""
+        return dict(self._finished)
 
     def unfinished(self) -> list[int]:
         """Return the other ranks that have not finished."""
@@ -58,7 +101,17 @@ class Roster:
         if not self._finished:
             return None
         for operation in operations:
+            members = operation.key.spec.members
             for rank, last_rounds in self._finished.items():
+                if members and (rank not in members or rank in self._late):
+                    continue
+                if operation.call is not None:
+                    if operation.round > last_rounds.get(operation.key.identity, -1):
+                        return UnevenRounds(
+                            f"rank {self.rank} waits for {operation}, but {self.describe(rank)} has finished "
+                            "without it: every member of a group must make the same calls in the same order"
+                        )
+                    continue
                 if self.pads_with_zeros and operation.key.identity in last_rounds:
                     continue
                 last = last_rounds.get(operation.key.identity, -1)

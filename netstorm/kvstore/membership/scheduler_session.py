@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from netstorm import errors
-from netstorm.errors import NetStormError, SchedulerLost, WaitTimeout
+from netstorm.errors import JoinRefused, NetStormError, NodeRemoved, SchedulerLost, WaitTimeout
+from netstorm.kvstore.membership.scheduler_addresses import SchedulerAddresses
 from netstorm.kvstore.membership.scheduler_outage import SchedulerOutage
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.machine import Connect, Disconnect, Send
+from netstorm.pslite.security.handshake_texts import is_about_keys
 
 __all__ = ["SchedulerSession", "job_end_error"]
 
@@ -23,8 +25,12 @@ _log = logging.getLogger(__name__)
 _UNKNOWN_RANK: Final = "does not know this rank"
 """Part of the refusal of a scheduler that has no log of this job: waiting for it is useless."""
 
+_REMOVED: Final = "is out of the job since view"
+"""Part of the refusal of a scheduler whose job goes on without this node."""
+
 _KINDS: Final[dict[str, type[NetStormError]]] = {
     "lost": errors.NodeLost,
+    "removed": errors.NodeRemoved,
     "failed": errors.NodeFailed,
     "disagreement": errors.Disagreement,
     "key": errors.KeyMismatch,
@@ -42,6 +48,8 @@ class SchedulerSession:
         heartbeat_interval_s: between two heartbeats.
         heartbeat_timeout_s: without a heartbeat, after which the scheduler declares a node lost.
         last_report: what all ranks wait for, as the scheduler has last reported.
+        followed: host and port of the scheduler that this node has joined, or has come back to last.
+        majority: whether the scheduler goes on only with a majority of the last view.
     """
 
     def __init__(self, options: NodeOptions, outbox: Outbox, now: float) -> None:
@@ -49,10 +57,20 @@ class SchedulerSession:
         self.heartbeat_interval_s = 1.0
         self.heartbeat_timeout_s = 10.0
         self.last_report = ""
+        self.followed: tuple[str, int] | None = None
+        self.majority = False
         self._options: Final = options
         self._outbox: Final = outbox
         self._outage: Final = SchedulerOutage()
         self._rank = -1
+        self._addresses: Final = SchedulerAddresses(
+            (options.scheduler_host, options.scheduler_port), options.standbys
+        )
+        self._elastic = False
+        self._goes_over = False
+        """The next address is the present one, which a recovering scheduler has just named."""
+        self._next_address_at = math.inf
+        """When to try the next one."""
         self._next_heartbeat = now
         self._join_by = now + options.join_timeout_s
         """inf once it has joined."""
@@ -62,25 +80,45 @@ class SchedulerSession:
         """Record that all nodes have joined."""
         self.heartbeat_interval_s = joined.heartbeat_interval_s
         self.heartbeat_timeout_s = joined.heartbeat_timeout_s
-        self._outage.limit_s = joined.resume_s
+        # In an elastic job the connection may have failed because this process was stopped for too long, and
+        # the scheduler can say so.
+        self._outage.limit_s = joined.resume_s or (joined.heartbeat_timeout_s if joined.elastic else 0.0)
         self._rank = joined.rank
+        self.followed = self._addresses.present
+        self._elastic = joined.elastic is not None
+        self.majority = joined.majority
         self._next_heartbeat = now
         self._join_by = math.inf
+
+    @property
+    def tries_another(self) -> bool:
+        """Whether the next session may be with another scheduler than the one before."""
+        return self._addresses.several or self._addresses.is_recovering
+
+    @property
+    def address(self) -> str:
+        """Address of the scheduler that this node follows, or tries to."""
+        return "{}:{}".format(*self._addresses.present)
 
     @property
     def is_away(self) -> bool:
         """Whether the scheduler cannot be reached, and is expected to come back."""
         return self._outage.active
 
-    def connection_lost(self, reason: str, undelivered: Sequence[Send], now: float) -> SchedulerLost | None:
+    def connection_lost(self, reason: str, undelivered: Sequence[Send], now: float) -> NetStormError | None:
         """Handle a failed session: retry, or wait for the scheduler's restart. Return the error if neither
         helps.
         """
+        if _REMOVED in reason:  # perhaps before this node has heard that it had joined
+            return NodeRemoved(_removed(reason))
+        if self._rank < 0 and is_about_keys(reason):
+            return JoinRefused(f"cannot join {self._options.scheduler_name()}: {reason}")
         if self._rank < 0 and now < self._join_by:
             _log.warning(
                 "no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason
             )
             self._outbox.add(Disconnect(peer=SCHEDULER, at_once=True))
+            self._addresses.try_next()
             self._open(self._options.join())
             return None
         if not self._outage.limit_s or _UNKNOWN_RANK in reason:
@@ -92,8 +130,37 @@ class SchedulerSession:
                 reason,
                 self._outage.limit_s,
             )
+            if self._addresses.several:
+                self._next_address_at = now + self.heartbeat_timeout_s
         self._outage.record_failure(reason, undelivered, now)
         return None
+
+    def offered(self, host: str, port: int, now: float) -> bool:
+        """Handle that another scheduler would take the job over; return whether this node goes over to it: it
+        has lost its own, and waits for no other one that takes over.
+        """
+        if not self._outage.active:
+            return False
+        address, addresses = (host, port), self._addresses
+        if addresses.present == address:
+            return True
+        if addresses.is_recovering and now < self._next_address_at and address > addresses.present:
+            addresses.remember(address)  # of several, all nodes prefer the same one
+            return False
+        _log.warning(
+            "rank %d follows the scheduler at %s:%d from now on, which takes the job over: the one at %s "
+            "cannot be reached (%s)",
+            self._rank,
+            host,
+            port,
+            self.address,
+            self._outage.reason,
+        )
+        addresses.go_over(address)
+        if not self._elastic:  # all nodes are needed there, and none may go on without it
+            addresses.forget_all_but_recovering()
+        self._goes_over, self._next_address_at = True, now
+        return True
 
     def try_reconnect(self, resume: Callable[[], m.Resume], now: float) -> SchedulerLost | None:
         """Try to reach a scheduler that has been restarted; return the error if the outage lasts too long.
@@ -106,18 +173,31 @@ class SchedulerSession:
             return None
         if self._outage.has_expired(now):
             return SchedulerLost(
-                f"rank {self._rank} cannot reach {self._options.scheduler_name()}, which was not back "
+                f"rank {self._rank} cannot reach the scheduler at {self.address}, which was not back "
                 f"within {self._outage.limit_s:g} s (NETSTORM_SCHEDULER_TIMEOUT): "
                 f"{self._outage.reason}"
             )
-        if self._outage.retry_is_due(now):
+        retry = self._outage.retry_is_due(now)
+        if now >= self._next_address_at:
+            if self._goes_over or self._addresses.several:
+                if not self._goes_over:
+                    self._addresses.try_next()
+                    _log.warning("rank %d tries the scheduler at %s", self._rank, self.address)
+                self._outbox.add(Disconnect(peer=SCHEDULER, at_once=True))
+                retry = True
+            self._goes_over, self._next_address_at = False, now + self._patience_s()
+        if retry:
             self._open(resume())
         return None
 
     def resumed(self, now: float) -> None:
         """End the outage, and send the messages that the scheduler has missed."""
-        _log.warning("the scheduler is back after %.1f s", self._outage.duration_s(now))
+        _log.warning("the scheduler at %s is back after %.1f s", self.address, self._outage.duration_s(now))
+        self.followed = self._addresses.present
+        if self._addresses.is_recovering:
+            self._addresses.forget_earlier()
         self._outbox.add_all(self._outage.end())
+        self._next_address_at = math.inf
 
     def heartbeat_due(self, now: float) -> bool:
         """Return whether a heartbeat is due; if so, it counts as sent."""
@@ -144,14 +224,28 @@ class SchedulerSession:
 
     def next_deadline(self) -> float:
         """Return when something is due."""
-        return min(self._next_heartbeat, self._join_by, self._outage.next_deadline())
+        due = min(self._next_heartbeat, self._join_by, self._outage.next_deadline())
+        return min(due, self._next_address_at) if self._outage.active else due
+
+    def _patience_s(self) -> float:
+        """Return how long this node waits for the scheduler at the present address, if it knows others."""
+        # One that takes over waits a heartbeat time-out for all nodes: this one must still be there then.
+        return self.heartbeat_timeout_s * (2 if self._addresses.is_recovering else 1)
 
     def _open(self, first: m.Join | m.Resume) -> None:
         """Open a session, with this as its first message."""
-        host, port = self._options.scheduler_host, self._options.scheduler_port
+        host, port = self._addresses.present
         self._outbox.add(Connect(peer=SCHEDULER, host=host, port=port), Send(peer=SCHEDULER, message=first))
 
 
 def job_end_error(gone: m.PeerGone) -> NetStormError:
-    """Return the error for the end of a job that the scheduler has announced."""
-    return _KINDS.get(gone.kind, errors.Unavailable)(gone.reason)
+    """Return the error for the end of a job, or of this node in it, that the scheduler has announced."""
+    reason = _removed(gone.reason) if gone.kind == "removed" else gone.reason
+    return _KINDS.get(gone.kind, errors.Unavailable)(reason)
+
+
+def _removed(reason: str) -> str:
+    return (
+        f"{reason}. The job goes on without this process: start it again, and it takes its place with the "
+        "state that the others have (netstorm launch --restarts does that)"
+    )

@@ -41,7 +41,9 @@ class Deadlines:
         if late is not None:
             return late
         lost = life.roster.undecided_error(now, life.scheduler.heartbeat_timeout_s + _DECISION_S)
-        if lost is not None and not life.scheduler.is_away:
+        # In an elastic job the scheduler decides in the end, if only after restarts of its own. If all gave
+        # up at the same moment, the job's state would be lost.
+        if lost is not None and not life.scheduler.is_away and not life.roster.elastic:
             return lost
         if now < self._next_check:
             return None

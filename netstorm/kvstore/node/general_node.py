@@ -15,6 +15,7 @@ from typing import Final
 from netstorm import errors
 from netstorm.errors import NetStormError
 from netstorm.kvstore.membership.node_status import NodeStatusTracker
+from netstorm.kvstore.membership.recovering_schedulers import RecoveringSchedulers
 from netstorm.kvstore.node.deadlines import Deadlines
 from netstorm.kvstore.node.lifecycle import Lifecycle, State
 from netstorm.kvstore.node.progress import Progress
@@ -23,8 +24,9 @@ from netstorm.kvstore.node.scheduler_messages import SchedulerMessages
 from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
+from netstorm.protocol.authority import Role, check_authority, may_send, not_authorised
 from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
 from netstorm.pslite.machine import Admission, Instruction, NotYet, Refuse, Send
 from netstorm.pslite.measurement.link_meter import LinkMeter
 from netstorm.pslite.session.link_state import Links
@@ -33,6 +35,8 @@ from netstorm.topology.policy import Policy
 __all__ = ["GeneralNode", "State"]
 
 _log = logging.getLogger(__name__)
+
+_FROM_MEMBERS: Final = may_send(Role.MEMBER, Role.MEMBER)
 
 
 class GeneralNode:
@@ -53,6 +57,7 @@ class GeneralNode:
         self._deadlines: Final = Deadlines(self._life, now)
         self._progress: Final = Progress(self._life, self._deadlines)
         self._scheduler_messages: Final = SchedulerMessages(self._life, self._progress)
+        self._recovering: Final = RecoveringSchedulers(self._life.scheduler, self._life.outbox)
         self.requests: Final = NodeRequests(self._life, self._progress, self._deadlines)
         self.status: Final[NodeStatusTracker] = self._progress.status
 
@@ -83,26 +88,35 @@ class GeneralNode:
 
     # ---------------------------------------------------------------------------------- messages come in
 
-    def admit(self, hello: m.Hello) -> Admission:
+    def admit(self, hello: m.Hello, user: str = "") -> Admission:
         """Admit the members of this job, and no other process."""
         if hello.job != self.options.job:
             return Refuse(f"this is a node of job {self.options.job!r}, not of {hello.job!r}")
         if self._life.has_ended:
             return Refuse(f"rank {self.rank} has left the job")
+        if self._recovering.asks(hello):
+            return self._recovering.admit(hello, self.rank)
         if self._life.state is State.JOINING:
             return NotYet()
-        return self._life.roster.admit(hello)
+        return self._life.roster.admit(hello, user)
 
     def receive(
-        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """Handle a message of a peer."""
         life = self._life
         if life.failure is not None:
             return
-        if peer != SCHEDULER:
-            life.require_joined().receive(peer, message, payload, payload_crc, now)
+        if peer <= UNKNOWN:
+            self._receive_from_recovering(peer, message, now)
+        elif peer != SCHEDULER:
+            joined = life.require_joined()
+            if type(message) not in _FROM_MEMBERS:
+                raise not_authorised(message, f"rank {peer}")
+            joined.receive(peer, message, payload, payload_crc, now)
         else:
+            role = Role.APPLICANT if life.state is State.JOINING else Role.MEMBER
+            check_authority(message, Role.SCHEDULER, role, "the scheduler")
             self._scheduler_messages.receive(message, now)
         self._progress.record_completed_rounds(now)
 
@@ -121,6 +135,11 @@ class GeneralNode:
             if error is not None:
                 self._life.fail(error)
 
+    def connection_gone(self, peer: Peer, reason: str, now: float, *, refused: bool) -> None:
+        """Tell the scheduler that another node's process has probably ended. See `ConnectionWatcher`."""
+        if refused and not self._life.has_ended and peer != SCHEDULER and self._life.joined is not None:
+            self._life.require_joined().neighbours.refused(int(peer), reason, now)
+
     # ----------------------------------------------------------------------------------------- time passes
 
     def tick(self, now: float) -> None:
@@ -131,7 +150,8 @@ class GeneralNode:
         if life.has_ended:
             return
         if life.joined is not None:
-            life.joined.aggregation.tick(now)
+            life.joined.tick(now)
+            self._progress.record_completed_rounds(now)
         error: NetStormError | None = life.scheduler.try_reconnect(self._scheduler_messages.resume, now)
         if error is not None:
             life.fail(error)
@@ -151,7 +171,7 @@ class GeneralNode:
             return 0.0
         due = min(life.scheduler.next_deadline(), self._deadlines.next_deadline(), life.detours.next_trial())
         if life.joined is not None:
-            due = min(due, life.joined.aggregation.next_tick())
+            due = min(due, life.joined.next_tick())
         if self.meter is not None:
             due = min(due, self.meter.due())
         return due
@@ -175,6 +195,13 @@ class GeneralNode:
         if not taken or not self._life.detours:
             return taken
         return self._life.detours.route(self.rank, taken)
+
+    def _receive_from_recovering(self, peer: Peer, message: m.Message, now: float) -> None:
+        """Handle a message of a scheduler that would take the job over."""
+        check_authority(message, Role.RECOVERER, Role.MEMBER, "a scheduler that takes over")
+        assert isinstance(message, m.Recover)  # the one message of its authority
+        roster = self._life.roster
+        self._recovering.receive(peer, message, roster, self._life.elastic, now)
 
     def _send_heartbeat(self, now: float) -> None:
         """Send a heartbeat, the status and measurements, as far as they are due."""

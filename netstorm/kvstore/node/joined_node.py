@@ -1,11 +1,13 @@
-"""The work of a node that has joined: sums over trees, pushes to owners, and its neighbours. Pure."""
+"""The work of a node that has joined: sums over trees, pushes to owners, messages, its neighbours. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from netstorm.errors import NetStormError, ProtocolViolation
+from netstorm.errors import NetStormError, NodeLost, ProtocolViolation
 from netstorm.kvstore.asynchronous.asynchronous import Asynchronous
 from netstorm.kvstore.membership.registration import Registration
 from netstorm.kvstore.membership.roster import Roster
@@ -13,17 +15,24 @@ from netstorm.kvstore.node.neighbours import Neighbours
 from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.kvstore.operations.asynchronous import AsyncOperation
 from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.operations.point_to_point import PointToPointOperation
 from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.paths.failed_links import Detours
+from netstorm.kvstore.paths.known_routes import KnownRoutes
+from netstorm.kvstore.point_to_point.point_to_point import PointToPoint
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.kvstore.state_transfer.state_transfer import StateTransfer
+from netstorm.kvstore.values.key import Key
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.topology.policy import Policy
 
-__all__ = ["JoinedNode"]
+__all__ = ["JoinedNode", "add_granted_keys"]
+
+_log = logging.getLogger(__name__)
 
 
 class JoinedNode:
@@ -31,8 +40,14 @@ class JoinedNode:
 
     Attributes:
         aggregation: all-reduces.
+        bindings: which policy each round runs under.
         asynchronous: pushes and pulls, which owners serve.
+        point_to_point: sends and receives.
         neighbours: auxiliary paths, and links that fail.
+        routes: the paths that messages of others may come along.
+        state: the state that newcomers need.
+        first_rounds: of keys that have no number yet, if this rank takes part later.
+        known_keys: namespaces and names of the keys that the others had before this node came.
     """
 
     def __init__(
@@ -44,6 +59,7 @@ class JoinedNode:
         outbox: Outbox,
         counters: Counters,
         auxiliary: AuxiliaryOptions,
+        wait_timeout_s: float,
         end_job: Callable[[NetStormError], None],
     ) -> None:
         """Begin without operations.
@@ -55,12 +71,16 @@ class JoinedNode:
             outbox: takes instructions.
             counters: of the process.
             auxiliary: rules for auxiliary paths.
+            wait_timeout_s: NETSTORM_WAIT_TIMEOUT.
             end_job: fails the whole job.
         """
-        self._bindings: Final = Bindings(roster.rank)
-        self._bindings.install(joined.policy)
+        self.bindings: Final = Bindings(roster.rank)
+        self.bindings.install(joined.policy)
         self._counters: Final = counters
-        self.aggregation: Final = Aggregation(roster.rank, self._bindings, outbox, counters, auxiliary)
+        self.first_rounds: Final[dict[Key, int]] = {}
+        self.aggregation: Final = Aggregation(
+            roster.rank, self.bindings, outbox, counters, auxiliary, elastic=roster.elastic
+        )
         self.asynchronous: Final = Asynchronous(
             roster.rank,
             joined.policy,
@@ -68,16 +88,34 @@ class JoinedNode:
             outbox=outbox,
             counters=counters,
             end_job=end_job,
+            elastic=roster.elastic,
+            later=joined.later,
+            wait_timeout_s=wait_timeout_s,
         )
+        self.point_to_point: Final = PointToPoint(
+            roster.rank, joined.policy, outbox=outbox, counters=counters, elastic=roster.elastic
+        )
+        self.routes: Final = KnownRoutes(roster.rank, joined.policy, counters)
         self.neighbours: Final = Neighbours(roster, self.aggregation, detours, outbox)
+        self.state: Final = StateTransfer(
+            roster.rank,
+            joined.policy,
+            needed=joined.later,
+            outbox=outbox,
+            counters=counters,
+            on_receipt=self.aggregation.views.receipts.record,
+        )
+        self.aggregation.views.fresh = joined.later
+        self.known_keys: Final = frozenset((spec.namespace, spec.name) for spec in joined.keys)
+        add_granted_keys(self.aggregation, joined.keys, joined.grants)
 
     @property
     def policy(self) -> Policy:
         """The newest policy that this node has received."""
-        return self._bindings.newest
+        return self.bindings.newest
 
     def receive(
-        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """Handle a message of another node.
 
@@ -85,18 +123,44 @@ class JoinedNode:
             ProtocolViolation: no correct node sends it.
         """
         match message:
-            case m.Part(is_aux=True):
-                self.neighbours.receive_auxiliary(peer, message, payload, payload_crc)
-            case m.Part():
+            case m.Part(is_aux=False):
                 self.aggregation.receive(peer, message, payload, payload_crc)
             case m.Delivered():
                 self.neighbours.delivered(peer, message, now)
             case m.LinkTrial():
                 self.neighbours.link_trial(peer, message)
-            case _ if isinstance(message, m.Routed):
-                self.asynchronous.receive(peer, message, payload, payload_crc)
+            case _ if isinstance(message, (m.Part, m.Routed)):
+                if self.routes.admits(peer, message, payload, payload_crc):
+                    self._receive_along_path(peer, message, payload, payload_crc, now)
             case _:
                 raise ProtocolViolation(f"a general node takes no {type(message).__name__} from peer {peer}")
+
+    def _receive_along_path(
+        self,
+        peer: Peer,
+        message: m.Part | m.Routed,
+        payload: Buffer | None,
+        payload_crc: int | None,
+        now: float,
+    ) -> None:
+        """Handle a message that carries its path."""
+        if isinstance(message, m.Part):
+            self.neighbours.receive_auxiliary(peer, message, payload, payload_crc)
+        elif isinstance(message, m.StateMessage):
+            self.state.receive(peer, message, payload, payload_crc, now)
+        elif isinstance(message, m.PointToPointMessage):
+            self.point_to_point.receive(peer, message, payload, payload_crc)
+        else:
+            self.asynchronous.receive(peer, message, payload, payload_crc)
+
+    def _receive_held(self, now: float) -> None:
+        """Handle the messages whose path is known by now."""
+        for peer, message, payload, crc in self.routes.release():
+            try:
+                self.receive(peer, message, payload, crc, now)
+            except ProtocolViolation as error:
+                self._counters.add("protocol_violations")
+                _log.warning("dropped a message that rank %d sent early: %s", peer, error)
 
     # ----------------------------------------------------------------------------- the scheduler's messages
 
@@ -107,10 +171,12 @@ class JoinedNode:
             ProtocolViolation: keys that were not requested.
         """
         for binding in message.bindings:
-            self._bindings.bind(binding)
+            self.bindings.bind(binding)
         for grant in message.grants:
             key, operations = registration.grant(grant)
             self.aggregation.add_key(key)
+            if key in self.first_rounds:
+                self.aggregation.begin_at({key.identity: self.first_rounds.pop(key)})
             self.asynchronous.key_granted(key)
             for operation in operations:
                 self.aggregation.submit(operation, operation.begun_at)
@@ -118,38 +184,57 @@ class JoinedNode:
     def topology_answer(self, message: m.TopologyAnswer) -> None:
         """Begin the rounds whose policy is known now."""
         for binding in message.bindings:
-            self._bindings.bind(binding)
+            self.bindings.bind(binding)
         self.aggregation.advance({binding.key for binding in message.bindings})
 
-    def new_policy(self, policy: Policy) -> None:
-        """Install a policy that rounds may run under from now on."""
-        plan = self._bindings.install(policy)
-        self.asynchronous.new_policy(policy)
+    def new_policy(self, policy: Policy, *, of_view: bool = False) -> None:
+        """Install a policy that rounds may run under from now on; sums wait until a new view is agreed on."""
+        plan = self.bindings.install(policy)
+        self.routes.new_policy(policy)
+        self.asynchronous.new_policy(policy, of_view=of_view)
+        self.point_to_point.new_policy(policy, of_view=of_view)
+        if policy.members:
+            self.state.new_policy(policy)
         self._counters.add("policies")
-        self.aggregation.new_policy(plan)
+        if not of_view:
+            self.aggregation.new_policy(plan)
+
+    def departed(self, rank: int, error: NodeLost) -> None:
+        """Fail what waits for a rank that is in the job no more."""
+        self.point_to_point.departed(rank, error)
+        self.asynchronous.departed(rank, error)
+
+    def peer_finished(self, rank: int) -> None:
+        """Record that the program of a rank, which may be this one, has ended."""
+        self.asynchronous.finished(rank)
+        self.point_to_point.finished(rank)
 
     # --------------------------------------------------------------------------------- for its node
 
-    def outstanding(self) -> Iterator[Operation | AsyncOperation]:
+    def outstanding(self) -> Iterator[Operation | AsyncOperation | PointToPointOperation]:
         """Yield the operations that are not complete and that this rank's program waits for."""
         yield from self.aggregation.outstanding()
         yield from self.asynchronous.outstanding()
+        yield from self.point_to_point.outstanding()
 
     def oldest(self) -> float:
         """Return when the oldest of them was submitted (inf: there is none)."""
-        return min(self.aggregation.oldest(), self.asynchronous.oldest())
+        return min(self.aggregation.oldest(), self.asynchronous.oldest(), self.point_to_point.oldest())
 
     def waiting_text(self, since: float) -> str:
         """Return what the program has been waiting for since `since`, for a person; empty if for nothing."""
         for operation in self.aggregation.outstanding():
             if operation.begun_at <= since:
                 return self.aggregation.waiting_text_of(operation)
-        return self.asynchronous.waiting_text(since)
+        return self.asynchronous.waiting_text(since) or self.point_to_point.waiting_text(since)
 
     def has_announcements(self) -> bool:
         """Return whether there is something to announce to the scheduler."""
-        return self.aggregation.topology_requests.has_pending() or bool(
-            self.aggregation.takeover.announcements
+        aggregation = self.aggregation
+        return (
+            aggregation.topology_requests.has_pending()
+            or bool(aggregation.takeover.announcements)
+            or aggregation.views.caught_up
         )
 
     def take_announcements(self) -> Iterator[m.Message]:
@@ -158,8 +243,38 @@ class JoinedNode:
         if begun:
             yield m.TopologyRequest(begun=begun)
         yield from self.aggregation.takeover.take_announcements()
+        if self.aggregation.views.take_caught_up():
+            yield m.CaughtUp()
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.routes.has_news:
+            self._receive_held(now)
+        self.aggregation.tick(now)
+        self.asynchronous.tick(now)
+        self.state.tick(now)
+        if self.state.report_due(now):
+            self.state.report(self.aggregation.views.received(), now)
+
+    def next_tick(self) -> float:
+        """Return when `tick` has something to do."""
+        if self.routes.has_news:
+            return -math.inf
+        state, asynchronous = self.state, self.asynchronous
+        due = min(state.next_report(), state.next_tick(), asynchronous.next_tick())
+        return min(self.aggregation.next_tick(), due)
 
     def fail_all(self, error: NetStormError) -> None:
         """Fail every operation, now and later."""
         self.aggregation.fail_all(error)
         self.asynchronous.fail_all(error)
+        self.point_to_point.fail_all(error)
+        self.state.fail_all(error)
+
+
+def add_granted_keys(
+    aggregation: Aggregation, specs: Iterable[m.KeySpec], grants: Iterable[m.KeyGrant]
+) -> None:
+    """Take part in the sums of keys that others have registered, and this rank's program has not yet."""
+    for spec, grant in zip(specs, grants, strict=True):
+        aggregation.add_key(Key.granted(spec, grant))

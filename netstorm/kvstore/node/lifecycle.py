@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from netstorm.errors import NetStormError, ProtocolViolation
+from netstorm.errors import NetStormError, NodeLost, ProtocolViolation
 from netstorm.kvstore.membership.barriers import Barriers
+from netstorm.kvstore.membership.local_steps import LocalSteps
 from netstorm.kvstore.membership.registration import Registration
 from netstorm.kvstore.membership.roster import Roster
 from netstorm.kvstore.membership.scheduler_session import SchedulerSession
@@ -45,7 +46,8 @@ class Lifecycle:
         failure: why nothing works any more; None while it does.
         roster: the members of the job; empty until the scheduler has all nodes.
         joined: what a node that has joined works with; None before.
-        registration, barriers, detours, scheduler: what this node has asked for, and its peers.
+        elastic: fewest and most nodes, of a job that nodes may leave and join.
+        registration, barriers, local_steps, detours, scheduler: what this node has asked for, and its peers.
         outbox: what its driver is to do.
     """
 
@@ -57,9 +59,11 @@ class Lifecycle:
         self.failure: NetStormError | None = None
         self.roster = Roster(-1, ())
         self.joined: JoinedNode | None = None
+        self.elastic: tuple[int, int] | None = None
         self.outbox: Final = Outbox()
         self.registration: Final = Registration()
         self.barriers: Final = Barriers(self.outbox)
+        self.local_steps: Final = LocalSteps(self.outbox)
         self.detours: Final = Detours(counters, options.link_retry_s)
         self.scheduler: Final = SchedulerSession(options, self.outbox, now)
         self._waiting_to_join: Final[list[Done]] = []
@@ -96,8 +100,14 @@ class Lifecycle:
         """
         if self.state is not State.JOINING:
             raise ProtocolViolation("joined twice")
-        self.state = State.RUNNING
-        self.roster = Roster(message.rank, message.members, pads_with_zeros=message.joins)
+        self.state, self.elastic = State.RUNNING, message.elastic
+        self.roster = Roster(
+            message.rank,
+            message.members,
+            pads_with_zeros=message.joins,
+            elastic=message.elastic is not None,
+        )
+        self.barriers.start(message.barriers)
         self.scheduler.start(message, now)
         self.joined = JoinedNode(
             message,
@@ -106,8 +116,13 @@ class Lifecycle:
             outbox=self.outbox,
             counters=self.counters,
             auxiliary=self.options.auxiliary,
+            wait_timeout_s=self.options.wait_timeout_s,
             end_job=self.end_job,
         )
+        for member in message.members:
+            if not member.port:
+                absent = NodeLost(f"rank {member.rank} is not in the job: no node has come for it yet")
+                self.joined.point_to_point.departed(member.rank, absent)
         self.outbox.add(Become(rank=self.roster.rank))
         for member in self.roster.others():
             self.outbox.add(Connect(peer=Peer(member.rank), host=member.host, port=member.port))
@@ -142,6 +157,7 @@ class Lifecycle:
             self.outbox.complete(operation.done, error)
         self.registration.clear()
         self.barriers.fail_all(error)
+        self.local_steps.fail_all(error)
         self.outbox.complete_all(self._waiting_to_join, error)
         self.outbox.complete_all(self._waiting_to_finish, error)
         self.outbox.add(Disconnect(peer=SCHEDULER))

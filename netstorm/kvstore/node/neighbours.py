@@ -31,6 +31,9 @@ __all__ = ["Neighbours"]
 
 _log = logging.getLogger(__name__)
 
+_REPORT_EVERY_S: Final = 0.5
+"""Between two reports that no process listens where a node was: the first may have come too early."""
+
 
 class Neighbours:
     """The traffic of one node with its neighbours, beside that of the trees."""
@@ -40,15 +43,19 @@ class Neighbours:
         self._aggregation: Final = aggregation
         self._detours: Final = detours
         self._outbox: Final = outbox
+        self._report_again: Final[dict[int, float]] = {}
+        """By rank whose process has probably ended: when to say so again."""
 
-    def receive_auxiliary(self, peer: Peer, part: m.Part, payload: Buffer | None, payload_crc: int) -> None:
+    def receive_auxiliary(
+        self, peer: Peer, part: m.Part, payload: Buffer | None, payload_crc: int | None
+    ) -> None:
         """Handle a part on an auxiliary path: forward it, or receive it as if its first node had sent it.
 
         Raises:
             ProtocolViolation: its path does not lead here.
         """
         check_path(part, peer, self._roster.rank, len(self._roster.members))
-        if not self._aggregation.relay(part, payload, payload_crc):
+        if not self._aggregation.incoming.relay(part, payload, payload_crc):
             if not part.around:
                 self._outbox.add(delivery_confirmation(part))
             self._aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
@@ -67,13 +74,22 @@ class Neighbours:
             part = (message.key, message.round, message.chunk, int(message.phase), message.version)
             self._aggregation.dispatch.record_arrival(message.path, part, now)
 
+    def refused(self, target: int, reason: str, now: float) -> None:
+        """Report that no process listens where a node was, in a job that can go on without it."""
+        member = self._roster.members[target]
+        if self._roster.elastic and member.port and now >= self._report_again.get(target, 0.0):
+            self._report_again[target] = now + _REPORT_EVERY_S
+            self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason, refused=True))
+
     def link_lost(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
         """Report a failed link to the scheduler. What was to go over it waits for a detour."""
+        if not self._roster.members[target].port:
+            return  # it is in the job no more
         if self._detours.record_failure(target, now):
             _log.info("%s cannot be reached from here: %s", self._roster.describe(target), reason)
             self._roster.suspect(target, reason, now)
             self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason))
-        parts = parts_to_resend(undelivered, self._roster.rank, self._aggregation.is_obsolete)
+        parts = parts_to_resend(undelivered, self._roster.rank, self._aggregation.incoming.is_obsolete)
         self._outbox.add_all(parts)
         self._outbox.add_all(messages_to_resend(undelivered))
 

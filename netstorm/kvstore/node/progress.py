@@ -7,7 +7,6 @@ from typing import Final
 from netstorm.kvstore.membership.node_status import NodeStatusTracker
 from netstorm.kvstore.node.deadlines import Deadlines
 from netstorm.kvstore.node.lifecycle import Lifecycle, State
-from netstorm.kvstore.rounds.part_checks import ROUNDS_AHEAD
 from netstorm.kvstore.rounds.zero_contributions import ZeroContributions
 
 __all__ = ["Progress"]
@@ -52,16 +51,22 @@ class Progress:
                 life.outbox.send_to_scheduler(life.registration.take_request())
             for announcement in life.joined.take_announcements():
                 life.outbox.send_to_scheduler(announcement)
+            for report in life.joined.aggregation.calls.take_reports():
+                life.outbox.send_to_scheduler(report)
 
     def has_announcements(self) -> bool:
         """Return whether `flush` has something to send."""
         joined = self._life.joined
-        return joined is not None and (self._life.registration.has_request() or joined.has_announcements())
+        return joined is not None and (
+            self._life.registration.has_request()
+            or joined.has_announcements()
+            or joined.aggregation.calls.has_reports()
+        )
 
     def begin_zero_contributions(self) -> None:
         """Contribute zeros from now on, if NETSTORM_UNEVEN=join: this rank's program has ended."""
         if self._life.roster.pads_with_zeros:
-            self._zeros.begin(self._life.registration.granted_keys(), ahead=ROUNDS_AHEAD)
+            self._zeros.begin(self._life.registration.granted_keys())
 
     def zeros_are_due(self) -> bool:
         """Return whether `contribute_zeros` has something to do."""

@@ -7,7 +7,10 @@ from typing import Final
 
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.membership.scheduler_session import job_end_error
+from netstorm.kvstore.node.job_report import job_report
+from netstorm.kvstore.node.joined_node import add_granted_keys
 from netstorm.kvstore.node.lifecycle import Lifecycle, State
+from netstorm.kvstore.node.node_views import NodeViews
 from netstorm.kvstore.node.progress import Progress
 from netstorm.protocol import messages as m
 
@@ -22,6 +25,7 @@ class SchedulerMessages:
     def __init__(self, lifecycle: Lifecycle, progress: Progress) -> None:
         self._life: Final = lifecycle
         self._progress: Final = progress
+        self._views: Final = NodeViews(lifecycle)
 
     def receive(self, message: m.Message, now: float) -> None:
         """Handle a message.
@@ -55,10 +59,29 @@ class SchedulerMessages:
                 if message.rank != life.roster.rank or message.kind != "failed":
                     life.fail(job_end_error(message))
             case m.FailedLinks():
+                life.require_joined().routes.failed_links(message)
                 life.require_joined().neighbours.failed_links(message)
             case m.Resumed():
                 life.scheduler.resumed(now)
                 life.roster.restart_suspicions(now)
+                life.local_steps.report_again()
+            case _:
+                self._view_message(message)
+
+    def _view_message(self, message: m.Message) -> None:
+        """Handle a message about views, or about local steps."""
+        match message:
+            case m.StepsGranted():
+                self._life.local_steps.granted(message)
+            case m.Probe():
+                pass
+            case m.NewView():
+                self._views.begin(message)
+                self._progress.check_for_uneven_rounds()
+            case m.ViewAgreed():
+                self._views.agree(message)
+            case m.KeysAnnounced():
+                add_granted_keys(self._life.require_joined().aggregation, message.keys, message.grants)
             case _:
                 raise ProtocolViolation(
                     f"a general node takes no {type(message).__name__} from the scheduler"
@@ -68,6 +91,7 @@ class SchedulerMessages:
         """Return what a scheduler that has been started again must know of this node."""
         life = self._life
         aggregation = life.require_joined().aggregation
+        aggregation.calls.report_again()
         return m.Resume(
             keys=life.registration.unanswered(),
             begun=aggregation.topology_requests.recent(),
@@ -75,9 +99,12 @@ class SchedulerMessages:
             last_rounds=life.registration.last_rounds() if life.state is State.FINISHING else None,
             suspected=life.detours.failed_targets(),
             moved=aggregation.takeover.all_announcements(),
+            view=self._views.number,
+            job=job_report(life) if life.scheduler.tries_another else None,
+            changing=aggregation.views.changing,
         )
 
     def _peer_finished(self, message: m.PeerFinished) -> None:
         self._life.roster.record_finished(message.rank, message.last_rounds)
-        self._life.require_joined().asynchronous.finished(message.rank)
+        self._life.require_joined().peer_finished(message.rank)
         self._progress.check_for_uneven_rounds()

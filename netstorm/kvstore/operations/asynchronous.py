@@ -77,6 +77,8 @@ class PullOperation(_Operation):
     """How many clocks of every other rank must be in them."""
     counted: bool = False
     """Whether clocks are those that the script counts; otherwise each push of the key is one."""
+    of_all: bool = False
+    """Ask all owners, since this rank does not know yet which one has which block."""
     rows: Numbers | None = None
     """Numbers of the rows to pull, rising; None: all. Only of a key whose chunks are whole rows."""
 

@@ -92,6 +92,10 @@ class Detours:
         released, link.waiting = link.waiting, []
         return released
 
+    def forget(self, target: int) -> None:
+        """Drop what waits for a rank that is in the job no more."""
+        self._failed.pop(target, None)
+
     def failed_targets(self) -> tuple[int, ...]:
         """Return the ranks to which links have failed."""
         return tuple(self._failed)

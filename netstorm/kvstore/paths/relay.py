@@ -62,7 +62,7 @@ def wrong_path_error(message: Part | Delivered | Routed, peer: Peer, rank: int) 
 
 
 def forwarded_send(
-    message: Part | Routed, payload: Buffer | None, payload_crc: int, order: Order
+    message: Part | Routed, payload: Buffer | None, payload_crc: int | None, order: Order
 ) -> Send | None:
     """Return what a relay sends to the next node of a message's path; None at the path's end."""
     hop = message.hop + 1

@@ -47,7 +47,7 @@ def queue_order(message: Routed, offset: int) -> Order:
     return URGENT
 
 
-def forwarded(message: Routed, payload: Buffer | None, payload_crc: int, offset: int) -> Send | None:
+def forwarded(message: Routed, payload: Buffer | None, payload_crc: int | None, offset: int) -> Send | None:
     """Return a message as it goes to the next node of its path; None at the path's end."""
     return forwarded_send(message, payload, payload_crc, queue_order(message, offset))
 

@@ -13,7 +13,7 @@ from typing import Final
 from netstorm import clock
 from netstorm.errors import SettingsError
 from netstorm.observe.counters import Counters
-from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer, Watcher
+from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
 from netstorm.pslite.clock.source import Address
 from netstorm.settings import Settings
 
@@ -34,6 +34,7 @@ class ClusterClock:
         settings: Settings,
         scheduler: str,
         *,
+        followed: Callable[[], Address | None],
         parent: Callable[[], Address | None],
         counters: Counters,
     ) -> None:
@@ -41,18 +42,28 @@ class ClusterClock:
 
         Args:
             settings: the scheduler's SNTP port, and whether nodes ask along the trees.
-            scheduler: its address.
+            scheduler: its host's address at first.
+            followed: called on the I/O thread; returns the address of the scheduler that the node follows, at
+                which another one may have taken the job over. None: it has not joined yet.
             parent: called on the I/O thread; returns the time server, None for the scheduler's.
             counters: of the process.
+
+        Raises:
+            SettingsError: the file of the job's key cannot be used.
         """
         self._along_trees: Final = settings.clock_source == "trees"
         self._counters: Final = counters
+        self._sntp_port: Final = settings.sntp_port
+        self._followed: Final = followed
+        self._key: Final = packet_key(settings)
         self._server: SntpServer | None = None
         self.client: Final = SntpClient(
             scheduler,
             settings.sntp_port or settings.scheduler_port,
+            scheduler=self._scheduler,
             parent=parent if self._along_trees else lambda: None,
             counters=counters,
+            key=self._key,
         )
 
     def start(self, thread: Watcher, *, host: str, port: int) -> None:
@@ -67,6 +78,7 @@ class ClusterClock:
                 now=lambda: self.client.now_ns() / 1e9,
                 quality=self.client.quality,
                 counters=self._counters,
+                key=self._key,
             )
         except SettingsError as error:
             _log.warning("NETSTORM_CLOCK=trees: %s; other nodes will ask the scheduler", error)
@@ -78,6 +90,13 @@ class ClusterClock:
         self.client.stop(thread)
         if self._server is not None:
             self._server.stop(thread)
+
+    def _scheduler(self) -> Address | None:
+        """Return the present scheduler's time server. It has the number of that scheduler's TCP port, or the
+        one that NETSTORM_SNTP_PORT gives to all schedulers.
+        """
+        followed = self._followed()
+        return None if followed is None else (followed[0], self._sntp_port or followed[1])
 
     def offset_to_host_s(self) -> float:
         """Return the cluster clock less the host's, in s."""

@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from netstorm.protocol.ids import SCHEDULER, UNKNOWN
 from netstorm.protocol.messages import NodeStatus
 
 __all__ = ["NodeSnapshot", "metrics"]
@@ -33,7 +34,8 @@ class NodeSnapshot:
     site: str
     status: NodeStatus
     links: Mapping[tuple[int, str], Mapping[str, int]]
-    """Counters of each connection, by peer (-1: the scheduler) and "opened" or "accepted"."""
+    """Counters of each connection, by peer (-1: the scheduler; below it, those that would take over) and
+    "opened" or "accepted"."""
     counters: Mapping[str, float]
 
 
@@ -86,9 +88,16 @@ def metrics(node: NodeSnapshot) -> Iterator[Metric]:
     for field, (name, about) in _LINK_COUNTERS.items():
         counter = CounterMetricFamily(name, about, labels=["rank", "peer", "side"])
         for (peer, side), numbers in sorted(node.links.items()):
-            counter.add_metric([rank, "scheduler" if peer < 0 else str(peer), side], numbers[field])
+            counter.add_metric([rank, _name_of(peer), side], numbers[field])
         yield counter
     events = CounterMetricFamily("netstorm_node_events", "What the node counts.", labels=["rank", "event"])
     for event, count in sorted(node.counters.items()):
         events.add_metric([rank, event], count)
     yield events
+
+
+def _name_of(peer: int) -> str:
+    """Return what a label calls a peer; two that are there at once never have the same name."""
+    if peer == SCHEDULER:
+        return "scheduler"
+    return str(peer) if peer >= 0 else f"recovering scheduler {UNKNOWN - peer}"

@@ -13,6 +13,8 @@ from netstorm.kvstore.node.general_node import GeneralNode
 from netstorm.kvstore.process.metrics import NodeSnapshot, metrics
 from netstorm.observe.pages import metrics_page, pages
 from netstorm.observe.web import WebServer
+from netstorm.observe.web_access import WebAccess
+from netstorm.observe.web_refusals import WebRefusals
 from netstorm.pslite.process.driver import Driver
 from netstorm.settings import Settings
 
@@ -24,14 +26,14 @@ _ANSWER_S: Final = 2.0
 """How long the I/O thread may take to answer before the request fails."""
 
 
-def start_metrics_server(settings: Settings, driver: Driver[GeneralNode]) -> WebServer | None:
-    """Serve a node's metrics, if that is asked for and possible. Training does not fail if it is not.
+def start_metrics_server(
+    settings: Settings, driver: Driver[GeneralNode], access: WebAccess
+) -> WebServer | None:
+    """Serve a node's metrics, if that is asked for and possible. Training does not fail if no port is free.
 
     The nodes of one machine have the same settings, so each takes the first port that is free.
     """
     first = settings.metrics_port
-    if first == 0:
-        return None
 
     def snapshot() -> NodeSnapshot:
         future = driver.thread.call(lambda now: _snapshot(settings, driver, now))
@@ -41,14 +43,23 @@ def start_metrics_server(settings: Settings, driver: Driver[GeneralNode]) -> Web
             future.cancel()
             raise WaitTimeout(f"the node has not answered for {_ANSWER_S:g} s") from None
 
-    application = pages({"/metrics": metrics_page(lambda: metrics(snapshot()), _add_process)})
+    refusals = WebRefusals()
+    page = metrics_page(lambda: metrics(snapshot()), _add_process, refusals.register)
+    application = access.guard(pages({"/metrics": page}), refusals)
     ports = range(first, min(first + settings.num_workers, 65536))
     try:
-        server = WebServer(application, settings.http_bind, ports, name="netstorm-metrics")
+        server = WebServer(
+            application,
+            settings.http_bind,
+            ports,
+            name="netstorm-metrics",
+            tls=access.tls,
+            refusals=refusals,
+        )
     except SettingsError as error:
         _log.warning("no metrics of this node: %s (NETSTORM_METRICS_PORT, NETSTORM_HTTP_BIND)", error)
         return None
-    _log.info("metrics of this node: http://%s:%d/metrics", settings.http_bind, server.port)
+    _log.info("metrics of this node: %s://%s:%d/metrics", access.scheme, settings.http_bind, server.port)
     return server
 
 

@@ -5,6 +5,7 @@ What users ask for is in `runtime`. Everything that happens to the node happens 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -16,6 +17,7 @@ from netstorm.errors import Closed
 from netstorm.kvstore.membership.node_status import DriverStatus
 from netstorm.kvstore.membership.time_server import time_server_address
 from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.kvstore.process.cluster_clock import ClusterClock
 from netstorm.observe.counters import Counters
@@ -29,6 +31,7 @@ from netstorm.settings import Settings
 
 if TYPE_CHECKING:
     from netstorm.observe.web import WebServer
+    from netstorm.observe.web_access import WebAccess
 
 __all__ = ["NodeProcess"]
 
@@ -36,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 _LINGER_S: Final = 2.0
 """How long the last messages (finished, failed) may take to leave."""
+
+
+_ANSWER_S: Final = 1.0
+"""How long an error message waits for what the I/O thread knows."""
 
 
 class NodeProcess:
@@ -48,27 +55,34 @@ class NodeProcess:
         trace: records rounds and deliveries, if NETSTORM_TRACE asks for it.
     """
 
-    def __init__(self, settings: Settings, counters: Counters) -> None:
+    def __init__(self, settings: Settings, counters: Counters, framework: str = "") -> None:
         """Listen, and begin to join.
 
         Raises:
-            SettingsError: an address cannot be used.
+            SettingsError: an address cannot be used, or strangers could see the node's metrics.
         """
         self._pid: Final = os.getpid()
         self._settings: Final = settings
         self._counters: Final = counters
         self._metrics: WebServer | None = None
+        self._access: WebAccess | None = None
+        if settings.metrics_port:
+            from netstorm.observe.web_access import web_access  # noqa: PLC0415 - as in `serve_metrics`
+
+            self._access = web_access(settings)  # before others wait for a node that refuses
         self.trace: Final = Trace(clock.monotonic) if settings.trace_file else None
         host = advertised_host(
             node_host=settings.node_host, interface=settings.interface, scheduler_host=settings.scheduler_host
         )
         scheduler = resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
         self.cluster_clock: Final = ClusterClock(
-            settings, scheduler, parent=self._time_server, counters=counters
+            settings, scheduler, followed=self._scheduler, parent=self._time_server, counters=counters
         )
         self.driver: Final[Driver[GeneralNode]] = start_driver(
             lambda port: GeneralNode(
-                NodeOptions.from_settings(settings, scheduler=scheduler, host=host, port=port, pid=self._pid),
+                NodeOptions.from_settings(
+                    settings, scheduler=scheduler, host=host, port=port, pid=self._pid, framework=framework
+                ),
                 now=clock.monotonic(),
                 counters=counters,
             ),
@@ -91,10 +105,10 @@ class NodeProcess:
 
     def serve_metrics(self) -> None:
         """Serve the node's metrics, if NETSTORM_METRICS_PORT asks for it."""
-        if self._settings.metrics_port:
+        if self._access is not None:
             from netstorm.kvstore.process.metrics_server import start_metrics_server  # noqa: PLC0415 - few want it, and a web server is large
 
-            self._metrics = start_metrics_server(self._settings, self.driver)
+            self._metrics = start_metrics_server(self._settings, self.driver, self._access)
 
     def is_mine(self) -> bool:
         """Return whether this process started the node; a forked child did not."""
@@ -119,6 +133,13 @@ class NodeProcess:
             sum(link["bytes_received"] for link in links.values()),
         )
 
+    def waiting_text(self, operation: Operation) -> str:
+        """Return what an all-reduce or collective call waits for, for a person; empty: nobody knows."""
+        with contextlib.suppress(Closed, concurrent.futures.TimeoutError):
+            asked = self.driver.thread.call(lambda _: self.node.requests.waiting_text(operation))
+            return asked.result(timeout=_ANSWER_S)
+        return ""
+
     def measured(self) -> Measured | None:
         """Return what this node has measured of its links; None with ENABLE_AWARENESS=0."""
         meter = self.node.meter
@@ -141,6 +162,10 @@ class NodeProcess:
             meter.clock_ns = self.cluster_clock.client.now_ns
             meter.restart_bbr = self.driver.restart_bbr
 
+    def _scheduler(self) -> Address | None:
+        """Return the address of the scheduler that the node follows. Runs on the I/O thread."""
+        return self.node.requests.live.scheduler
+
     def _time_server(self) -> Address | None:
         """Return which node to ask for the time; None: the scheduler. Runs on the I/O thread."""
         return time_server_address(self.node.policy, self.node.rank, self.node.members)
@@ -149,7 +174,7 @@ class NodeProcess:
         """Return the part of the status that the node itself does not know. Runs on the I/O thread."""
         links, sync = self.driver.endpoint.links(), self.cluster_clock.client.sync
         return DriverStatus(
-            bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer != SCHEDULER),
+            bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer >= 0),
             clock_offset=self.cluster_clock.offset_to_host_s(),
             clock_drift=sync.drift,
             clock_error=sync.error_bound(now) if sync.synchronised else -1.0,

@@ -16,7 +16,13 @@ from netstorm.errors import Closed, NetStormError, UsageError
 from netstorm.kvstore.node.general_node import GeneralNode
 from netstorm.kvstore.operations.allreduce import Done, Operation
 from netstorm.kvstore.operations.asynchronous import AsyncOperation
+from netstorm.kvstore.operations.point_to_point import (
+    PointToPointOperation,
+    ReceiveOperation,
+    SendOperation,
+)
 from netstorm.kvstore.process.busy_time import BusyTime
+from netstorm.kvstore.process.completion import CompletionThread
 from netstorm.kvstore.process.node_process import NodeProcess
 from netstorm.kvstore.process.signals import SignalWatch
 from netstorm.kvstore.values.key import Key
@@ -25,7 +31,7 @@ from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.settings import Settings
 
-__all__ = ["Runtime"]
+__all__ = ["Runtime", "describe_compression"]
 
 _SLICE_S: Final = 0.2
 """Blocking waits are cut into slices, so that Python's signal handlers run."""
@@ -38,10 +44,15 @@ class Runtime:
         node: the state machine; to be used on the I/O thread only (`post`).
         process: the node's threads, sockets and servers.
         counters: of this process.
+        computing: a thread that may compute, as the I/O thread must not.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, framework: str = "") -> None:
         """Listen, connect to the scheduler, and wait until all nodes have joined.
+
+        Args:
+            settings: of this process.
+            framework: whose tensors the program sums.
 
         Raises:
             SettingsError: an address cannot be used.
@@ -51,10 +62,11 @@ class Runtime:
         self.counters: Final = Counters()
         self._busy: Final = BusyTime()
         self._namespaces = 0
+        self.computing: Final = CompletionThread("netstorm-codecs")
         self._closing: Final = threading.Lock()
         self._closed = False
         self._pid: Final = os.getpid()
-        self.process: Final = NodeProcess(settings, self.counters)
+        self.process: Final = NodeProcess(settings, self.counters, framework)
         self.node: Final = self.process.node
         self._driver: Final = self.process.driver
         self._signals: Final = SignalWatch(self._driver.thread, self._interrupted)
@@ -127,20 +139,28 @@ class Runtime:
         return self._namespaces - 1
 
     def register(
-        self, namespace: int, name: str, shape: tuple[int, ...], dtype: str, *, form: int = 0
+        self,
+        namespace: int,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        form: int = 0,
+        members: tuple[int, ...] = (),
     ) -> Key:
-        """Make a key known to the job; do not wait for the scheduler's answer. `form` is its codec.
+        """Make a key known to the job; do not wait for the scheduler's answer. `form` is its codec; `members`
+        are the ranks that push it (none: all).
 
         Raises:
             UsageError: a type that cannot be summed.
         """
         self.check()
-        key = Key(namespace, name, shape, dtype, form=form)
+        key = Key(namespace, name, shape, dtype, form=form, members=members)
         self._driver.thread.post(lambda now: self.node.requests.register(key, now))
         return key
 
-    def submit(self, operation: Operation | AsyncOperation) -> None:
-        """Begin an all-reduce, or an asynchronous push or pull.
+    def submit(self, operation: Operation | AsyncOperation | PointToPointOperation) -> None:
+        """Begin an all-reduce, an asynchronous push or pull, a send or a receive.
 
         Never raises and never blocks. The operation's `done` is called on the I/O thread in any case.
         """
@@ -208,14 +228,19 @@ class Runtime:
         if self.process.is_mine() and not self._closed:
             self.process.post(announce)
 
-    def finish(self) -> None:
+    def finish(self, *, wait: bool = True) -> None:
         """Push no more, and wait until no rank needs this node. Until then it aggregates and forwards.
+
+        Args:
+            wait: if not, only announce it; a later call waits.
 
         Raises:
             NetStormError: the job has failed before all had finished.
         """
         self.check()
-        self._wait(self._driver.ask(self.node.requests.finish))
+        finished = self._driver.ask(self.node.requests.finish)
+        if wait:
+            self._wait(finished)
 
     def close(self) -> None:
         """Stop the I/O thread and close the sockets. Twice does no harm; a forked child does nothing."""
@@ -227,6 +252,7 @@ class Runtime:
             self._closed = True
         self._signals.close()
         self.process.close()
+        self.computing.close()
 
     def _interrupted(self, signal_name: str) -> None:
         """Fail what is outstanding: Python runs no handler while it is blocked inside a library."""
@@ -234,24 +260,28 @@ class Runtime:
 
     def _wait(self, future: concurrent.futures.Future[None], timeout_s: float | None = None) -> None:
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
-        while True:
-            try:
-                future.result(timeout=_SLICE_S)
-            except concurrent.futures.TimeoutError:
-                if future.done():
-                    raise
-                if deadline is not None and clock.monotonic() > deadline:
-                    raise UsageError(f"no result within {timeout_s:g} s") from None
-            else:
-                return
+        while not concurrent.futures.wait([future], _SLICE_S).done:
+            if deadline is not None and clock.monotonic() > deadline:
+                raise UsageError(f"no result within {timeout_s:g} s")
+        future.result()
 
 
-def _traced(operation: Operation | AsyncOperation, trace: Trace) -> Done:
+def describe_compression(runtime: Runtime, text: str) -> None:
+    """Say how gradients travel: `netstorm top` and /status.json show it."""
+
+    def describe(node: GeneralNode, _now: float) -> None:
+        node.status.compression = text
+
+    runtime.post(describe)
+
+
+def _traced(operation: Operation | AsyncOperation | PointToPointOperation, trace: Trace) -> Done:
     """Return the operation's `done`, which also records the round in the trace."""
     began, done = clock.monotonic(), operation.done
+    name = operation.name if isinstance(operation, (SendOperation, ReceiveOperation)) else operation.key.name
 
     def ended(error: Exception | None) -> None:
-        trace.add_round(operation.key.name, operation.round, began, clock.monotonic())
+        trace.add_round(name, operation.round, began, clock.monotonic())
         done(error)
 
     return ended

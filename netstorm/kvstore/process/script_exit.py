@@ -41,10 +41,16 @@ class ScriptExit:
         sys.exit = self._exit
 
     def check_last_exception(self) -> None:
-        """Find an exception that went to another hook. Call it at the end of the process."""
-        error = getattr(sys, "last_value", None)
-        if error is not None and not self.failed and not _is_interactive():
+        """Find an exception that went to another hook, or that ends a process of multiprocessing just now.
+        Call it at the end of the process.
+        """
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        if error is None or self.failed or _is_interactive():
+            return
+        if not isinstance(error, SystemExit):
             self._fail(_description(error))
+        elif code := _code_of(error.code):
+            self._fail(f"its script ended with exit code {code}")
 
     def _fail(self, description: str) -> None:
         self.failed = True

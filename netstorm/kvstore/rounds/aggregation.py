@@ -10,31 +10,34 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from netstorm.errors import ProtocolViolation
+from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations.operation_queue import OperationQueue
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.kvstore.paths.dispatch import Dispatch
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.chunk_moves import ChunkMoves
 from netstorm.kvstore.rounds.complete_rounds import CompleteRounds
-from netstorm.kvstore.rounds.early_parts import EarlyParts
-from netstorm.kvstore.rounds.operation_queue import OperationQueue
+from netstorm.kvstore.rounds.forwarding import Forwarding
+from netstorm.kvstore.rounds.incoming import Incoming
 from netstorm.kvstore.rounds.outgoing import Outgoing
-from netstorm.kvstore.rounds.part_checks import ROUNDS_AHEAD, check_part
 from netstorm.kvstore.rounds.round import Round
 from netstorm.kvstore.rounds.takeover import Takeover
 from netstorm.kvstore.rounds.topology_requests import TopologyRequests
-from netstorm.kvstore.rounds.withheld_sums import Owner, WithheldSums
+from netstorm.kvstore.rounds.views.late_start import LateStart
+from netstorm.kvstore.rounds.views.view_changes import ViewChanges, lost_error
+from netstorm.kvstore.rounds.waiting_calls import WaitingCalls
+from netstorm.kvstore.rounds.withheld_sums import Owner
 from netstorm.kvstore.values.form import Form
 from netstorm.kvstore.values.key import Key
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import Moved, Part, Phase, RoundBegun
+from netstorm.protocol.messages import Moved, Part, RoundBegun, ViewAgreed
 from netstorm.pslite.session.link_state import Links
 from netstorm.topology.policy import Plan
 
@@ -52,6 +55,9 @@ class Aggregation:
             clears it.
         dispatch: parts for neighbours that have auxiliary paths.
         takeover: which chunks have moved to policies that take over.
+        calls: reports collective calls that wait.
+        views: how rounds under way end when nodes leave or join.
+        incoming: the parts that others send.
     """
 
     def __init__(
@@ -61,11 +67,14 @@ class Aggregation:
         outbox: Outbox,
         counters: Counters,
         auxiliary: AuxiliaryOptions | None = None,
+        *,
+        elastic: bool = False,
     ) -> None:
         self.topology_requests: Final = TopologyRequests()
         self.completed_rounds: Final[list[int]] = []
         self.dispatch: Final = Dispatch(auxiliary or AuxiliaryOptions(), counters)
         self.takeover: Final = Takeover(rank)
+        self.calls: Final = WaitingCalls()
         self._bit: Final = 1 << rank
         self._bindings: Final = bindings
         self._counters: Final = counters
@@ -73,10 +82,9 @@ class Aggregation:
         self._rounds: Final[dict[Owner, Round]] = {}
         self._complete: Final = CompleteRounds()
         self._waiting: Final = OperationQueue()
-        self._early: Final = EarlyParts(counters)
         self._outbox: Final = outbox
         self._outgoing: Final = Outgoing(self.dispatch, self.takeover, outbox, counters)
-        self._withheld: Final = WithheldSums()
+        self._sums: Final = self._make_sums(rank)
         self._moves: Final = ChunkMoves(
             takeover=self.takeover,
             rounds=self._rounds,
@@ -84,8 +92,56 @@ class Aggregation:
             counters=counters,
             contribute=self._contribute,
         )
+        self.views: Final = ViewChanges(
+            rank,
+            active=elastic,
+            keys=self._keys,
+            rounds=self._rounds,
+            complete=self._complete,
+            bindings=bindings,
+            takeover=self.takeover,
+            withheld=self._sums.withheld,
+            outgoing=self._outgoing,
+            outbox=outbox,
+            counters=counters,
+            contribute=self._contribute,
+            fail=self._complete_round,
+        )
+        self._late_start: Final = LateStart(
+            keys=self._keys,
+            rounds=self._rounds,
+            views=self.views,
+            topology_requests=self.topology_requests,
+            end_round=self._complete_round,
+        )
+        self.incoming: Final = self._make_incoming()
         self._changed: Final[deque[int]] = deque()
         """Keys of which something may begin now."""
+
+    def _make_sums(self, rank: int) -> Forwarding:
+        return Forwarding(
+            rank,
+            rounds=self._rounds,
+            outgoing=self._outgoing,
+            counters=self._counters,
+            deliver=self._deliver,
+        )
+
+    def _make_incoming(self) -> Incoming:
+        return Incoming(
+            keys=self._keys,
+            rounds=self._rounds,
+            complete=self._complete,
+            bindings=self._bindings,
+            takeover=self.takeover,
+            views=self.views,
+            outgoing=self._outgoing,
+            loss=self._sums.loss,
+            counters=self._counters,
+            find_round=self._round,
+            forward=self._sums.forward,
+            deliver=self._deliver,
+        )
 
     # ---------------------------------------------------------------------------------- the user's operations
 
@@ -93,11 +149,13 @@ class Aggregation:
         """Add a key that the scheduler has numbered; parts that came before are handled now."""
         self._keys[key.identity] = key
         self._complete.add_key(key.identity)
+        self._late_start.add_key(key.identity)
         self.advance([key.identity])
 
     def submit(self, operation: Operation, now: float) -> None:
         """Begin an operation, or queue it until its policy is here. Its key must be known."""
         operation.begun_at = now
+        self.calls.add(operation)
         self._waiting.add(operation)
         self.advance([operation.key.identity])
 
@@ -120,208 +178,163 @@ class Aggregation:
                 continue
             waiting = self._waiting.of(key)
             while waiting and (version := self._may_begin(waiting[0])) is not None:
-                self._begin(waiting.pop(0), version)
+                if self.views.is_lost(key, waiting[0].round):
+                    operation = waiting.pop(0)
+                    self._outbox.complete(operation.done, lost_error(operation))
+                else:
+                    self._begin(waiting.pop(0), version)
             if waiting:
-                self.topology_requests.request_now(key)
-            for peer, part, payload, crc in self._early.take(key):
-                try:
-                    self._handle(peer, part, payload, crc)
-                except ProtocolViolation as error:
-                    self._counters.add("protocol_violations")
-                    _log.warning("dropped a part that rank %d sent early: %s", peer, error)
+                self.topology_requests.request_all(key)
+            self.incoming.receive_early(key)
 
     def _may_begin(self, operation: Operation) -> int | None:
         """Return the policy version that an operation runs under, or None while it must wait."""
-        key = operation.key.identity
-        if operation.round > self._complete.up_to(key) + ROUNDS_AHEAD:
+        key = operation.key
+        if self.views.changing or operation.round > self._complete.up_to(key.identity) + key.rounds_under_way:
             return None
-        version = self._bindings.version_of(key, operation.round)
-        return None if version is None or self._bindings.plan(version) is None else version
+        version = self._bindings.version_of(key.identity, operation.round)
+        if version is None:
+            return self._late_start.version_of(key.identity, operation.round)
+        return None if self._bindings.plan(version) is None else version
 
     def _begin(self, operation: Operation, version: int) -> None:
         key = operation.key
         found = self._rounds.get((key.identity, operation.round))
         form = operation.form
-        if found is not None and not (found.version == version and found.accepts(form)):
+        if found is not None and not (found.version == version and found.accepts(form, operation.digest)):
             # Made by a part that came before our binding and names another policy, which no correct node
-            # sends; or by a rank that pushes another kind of array, which the scheduler will report.
-            self.topology_requests.request_now(key.identity)
+            # sends; or by a rank that pushes or calls something else, which the scheduler will report.
+            self.topology_requests.request_all(key.identity)
             del self._rounds[key.identity, operation.round]
-            self._release(self._withheld.end(found))
+            self._sums.release(self._sums.withheld.end(found))
             self._counters.add("protocol_violations")
-            _log.warning(
-                "dropped parts of %s under policy %d in codec %d; it runs under policy %d in codec %d",
-                operation,
-                found.version,
-                found.form.codec,
-                version,
-                form.codec,
-            )
-        round = self._round(key, operation.round, version, form)
+            was = f"policy {found.version} in codec {found.form.codec}"
+            runs = f"policy {version} in codec {form.codec}"
+            _log.warning("dropped parts of %s under %s; it runs under %s", operation, was, runs)
+        round = self._round(key, operation.round, version, form, operation.digest)
         round.operation = operation
         round.switch_form(form)
-        self._withheld.begin(round, operation.priority)
+        if operation.loss is not None:
+            self._sums.loss.open(round, operation.loss)
+        self._sums.loss.write_early(round)
+        self.views.write_kept(round)
+        self._sums.withheld.begin(round, operation.priority)
         self.topology_requests.record_begin(
-            RoundBegun(key=key.identity, round=operation.round, rule=operation.rule)
+            key,
+            RoundBegun(key=key.identity, round=operation.round, rule=operation.rule),
+            operation.begun_at,
         )
-        for chunk in range(len(round.sums)):
-            self._contribute(round, chunk)
-        if not round.sums:
+        for chunk, known in enumerate(tuple(round.results)):
+            if not known:
+                self._contribute(round, chunk)
+        if round.missing == 0 and (key.identity, round.round) not in self._complete:
             self._complete_round(round)
+        elif round.missing and not round.plan.everybody & self._bit:
+            self.views.caught_up = True
+        if self.views.begins and round.plan.everybody & self._bit:
+            self.views.contributes_to.add(key.identity)
 
     def _contribute(self, round: Round, chunk: int) -> None:
-        """Add this rank's own contribution to a chunk."""
+        """Add this rank's own contribution to a chunk, unless a result is to come, or it is silent."""
+        key = round.key.identity
+        if self.views.awaits_result(key, round.round, chunk):
+            return
+        if not round.plan_of(chunk).everybody & self._bit:
+            return  # what others have sent through this rank has gone on already
         round.sum_of(chunk).add_own(round.own_values(chunk), self._bit)
-        self._forward(round, chunk)
+        self._sums.loss.add_own(round, chunk)
+        if self.views.active:
+            round.record_settled(chunk, self._complete.up_to(key))
+        self._sums.forward(round, chunk)
 
     # ----------------------------------------------------------------------------------- parts of other nodes
 
-    def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
+    def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
         """Handle a part of a tree neighbour.
 
         Raises:
             ProtocolViolation: the part cannot belong to what the scheduler has fixed.
         """
-        self._handle(peer, part, payload, payload_crc)
+        self.incoming.receive(peer, part, payload, payload_crc)
         self.advance([])
-
-    def _handle(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int) -> None:
-        key = self._keys.get(part.key)
-        plan = self._bindings.plan(part.version)
-        if key is None or plan is None:
-            self._early.keep(peer, part, payload, payload_crc)
-            return
-        if (part.key, part.round) in self._complete:
-            self._counters.add("parts_of_complete_rounds")
-            return
-        bound = self._bindings.version_of(part.key, part.round)
-        moved = self.takeover.version_of(part.key, part.round, part.chunk)
-        if moved is not None and part.version < moved:
-            self._counters.add("parts_of_moved_chunks")
-            return
-        current = bound if moved is None else moved
-        later = plan.policy.takes_over and (current is None or part.version > current)
-        if later or (moved is not None and bound is None):
-            # The announcement that its chunk has moved has not come yet.
-            self._early.keep(peer, part, payload, payload_crc)
-            return
-        form, contributors = check_part(
-            peer,
-            part,
-            payload,
-            key=key,
-            plan=plan,
-            complete=self._complete.up_to(part.key),
-            bound=current,
-        )
-        round = self._round(key, part.round, part.version if bound is None else bound, form)
-        if part.version != round.plan_of(part.chunk).version:  # it has moved just now
-            self._counters.add("parts_of_moved_chunks")
-            return
-        if part.phase is Phase.REDUCE:
-            total = round.sum_of(part.chunk)
-            if total.contributors & contributors:
-                self._counters.add("contributions_counted_before")
-                return
-            total.add_received(payload, contributors)
-            self._forward(round, part.chunk)
-        else:
-            if round.results[part.chunk]:
-                self._counters.add("results_known_before")
-                return
-            self._deliver(round, part.chunk, payload, payload_crc, part.priority)
 
     # --------------------------------------------------------------------------------- the progress of rounds
 
-    def _round(self, key: Key, number: int, version: int, form: Form) -> Round:
+    def _round(self, key: Key, number: int, version: int, form: Form, call: int) -> Round:
         found = self._rounds.get((key.identity, number))
         if found is None:
-            plan = self._bindings.plan(version)
+            plan = self._bindings.plan(version, key.spec.members)
             assert plan is not None
             moves = self.takeover.moves(key.identity, number)
-            found = self._rounds[key.identity, number] = Round(key, number, plan, form, moves)
+            found = self._rounds[key.identity, number] = Round(key, number, plan, form, moves, call=call)
+            if not plan.everybody & self._bit:
+                self._late_start.ask_for_binding(key, number)
             self._moves.give_up_chunks(found)
         elif found.version != version:
             raise ProtocolViolation(
                 f"round {number} of key {key.name!r} runs under policy {found.version} here and under "
                 f"{version} elsewhere"
             )
-        elif not found.accepts(form):
-            self.topology_requests.request_now(key.identity)
-            raise ProtocolViolation(
-                f"round {number} of key {key.name!r} has codec {found.form.codec} here and {form.codec} "
-                "elsewhere"
-            )
+        elif not found.accepts(form, call):
+            self.topology_requests.request_all(key.identity)
+            codecs = f"codec {found.form.codec} here and {form.codec} elsewhere"
+            differing = codecs if call == found.call else "one call here and another elsewhere"
+            raise ProtocolViolation(f"round {number} of key {key.name!r} has {differing}")
         elif form.codec != found.form.codec:
             found.switch_form(form)
         return found
 
-    def _forward(self, round: Round, chunk: int) -> None:
-        """Send a chunk's sum to the parent, if it is complete for this subtree and not withheld. At the root
-        it is the result.
-        """
-        plan = round.plan_of(chunk)
-        tree = plan.tree_of(round.layout.slots[chunk])
-        total = round.sum_of(chunk)
-        if total.contributors != plan.expected[tree] or round.results[chunk]:
-            return
-        if plan.reduce_parent[tree] < 0:
-            self._deliver(round, chunk, total.to_keep(), None, round.priority)
-        elif not self._withheld.withhold(round, chunk):
-            self._outgoing.send_up(round, chunk)
-
-    def _deliver(
-        self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int
-    ) -> None:
-        """Forward a chunk's result, and write it to the user's destination."""
-        self._outgoing.send_down(round, chunk, payload, crc, priority)
-        round.store(chunk, payload)
+    def _deliver(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
+        """Write a chunk's result to the user's destination."""
+        self._sums.loss.delivered(round, chunk, payload, contributors)
+        self.views.keep(round, chunk, payload, contributors)
+        round.store(chunk, payload, contributors)
         self.topology_requests.record_result(round)
-        self._release(self._withheld.result(round, chunk))
+        self._sums.release(self._sums.withheld.result(round, chunk))
         if round.missing == 0 and round.operation is not None:
             self._complete_round(round)
+        elif round.missing == 0:
+            self._changed.append(round.key.identity)
+            self._late_start.end_unneeded(round)
 
-    def relay(self, part: Part, payload: Buffer | None, payload_crc: int) -> bool:
-        """Forward a part along its auxiliary path, without looking into it; False if the path ends here."""
-        key = self._keys.get(part.key)
-        offset = 0 if key is None else key.offset_of(part.chunk)
-        if not self._outgoing.forward(part, payload, payload_crc, offset):
-            return False
-        self._counters.add("relayed")
-        return True
-
-    def is_obsolete(self, part: Part) -> bool:
-        """Return whether a sum need not be sent: its result is here, or its chunk has moved."""
-        if (part.key, part.round) in self._complete:
-            return True
-        moved = self.takeover.version_of(part.key, part.round, part.chunk)
-        if moved is not None and part.version < moved:
-            return True
-        round = self._rounds.get((part.key, part.round))
-        return round is not None and round.results[part.chunk]
-
-    def _complete_round(self, round: Round) -> None:
-        """Complete the operation of a round whose results are all written."""
+    def _complete_round(self, round: Round, error: NodeLost | None = None) -> None:
+        """Complete the operation of a round whose results are all written, or cannot be."""
         operation, key = round.operation, round.key.identity
         self.topology_requests.request_now(key)
-        assert operation is not None
         del self._rounds[key, round.round]
-        self._release(self._withheld.end(round))
+        self._sums.release(self._sums.withheld.end(round))
         self.takeover.end_round(key, round.round)
         self._complete.add(key, round.round)
         self._bindings.forget_before(key, self._complete.up_to(key) + 1)
+        self._changed.append(key)
+        if operation is None:
+            return
         self._counters.add("rounds")
+        self.calls.remove(operation)
         if not operation.for_others:
             self.completed_rounds.append(round.round)
-        self._outbox.complete(operation.done, None)
-        self._changed.append(key)
+        self._outbox.complete(operation.done, error)
+
+    def begin_at(self, rounds: Mapping[int, int]) -> None:
+        """Go on with these rounds, by key: the program has the state of all before."""
+        self._late_start.begin_at(rounds)
+        self.advance(rounds)
 
     # ---------------------------------------------------------------------------- takeover by another policy
 
     def new_policy(self, plan: Plan) -> None:
-        """Install a policy; rounds under way move to it if it takes over."""
-        self._moves.new_policy(plan)
+        """Install a policy; rounds under way move to it if it takes over, once the view is agreed on."""
+        self.views.set_members(plan.policy)
+        self._moves.new_policy(plan, later=self.views.changing)
         self.advance()
+
+    def agree(self, message: ViewAgreed) -> bool:
+        """Go on in a new view; return whether its change ends, see `ViewChanges`."""
+        ended = self.views.agree(message)
+        if ended:
+            self._moves.view_agreed(self.views.version)
+            self.advance()
+        return ended
 
     def chunks_moved(self, announcement: Moved) -> None:
         """Handle the announcement that chunks have moved to another policy.
@@ -329,13 +342,9 @@ class Aggregation:
         Raises:
             ProtocolViolation: the policy is not known.
         """
-        plan = self._bindings.plan(announcement.version)
-        if plan is None:
-            raise ProtocolViolation(
-                f"chunks have moved to policy {announcement.version}, which is not known here"
-            )
-        if (announcement.key, announcement.round) not in self._complete:
-            self._moves.moved(announcement, plan)
+        former = announcement.version < self.views.version  # everything has moved to the view's policy since
+        if not former and (announcement.key, announcement.round) not in self._complete:
+            self._moves.moved(announcement, self._bindings.plan(announcement.version))
             self.advance([announcement.key])
 
     # ----------------------------------------------------------------------------------------- for the driver
@@ -348,28 +357,26 @@ class Aggregation:
         return True
 
     def tick(self, now: float) -> None:
-        """Release the sums that are withheld for rounds that have had no result for too long."""
-        self._release(self._withheld.release_overdue(self._rounds, now))
+        """Do what is due."""
+        self._sums.tick(now)
+        self.calls.tick(now)
+        self.topology_requests.tick(now)
+        if self._changed:
+            self.advance([])
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
-        return self._withheld.next_deadline()
-
-    def _release(self, released: Iterator[tuple[tuple[int, int], int]]) -> None:
-        for owner, chunk in released:
-            round = self._rounds[owner]
-            # A faulty peer may have sent the result of what is withheld; moved chunks are not withheld.
-            if not round.results[chunk] and chunk not in round.moved:
-                self._outgoing.send_up(round, chunk)
+        return min(self._sums.next_tick(), self.calls.next_tick(), self.topology_requests.next_tick())
 
     def fail_all(self, error: Exception) -> None:
         """Fail every operation and forget every round."""
         operations = list(self._operations())
+        self.calls.clear()
         self._waiting.clear()
         self._rounds.clear()
-        self._withheld.clear()
+        self._sums.clear()
         self.topology_requests.clear()
-        self._early.clear()
+        self.incoming.clear()
         self.takeover.clear()
         self.dispatch.clear()
         for operation in operations:

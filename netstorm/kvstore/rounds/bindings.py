@@ -24,16 +24,31 @@ class Bindings:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._plans: dict[int, Plan] = {}
+        self._group_plans: dict[tuple[int, tuple[int, ...]], Plan] = {}
+        """By version and members: those of groups that have used the version."""
         self._tables: dict[int, list[tuple[int, int]]] = {}
         self._granted: dict[int, int] = {}
+        self._view_version = -1
+        """Version of the policy of the present view; -1: no view has replaced the first one."""
 
     def install(self, policy: Policy) -> Plan:
         """Add a policy; the same version twice is the same policy."""
         return self._plans.setdefault(policy.version, Plan(policy, self._rank))
 
-    def plan(self, version: int) -> Plan | None:
-        """Return this node's part in a policy, or None if the policy is not known."""
-        return self._plans.get(version)
+    def plan(self, version: int, members: tuple[int, ...] = ()) -> Plan | None:
+        """Return this node's part in a policy, or None if the policy is not known.
+
+        Args:
+            version: the policy's.
+            members: the ranks that take part; empty: all.
+        """
+        plan = self._plans.get(version)
+        if not members or plan is None:
+            return plan
+        found = self._group_plans.get((version, members))
+        if found is None:
+            found = self._group_plans[version, members] = Plan(plan.policy, self._rank, members)
+        return found
 
     @property
     def newest(self) -> Policy:
@@ -58,6 +73,10 @@ class Bindings:
             table.sort()
         self._granted[binding.key] = max(binding.granted, self._granted.get(binding.key, -1))
 
+    def begin_view(self, version: int) -> None:
+        """Let everything that was bound to an earlier policy run under that of a new view."""
+        self._view_version = version
+
     def version_of(self, key: int, round: int) -> int | None:
         """Return the policy version of a round, or None if the scheduler has not granted it yet."""
         if round > self._granted.get(key, -1):
@@ -67,7 +86,15 @@ class Bindings:
             if from_round > round:
                 break
             found = version
-        return found
+        return None if found is None else max(found, self._view_version)
+
+    def granted(self) -> dict[int, int]:
+        """Return the last round of each key that this rank has been granted."""
+        return dict(self._granted)
+
+    def rows(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Return each key's (first round, version), as far as this rank knows and needs them."""
+        return {key: tuple(table) for key, table in self._tables.items()}
 
     def forget_before(self, key: int, round: int) -> None:
         """Drop rows that no round from `round` on can need, and policies that no key refers to any more."""
@@ -77,6 +104,8 @@ class Bindings:
         while len(table) > 1 and table[1][0] <= round:
             table.pop(0)
         oldest = max(self._plans) - _KEPT
-        used = {version for rows in self._tables.values() for _, version in rows}
+        used = {self._view_version} | {version for rows in self._tables.values() for _, version in rows}
         for version in [known for known in self._plans if known < oldest and known not in used]:
             del self._plans[version]
+        for version, members in [known for known in self._group_plans if known[0] not in self._plans]:
+            del self._group_plans[version, members]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
+from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.rounds.outgoing import Outgoing
 from netstorm.kvstore.rounds.round import Round
 from netstorm.kvstore.rounds.takeover import PartTag, Takeover
@@ -42,16 +43,35 @@ class ChunkMoves:
         self._outgoing: Final = outgoing
         self._counters: Final = counters
         self._contribute: Final = contribute
+        self._later: list[Plan] = []
+        """Plans that have come while the view changed."""
 
-    def new_policy(self, plan: Plan) -> None:
-        """Install a policy; what is under way moves to it if it takes over."""
-        if self._takeover.install(plan):
+    def new_policy(self, plan: Plan, *, later: bool = False) -> None:
+        """Install a policy; what is under way moves to it if it takes over: `later`, if the view changes."""
+        if later:
+            self._later.append(plan)
+        elif self._takeover.install(plan):
             for round in list(self._rounds.values()):
                 self.give_up_chunks(round)
             self._outgoing.take_back(self._takeover.should_reroute, self._outgoing.reroute_results)
 
-    def moved(self, announcement: Moved, plan: Plan) -> None:
-        """Handle the announcement that chunks of a round that is not complete have moved to `plan`."""
+    def view_agreed(self, version: int) -> None:
+        """Install the policies that have come while the view changed, after that of the view, `version`."""
+        plans, self._later = self._later, []
+        for plan in plans:
+            if plan.version > version:
+                self.new_policy(plan)
+
+    def moved(self, announcement: Moved, plan: Plan | None) -> None:
+        """Handle the announcement that chunks of a round that is not complete have moved to `plan`.
+
+        Raises:
+            ProtocolViolation: the policy is not known.
+        """
+        if plan is None:
+            raise ProtocolViolation(
+                f"chunks have moved to policy {announcement.version}, which is not known here"
+            )
         round = self._rounds.get((announcement.key, announcement.round))
         if round is None:
             moves = self._takeover.moves(announcement.key, announcement.round)
@@ -64,6 +84,8 @@ class ChunkMoves:
 
         Call it before anything is added to a new round, and when that policy comes.
         """
+        if round.key.spec.members:  # a group's rounds are short beside the job's: they end as they began
+            return
         plan, chunks = self._takeover.plan, self._takeover.chunks_to_move(round)
         if plan is not None and chunks:
             self._takeover.record_moved(round.key.identity, round.round, chunks)

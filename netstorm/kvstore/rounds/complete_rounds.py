@@ -18,6 +18,13 @@ class CompleteRounds:
         """Begin to count a key's rounds; a known key changes nothing."""
         self._up_to.setdefault(key, -1)
 
+    def begin_at(self, key: int, round: int) -> None:
+        """Count no round before `round`, as a node that has joined later does."""
+        beyond = self._beyond.setdefault(key, set())
+        self._up_to[key] = max(self._up_to.get(key, -1), round - 1)
+        beyond -= {number for number in beyond if number <= self._up_to[key]}
+        self._advance(key, beyond)
+
     def up_to(self, key: int) -> int:
         """Return the last round of a known key up to which all are complete; -1: the first is not."""
         return self._up_to[key]
@@ -31,6 +38,9 @@ class CompleteRounds:
         """Record that a round of a known key is complete."""
         beyond = self._beyond.setdefault(key, set())
         beyond.add(round)
+        self._advance(key, beyond)
+
+    def _advance(self, key: int, beyond: set[int]) -> None:
         while self._up_to[key] + 1 in beyond:
             self._up_to[key] += 1
             beyond.remove(self._up_to[key])

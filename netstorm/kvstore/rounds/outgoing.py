@@ -15,13 +15,16 @@ from netstorm.kvstore.paths.relay import forwarded_send
 from netstorm.kvstore.rounds.round import Round
 from netstorm.kvstore.rounds.takeover import PartTag, Takeover
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer, checksum
+from netstorm.protocol.frames import Buffer, Checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
-from netstorm.protocol.messages import Part, Phase
+from netstorm.protocol.messages import LossTerms, Part, Phase
 from netstorm.pslite.machine import Order, Send, TakeBack
 from netstorm.topology.policy import Plan
 
 __all__ = ["Outgoing"]
+
+_RESULTS_AHEAD: Final = 1 << 62
+"""Bytes that results are ahead of sums in rounds that may end without late sums: more than a job has."""
 
 
 class Outgoing:
@@ -37,7 +40,7 @@ class Outgoing:
         """Send a chunk's sum, which is complete for this subtree, to the parent."""
         plan = round.plan_of(chunk)
         tree = plan.tree_of(round.layout.slots[chunk])
-        total = round.sum_of(chunk)
+        total, loss = round.sum_of(chunk), round.loss
         self._send(
             plan.reduce_parent[tree],
             round,
@@ -46,14 +49,24 @@ class Outgoing:
             tree=tree,
             phase=Phase.REDUCE,
             contributors=total.contributors,
-            payload=total.to_send(),
+            # A late contribution may be on its way when the result is here, and the user's memory changes.
+            payload=total.to_send() if loss is None else total.to_keep(),
+            loss=None if loss is None else loss.terms_of(chunk, plan.version),
             crc=None,
             priority=round.priority,
+            settled=round.settled.get(chunk, -1),
         )
         round.mark_sent(chunk)
 
     def send_down(
-        self, round: Round, chunk: int, payload: Buffer | None, crc: int | None, priority: int
+        self,
+        round: Round,
+        chunk: int,
+        payload: Buffer | None,
+        crc: int | None,
+        priority: int,
+        *,
+        contributors: int,
     ) -> None:
         """Send a chunk's result to the children.
 
@@ -63,13 +76,15 @@ class Outgoing:
             payload: the result; None: zeros.
             crc: its checksum; None: not known.
             priority: the root's; a node without an operation of its own does not know it.
+            contributors: bit set of the ranks that are in the result.
         """
         plan = round.plan_of(chunk)
         tree = plan.tree_of(round.layout.slots[chunk])
         children = plan.broadcast_children[tree]
-        if crc is None and payload is not None and children:
-            crc = checksum(payload)
+        receivers = round.receivers_of(chunk)
+        checksum = Checksum(payload) if crc is None and payload is not None and children else crc
         for child in children:
+            wanted = receivers is None or receivers & plan.broadcast_mask[tree][child]
             self._send(
                 child,
                 round,
@@ -77,13 +92,15 @@ class Outgoing:
                 plan=plan,
                 tree=tree,
                 phase=Phase.BROADCAST,
-                contributors=plan.everybody,
-                payload=payload,
-                crc=crc,
+                contributors=contributors,
+                payload=payload if wanted else None,
+                loss=None if round.loss is None else round.loss.terms,
+                crc=checksum,
                 priority=priority,
+                settled=round.settled.get(chunk, -1),
             )
 
-    def forward(self, part: Part, payload: Buffer | None, payload_crc: int, offset: int) -> bool:
+    def forward(self, part: Part, payload: Buffer | None, payload_crc: int | None, offset: int) -> bool:
         """Forward a part along its auxiliary path, without looking into it; False if the path ends here.
 
         Args:
@@ -131,10 +148,15 @@ class Outgoing:
         phase: Phase,
         contributors: int,
         payload: Buffer | None,
-        crc: int | None,
+        loss: LossTerms | None,
+        crc: int | Checksum | None,
         priority: int,
+        settled: int,
     ) -> None:
         layout = round.layout
+        offsets = layout.offsets
+        if round.loss is not None and round.loss.offsets is not None:
+            offsets = round.loss.offsets
         part = Part(
             key=round.key.identity,
             round=round.round,
@@ -146,8 +168,13 @@ class Outgoing:
             dtype=round.key.spec.dtype,
             priority=priority,
             codec=round.form.codec,
+            call=round.call,
+            settled=settled,
+            loss=loss,
         )
-        order: Order = (-priority, round.round, layout.offsets[chunk])
+        # A result must arrive; what is late of a sum need not.
+        ahead = _RESULTS_AHEAD if loss is not None and phase is Phase.BROADCAST else 0
+        order: Order = (-priority, round.round, offsets[chunk] - ahead)
         tag = PartTag(part.key, part.round, chunk, phase, part.version, layout.slots[chunk], to)
         send = Send(
             peer=Peer(to),

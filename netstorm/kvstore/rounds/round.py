@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.values.dense import ChunkSum
+from netstorm.kvstore.rounds.bounded_loss.round_loss import RoundLoss
+from netstorm.kvstore.values.chunk_sum import ChunkSum
 from netstorm.kvstore.values.form import Form, Sum, Values
-from netstorm.kvstore.values.key import Key, Layout
+from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.values.layout import Layout
 from netstorm.kvstore.values.undetermined import ZeroSum
 from netstorm.protocol.chunks import UNDETERMINED_FORM
+from netstorm.protocol.collectives import Element
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import ranks_in
 from netstorm.topology.policy import Plan
 from netstorm.topology.trees.withholding import LookAheadSpan
 
-__all__ = ["Round"]
+__all__ = ["Round", "has_sent"]
 
-_SENT: Final = ChunkSum(np.dtype(np.float32), wide=False)
+_SENT: Final = ChunkSum(Element.FLOAT32)
 """Stands for a sum that has gone to the parent: all its contributors have been counted."""
 _SENT.contributors = -1
 
@@ -28,42 +29,52 @@ class Round:
     """One round of one key under one policy: a sum for each chunk of which something has come."""
 
     __slots__ = (
+        "call",
         "form",
         "key",
         "layout",
         "look_ahead_span",
+        "loss",
         "missing",
         "moved",
         "operation",
         "plan",
         "results",
         "round",
+        "settled",
         "sums",
         "version",
     )
 
-    def __init__(self, key: Key, round: int, plan: Plan, form: Form, moved: dict[int, Plan]) -> None:
-        assert key.layout is not None
+    def __init__(
+        self, key: Key, round: int, plan: Plan, form: Form, moved: dict[int, Plan], *, call: int = 0
+    ) -> None:
         self.key = key
-        self.layout: Final[Layout] = key.layout
+        self.layout: Final[Layout] = key.layout_of(form)
         self.form = form
         """The operation's, once that is here; before, one with the codec of the parts that have come."""
+        self.call: Final = call
+        """Digest of the collective call; 0: none."""
         self.round = round
-        self.version: Final = plan.version
+        self.version = plan.version
         self.plan = plan
         self.moved: Final = moved
         """Chunks that have moved to later policies (`takeover`)."""
         self.operation: Operation | None = None
         """The user's; None while only other ranks' data is here."""
-        self.sums: list[Sum | None] = [None] * key.layout.chunks
-        self.results = [False] * key.layout.chunks
-        self.missing = key.layout.chunks
+        self.sums: list[Sum | None] = [None] * self.layout.chunks
+        self.results = [False] * self.layout.chunks
+        self.missing = self.layout.chunks
         """Chunks whose result has not arrived."""
-        look_ahead = plan.policy.look_ahead
-        self.look_ahead_span: Final = (
-            LookAheadSpan((key.identity, round), key.layout.offsets, look_ahead) if look_ahead else None
+        look_ahead = plan.policy.look_ahead if self.layout.is_within_key else 0
+        self.look_ahead_span = (
+            LookAheadSpan((key.identity, round), self.layout.offsets, look_ahead) if look_ahead else None
         )
         """The sums that are withheld; None: the policy has no look-ahead."""
+        self.settled: dict[int, int] = {}
+        """By chunk: up to which round of the key all contributors so far have completed all."""
+        self.loss: RoundLoss | None = None
+        """The round may end without some contributions (`bounded_loss`); None: it waits for all."""
 
     @property
     def priority(self) -> int:
@@ -74,8 +85,10 @@ class Round:
         """Return the plan that a chunk is summed by."""
         return self.moved.get(chunk, self.plan) if self.moved else self.plan
 
-    def accepts(self, form: Form) -> bool:
-        """Return whether parts in this form may belong to this round."""
+    def accepts(self, form: Form, call: int) -> bool:
+        """Return whether parts in this form, of a collective call (0: of none), may belong to this round."""
+        if call != self.call:
+            return False
         return form.codec == self.form.codec or UNDETERMINED_FORM in (form.codec, self.form.codec)
 
     def switch_form(self, form: Form) -> None:
@@ -87,6 +100,19 @@ class Round:
                 self.sums[chunk] = taken = form.new_sum()
                 taken.add_received(None, total.contributors)
         self.form = form
+
+    def begin_anew(self, plan: Plan) -> int:
+        """Forget all sums: what has no result is summed under another plan. Return how many chunks."""
+        self.plan, self.version = plan, plan.version
+        self.moved.clear()
+        self.settled.clear()
+        self.sums = [None] * len(self.sums)
+        self.look_ahead_span = None
+        return self.missing
+
+    def record_settled(self, chunk: int, settled: int) -> None:
+        """Record up to which round a contributor, or a subtree of them, has completed all."""
+        self.settled[chunk] = min(self.settled.get(chunk, settled), settled)
 
     def sum_of(self, chunk: int) -> Sum:
         """Return the sum of a chunk; it is made if there is none."""
@@ -109,28 +135,70 @@ class Round:
         operation = self.operation
         if operation is None or operation.source is None:
             return None
+        if operation.from_lowest:
+            everybody = self.plan_of(chunk).everybody
+            if everybody & -everybody != 1 << self.plan.rank:
+                return None
         start, end = self.layout.bounds[chunk]
         return self.form.own(operation.source, start, end)
 
-    def store(self, chunk: int, payload: Buffer | None) -> None:
-        """Write the result of a chunk to the user's destination."""
+    def receivers_of(self, chunk: int) -> int | None:
+        """Return the bit set of the ranks that want a chunk's result; None: all."""
+        operation = self.operation
+        if operation is None or not operation.receivers:
+            return None
+        return operation.receivers[chunk * len(operation.receivers) // len(self.results)]
+
+    def wants_result(self, chunk: int) -> bool:
+        """Return whether the values of a chunk's result come here, not only the news that there is one."""
+        receivers = self.receivers_of(chunk)
+        if receivers is None:
+            return True
+        plan = self.plan_of(chunk)
+        tree = plan.tree_of(self.layout.slots[chunk])
+        return plan.reduce_parent[tree] < 0 or bool(receivers & plan.broadcast_mask[tree][plan.rank])
+
+    def store(self, chunk: int, payload: Buffer | None, contributors: int) -> None:
+        """Write the result of a chunk, with the contributions of some ranks, to the user's destination."""
         self.results[chunk] = True
         self.missing -= 1
         self.sums[chunk] = None
+        self.write(chunk, payload, contributors)
+
+    def write(self, chunk: int, payload: Buffer | None, contributors: int) -> None:
+        """Write a result that is here; without an operation, do nothing."""
         operation = self.operation
-        if operation is None or operation.destination is None:
+        if operation is None:
             return
+        operation.record_result(chunk, contributors)
         start, end = self.layout.bounds[chunk]
-        self.form.write(operation.destination, start, end, payload)
+        if operation.destination is not None:
+            self.form.write(operation.destination, start, end, payload, contributors)
+        if operation.loss is not None and contributors >> self.plan.rank & 1:
+            operation.record_counted(start, end)
 
     def waiting_text(self) -> str:
         """Return what is missing, for a person."""
         ranks: set[int] = set()
+        parents: set[int] = set()
+        roots: set[int] = set()
         for chunk, done in enumerate(self.results):
             total = self.sums[chunk]
+            plan = self.plan_of(chunk)
+            tree = plan.tree_of(self.layout.slots[chunk])
             if not done and total is not None and total is not _SENT:
-                plan = self.plan_of(chunk)
-                expected = plan.expected[plan.tree_of(self.layout.slots[chunk])]
-                ranks.update(ranks_in(expected & ~total.contributors))
-        waited = f"contributions of ranks {sorted(ranks)}" if ranks else "results from other ranks"
+                ranks.update(ranks_in(plan.expected[tree] & ~total.contributors))
+            if not done and plan.broadcast_parent[tree] >= 0:
+                parents.add(plan.broadcast_parent[tree])
+                roots.add(plan.root[tree])
+        waited = f"results of ranks {sorted(roots)}"
+        if ranks:
+            waited = f"contributions of ranks {sorted(ranks)}"
+        elif parents - roots:
+            waited += f", which come through ranks {sorted(parents)}"
         return f"{self.missing} of {len(self.results)} chunks wait for {waited}"
+
+
+def has_sent(round: Round, chunk: int) -> bool:
+    """Return whether a chunk's sum has gone to the parent: before, there can be no result."""
+    return round.sums[chunk] is _SENT

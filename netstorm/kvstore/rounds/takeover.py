@@ -144,6 +144,17 @@ class Takeover:
         self.announcements.clear()
         return tuple(moved for announced in self._announced.values() for moved in announced)
 
+    def begin_view(self, version: int) -> None:
+        """Forget moves to policies before that of a new view, to which everything moves."""
+        self.announcements = [moved for moved in self.announcements if moved.version > version]
+        for owner, announced in list(self._announced.items()):
+            announced[:] = [moved for moved in announced if moved.version > version]
+            if not announced:
+                del self._announced[owner]
+        for moves in self._moves.values():
+            for chunk in [chunk for chunk, plan in moves.items() if plan.version <= version]:
+                del moves[chunk]
+
     def end_round(self, key: int, round: int) -> None:
         """Forget a round that is complete here: all ranks have contributed, and know what has moved."""
         self._announced.pop((key, round), None)
@@ -180,5 +191,4 @@ class Takeover:
 
     def _new_path(self, tag: PartTag) -> tuple[int, ...]:
         assert self.plan is not None
-        policy = self.plan.policy
-        return policy.trees[policy.tree_of(tag.tree_slot)].path(self._rank, tag.peer)
+        return self.plan.path_to(tag.tree_slot, tag.peer)

@@ -55,6 +55,11 @@ class WithheldSums:
             if withholding.is_empty():
                 del self._by_number[round.round]
 
+    def drop(self, round: Round) -> None:
+        """Forget a round and what is withheld of it."""
+        for _ in self.end(round):
+            pass
+
     def release_overdue(self, rounds: Mapping[Owner, Round], now: float) -> Iterator[tuple[Owner, int]]:
         """Wait no longer for rounds that have begun here long ago and have had no result."""
         for owner in self._without_deadline:

@@ -27,16 +27,16 @@ class ZeroContributions:
     def __init__(self) -> None:
         self._pending: Final[deque[Key]] = deque()
 
-    def begin(self, keys: Iterable[Key], *, ahead: int) -> None:
+    def begin(self, keys: Iterable[Key]) -> None:
         """Contribute zeros to every round of `keys` that the program has not pushed.
 
         Args:
-            keys: granted keys. Rounds of a key without elements complete without contributions.
-            ahead: how many rounds at a time.
+            keys: granted keys. Rounds of a key without elements complete without contributions. Collective
+                rounds get no zeros: what a rank would contribute is not known.
         """
         for key in keys:
             if key.layout is not None and key.layout.chunks:
-                self._pending.extend([key] * ahead)
+                self._pending.extend([key] * key.rounds_under_way)
 
     def has_pending(self) -> bool:
         """Return whether there are operations to take."""

@@ -8,14 +8,14 @@ payload. The number of a form, `codec`, travels with each part.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["Array", "Form", "Sum", "Values"]
+__all__ = ["Array", "Form", "Payload", "Payloads", "Sum", "Values"]
 
 Array = npt.NDArray[np.generic]
 
@@ -24,6 +24,22 @@ Values = Any
 
 Each form has its own type (an array, `Signs`, `Rows`, `RowParts`), and none of them have anything in common.
 """
+
+
+class Payload(NamedTuple):
+    """The result of a chunk, as it came."""
+
+    start: int
+    """First element."""
+    end: int
+    content: Buffer | None
+    """None: zeros."""
+    contributors: int
+    """Bit set of the ranks whose contributions are in it."""
+
+
+Payloads = list[Payload]
+"""The destination of an operation whose results another thread decodes, in order of arrival."""
 
 
 class Sum(Protocol):
@@ -64,8 +80,14 @@ class Form(Protocol):
             source: what the operation contributes.
         """
 
-    def write(self, destination: Values, start: int, end: int, payload: Buffer | None) -> None:
-        """Write the result of elements `start` to `end` (None: zeros) to the user's destination."""
+    def write(
+        self, destination: Values, start: int, end: int, payload: Buffer | None, contributors: int
+    ) -> None:
+        """Write the result of elements `start` to `end` (None: zeros) to the user's destination.
+
+        Args:
+            contributors: bit set of the ranks whose contributions are in it.
+        """
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
         """Return what is wrong with a payload for so many elements, such as "has 3 bytes, not 4"; None: it

@@ -51,7 +51,9 @@ class RowSparse:
         """Return views of the source's rows that begin in these elements; None: there are none."""
         return source.between(-(-start // self._length), -(-end // self._length))
 
-    def write(self, destination: RowParts, start: int, end: int, payload: Buffer | None) -> None:
+    def write(
+        self, destination: RowParts, start: int, end: int, payload: Buffer | None, contributors: int
+    ) -> None:
         """Append the rows of a result; they are views of its payload."""
         if payload is not None:
             destination.append((-(-start // self._length), decode(payload, self._length, self._dtype)))

@@ -29,7 +29,9 @@ class UndeterminedForm:
     def own(self, source: Values, start: int, end: int) -> None:
         """Return this rank's contribution."""
 
-    def write(self, destination: Values, start: int, end: int, payload: Buffer | None) -> None:
+    def write(
+        self, destination: Values, start: int, end: int, payload: Buffer | None, contributors: int
+    ) -> None:
         """Do nothing: a round to which only ended ranks contribute has no user."""
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 
+import msgspec
+
 from netstorm.protocol.messages.kinds import DataMessage, Message
 
-__all__ = ["Delivered", "Part", "Phase"]
+__all__ = ["Delivered", "LossTerms", "Part", "Phase"]
 
 
 class Phase(enum.IntEnum):
@@ -14,6 +16,21 @@ class Phase(enum.IntEnum):
 
     REDUCE = 0
     BROADCAST = 1
+    RECOVERY = 2
+    """Not in a tree: a result from a rank that has it to one that lacks it, after a change of the view."""
+
+
+class LossTerms(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A round may end without some contributions, which come too late (MLT's bounded loss)."""
+
+    bound: float
+    """Largest share of a step that may be missing, by absolute values."""
+    deadline_s: float
+    """How long all contributions are waited for."""
+    important: float = 0.0
+    """Share of the chunks that must be complete, those with the largest values (DGT); 0: none."""
+    mass: float = 0.0
+    """Sum of the absolute values of the contributions in this part; of a result 0."""
 
 
 class Part(DataMessage, frozen=True, tag=40):
@@ -45,6 +62,14 @@ class Part(DataMessage, frozen=True, tag=40):
     around: bool = False
     """On a detour around a failed link: forward only, as on auxiliary paths, but the receiver confirms
     nothing, and path[0] may be on it twice."""
+    call: int = 0
+    """Digest of the collective call that the sender makes (`Operation.digest`): the same at all ranks, or
+    they disagree; 0: not a collective round."""
+    settled: int = -1
+    """Up to this round of the key, all contributors have completed all; -1: not known, as in all jobs that
+    nodes may not leave."""
+    loss: LossTerms | None = None
+    """The round may end without some contributions; None: it waits for all."""
 
 
 class Delivered(Message, frozen=True, tag=41):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from netstorm.protocol.messages.kinds import Message
+from netstorm.protocol.messages.rounds import KeyGrant, KeySpec
 from netstorm.topology.policy import Policy
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Member",
     "PeerFinished",
     "PeerGone",
+    "Probe",
     "Suspect",
 ]
 
@@ -38,6 +40,8 @@ class Join(Message, frozen=True, tag=60):
     pid: int
     must_agree: dict[str, str] = msgspec.field(default_factory=dict)
     """Job-wide settings that were set explicitly on this node, by variable name."""
+    framework: str = ""
+    """Whose tensors the node's program sums; the same at all nodes of a job."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -48,6 +52,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
     port: int
     site: str
     incarnation: int
+    user: str = ""
+    """Text of the public key with which it connects; empty: it has none of its own."""
 
 
 class Joined(Message, frozen=True, tag=61):
@@ -66,6 +72,20 @@ class Joined(Message, frozen=True, tag=61):
     resume_s: float = 0.0
     """How long to go on without the scheduler, which will know this job after a restart; 0: it will not know
     it."""
+    elastic: tuple[int, int] | None = None
+    """Fewest and most nodes, of a job that nodes may leave and join; None: of any other job. Members without
+    a port are places that no node has."""
+    later: bool = False
+    """The job had begun before, and the node has no state yet."""
+    barriers: int = 0
+    """How many barriers the others have reached."""
+    keys: tuple[KeySpec, ...] = ()
+    """Keys that the others have registered, in the order of their numbers."""
+    grants: tuple[KeyGrant, ...] = ()
+    """The numbers and places of these keys."""
+    majority: bool = False
+    """The scheduler goes on only with a majority of the last view, since another one may take the job over
+    with the others."""
 
 
 class Barrier(Message, frozen=True, tag=67):
@@ -109,6 +129,12 @@ class Suspect(Message, frozen=True, tag=73):
 
     rank: int
     reason: str
+    refused: bool = False
+    """No process listens at that node's address."""
+
+
+class Probe(Message, frozen=True, tag=115):
+    """The scheduler to a node that may have ended: nothing to do. Whether it can be sent is the answer."""
 
 
 class PeerGone(Message, frozen=True, tag=74):
@@ -116,7 +142,7 @@ class PeerGone(Message, frozen=True, tag=74):
 
     rank: int
     kind: str
-    """"lost", "failed", "disagreement" or "key"."""
+    """"lost", "failed", "disagreement", "key" or "timeout"; "removed": this node alone is out of the job."""
     reason: str
     """A full sentence: rank, host, and the last message from it or its own reason."""
 

@@ -12,6 +12,8 @@ from netstorm.topology.policy import Policy
 __all__ = [
     "ANY_RULE",
     "Binding",
+    "CallTimedOut",
+    "CallsWaiting",
     "KeyGrant",
     "KeySpec",
     "KeysRegistered",
@@ -22,6 +24,7 @@ __all__ = [
     "RoundBegun",
     "TopologyAnswer",
     "TopologyRequest",
+    "WaitingCall",
 ]
 
 
@@ -35,6 +38,8 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dtype: str
     form: int = 0
     """Codec of most of its rounds (see `Part.codec`); it determines the size of chunks."""
+    members: tuple[int, ...] = ()
+    """The ranks that contribute, ascending; empty: all."""
 
 
 class RegisterKeys(Message, frozen=True, tag=62):
@@ -120,6 +125,34 @@ class Moved(Message, frozen=True, tag=77):
     version: int
     """The later policy's."""
     chunks: tuple[int, ...]
+
+
+class WaitingCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A collective call that has not completed for a while."""
+
+    group: str
+    number: int
+    """Counts the calls of the group, from 0."""
+    text: str
+    """What was called, with which types and shapes: the same at every member."""
+
+
+class CallsWaiting(Message, frozen=True, tag=78):
+    """A node to the scheduler: these calls wait. If two ranks' n-th calls differ, neither will ever
+    complete.
+    """
+
+    calls: tuple[WaitingCall, ...]
+
+
+class CallTimedOut(Message, frozen=True, tag=79):
+    """A node to the scheduler: a call has reached its time-out, which ends the job."""
+
+    call: WaitingCall
+    members: tuple[int, ...]
+    """The ranks of the group."""
+    seconds: float
+    """The time-out."""
 
 
 class ReplicaDigest(Message, frozen=True, tag=76):

@@ -16,7 +16,8 @@ class Hello(SessionMessage, frozen=True, tag=1):
     incarnation: int
     """Random number of the sender's process: a restarted rank has another one."""
     receiver: int
-    """The rank that the sender expects at this address; -1: the scheduler. Ports are re-used."""
+    """The rank that the sender expects at this address; -1: the scheduler. Ports are re-used. Below -1: a
+    scheduler that takes the job over asks whoever is there."""
     session: int
     """Random number of this session; the same after a reconnect."""
     received: int
@@ -26,6 +27,9 @@ class Hello(SessionMessage, frozen=True, tag=1):
     resuming: bool = False
     """The session was established before: a receiver that does not know it must refuse it, not begin a new
     one."""
+    boot: int = 0
+    """Number of the boot of the sender's machine, if the connection leads to a loopback address; a receiver
+    of the same boot is on the same machine. 0: another address, or payloads are to be checked always."""
 
 
 class Welcome(SessionMessage, frozen=True, tag=2):
@@ -35,6 +39,8 @@ class Welcome(SessionMessage, frozen=True, tag=2):
     session: int
     received: int
     beyond: tuple[int, ...] = ()
+    unchecked: bool = False
+    """Payloads need no checksums on this connection: it does not leave the machine."""
 
 
 class Refused(SessionMessage, frozen=True, tag=3):

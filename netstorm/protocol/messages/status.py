@@ -126,3 +126,5 @@ class NodeStatus(Datagram, frozen=True, tag=23):
     """Largest error of `clock_offset`, in s; -1: unknown."""
     clock_hops: int = 0
     """Exchanges between this node's clock and the scheduler's: 1 if it asks the scheduler; 0: unknown."""
+    compression: str = ""
+    """How gradients travel, for a person; empty: as they are."""

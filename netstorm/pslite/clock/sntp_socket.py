@@ -19,11 +19,14 @@ from netstorm import clock
 from netstorm.errors import FrameError, SettingsError
 from netstorm.observe.counters import Counters
 from netstorm.pslite.clock import sntp
+from netstorm.pslite.clock.sntp_mac import PacketKey, Unauthenticated
 from netstorm.pslite.clock.source import Address, ClockSource
 from netstorm.pslite.clock.sync import ClockSync
+from netstorm.pslite.security.credentials import job_key_of
 from netstorm.pslite.system.timer_fd import TimerFd
+from netstorm.settings import Settings
 
-__all__ = ["SntpClient", "SntpServer", "Watcher"]
+__all__ = ["SntpClient", "SntpServer", "Watcher", "packet_key"]
 
 _SO_TIMESTAMPNS: Final = 35
 """Linux's number on all architectures but PA-RISC and SPARC; Python has no name for it."""
@@ -46,6 +49,16 @@ class Watcher(Protocol):
         """Stop watching."""
 
 
+def packet_key(settings: Settings) -> PacketKey | None:
+    """Return the key of this process's packets; None: the job has no key.
+
+    Raises:
+        SettingsError: the file of the job's key cannot be used.
+    """
+    key = job_key_of(settings)
+    return None if key is None else PacketKey(key.derive("sntp"))
+
+
 class SntpServer:
     """Answers requests for the cluster's time."""
 
@@ -57,6 +70,7 @@ class SntpServer:
         now: Callable[[], float] = clock.wall,
         quality: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
         counters: Counters | None = None,
+        key: PacketKey | None = None,
     ) -> None:
         """Listen on UDP.
 
@@ -66,6 +80,7 @@ class SntpServer:
             now: the cluster clock, in seconds since the Unix epoch.
             quality: of `now`: hops from the cluster clock, and its largest error in s.
             counters: requests and errors are counted there.
+            key: only its holders get an answer; None: everybody does.
 
         Raises:
             SettingsError: the address or port cannot be listened on.
@@ -73,6 +88,7 @@ class SntpServer:
         self.counters: Final = counters or Counters()
         self._now: Final = now
         self._quality: Final = quality
+        self._key: Final = key
         self._socket: Final = _udp_socket(host)
         try:
             self._socket.bind(("" if host == "*" else host, port))
@@ -100,12 +116,14 @@ class SntpServer:
         for data, address, waited in _datagrams(self._socket):
             try:
                 now, (hops, error) = self._now(), self._quality()
-                reply = sntp.answer(data, received=now - waited, transmitted=now, hops=hops, error=error)
-            except FrameError:
-                self.counters.add("sntp_garbage")
+                asked = data if self._key is None else self._key.open(data)
+                reply = sntp.answer(asked, received=now - waited, transmitted=now, hops=hops, error=error)
+                sealed = reply if self._key is None else self._key.seal(reply)
+            except FrameError as problem:
+                _count(self.counters, problem)
                 continue
             with contextlib.suppress(OSError):  # full buffer or unreachable client: it asks again
-                self._socket.sendto(reply, address)
+                self._socket.sendto(sealed, address)
             self.counters.add("sntp_answers")
 
 
@@ -117,21 +135,27 @@ class SntpClient:
         host: str,
         port: int,
         *,
+        scheduler: Callable[[], Address | None] = lambda: None,
         parent: Callable[[], Address | None] = lambda: None,
         counters: Counters | None = None,
+        key: PacketKey | None = None,
     ) -> None:
         """Prepare to ask; nothing is sent yet.
 
         Args:
-            host: address of the scheduler.
+            host: address of the scheduler at first.
             port: its UDP port.
+            scheduler: returns the present scheduler's server; None: it is that one.
             parent: returns the server to ask instead, as long as it answers; None: no other.
             counters: requests and errors are counted there.
+            key: only answers of its holders are believed; None: all are.
         """
         self.counters: Final = counters or Counters()
         self.sync: Final = ClockSync(seed=secrets.randbits(64))
         self._source: Final = ClockSource((host, port))
+        self._scheduler: Final = scheduler
         self._parent: Final = parent
+        self._key: Final = key
         self._asked: Address | None = None
         self._socket: Final = _udp_socket(host)
         self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
@@ -161,13 +185,17 @@ class SntpClient:
     def _ask(self) -> None:
         self.counters.add("sntp_requests")
         now = clock.monotonic()
+        self._source.scheduler = self._scheduler() or self._source.scheduler
         self._source.set_parent(self._parent())
         server = self._source.next_server(now)
         request = self.sync.poll(now)
+        if self._key is not None:
+            request = self._key.seal(request)
         try:
             self._connect(server)
             self._socket.send(request)
-        except OSError:  # the server is not there (yet): an ICMP error of the last packet shows here
+        except (OSError, UnicodeError, OverflowError, TypeError):  # not there (yet), or no address at all
+            # An ICMP error of the last packet shows here, too.
             self.counters.add("sntp_unreachable")
 
     def _connect(self, server: Address) -> None:
@@ -180,9 +208,10 @@ class SntpClient:
         """Process all answers. Nothing that a server sends raises an exception."""
         for data, _, waited in _datagrams(self._socket):
             try:
-                self.sync.receive(data, clock.monotonic() - waited)
-            except FrameError:
-                self.counters.add("sntp_garbage")
+                answer = data if self._key is None else self._key.open(data)
+                self.sync.receive(answer, clock.monotonic() - waited)
+            except FrameError as problem:
+                _count(self.counters, problem)
                 continue
             self._source.answered()
             self.counters.add("sntp_exchanges")
@@ -200,6 +229,10 @@ class SntpClient:
         s.
         """
         return self.sync.hops, self.sync.error_bound(clock.monotonic())
+
+
+def _count(counters: Counters, problem: FrameError) -> None:
+    counters.add(f"sntp_{problem.reason}" if isinstance(problem, Unauthenticated) else "sntp_garbage")
 
 
 def _udp_socket(host: str) -> socket.socket:

@@ -26,7 +26,8 @@ class ClockSource:
     """The choice of one node. Times are in s on the local clock."""
 
     def __init__(self, scheduler: Address) -> None:
-        self._scheduler: Final = scheduler
+        self.scheduler = scheduler
+        """May change: another scheduler may take the job over."""
         self._parent: Address | None = None
         self._unanswered = 0
         self._scheduler_until = -math.inf
@@ -41,11 +42,11 @@ class ClockSource:
     def next_server(self, now: float) -> Address:
         """Return the server to ask; the request counts as unanswered until `answered`."""
         if self._parent is None or now < self._scheduler_until:
-            return self._scheduler
+            return self.scheduler
         if self._unanswered >= _UNANSWERED:
             self._unanswered = 0
             self._scheduler_until = now + _PAUSE_S
-            return self._scheduler
+            return self.scheduler
         self._unanswered += 1
         return self._parent
 

@@ -14,13 +14,13 @@ from netstorm.errors import ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.ids import UNKNOWN, Peer
 from netstorm.pslite.endpoint.endpoint_context import EndpointContext
 from netstorm.pslite.endpoint.link_statistics import LinkStatistics
 from netstorm.pslite.endpoint.local_process import LocalProcess
-from netstorm.pslite.endpoint.pending_hellos import PendingHellos
+from netstorm.pslite.endpoint.pending_hellos import NewSessions, PendingHellos
 from netstorm.pslite.endpoint.session_table import SessionTable
-from netstorm.pslite.machine import Machine, NotYet, Refuse
+from netstorm.pslite.machine import Admit, Machine, NotYet, Refuse
 from netstorm.pslite.session.accepted import AcceptedSession
 from netstorm.pslite.van.interface import Connection
 
@@ -28,13 +28,16 @@ __all__ = ["Acceptor"]
 
 _log = logging.getLogger(__name__)
 
+_MOST_CHARACTERS: Final = 2000
+"""Of the reason of a refusal, which may quote what the other side has sent."""
+
 
 class Acceptor:
     """Answers Hellos.
 
     Attributes:
         answers: to be sent over connections that have no session.
-        pending: Hellos that the machine cannot decide on yet.
+        pending: Hellos that the machine cannot decide on yet, or for which there are too many new sessions.
     """
 
     def __init__(
@@ -52,40 +55,42 @@ class Acceptor:
         """`ordered`: whether sessions with a peer deliver in order, see `Endpoint`."""
         self.answers: Final[list[tuple[Connection, m.SessionMessage]]] = []
         self.pending: Final = PendingHellos(context.limits.pending_hellos)
+        self._new_sessions: Final = NewSessions()
         self._machine: Final = machine
         self._process: Final = process
         self._sessions: Final = sessions
         self._context: Final = context
         self._statistics: Final = statistics
         self._ordered: Final = ordered
-        self._counters: Final = counters
+        self._refusals: Final = Drops(counters, counted_as="refused", what="refused a session")
         self._drops: Final = drops
 
-    def receive(self, connection: Connection, hello: m.Hello, now: float) -> Peer | None:
-        """Decide on a Hello; return the peer whose session uses the connection from now on, if it is
-        admitted.
+    def receive(self, connection: Connection, hello: m.Hello, now: float, user: str = "") -> Peer | None:
+        """Decide on a Hello of a process with a user's key; return the peer whose session uses the connection
+        from now on, if it is admitted.
         """
         if self._sessions.has_ended(hello):
             self.answers.append((connection, m.Goodbye()))
             return None
-        admission = self._machine.admit(hello)
-        if isinstance(admission, NotYet):
-            self.pending.add(connection, hello, now)
-            return None
-        if not isinstance(admission, Refuse):
+        admission = self._machine.admit(hello, user)
+        if isinstance(admission, Admit):
             peer = admission.peer
-            refusal = self._admit(connection, hello, peer, now)
-            if refusal is None:
+            problem = self._admit(connection, hello, peer, now)
+            if problem is None:
                 return peer
-            admission = refusal
-        self._counters.add("refused_hellos")
-        _log.info("refused a session to rank %d of job %r: %s", hello.sender, hello.job, admission.reason)
-        self.answers.append((connection, m.Refused(reason=admission.reason)))
+            admission = problem
+        if isinstance(admission, NotYet):
+            self.pending.add(connection, hello, now, user)
+            return None
+        self._refusals.note("hellos", f"rank {hello.sender} of job {hello.job[:60]!r}", admission.reason, now)
+        self.answers.append((connection, m.Refused(reason=admission.reason[:_MOST_CHARACTERS])))
         return None
 
-    def _admit(self, connection: Connection, hello: m.Hello, peer: Peer, now: float) -> Refuse | None:
-        """Give an admitted process its session, or return why that is impossible."""
-        if hello.receiver != self._process.rank:
+    def _admit(
+        self, connection: Connection, hello: m.Hello, peer: Peer, now: float
+    ) -> Refuse | NotYet | None:
+        """Give an admitted process its session, or return why that is impossible, or too early."""
+        if hello.receiver != self._process.rank and hello.receiver > UNKNOWN:
             return Refuse(f"this is rank {self._process.rank}, not rank {hello.receiver} (-1: the scheduler)")
         accepted = self._sessions.accepted
         ending = self._sessions.find_ending(hello)
@@ -95,6 +100,8 @@ class Acceptor:
                 return Refuse("that session is not known here (any more)")
             if len(accepted) >= self._context.limits.sessions:
                 return Refuse(f"this process has {len(accepted)} sessions already")
+            if not self._new_sessions.take(now):
+                return NotYet()
             counters = self._statistics.counters(peer, opened_here=False)
             session = AcceptedSession(
                 self._context, peer, hello, counters=counters, ordered=self._ordered(peer)

@@ -12,20 +12,23 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from netstorm.errors import FrameError, PeerError, ProtocolViolation
+from netstorm.errors import FrameError, NotAuthorised, PeerError, ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, Header, checksum, decode_body, encode_body, open_frames, seal
+from netstorm.protocol.frames import Buffer, Header, checksum, encode_body, open_frames, seal
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.endpoint.acceptor import Acceptor
 from netstorm.pslite.endpoint.endpoint_context import EndpointContext
 from netstorm.pslite.endpoint.link_statistics import LinkStatistics
 from netstorm.pslite.endpoint.local_process import LocalProcess
+from netstorm.pslite.endpoint.message_sizes import SMALL, check_size
+from netstorm.pslite.endpoint.returned_messages import as_sends
 from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.endpoint.timers import Timers
 from netstorm.pslite.endpoint.traffic_observer import TrafficObserver
+from netstorm.pslite.endpoint.watched_connections import WatchedConnections
 from netstorm.pslite.machine import Connect, Disconnect, Machine, Rerouter, Send, TakeBack
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.link_state import LinkState
@@ -59,6 +62,7 @@ class Endpoint:
         ordered: Callable[[Peer], bool],
         stamp: Callable[[], int],
         rank: int = -1,
+        boot: int = 0,
         limits: Limits | None = None,
         rng: random.Random | None = None,
         counters: Counters | None = None,
@@ -74,16 +78,18 @@ class Endpoint:
                 that, chunks do not.
             stamp: returns the cluster clock, in ns.
             rank: this process's rank, for every Hello; -1 while it has none.
+            boot: see `LocalProcess`.
             limits: time-outs and bounds.
             rng: numbers sessions and spreads attempts to connect.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
         """
-        self.process: Final = LocalProcess(job=job, incarnation=incarnation, rank=rank)
+        self.process: Final = LocalProcess(job=job, incarnation=incarnation, rank=rank, boot=boot)
         self.counters: Final = counters or Counters()
         self._machine: Final = machine
         any_machine: object = machine
         self._rerouter: Final = any_machine if isinstance(any_machine, Rerouter) else None
+        self._watched: Final = WatchedConnections(machine)
         self._ordered: Final = ordered
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
@@ -163,7 +169,7 @@ class Endpoint:
         for session in self._sessions:
             found = session.sending.take_back(instruction.wanted)
             if found and instruction.then is not None:
-                taken += [_as_send(session.peer, message) for message in found]
+                taken += as_sends(session.peer, found)
         if taken and instruction.then is not None:
             instruction.then(taken)
 
@@ -184,9 +190,15 @@ class Endpoint:
         """Process an event of the van. Nothing that a peer sends raises an exception."""
         if isinstance(event, Broken):
             session = self._sessions.by_connection.get(event.connection)
-            if session is not None and session.connection == event.connection:
-                session.broken(event.reason, now)
-                self._sessions.dirty[session] = None
+            if session is None or session.connection != event.connection:
+                return
+            for one in self._sessions.with_peer(session.peer) if event.expelled else ():
+                one.expel(event.reason, now)
+                self._check_end(one, now)
+            session.broken(event.reason, now)
+            self._sessions.dirty[session] = None
+            if event.refused:
+                self._watched.refused(session.peer, event.reason, now)
             return
         try:
             self._received(event, now)
@@ -196,12 +208,14 @@ class Endpoint:
 
     def _received(self, event: Received, now: float) -> None:
         frames = event.frames
+        session = self._sessions.by_connection.get(event.connection)
+        if len(frames[0]) > SMALL:
+            check_size(frames[0], None if session is None else session.peer, self.process.rank)
         header = open_frames(frames[0], len(frames))
         message = header.message
-        session = self._sessions.by_connection.get(event.connection)
         if session is None:
             if isinstance(message, m.Hello) and event.connection < 0:
-                self._accept(event.connection, message, now)
+                self._accept(event.connection, message, now, event.user)
             elif not self._sessions.was_released(event.connection):
                 raise ProtocolViolation(f"{type(message).__name__} on a connection without a session")
             return
@@ -236,7 +250,10 @@ class Endpoint:
             payload = frames[1]
             if not isinstance(message, m.DataMessage):
                 raise ProtocolViolation(f"{type(message).__name__} with a payload")
-            if checksum(payload) != header.payload_crc:
+            if (
+                not (header.payload_crc is None and session.unchecked)
+                and checksum(payload) != header.payload_crc
+            ):
                 session.request_again(sequence)
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
@@ -254,13 +271,19 @@ class Endpoint:
             self._deliver(session, *arrival, now)
 
     def _deliver(
-        self, session: Session, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self,
+        session: Session,
+        message: m.Message,
+        payload: Buffer | None,
+        payload_crc: int | None,
+        now: float,
     ) -> None:
         try:
             self._machine.receive(session.peer, message, payload, payload_crc, now)
         except PeerError as error:
-            session.counters.drop("refused")
-            self._drops.note("refused", self.process.name_of(session.peer), str(error), now)
+            reason = "authority" if isinstance(error, NotAuthorised) else "refused"
+            session.counters.drop(reason)
+            self._drops.note(reason, self.process.name_of(session.peer), str(error), now)
 
     def _session_message(
         self, session: Session, message: m.SessionMessage, header: Header, now: float
@@ -281,11 +304,11 @@ class Endpoint:
             session.counters.drop("not_up")
         self._check_end(session, now)
 
-    def _accept(self, connection: Connection, hello: m.Hello, now: float) -> Peer | None:
+    def _accept(self, connection: Connection, hello: m.Hello, now: float, user: str = "") -> Peer | None:
         """Answer a Hello; return the peer whose session uses the connection from now on, if it is
         admitted.
         """
-        return self._acceptor.receive(connection, hello, now)
+        return self._acceptor.receive(connection, hello, now, user)
 
     # --------------------------------------------------------------------------------------------------- time
 
@@ -293,8 +316,8 @@ class Endpoint:
         """Do what is due."""
         pending = self._acceptor.pending
         if now >= pending.retry_at:
-            for connection, hello in pending.take_all():
-                self._accept(connection, hello, now)
+            for connection, hello, user in pending.take_all():
+                self._accept(connection, hello, now, user)
         while (session := self._timers.take(now)) is not None:
             if session.due() <= now:
                 session.tick(now)
@@ -316,9 +339,15 @@ class Endpoint:
             while sessions.released:
                 van.close(sessions.released.pop())
             for session in sessions.take_dirty():
+                was_up = session.state is State.UP
                 session.flush(van, now)
+                self._watched.flushed(session, was_up=was_up)
                 self._timers.set(session, session.due())
                 sessions.note_end(session)
+
+    def tell_disconnections(self, now: float) -> bool:
+        """Tell the machine which peers' connections were found to be gone; return whether there are any."""
+        return self._watched.tell(now)
 
     # ------------------------------------------------------------------------------------------- for others
 
@@ -337,11 +366,7 @@ class Endpoint:
 
     def connections(self) -> dict[Peer, Connection]:
         """Return the connections that were opened here and are in use, by peer."""
-        return {
-            peer: session.connection
-            for peer, session in self._sessions.opened.items()
-            if session.state is State.UP and session.connection is not None
-        }
+        return self._sessions.connections()
 
     # ----------------------------------------------------------------------------------------------- inside
 
@@ -359,7 +384,7 @@ class Endpoint:
         if self._rerouter is None or not session.opened_here:
             self._machine.peer_lost(session.peer, session.reason, now)
             return
-        undelivered = [_as_send(session.peer, message) for message in session.undelivered]
+        undelivered = as_sends(session.peer, session.undelivered)
         session.undelivered = []
         self._rerouter.link_lost(session.peer, session.reason, undelivered, now)
 
@@ -371,14 +396,3 @@ class Endpoint:
             session.counters.drop(reason)
             sender = self.process.name_of(session.peer)
         self._drops.note(reason, sender, detail, now)
-
-
-def _as_send(peer: Peer, message: Outgoing) -> Send:
-    """Return a message as the machine sent it."""
-    return Send(
-        peer=peer,
-        message=decode_body(message.body),
-        payload=message.payload,
-        order=message.order,
-        tag=message.tag,
-    )

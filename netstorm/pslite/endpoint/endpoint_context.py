@@ -56,11 +56,16 @@ class EndpointContext:
         self._sessions: Final = sessions
         self._trace: Final = trace
 
+    @property
+    def boot(self) -> int:
+        """See `SessionContext`."""
+        return self._process.boot
+
     def new_connection(self) -> Connection:
         """See `SessionContext`."""
         return self._sessions.new_connection()
 
-    def hello(self, session: Session) -> m.Hello:
+    def hello(self, session: Session, boot: int) -> m.Hello:
         """See `SessionContext`."""
         assert session.connection is not None
         self._sessions.by_connection[session.connection] = session
@@ -74,11 +79,12 @@ class EndpointContext:
             received=received,
             beyond=beyond,
             resuming=session.incarnation is not None,
+            boot=boot,
         )
 
     def new_sending(self, peer: Peer) -> SendingHalf:
         """See `SessionContext`."""
-        window = Window(self.limits.window_bytes)
+        window = Window(self.limits.window_bytes, shallow=self.limits.shallow_windows)
 
         def acknowledged(message: Outgoing, now: float) -> None:
             if self.observer is not None and message.payload is not None:

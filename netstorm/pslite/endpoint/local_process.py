@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
 
 __all__ = ["LocalProcess"]
 
@@ -19,9 +19,14 @@ class LocalProcess:
     """Random number of this process."""
     rank: int = -1
     """-1: the scheduler, or a node that has no rank yet."""
+    boot: int = 0
+    """Number of the boot of its machine: processes of one boot are on one machine, and payloads between them
+    need no checksums. 0: payloads are always checked."""
 
     def name_of(self, peer: Peer) -> str:
         """Return how messages for people call a peer. The scheduler numbers its peers as they arrive."""
         if peer == SCHEDULER:
             return "the scheduler"
+        if peer <= UNKNOWN:
+            return f"peer {UNKNOWN - peer}" if self.rank < 0 else "a scheduler that takes over"
         return f"process {peer}" if self.rank < 0 else f"rank {peer}"

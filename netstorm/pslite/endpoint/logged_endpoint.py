@@ -56,7 +56,12 @@ class LoggedEndpoint(Endpoint):
         super().send(instruction, now)
 
     def _deliver(
-        self, session: Session, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self,
+        session: Session,
+        message: m.Message,
+        payload: Buffer | None,
+        payload_crc: int | None,
+        now: float,
     ) -> None:
         self._log_message("from", session.peer, message, payload)
         super()._deliver(session, message, payload, payload_crc, now)
@@ -68,8 +73,8 @@ class LoggedEndpoint(Endpoint):
             _log.info("connected to %s", self.process.name_of(session.peer))
         super()._session_message(session, message, header, now)
 
-    def _accept(self, connection: Connection, hello: m.Hello, now: float) -> Peer | None:
-        peer = super()._accept(connection, hello, now)
+    def _accept(self, connection: Connection, hello: m.Hello, now: float, user: str = "") -> Peer | None:
+        peer = super()._accept(connection, hello, now, user)
         if peer is not None:
             _log.info("%s has connected", self.process.name_of(peer))
         return peer

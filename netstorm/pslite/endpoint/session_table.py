@@ -55,6 +55,19 @@ class SessionTable:
         """Return the session over which messages to a peer are sent."""
         return self.opened.get(peer) or self.accepted.get(peer)
 
+    def with_peer(self, peer: Peer) -> list[Session]:
+        """Return the sessions with a peer, whoever opened them."""
+        found: tuple[Session | None, ...] = (self.opened.get(peer), self.accepted.get(peer))
+        return [session for session in found if session is not None]
+
+    def connections(self) -> dict[Peer, Connection]:
+        """Return the connections that were opened here and are in use, by peer."""
+        return {
+            peer: session.connection
+            for peer, session in self.opened.items()
+            if session.state is State.UP and session.connection is not None
+        }
+
     def idle(self) -> bool:
         """Return whether everything sent has been acknowledged and no session is ending."""
         return not self.ending and not any(session.sending.has_work() for session in self)

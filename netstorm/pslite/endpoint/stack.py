@@ -56,6 +56,9 @@ class Stack(Generic[M]):
         """Carry out all instructions of the machine, acknowledge, and hand messages over to the van."""
         self._carry_out(now)
         self.endpoint.flush(van, now)
+        while self.endpoint.tell_disconnections(now):
+            self._carry_out(now)
+            self.endpoint.flush(van, now)
 
     def abort(self, error: Exception, now: float) -> None:
         """Fail everything that is outstanding, and call its callbacks; nothing is sent any more."""

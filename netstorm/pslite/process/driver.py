@@ -18,8 +18,10 @@ from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.measurement.tcp_progress import Progress
 from netstorm.pslite.process.io_thread import IoThread
+from netstorm.pslite.security.credentials import load_credentials
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.system.allocator import keep_freed_memory
+from netstorm.pslite.system.boot import boot_number
 from netstorm.pslite.van.interface import progress_by_peer
 from netstorm.pslite.zeromq.van import ZmqVan
 from netstorm.settings import Settings
@@ -77,13 +79,7 @@ class Driver(Generic[M]):
         Raises:
             Closed: as for `ask`.
         """
-
-        def report(call: Future[None]) -> None:
-            error = call.exception()
-            if isinstance(error, Exception):
-                failed(error)
-
-        self.thread.call(function).add_done_callback(report)
+        self.thread.tell(function, failed)
 
 
 def start_driver(
@@ -118,8 +114,9 @@ def start_driver(
         unmarked: host and port to which packets are not marked.
 
     Raises:
-        SettingsError: the address or port cannot be listened on.
+        SettingsError: the address or port cannot be listened on, or there is no key for it.
     """
+    credentials = load_credentials(settings, bind_host)
     keep_freed_memory()
     van = ZmqVan(
         max_message_bytes=settings.max_message_bytes,
@@ -127,6 +124,7 @@ def start_driver(
         counters=counters,
         dscp=dscp,
         unmarked=unmarked,
+        credentials=credentials,
     )
     try:
         bound = van.bind(bind_host, port)
@@ -159,9 +157,14 @@ def _make_endpoint(
         job=settings.job,
         incarnation=incarnation,
         rank=rank,
+        boot=boot_number() if settings.checksums == "auto" else 0,
         ordered=ordered,
         stamp=stamp,
-        limits=Limits(link_timeout_s=settings.link_timeout_s, window_bytes=settings.window_bytes),
+        limits=Limits(
+            link_timeout_s=settings.link_timeout_s,
+            window_bytes=settings.window_bytes,
+            shallow_windows=bool(settings.loss_bound or settings.dgt),
+        ),
         rng=random.Random(incarnation),
         counters=counters,
         trace=trace,

@@ -72,6 +72,22 @@ class _Posted:
         pass
 
 
+class _Told:
+    """A call whose exception goes to a function. A future would cost the caller several locks."""
+
+    __slots__ = ("_function", "fail")
+
+    def __init__(self, function: Callable[[float], None], failed: Callable[[Exception], None]) -> None:
+        self._function = function
+        self.fail = failed
+
+    def run(self, now: float) -> None:
+        try:
+            self._function(now)
+        except Exception as error:
+            self.fail(error)
+
+
 class _CallWithFuture(Generic[T]):
     """A call whose result or exception goes to a future."""
 
@@ -142,6 +158,15 @@ class IoThread(Generic[M]):
         call = _CallWithFuture(function)
         self._put(call)
         return call.future
+
+    def tell(self, function: Callable[[float], None], failed: Callable[[Exception], None]) -> None:
+        """Call `function` on the thread, with the time; `failed` is called if that never happens, or if it
+        raises.
+
+        Raises:
+            Closed: as for `call`.
+        """
+        self._put(_Told(function, failed))
 
     def post(self, function: Callable[[float], None]) -> None:
         """Call `function` on the thread, with the time; an exception in it ends the thread.

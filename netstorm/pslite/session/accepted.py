@@ -39,9 +39,14 @@ class AcceptedSession(Session):
         if self.state is State.UP:
             self.broken("replaced by a new connection", now)
         received, beyond = self.receiving.received_numbers()
+        self.unchecked = hello.boot != 0 and hello.boot == self._context.boot
         self._control = [
             m.Welcome(
-                incarnation=self._context.incarnation, session=self.identity, received=received, beyond=beyond
+                incarnation=self._context.incarnation,
+                session=self.identity,
+                received=received,
+                beyond=beyond,
+                unchecked=self.unchecked,
             )
         ]
         self._establish(Event.HELLO, hello.received, hello.beyond, now)

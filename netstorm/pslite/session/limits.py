@@ -15,6 +15,8 @@ class Limits:
     """A session that has no connection for this long is lost."""
     window_bytes: int = 0
     """Most unacknowledged bytes of a session; 0: adapt to the bandwidth-delay product."""
+    shallow_windows: bool = False
+    """Little may be in flight, since what is cannot be taken back."""
     query_after_s: float = 2.0
     """A query is sent after this time, or four round trips, without an acknowledgement."""
     slowest_link: float = 125_000.0

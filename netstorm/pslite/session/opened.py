@@ -6,6 +6,7 @@ import math
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
+from netstorm.protocol.addresses import is_loopback
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.session.link_counters import LinkCounters
 from netstorm.pslite.session.queue import Outgoing
@@ -65,6 +66,7 @@ class OpenedSession(Session):
             return
         self.incarnation = message.incarnation
         self._failures = 0
+        self.unchecked = message.unchecked and self._boot() != 0
         self._establish(Event.WELCOME, message.received, message.beyond, now)
 
     def refused(self, message: m.Refused, now: float) -> None:
@@ -108,9 +110,17 @@ class OpenedSession(Session):
         if self._to_open and self.connection is not None:
             self._to_open = False
             van.open(self.connection, self.host, self.port)
-            if not self._transmit_message(van, self._context.hello(self), now):
+            if not self._transmit_message(van, self._context.hello(self, self._boot()), now):
                 return
         super().flush(van, now)
+
+    def _boot(self) -> int:
+        """Return the boot's number if the connection may be one within the machine; else 0.
+
+        An address alone does not say so: behind a loopback address may be a tunnel to elsewhere. Nor does the
+        boot: an emulated network within a machine stands for a real one.
+        """
+        return self._context.boot if is_loopback(self.host) else 0
 
     def _handshake_deadline(self) -> float:
         timeout_s = math.ldexp(self._limits.handshake_s, self._failures)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable
 
-from netstorm.protocol.frames import Buffer, checksum
+from netstorm.protocol.frames import Buffer, Checksum, checksum
 from netstorm.pslite.machine import URGENT, Order
 
 __all__ = ["Outgoing", "OutgoingQueue"]
@@ -40,7 +40,7 @@ class Outgoing:
         body: bytes,
         payload: Buffer | None = None,
         order: Order = URGENT,
-        payload_crc: int | None = None,
+        payload_crc: int | Checksum | None = None,
         tag: Hashable | None = None,
     ) -> None:
         self.body = body
@@ -69,9 +69,19 @@ class Outgoing:
 
     def crc(self) -> int | None:
         """Return the payload's checksum, computed at most once; None if there is no payload."""
-        if self._crc is None and self.payload is not None:
-            self._crc = checksum(self.payload)
-        return self._crc
+        crc = self._crc
+        if isinstance(crc, Checksum):
+            crc = self._crc = crc.value()
+        elif crc is None and self.payload is not None:
+            crc = self._crc = checksum(self.payload)
+        return crc
+
+    def copy_payload(self) -> None:
+        """Keep a copy of the payload, whose memory may change from now on."""
+        if self.payload is not None:
+            self.payload = bytes(memoryview(self.payload))
+            if not isinstance(self._crc, int):
+                self._crc = None  # that of the memory is computed no more
 
 
 class OutgoingQueue:

@@ -12,8 +12,8 @@ from netstorm.protocol.messages import Message
 
 __all__ = ["Arrival", "ReceivingHalf"]
 
-Arrival: TypeAlias = tuple[Message, "Buffer | None", int]
-"""A message, its payload, the payload's checksum."""
+Arrival: TypeAlias = tuple[Message, "Buffer | None", "int | None"]
+"""A message, its payload, the payload's checksum, if it has one."""
 
 _BEYOND: Final = 16_384
 """Most messages that may arrive before a missing one: a bound on memory. A correct sender has fewer in

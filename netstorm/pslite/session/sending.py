@@ -167,7 +167,7 @@ class SendingHalf:
         """
         for message in self.unacknowledged.values():
             if message.payload is not None and message.tag is not None and wanted(message.tag):
-                message.payload = bytes(memoryview(message.payload))
+                message.copy_payload()
         return self.queue.take_out(wanted)
 
     def take_all(self) -> list[Outgoing]:

@@ -49,7 +49,11 @@ class SessionContext(Protocol):
     def new_connection(self) -> Connection:
         """Return a connection number that was never used."""
 
-    def hello(self, session: Session) -> m.Hello:
+    @property
+    def boot(self) -> int:
+        """Number of the boot of this process's machine; 0: payloads are always checked."""
+
+    def hello(self, session: Session, boot: int) -> m.Hello:
         """Return this process's Hello for the new connection of a session."""
 
     def new_sending(self, peer: Peer) -> SendingHalf:
@@ -78,6 +82,7 @@ class Session:
         ending: it is to end once everything is acknowledged.
         undelivered: what was not acknowledged when the session was lost, in order.
         acknowledge: something was received that has to be acknowledged.
+        unchecked: payloads go without checksums: the present connection does not leave the machine.
     """
 
     opened_here = False
@@ -106,6 +111,7 @@ class Session:
         self.ending = False
         self.undelivered: list[Outgoing] = []
         self.acknowledge = False
+        self.unchecked = False
         self._control: list[m.SessionMessage] = []
         self._datagrams: list[bytes] = []
         self._since = 0.0
@@ -177,6 +183,13 @@ class Session:
             if not was_up:
                 self._since = since  # it has been disconnected for longer
             self.sending.disconnected()
+
+    def expel(self, reason: str, now: float) -> None:
+        """Lose the session at once: its peer is not admitted any more."""
+        if self.state in (State.CONNECTING, State.UP):
+            self._lose(Event.REFUSED, reason, now)
+        elif self.state is State.DISCONNECTED:
+            self._lose(Event.TIMED_OUT, reason, now)
 
     # -------------------------------------------------------------------------------------------------- time
 
@@ -259,11 +272,13 @@ class Session:
             size = len(header)
         else:
             again = message.transmissions > 1
+            unchecked = self.unchecked and message.payload is not None
             header = seal(
                 body,
                 sequence=message.sequence,
                 sent_at=stamp,
-                payload_crc=message.crc(),
+                payload_crc=None if unchecked else message.crc(),
+                unchecked=unchecked,
                 resent=again,
                 contended=message.payload is not None and self._context.contended(self.peer),
             )

@@ -4,6 +4,10 @@ It is max(4 messages, 4 x delivery rate x minimum RTT): small enough that urgent
 waits, and large enough to fill the bandwidth-delay product. With a factor of two a round took 15 % longer.
 With the mean RTT, a longer queue would enlarge the window, and that the queue (docs/design.md, section 4).
 
+What is in flight cannot be taken back. Where that matters (`shallow`), the window is max(2 messages, 4 x
+delivery rate x minimum RTT), and the rate is the latest one: a link that has slowed down carries little that
+is no longer wanted.
+
 The delivery rate is measured as BBR does [1]_: bytes acknowledged between a message's transmission and its
 acknowledgement, divided by the time that this took or, if that is longer, by the time that it took to send
 them. So neither bursts of acknowledgements nor pauses of the sender count.
@@ -33,6 +37,10 @@ _MESSAGES: Final = 4096
 """Most messages in flight, however small: a receiver keeps the number of each that comes out of order."""
 
 _FACTOR: Final = 4
+
+_FEWEST: Final = 2
+"""Messages in flight of a shallow window: one that travels while the other is acknowledged."""
+
 _BUSY_MEMORY: Final = 16
 """Messages over which the rate of a busy link is averaged; the weight of older ones halves."""
 
@@ -55,6 +63,7 @@ class Window:
         "_flight_began_at",
         "_rate",
         "_rate_since",
+        "_shallow",
         "in_flight",
         "largest_message",
         "messages_in_flight",
@@ -63,9 +72,10 @@ class Window:
         "smooth_rtt_s",
     )
 
-    def __init__(self, fixed_bytes: int = 0) -> None:
-        """Measure the link, or allow `fixed_bytes` if that is not 0."""
+    def __init__(self, fixed_bytes: int = 0, *, shallow: bool = False) -> None:
+        """Measure the link, or allow `fixed_bytes` if that is not 0; little may be in flight if `shallow`."""
         self._fixed: Final = fixed_bytes
+        self._shallow: Final = shallow
         self.size = fixed_bytes or _SMALLEST
         """Bytes that may be in flight."""
         self.in_flight = 0
@@ -162,12 +172,17 @@ class Window:
             # rates
             self._earlier_rate, self._rate, self._rate_since = self._rate, 0.0, now
         self._rate = max(self._rate, rate)
+        if self._shallow and was_full:
+            self._rate, self._earlier_rate = rate, 0.0
         self._resize()
 
     def _resize(self) -> None:
         if self._fixed:
             return
-        wanted = max(_SMALLEST, _FACTOR * self.largest_message)
+        if self._shallow:
+            wanted = _FEWEST * self.largest_message
+        else:
+            wanted = max(_SMALLEST, _FACTOR * self.largest_message)
         if self.min_rtt_s < math.inf:
             wanted = max(wanted, int(_FACTOR * self.rate * self.min_rtt_s))
         self.size = min(wanted, _LARGEST)

@@ -29,6 +29,9 @@ class Received:
 
     connection: Connection
     frames: tuple[Buffer, ...]
+    user: str = ""
+    """Text of the key that the sender has proved to have, where nodes have keys of their own; empty: they
+    have not, or the connection was opened here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,10 @@ class Broken:
 
     connection: Connection
     reason: str
+    refused: bool = False
+    """No process listens at the address: it was reached, and said so."""
+    expelled: bool = False
+    """The process at the other end is not admitted any more; the connection may be one that it has opened."""
 
 
 VanEvent: TypeAlias = Received | Broken

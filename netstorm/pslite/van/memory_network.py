@@ -27,6 +27,10 @@ from netstorm.pslite.van.partitions import Partitions
 __all__ = ["MemoryNetwork"]
 
 
+_REFUSED: Final = "connection refused"
+"""Begins the reason of a connection to an address at which no process listens."""
+
+
 class MemoryNetwork:
     """Hosts, listeners and connections, and the faults injected into them.
 
@@ -38,6 +42,7 @@ class MemoryNetwork:
         traffic: bytes and messages delivered, by (source host, target host).
         watch: called with (source host, target host, frame 0, payload) of every delivered message.
         corrupted: number of payloads that were changed.
+        keyed: each host has a key of its own, with its name, so that the receiver knows who has connected.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class MemoryNetwork:
         self.traffic: dict[tuple[str, str], tuple[int, int]] = {}
         self.watch: Callable[[str, str, bytes, Buffer | None], None] | None = None
         self.corrupted = 0
+        self.keyed = False
         self._random = random.Random(f"faults {seed}")
         self._listeners: dict[tuple[str, int], NetworkVan] = {}
         self._pipes: dict[int, Pipe] = {}
@@ -121,6 +127,12 @@ class MemoryNetwork:
         if drop:
             self._drop(pipe, way)
         self._launch(pipe, way, Flight(FlightKind.END, reason=reason))
+
+    def reset_all(self, host: str) -> None:
+        """Break all connections of a host now."""
+        for pipe in list(self._pipes.values()):
+            if host in (pipe.opener.host, pipe.host):
+                self._break(pipe, f"nothing heard from {host} for {self.detect_s:g} s")
 
     def unlisten(self, van: NetworkVan) -> None:
         """Accept no more connections to `van`."""
@@ -232,7 +244,7 @@ class MemoryNetwork:
         listener = self._listeners.get((pipe.host, pipe.port))
         if listener is None:
             pipe.acceptor_knows_end = True
-            reason = f"connection refused: nobody listens at {pipe.host}:{pipe.port}"
+            reason = f"{_REFUSED}: nobody listens at {pipe.host}:{pipe.port}"
             self._launch(pipe, pipe.backward, Flight(FlightKind.END, reason=reason))
         else:
             pipe.acceptor = listener
@@ -263,7 +275,8 @@ class MemoryNetwork:
         if way is pipe.backward:
             pipe.opener.deliver(Received(pipe.connection, frames))
         elif pipe.acceptor is not None and pipe.accepted_as is not None:
-            pipe.acceptor.deliver(Received(pipe.accepted_as, frames))
+            user = pipe.opener.host if self.keyed else ""
+            pipe.acceptor.deliver(Received(pipe.accepted_as, frames, user))
 
     def _break(self, pipe: Pipe, reason: str) -> None:
         """Break a connection: everything in flight is lost, and both sides' kernels notice now."""
@@ -277,7 +290,8 @@ class MemoryNetwork:
     def _tell_opener(self, pipe: Pipe, reason: str) -> None:
         if not pipe.opener_knows_end:
             pipe.opener_knows_end = True
-            pipe.opener.deliver(Broken(pipe.connection, reason))
+            refused = reason.startswith(_REFUSED)
+            pipe.opener.deliver(Broken(pipe.connection, reason, refused=refused))
 
     def _tidy(self, pipe: Pipe) -> None:
         if pipe.opener_knows_end and pipe.acceptor_knows_end and not pipe.forward and not pipe.backward:

@@ -10,7 +10,9 @@ from typing import Final
 import zmq
 
 from netstorm import clock
+from netstorm.pslite.security.handshake_texts import Mismatch, reason_of_opener
 from netstorm.pslite.van.interface import Connection
+from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.options import SocketOption
 from netstorm.pslite.zeromq.reader import LETTER
 
@@ -25,6 +27,7 @@ _MONITORED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_MECHANISM_MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _EVENT: Final = struct.Struct("=HI")
 _SLACK_S: Final = 1.0
 """Time beyond ZeroMQ's own time-outs after which a connection counts as failed: ZeroMQ does not report all
@@ -39,11 +42,13 @@ class ZmqLink:
         address: the host's address.
         descriptor: the number of its TCP socket, which libzmq owns; -1: it has none yet.
         up: messages can flow.
+        refused: no process listens at the address.
         deadline: when it counts as failed unless it is up by then, on the local clock.
     """
 
     __slots__ = (
         "_connected",
+        "_guard",
         "_started",
         "address",
         "connection",
@@ -53,6 +58,7 @@ class ZmqLink:
         "monitor",
         "pending",
         "port",
+        "refused",
         "socket",
         "up",
     )
@@ -66,8 +72,9 @@ class ZmqLink:
         host: str,
         port: int,
         limit_s: float,
+        guard: Guard,
     ) -> None:
-        """Make the sockets.
+        """Make the sockets. `guard` encrypts the connection, if there is a key.
 
         Raises:
             zmq.ZMQError: there are no descriptors left.
@@ -75,11 +82,14 @@ class ZmqLink:
         self.connection: Final = connection
         self.host: Final = host
         self.port: Final = port
+        self._guard: Final = guard
         self.socket: Final = context.socket(zmq.DEALER)
         try:
             for option in options:
                 self.socket.setsockopt(getattr(zmq, option.name), option.value)
             self.socket.setsockopt(zmq.ROUTING_ID, LETTER + os.urandom(8))
+            if guard.authenticator is not None:
+                guard.authenticator.encrypt_opening(self.socket)
             self.monitor: Final = self.socket.get_monitor_socket(int(_MONITORED))
         except BaseException:
             self.socket.close(0)  # a socket left open keeps its context from ending
@@ -88,6 +98,7 @@ class ZmqLink:
         self.address = ""
         self.descriptor = -1
         self.up = False
+        self.refused = False
         self._started = clock.monotonic()
         self.deadline: Final = self._started + limit_s + _SLACK_S
         self._connected = False
@@ -110,8 +121,9 @@ class ZmqLink:
                 self._connected, self.descriptor = True, int(value)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.up = True
+                self._guard.mismatches.pop((self.host, self.port), None)
             elif event != zmq.EVENT_CLOSED or not self._connected:  # connecting has ended
-                return self._reason(event)
+                return self._reason(event, value)
 
     def close(self, linger_ms: int) -> None:
         """Close both sockets."""
@@ -127,15 +139,36 @@ class ZmqLink:
     def _address_text(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def _reason(self, event: int) -> str:
+    def _reason(self, event: int, value: int) -> str:
         if self.up:
             return f"the connection to {self._address_text} was lost"
+        mismatch = self._mismatch(event, value)
+        if mismatch is not None:
+            own = self._guard.authenticator
+            return reason_of_opener(
+                self._address_text, mismatch, has_key=own is not None, name="" if own is None else own.name
+            )
         if event != zmq.EVENT_CLOSED:
             return f"{self._address_text} does not speak ZeroMQ's protocol, or has closed the connection"
         timeout_s = int(self.socket.getsockopt(zmq.CONNECT_TIMEOUT)) / 1000
         if clock.monotonic() - self._started >= timeout_s:
             return self.no_answer_text()
+        self.refused = True
         return f"{self._address_text} refuses connections, or cannot be reached"
+
+    def _mismatch(self, event: int, value: int) -> Mismatch | None:
+        """Return which keys do not match; None: that is not why the handshake has failed."""
+        seen = self._guard.mismatches
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISM_MISMATCH:
+            seen[self.host, self.port] = Mismatch.MECHANISM
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            seen[self.host, self.port] = Mismatch.NOT_ADMITTED
+        elif event == zmq.EVENT_CLOSED:
+            return None
+        if self._guard.authenticator is None:
+            return seen.get((self.host, self.port))
+        # With another key the other side cannot read the first message, and closes the connection.
+        return seen.get((self.host, self.port), Mismatch.KEY)
 
 
 def bracketed(address: str) -> str:

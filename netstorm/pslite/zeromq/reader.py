@@ -11,6 +11,8 @@ from netstorm import clock
 from netstorm.observe.drops import Drops
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.van.interface import Connection, Received, VanEvent
+from netstorm.pslite.zeromq.users import Users
+from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
 
 __all__ = ["LETTER", "ZmqReader", "identity_of"]
 
@@ -31,12 +33,21 @@ def identity_of(connection: Connection) -> bytes:
 class ZmqReader:
     """Sockets that may have something to read.
 
-    A connection that the ROUTER accepted is numbered by its identity. So there is no table that processes
+    A connection that the ROUTER accepted is numbered by its identity. So there is no table that strangers
     could fill by connecting.
     """
 
-    def __init__(self, drops: Drops) -> None:
+    def __init__(self, drops: Drops, users: Users | None, waiting: WaitingConnections) -> None:
+        """Begin without sockets.
+
+        Args:
+            drops: counts what is dropped.
+            users: decides whose messages are dropped; None: nobody's.
+            waiting: is told of connections over which messages come.
+        """
         self._drops: Final = drops
+        self._waiting: Final = waiting
+        self._users: Final = users
         self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
         """In the order of their turns; None stands for the ROUTER."""
 
@@ -74,7 +85,7 @@ class ZmqReader:
     ) -> bool:
         """Append one message to `events`, unless no van sends such; False if there is nothing to read."""
         recv: Any = socket.recv
-        identity = b""
+        identity, user = b"", ""
         try:
             if connection is None:
                 identity = recv(_NOBLOCK)
@@ -91,12 +102,19 @@ class ZmqReader:
         else:
             frames = (header.bytes,)
         if connection is None:
+            if self._waiting:
+                self._waiting.heard(_descriptor_of(header))
             letter, number = _IDENTITY.unpack(identity) if len(identity) == _IDENTITY.size else (b"", 0)
             if letter != LETTER or not number:
                 self._drop("identity", header, "its identity is not one of a NetStorm process")
                 return True
             connection = Connection(-number)
-        events.append(Received(connection, frames))
+            if self._users is not None:
+                user = self._users.of(connection, header)
+                if not user:
+                    self._drop("expelled", header, "the key of its sender is not admitted any more")
+                    return True
+        events.append(Received(connection, frames, user))
         return True
 
     def _skip_rest(self, socket: zmq.Socket[bytes], header: zmq.Frame) -> None:
@@ -110,3 +128,10 @@ class ZmqReader:
         except zmq.ZMQError:
             sender = "an unknown address"
         self._drops.note(reason, sender, detail, clock.monotonic())
+
+
+def _descriptor_of(frame: zmq.Frame) -> int:
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1

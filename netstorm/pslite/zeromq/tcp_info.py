@@ -14,7 +14,7 @@ from typing import Final
 
 from netstorm.pslite.measurement.tcp_progress import Progress
 
-__all__ = ["progress_of", "restart_bbr"]
+__all__ = ["borrowed_socket", "bytes_received", "progress_of", "restart_bbr"]
 
 _BYTES: Final = 196
 """Size up to `tcpi_delivered`, which Linux has since 4.18; older versions return less."""
@@ -23,6 +23,9 @@ _SEGMENT, _ROUND_TRIP, _WINDOW, _SENT_AGAIN = 16, 68, 80, 100
 _WAITING, _SHORTEST, _BUSY, _STARVED, _DELIVERED = 144, 148, 168, 176, 192
 """Offsets in `struct tcp_info`: tcpi_snd_mss, tcpi_rtt, tcpi_snd_cwnd, tcpi_total_retrans,
 tcpi_notsent_bytes, tcpi_min_rtt, tcpi_busy_time, tcpi_rwnd_limited and tcpi_delivered. Times are in us."""
+
+_RECEIVED: Final = 128
+"""Offset of tcpi_bytes_received, of 64 bits."""
 
 _CONTROL: Final = 26
 """TCP_CC_INFO: the state of the congestion control. Only BBR's has `_BBR_BYTES`."""
@@ -47,7 +50,7 @@ def progress_of(descriptor: int) -> Progress | None:
     number has become that of another connection (`DeliveryMonitor` notices that its counts are lower).
     """
     try:
-        with _borrowed_socket(descriptor) as connection:
+        with borrowed_socket(descriptor) as connection:
             raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
             control = connection.getsockopt(socket.IPPROTO_TCP, _CONTROL, 2 * _BBR_BYTES)
     except OSError:
@@ -74,6 +77,16 @@ def progress_of(descriptor: int) -> Progress | None:
     )
 
 
+def bytes_received(descriptor: int) -> int:
+    """Return how many bytes have come over a connection; 0: unknown."""
+    try:
+        with borrowed_socket(descriptor) as connection:
+            raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+    except OSError:
+        return 0
+    return int(_U64.unpack_from(raw, _RECEIVED)[0]) if len(raw) >= _BYTES else 0
+
+
 def restart_bbr(descriptor: int) -> bool:
     """Reset BBR's estimate of the link; return whether that worked.
 
@@ -85,7 +98,7 @@ def restart_bbr(descriptor: int) -> bool:
     """
     option = socket.IPPROTO_TCP, socket.TCP_CONGESTION
     try:
-        with _borrowed_socket(descriptor) as connection, socket.socket() as other:
+        with borrowed_socket(descriptor) as connection, socket.socket() as other:
             other.setsockopt(*option, _BBR)  # fails where setting it back would fail
             if connection.getsockopt(*option, _NAME_BYTES).rstrip(b"\0") != _BBR:
                 return False
@@ -97,7 +110,7 @@ def restart_bbr(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def _borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
+def borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
     """Yield the socket of a descriptor, which is not closed afterwards.
 
     Raises:

@@ -29,10 +29,14 @@ from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
 from netstorm.pslite.measurement.tcp_progress import Progress
+from netstorm.pslite.security.admission import Admission
+from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.system.after_fork import abandon_after_fork, close_inherited
 from netstorm.pslite.van.interface import Broken, Connection, VanEvent
 from netstorm.pslite.zeromq import options as zmq_options
+from netstorm.pslite.zeromq.authenticator import MESSAGE_OVERHEAD
 from netstorm.pslite.zeromq.descriptors import DescriptorPoller
+from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.link import ZmqLink, bracketed
 from netstorm.pslite.zeromq.reader import ZmqReader, identity_of
 from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
@@ -58,6 +62,7 @@ class ZmqVan:
         counters: Counters | None = None,
         dscp: int = 0,
         unmarked: tuple[str, int] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Make a van that does not listen yet.
 
@@ -67,19 +72,30 @@ class ZmqVan:
             counters: dropped messages are counted there.
             dscp: differentiated services code point of all packets; 0: none.
             unmarked: host and port to which packets are not marked.
+            credentials: this process's keys; None: connections are plain.
+
+        Raises:
+            SettingsError: the allow list cannot be used.
         """
+        admission = None if credentials is None else Admission(credentials)
         self._unmarked: Final = unmarked
         self._marking: Final = zmq_options.marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
+        overhead = 0 if credentials is None else MESSAGE_OVERHEAD
         common = zmq_options.both(
-            max_message_bytes=max(max_message_bytes, MAX_HEADER_BYTES), link_timeout_s=link_timeout_s
+            max_message_bytes=max(max_message_bytes, MAX_HEADER_BYTES) + overhead,
+            link_timeout_s=link_timeout_s,
         )
         self._accepting: Final = (*common, *zmq_options.accepting(), *self._marking)
         self._opening: Final = (*common, *zmq_options.opening(link_timeout_s=link_timeout_s))
         self._context: Final[zmq.Context[zmq.Socket[bytes]]] = zmq.Context()
         for option in zmq_options.context_options():
             self._context.set(getattr(zmq, option.name), option.value)
-        self._reader: Final = ZmqReader(Drops(counters or Counters()))
+        counters = counters or Counters()
+        self._guard: Final = Guard(
+            self._context, credentials, admission, counters, link_timeout_s=link_timeout_s
+        )
+        self._reader: Final = ZmqReader(Drops(counters), self._guard.users, self._guard.waiting)
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}
@@ -91,6 +107,7 @@ class ZmqVan:
         """Finished name look-ups: the link, the address or "", the error or ""."""
         self._shut = False
         self._descriptors: Final = DescriptorPoller(self._connect_resolved)
+        self._guard.watch(self._watch_fd)
         abandon_after_fork(self)
 
     # --------------------------------------------------------------------------------------------------- van
@@ -109,9 +126,11 @@ class ZmqVan:
             router.setsockopt(getattr(zmq, option.name), option.value)
         if ":" in host:
             router.setsockopt(zmq.IPV6, 1)
+        self._guard.protect(router)
         try:
             router.bind(f"tcp://{bracketed(host or '*')}:{port or '*'}")
         except zmq.ZMQError as error:
+            self._guard.unprotect()
             router.close(0)
             raise SettingsError(
                 f"cannot listen on {host or '*'}:{port}: {error.strerror}; NETSTORM_BIND must be an address "
@@ -120,6 +139,7 @@ class ZmqVan:
         self._router = router
         self._port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
         self._watch_socket(router, None)
+        self._guard.listening(self._port, self._watch_fd)
         return self._port
 
     def open(self, connection: Connection, host: str, port: int) -> None:
@@ -131,7 +151,15 @@ class ZmqVan:
         if (host, port) != self._unmarked:
             socket_options += self._marking
         try:
-            link = ZmqLink(self._context, socket_options, connection, host=host, port=port, limit_s=limit_s)
+            link = ZmqLink(
+                self._context,
+                socket_options,
+                connection,
+                host=host,
+                port=port,
+                limit_s=limit_s,
+                guard=self._guard,
+            )
         except zmq.ZMQError as error:  # no descriptors left
             reason = (
                 f"no socket to connect to {host}:{port}: {error.strerror}; does `ulimit -n` allow enough?"
@@ -179,7 +207,9 @@ class ZmqVan:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             if connection > 0:
-                self._events.append(Broken(connection, "the connection's queue is full"))
+                self._check_monitor(self._links[connection])  # a connection that has just ended says so, too
+                if connection in self._links:
+                    self._events.append(Broken(connection, "the connection's queue is full"))
             return False
         return True
 
@@ -199,10 +229,13 @@ class ZmqVan:
             timeout_s = min(timeout_s, soonest - clock.monotonic())
         if self._reader or self._events:
             timeout_s = 0.0
-        self._descriptors.poll(timeout_s)
+        self._descriptors.poll(self._guard.waiting.until_check(timeout_s))
         if self._not_up:
             self._break_overdue()
+        self._events += self._guard.expelled()
         self._reader.read(self._events, _MESSAGES_AT_ONCE)
+        if self._guard.waiting and not self._reader:
+            self._guard.waiting.check(clock.monotonic())
         events, self._events = self._events, []
         return events
 
@@ -230,8 +263,10 @@ class ZmqVan:
         for link in list(self._links.values()):
             self._close_link(link, linger_ms)
         self._links.clear()
+        self._guard.unprotect()
         if self._router is not None:
             self._router.close(linger_ms)
+        self._guard.close()
         self._descriptors.close()
         self._context.term()
 
@@ -298,7 +333,7 @@ class ZmqVan:
             self._break(link, link.no_answer_text())
 
     def _break(self, link: ZmqLink, reason: str) -> None:
-        self._events.append(Broken(link.connection, reason))
+        self._events.append(Broken(link.connection, reason, refused=link.refused))
         self.close(link.connection)
 
     def _close_link(self, link: ZmqLink, linger_ms: int) -> None:

@@ -8,9 +8,10 @@ makes the job fast again.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -52,6 +53,8 @@ class LinkFailures:
                 is formed here.
         """
         self.failures: Final[dict[tuple[int, int], FailedLinkRecord]] = {}
+        self._absent: Final[set[int]] = set()
+        """Ranks that are not in the job: no detour leads over them."""
         self._network: Final = _as_overlay(Network.uniform(size) if planned is None else planned.planned)
         self._planned: Final = planned
         self._first: Policy | None = None
@@ -68,13 +71,27 @@ class LinkFailures:
 
     # ------------------------------------------------------------------------------------------- events
 
+    def without(self, rank: int) -> None:
+        """Forget the failed links of a rank that is in the job no more."""
+        for pair in [pair for pair in self.failures if rank in pair]:
+            del self.failures[pair]
+        self._absent.add(rank)
+
+    def without_all(self, ranks: Iterable[int]) -> None:
+        """Lead no detour over ranks that are not in the job."""
+        self._absent.update(ranks)
+
+    def with_rank(self, rank: int) -> None:
+        """Lead detours over a rank again, which has come back."""
+        self._absent.discard(rank)
+
     def fail(self, failure: FailedLinkRecord, policy: Policy) -> bool:
         """Record that a link has failed, under `policy`. Returns whether the job can go on without it.
 
         It can if a path still leads from each node to each other one.
         """
         pair = failure.source, failure.target
-        if _without(self._network, {*self.failures, pair}).separated() is not None:
+        if self._groups({*self.failures, pair})[1:]:
             return False
         if not self.failures:
             self._first = policy
@@ -98,16 +115,53 @@ class LinkFailures:
         What breaks one direction mostly breaks both, and a node with nothing to send does not notice.
         """
         both = frozenset(pair for failed in self.failures for pair in (failed, failed[::-1]))
-        connected = _without(self._network, both).separated() is None
-        return both if connected else frozenset(self.failures)
+        return frozenset(self.failures) if self._groups(both)[1:] else both
 
     def detours(self) -> tuple[FailedLink, ...]:
-        """Return all failed links, each with a detour around it, as nodes are told."""
-        avoided = self.avoided
-        return tuple(
-            FailedLink(source, target, _shortest_path(self._network, source, target, avoided))
-            for source, target in sorted(self.failures)
+        """Return all failed links, each with a detour around it, as nodes are told.
+
+        Links without a detour are left out: one of their ends is about to leave the job.
+        """
+        unusable = self.avoided.union(
+            (link.source, link.target)
+            for link in self._network.links
+            if link.source in self._absent or link.target in self._absent
         )
+        found = []
+        for source, target in sorted(self.failures):
+            with contextlib.suppress(Unreachable):
+                way = _shortest_path(self._network, source, target, unusable)
+                found.append(FailedLink(source, target, way))
+        return tuple(found)
+
+    def cut_off(self, silent: Collection[int], failing: Collection[tuple[int, int]] = ()) -> tuple[int, ...]:
+        """Return the members that the job has to go on without, since no path leads from each node to each
+        other one. Those with the most contributors stay; of as many, those with the most nodes.
+
+        Args:
+            silent: members that contribute nothing yet.
+            failing: links that are about to fail, beside those that have.
+        """
+        groups = self._groups({*self.failures, *failing})
+        stays = max(groups, key=lambda group: (len(group - set(silent)), len(group), -min(group)))
+        return tuple(sorted(rank for group in groups if group is not stays for rank in group))
+
+    def _groups(self, failed: Collection[tuple[int, int]]) -> list[set[int]]:
+        """Return the members in groups, in each of which a path leads from each node to each other one."""
+        ways: dict[int, set[int]] = {
+            int(node.rank): set() for node in self._network.nodes if node.rank not in self._absent
+        }
+        for link in self._network.links:
+            if link.source in ways and link.target in ways and (link.source, link.target) not in failed:
+                ways[link.source].add(int(link.target))
+        reached = {rank: _reached(ways, rank) for rank in ways}
+        groups: list[set[int]] = []
+        while ways:
+            first = min(ways)
+            groups.append({rank for rank in ways if rank in reached[first] and first in reached[rank]})
+            for rank in groups[-1]:
+                del ways[rank]
+        return groups
 
     def usable(self, policy: Policy) -> bool:
         """Return whether a policy uses none of the avoided links."""
@@ -215,12 +269,14 @@ def _as_overlay(network: Network) -> Network:
     )
 
 
-def _without(network: Network, avoided: Collection[tuple[int, int]]) -> Network:
-    return replace(
-        network,
-        links=tuple(link for link in network.links if (link.source, link.target) not in avoided),
-        changes=(),
-    )
+def _reached(ways: Mapping[int, Collection[int]], start: int) -> set[int]:
+    """Return where one gets from `start`, itself included."""
+    found, left = {start}, [start]
+    while left:
+        further = [rank for rank in ways[left.pop()] if rank not in found]
+        found.update(further)
+        left += further
+    return found
 
 
 def _estimate_without(estimate: NetworkEstimate, avoided: Collection[tuple[int, int]]) -> NetworkEstimate:

@@ -42,28 +42,44 @@ class LinkSuspicions:
         """
         if message.rank == rank or not 0 <= message.rank < len(self._members):
             raise ProtocolViolation(f"rank {rank} suspects rank {message.rank}")
-        target = self._members.describe(message.rank)
-        _log.warning("rank %d cannot reach %s: %s", rank, target, message.reason)
-        self._members.liveness.suspect(rank, message.rank, message.reason, now)
+        if message.rank not in self._members.present:
+            return
+        if self._members.liveness.suspect(rank, message.rank, message.reason, now):
+            target = self._members.describe(message.rank)
+            _log.warning("rank %d cannot reach %s: %s", rank, target, message.reason)
 
     def check(self, policy: Policy, now: float) -> PeerGone | None:
         """Go on without links that have failed while both ends are alive. Returns why that is impossible."""
         gone = None
         for suspicion in self._members.liveness.pop_link_failures():
             gone = gone or self._link_failed(suspicion, policy, now)
+        if gone is None and policy.members and self._failures.failures:
+            gone = self._cut_off(policy, now)  # the node on a detour has left
         return gone
+
+    def _cut_off(self, policy: Policy, now: float) -> PeerGone | None:
+        for rank in self._failures.cut_off(policy.silent):
+            records = self._failures.failures.values()
+            own = [record for record in records if rank in (record.source, record.target)]
+            record = (own or list(records))[0]
+            suspicion = Suspicion(record.source, record.target, record.reason, now)
+            return self._members.liveness.link_lost(suspicion, now, lost=rank)
+        return None
 
     def _link_failed(self, suspicion: Suspicion, policy: Policy, now: float) -> PeerGone | None:
         failure = FailedLinkRecord(suspicion.by, suspicion.rank, suspicion.reason, now)
         if not self._failures.fail(failure, policy):
-            return self._members.liveness.link_lost(suspicion, now)
+            lost = suspicion.rank
+            if policy.members:
+                lost = self._failures.cut_off(policy.silent, [(suspicion.by, suspicion.rank)])[0]
+            return self._members.liveness.link_lost(suspicion, now, lost=lost)
         _log.warning(
             "the link from %s to %s has failed (%s); the job goes on without it",
             self._members.describe(suspicion.by),
             self._members.describe(suspicion.rank),
             suspicion.reason,
         )
-        self._send_failed_links()
+        self.announce()
         return None
 
     def restored(self, rank: int, message: LinkRestored) -> None:
@@ -78,9 +94,10 @@ class LinkSuspicions:
         if self._failures.restore(rank, message.rank):
             target = self._members.describe(message.rank)
             _log.warning("the link from %s to %s works again", self._members.describe(rank), target)
-            self._send_failed_links()
+            self.announce()
 
-    def _send_failed_links(self) -> None:
+    def announce(self) -> None:
+        """Tell all nodes which links have failed, and the ways around them."""
         if self._awareness is not None:
             self._awareness.exclude(self._failures.avoided)
         self._members.send_all(FailedLinks(links=self._failures.detours()))

@@ -18,9 +18,10 @@ from typing import Final
 
 import msgspec
 
-from netstorm.errors import PeerError, ProtocolViolation, UsageError
+from netstorm.errors import PeerError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
+from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
@@ -139,10 +140,6 @@ class SeveralJobs:
         """Return the snapshots of all jobs that are here, in order of arrival."""
         return tuple(machine.view.snapshot(now) for machine in self.jobs)
 
-    def status_text(self) -> str:
-        """Return how the jobs are doing, in a line for each."""
-        return "\n".join(machine.view.status_text() for machine in self.jobs) or "no job is here"
-
     def first_policy_formed(self, answer: FirstPolicyResult, now: float) -> None:
         """Receive the result of a request that `on_first_policy` was called for."""
         slot, _ = self._requests.pop(answer.number)
@@ -150,7 +147,7 @@ class SeveralJobs:
             return
         machine = slot.machine
         if answer.policy is None or answer.planned is None:
-            self._run(slot, functools.partial(machine.first_policy_failed, answer.problem, now), now)
+            self._run(slot, functools.partial(machine.set_first_policy, answer.problem, now), now)
         else:
             first = FirstPolicy(
                 policy=answer.policy,
@@ -180,23 +177,29 @@ class SeveralJobs:
 
     # ------------------------------------------------------------------------------ what the endpoint needs
 
-    def admit(self, hello: m.Hello) -> Admission:
+    def admit(self, hello: m.Hello, user: str = "") -> Admission:
         """Number each process. Who may join is decided when it asks to, so that it is told why not."""
         if hello.receiver != SCHEDULER:
             return Refuse(f"this is a scheduler of several jobs, not rank {hello.receiver}")
         peer = self._registry.find(hello.incarnation)
         slot = None if peer is None else self._slot_of.get(peer)
         if slot is not None:
-            return slot.machine.admit(hello)
+            return slot.machine.admit(hello, user)
+        if self._registry.is_taken(hello.incarnation, user):
+            return Refuse("the process of this number has another key: nobody speaks for another one")
         if hello.sender >= 0:
+            for slot in self._slots:
+                verdict = slot.machine.admit(hello, user) if slot.name == hello.job else None
+                if isinstance(verdict, Refuse):  # it is out of an elastic job, and learns why
+                    return verdict
             return Refuse(
                 f"this scheduler does not know this rank {hello.sender} of job {hello.job!r}: that has ended "
                 "here, or the scheduler was restarted, or another one has taken the address of the one before"
             )
-        return Admit(self._registry.register(hello.incarnation, hello.job))
+        return Admit(self._registry.register(hello.incarnation, hello.job, user))
 
     def receive(
-        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         """Handle a message."""
         slot = self._slot_of.get(peer)
@@ -212,15 +215,20 @@ class SeveralJobs:
         elif isinstance(message, (m.Leave, m.Failed)):
             self._outbox.add(Disconnect(peer=peer))
         elif not isinstance(message, m.Heartbeat):  # its job may just have ended
-            raise ProtocolViolation(
-                f"a process that is in no job sends a {type(message).__name__} to the scheduler"
-            )
+            raise not_authorised(message, "a process that is in no job")
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
         slot = self._slot_of.get(peer)
         if slot is not None:
             self._run(slot, functools.partial(slot.machine.peer_lost, peer, reason, now), now)
+
+    def connection_gone(self, peer: Peer, reason: str, now: float, *, refused: bool) -> None:
+        """Learn that a node's connection is gone. See `ConnectionWatcher`."""
+        slot = self._slot_of.get(peer)
+        if slot is not None:
+            gone = functools.partial(slot.machine.connection_gone, peer, reason, now, refused=refused)
+            self._run(slot, gone, now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""

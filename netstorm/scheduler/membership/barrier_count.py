@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from netstorm.errors import ProtocolViolation
+from netstorm.errors import ProtocolViolation, UsageError
 
 __all__ = ["BarrierCount"]
 
@@ -22,6 +22,8 @@ class BarrierCount:
         self._arrivals: Final = [0] * ranks
         self._reached = 0
         self._excluded: Final[set[int]] = set()
+        self._late: Final[dict[int, int]] = {}
+        """By rank that joined later: the barrier from which on it is waited for."""
         self._since: dict[int, float] = {}
         """By barrier that is not reached: when the first rank arrived."""
 
@@ -38,22 +40,41 @@ class BarrierCount:
     def arrive(self, rank: int, number: int, now: float) -> list[int]:
         """Record that a rank has arrived at barrier `number`. Returns the barriers that are reached by it.
 
+        A rank that is not waited for, since it has joined later, may begin with any barrier, and be behind.
+
         Raises:
             ProtocolViolation: a barrier out of order, or far too many.
         """
+        if rank in self._excluded:
+            self._arrivals[rank] = max(self._arrivals[rank], number)
+        if 0 <= number < self._late.get(rank, 0):  # it was behind when it was included
+            return []
         if number != self._arrivals[rank] or number >= self._reached + _OUTSTANDING:
             raise ProtocolViolation(
                 f"rank {rank} comes to barrier {number}; its next one is {self._arrivals[rank]}, and at most "
                 f"{_OUTSTANDING} may be outstanding"
             )
         self._arrivals[rank] += 1
+        if number < self._reached:
+            return []
         self._since.setdefault(number, now)
         return self._advance()
 
     def restore(self, arrivals: Sequence[int], now: float) -> None:
-        """Go on where another process stopped. `arrivals`: by rank, at how many barriers it had arrived."""
+        """Go on where another process stopped. `arrivals`: by rank, at how many barriers it had arrived.
+
+        Raises:
+            UsageError: more are outstanding than can be.
+        """
         self._arrivals[:] = arrivals
-        for number in range(max(arrivals)):
+        waited_for = [count for rank, count in enumerate(arrivals) if rank not in self._excluded]
+        self._reached = min(waited_for, default=max(arrivals))
+        if max(arrivals) > self._reached + _OUTSTANDING:
+            raise UsageError(
+                f"a rank has arrived at {max(arrivals)} barriers, another one at {self._reached}: at most "
+                f"{_OUTSTANDING} may be outstanding; remove the log to begin anew"
+            )
+        for number in range(self._reached, max(arrivals)):
             self._since.setdefault(number, now)
         self._advance()
 
@@ -65,6 +86,17 @@ class BarrierCount:
         """Wait for a rank at no barrier any more. Returns the barriers that are reached by it."""
         self._excluded.add(rank)
         return self._advance()
+
+    def remove(self, rank: int) -> list[int]:
+        """Do as `exclude` says, and forget where the rank is: another process may have its place."""
+        self._arrivals[rank] = 0
+        self._late.pop(rank, None)
+        return self.exclude(rank)
+
+    def include(self, rank: int) -> None:
+        """Wait for a rank, which has joined late, from the oldest barrier that is not reached on."""
+        self._excluded.discard(rank)
+        self._arrivals[rank] = self._late[rank] = max(self._arrivals[rank], self._reached)
 
     def _advance(self) -> list[int]:
         reached = []

@@ -42,10 +42,15 @@ class Barriers:
         self._options: Final = options
         self._outbox: Final = outbox
         self._count: Final = BarrierCount(len(members))
+        for rank in set(range(len(members))) - set(members.present):
+            self._count.exclude(rank)
 
     def restore(self, replayed: ReplayedJob, now: float) -> None:
         """Go on where another process stopped."""
         for rank in replayed.finished if self._options.joins else ():
+            self._count.exclude(rank)
+        absent = [member.rank for member in replayed.members if not member.port]
+        for rank in (*absent, *replayed.policies[replayed.version].silent):
             self._count.exclude(rank)
         self._count.restore(replayed.barriers, now)
 
@@ -59,6 +64,8 @@ class Barriers:
         reached = self._count.arrive(rank, number, now)
         self._outbox.record(BarrierArrival(rank=rank, number=number))
         self._send_reached(reached)
+        if number not in reached and self._count.is_reached(number):  # the others were there before it
+            self._members.send([rank], m.BarrierReached(number=number))
         return self._in_vain()
 
     def arrive_again(self, rank: int, number: int, now: float) -> m.PeerGone | None:
@@ -73,6 +80,20 @@ class Barriers:
             return self.arrive(rank, number, now)
         return None
 
+    @property
+    def reached(self) -> int:
+        """How many barriers have been reached."""
+        return self._count.oldest
+
+    def without(self, rank: int) -> m.PeerGone | None:
+        """Wait for a rank that has left at no barrier, nor for another process that has its place."""
+        self._send_reached(self._count.remove(rank))
+        return self._in_vain()
+
+    def with_rank(self, rank: int) -> None:
+        """Wait for a rank that has joined, from the next barrier on."""
+        self._count.include(rank)
+
     def finish(self, rank: int) -> m.PeerGone | None:
         """Handle a node that has just finished, and comes to no more barriers."""
         if self._options.joins:
@@ -85,9 +106,9 @@ class Barriers:
         waited, limit = now - self._count.since, self._options.wait_timeout_s
         if not missing or waited < REMIND_EVERY_S:
             return None
-        text = (
-            f"barrier {self._count.oldest}: waiting for {len(missing)} of {len(self._members)} nodes: "
-            + list_some(self._members.describe(rank) for rank in missing)
+        nodes = len(self._members.present)
+        text = f"barrier {self._count.oldest}: waiting for {len(missing)} of {nodes} nodes: " + list_some(
+            self._members.describe(rank) for rank in missing
         )
         if self._options.joins:
             text += (
@@ -103,7 +124,7 @@ class Barriers:
 
     def _send_reached(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            arrived = [rank for rank in range(len(self._members)) if self._count.has_arrived(rank, number)]
+            arrived = [rank for rank in self._members.present if self._count.has_arrived(rank, number)]
             self._members.send(arrived, m.BarrierReached(number=number))
 
     def _in_vain(self) -> m.PeerGone | None:

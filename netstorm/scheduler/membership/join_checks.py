@@ -31,16 +31,18 @@ def join_problem(join: Join, options: SchedulerOptions) -> str | None:
             f"the node at {name} runs NetStorm {join.release or '(unknown)'}, the scheduler "
             f"{options.release or '(unknown)'}: install the same release everywhere"
         )
-    if join.num_workers != options.num_workers:
+    nodes = options.begin_with or options.num_workers
+    if join.num_workers != nodes:
         return (
             f"the node at {name} was started with DMLC_NUM_WORKER={join.num_workers}, "
-            f"{options.settings_from} with DMLC_NUM_WORKER={options.num_workers}: give both the same number "
+            f"{options.settings_from} with DMLC_NUM_WORKER={nodes}: give both the same number "
             "of nodes"
         )
     if not -1 <= join.asked_rank < options.num_workers:
         return (
             f"the node at {name} asks for rank {join.asked_rank} (NETSTORM_RANK) in a job of "
-            f"{options.num_workers} nodes (the scheduler's DMLC_NUM_WORKER): ranks are 0 to "
+            f"{options.num_workers} nodes (the scheduler's "
+            f"{'NETSTORM_ELASTIC' if options.elastic else 'DMLC_NUM_WORKER'}): ranks are 0 to "
             f"{options.num_workers - 1}, or -1 for any"
         )
     differing = [

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.protocol.messages import Member, PeerGone
+from netstorm.scheduler.membership.ended_processes import EndedProcesses
 from netstorm.scheduler.membership.member_texts import describe_member, list_some
 from netstorm.scheduler.options import SchedulerOptions
 
@@ -42,15 +43,20 @@ class Suspicion:
 
 
 class Liveness:
-    """Watches the members of a running job."""
+    """Watches the members of a running job.
+
+    Attributes:
+        ended: signs that members' processes have ended.
+    """
 
     def __init__(self, members: Sequence[Member], options: SchedulerOptions, now: float) -> None:
-        self._members: Final = members
+        self.ended: Final = EndedProcesses()
+        self._members: Final = list(members)
         self._interval_s: Final = options.heartbeat_interval_s
         self._timeout_s: Final = options.heartbeat_timeout_s
         self._proof_s: Final = min(_PROOF_BEATS * options.heartbeat_interval_s, options.link_timeout_s)
         self._last: Final = [LastSign(now, "it joined", now) for _ in members]
-        self._watched: Final = set(range(len(members)))
+        self._watched: Final = {member.rank for member in members if member.port}
         self._suspicions: dict[tuple[int, int], Suspicion] = {}
         self._next_check = now + self._timeout_s
 
@@ -58,6 +64,7 @@ class Liveness:
         """Record a sign of life. `event`: what the message said, if that means something to a person."""
         last = self._last[rank]
         last.at = now
+        self.ended.heard(rank)
         if event is not None:
             last.event, last.event_at = event, now
 
@@ -65,14 +72,27 @@ class Liveness:
         """Record what a rank says that it waits for; empty: nothing."""
         self._last[rank].waiting_for = text
 
-    def suspect(self, by: int, rank: int, reason: str, now: float) -> None:
-        """Record that a rank cannot reach another one."""
-        self._suspicions.setdefault((by, rank), Suspicion(by, rank, reason, now))
+    def suspect(self, by: int, rank: int, reason: str, now: float) -> bool:
+        """Record that a rank cannot reach another one; return whether it did not say so before."""
+        since = max(now, self._last[rank].at)  # later than now: the time that a restart grants
+        is_new = (by, rank) not in self._suspicions
+        self._suspicions.setdefault((by, rank), Suspicion(by, rank, reason, since))
         self._next_check = now
+        return is_new
+
+    def watch(self, member: Member, now: float) -> None:
+        """Expect heartbeats of a node at a place that was free."""
+        self._members[member.rank] = member
+        self._last[member.rank] = LastSign(now, "it joined", now)
+        self._watched.add(member.rank)
+        self._next_check = min(self._next_check, now + self._timeout_s)
 
     def stop_watching(self, rank: int) -> None:
         """Expect no heartbeat of a rank any more."""
         self._watched.discard(rank)
+        self.ended.heard(rank)
+        for pair in [pair for pair in self._suspicions if rank in pair]:
+            del self._suspicions[pair]
 
     def stalled(self, seconds: float, now: float) -> None:
         """Extend all timeouts: this process was stalled, and could receive nothing in that time."""
@@ -99,7 +119,10 @@ class Liveness:
         if self._suspicions:
             self._next_check = min(self._next_check, now + self._interval_s)
         silent = self.silent(now)
-        return self._ranks_lost(silent, now) if silent else None
+        if not silent:
+            return None
+        self._next_check = now  # the others may be next, if the job goes on without the first
+        return self._ranks_lost(silent, now)
 
     def pop_link_failures(self) -> list[Suspicion]:
         """Return the suspicions whose targets have proved alive, and forget them: their links have failed."""
@@ -150,13 +173,15 @@ class Liveness:
             text += "; " + list_some(suspicions)
         return PeerGone(rank=first, kind="lost", reason=text)
 
-    def link_lost(self, suspicion: Suspicion, now: float) -> PeerGone:
-        """Return the message that the job cannot go on without a link that has failed."""
+    def link_lost(self, suspicion: Suspicion, now: float, *, lost: int) -> PeerGone:
+        """Return the message that the job cannot go on without a link that has failed, or without rank `lost`
+        if nodes may leave it.
+        """
         by = describe_member(self._members[suspicion.by])
         target = describe_member(self._members[suspicion.rank])
         alive = now - self._last[suspicion.rank].at
         return PeerGone(
-            rank=suspicion.rank,
+            rank=lost,
             kind="lost",
             reason=(
                 f"the link from {by} to {target} cannot be re-established ({suspicion.reason}); both nodes "

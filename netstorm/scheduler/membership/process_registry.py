@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.protocol.ids import Peer
+from netstorm.pslite.machine import is_other_user
 
 __all__ = ["ProcessRegistry"]
 
@@ -18,6 +19,7 @@ process would reach another one. Only a flood of unknown processes makes the old
 class _Process:
     incarnation: int
     job: str
+    user: str
 
 
 class ProcessRegistry:
@@ -35,19 +37,26 @@ class ProcessRegistry:
         """Return the number of a process; None if it is not known."""
         return self._numbers.get(incarnation)
 
-    def register(self, incarnation: int, job: str) -> Peer:
-        """Return the number of a process. A new one gets it now, and belongs to the `job` that it names."""
+    def register(self, incarnation: int, job: str, user: str = "") -> Peer:
+        """Return the number of a process. A new one gets it now, and belongs to the `job` that it names, and
+        to the `user` whose key it has (empty: it has none of its own).
+        """
         known = self._numbers.get(incarnation)
         if known is not None:
             return known
         peer = Peer(self._arrived)
         self._arrived += 1
         self._numbers[incarnation] = peer
-        self._processes[peer] = _Process(incarnation, job)
+        self._processes[peer] = _Process(incarnation, job, user)
         if len(self._processes) > _REMEMBERED + len(self._pinned):
             oldest = next(other for other in self._processes if other not in self._pinned)
             del self._numbers[self._processes.pop(oldest).incarnation]
         return peer
+
+    def is_taken(self, incarnation: int, user: str) -> bool:
+        """Return whether the process of that number has another key."""
+        peer = self._numbers.get(incarnation)
+        return peer is not None and is_other_user(self._processes[peer].user, user)
 
     def pin(self, peer: Peer) -> None:
         """Never forget a process: it has a rank."""
@@ -60,6 +69,10 @@ class ProcessRegistry:
     def job_of(self, peer: Peer) -> str:
         """Return the job that a process belongs to, as it says."""
         return self._processes[peer].job
+
+    def user_of(self, peer: Peer) -> str:
+        """Return the user whose key a process has; empty: it has none of its own."""
+        return self._processes[peer].user
 
     def incarnation_of(self, peer: Peer) -> int:
         """Return the random number by which a process is known."""

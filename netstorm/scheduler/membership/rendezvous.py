@@ -38,13 +38,15 @@ class Applicant:
     """Has sent a heartbeat since it asked to join."""
     came_at: float = -math.inf
     """When it first asked."""
+    user: str = ""
+    """Text of its key; empty: it has none of its own."""
 
     def __str__(self) -> str:
         return format_address(self.join.host, self.join.port, self.join.site)
 
     def member(self, rank: int) -> Member:
         """Return the member that it is with a rank."""
-        return Member(rank, self.join.host, self.join.port, self.join.site, self.incarnation)
+        return Member(rank, self.join.host, self.join.port, self.join.site, self.incarnation, self.user)
 
 
 class Rendezvous:
@@ -52,6 +54,7 @@ class Rendezvous:
 
     def __init__(self, options: SchedulerOptions) -> None:
         self._options: Final = options
+        self._needed: Final = options.begin_with or options.num_workers
         self._accepted: dict[Peer, Applicant] = {}
         """In order of arrival."""
         self._claimants: dict[Peer, Applicant] = {}
@@ -71,7 +74,7 @@ class Rendezvous:
 
     def complete(self) -> bool:
         """Return whether all nodes have joined, and no place is claimed by two."""
-        return len(self._accepted) == self._options.num_workers and not self._claimants
+        return len(self._accepted) == self._needed and not self._claimants
 
     def add(self, newcomer: Applicant, now: float) -> list[Refusal]:
         """Add a node. Returns who is refused: the newcomer, or nodes whose place it takes."""
@@ -79,7 +82,7 @@ class Rendezvous:
             self._accepted[newcomer.peer] = newcomer
             return []
         newcomer.came_at = now
-        problem = join_problem(newcomer.join, self._options)
+        problem = join_problem(newcomer.join, self._options) or self._framework_problem(newcomer)
         return self._place(newcomer, now) if problem is None else [Refusal(newcomer.peer, problem)]
 
     def retry_claims(self, now: float) -> list[Refusal]:
@@ -121,7 +124,7 @@ class Rendezvous:
 
     def waiting_text(self) -> str:
         """Return which nodes have joined and which have not, for a person."""
-        total = self._options.num_workers
+        total = self._needed
         here = list(self._accepted.values())
         text = f"waiting for {total - len(here)} of {total} nodes"
         if not here:
@@ -156,6 +159,17 @@ class Rendezvous:
             rank = applicant.join.asked_rank if applicant.join.asked_rank >= 0 else next(free)
             found.append((applicant.peer, applicant.member(rank)))
         return tuple(sorted(found, key=lambda entry: entry[1].rank))
+
+    def _framework_problem(self, newcomer: Applicant) -> str | None:
+        """Return why a node's framework does not fit those that wait. A program without one fits all."""
+        mine = newcomer.join.framework
+        for other in self._accepted.values():
+            if mine and other.join.framework and mine != other.join.framework:
+                return (
+                    f"the node at {newcomer} trains with {mine}, the node at {other} with "
+                    f"{other.join.framework}: all nodes of a job must use the same framework"
+                )
+        return None
 
     def _conflict(self, newcomer: Applicant, other: Applicant, now: float) -> str | Refusal | None:
         """Return why `newcomer` cannot be in the job beside `other`, or that it takes `other`'s place."""

@@ -38,9 +38,9 @@ class Startup:
         self._since: Final = now
         self._remind_at = now + REMIND_EVERY_S
 
-    def join(self, peer: Peer, incarnation: int, join: m.Join, now: float) -> None:
+    def join(self, applicant: Applicant, now: float) -> None:
         """Handle a process that asks to join."""
-        applicant = Applicant(peer=peer, incarnation=incarnation, join=join, heard_at=now)
+        peer = applicant.peer
         for refusal in self._rendezvous.add(applicant, now):
             self._refuse(refusal)
         if self._rendezvous.is_accepted(peer):
@@ -86,7 +86,8 @@ class Startup:
     def status_text(self) -> str:
         """Return what the nodes wait for, in one line."""
         if self.forming_policy and self.complete():
-            return f"all {self._options.num_workers} nodes are here, and the first policy is being formed"
+            nodes = self._options.begin_with or self._options.num_workers
+            return f"all {nodes} nodes are here, and the first policy is being formed"
         return self._rendezvous.waiting_text()
 
     def complete(self) -> bool:

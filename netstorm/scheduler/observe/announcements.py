@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +12,17 @@ from typing import Final
 from netstorm.protocol.messages import LinkMeasure, Measured, NodeStatus
 from netstorm.scheduler.awareness.network_estimate import LinkEstimate
 
-__all__ = ["Announcements", "TimedStatus"]
+__all__ = ["MOST_CHARACTERS", "Announcements", "TimedStatus"]
+
+_log = logging.getLogger(__name__)
+
+MOST_CHARACTERS: Final = 300
+"""Of a text that a node says of itself."""
+
+_REMEMBERED_TEXTS: Final = 32
+
+_LOG_EVERY_S: Final = 1.0
+"""A node cannot fill the log."""
 
 _REMEMBERED: Final = 6
 """Reports of a node from which its present rates are computed: those of the last 5 heartbeat intervals."""
@@ -30,11 +41,19 @@ class Announcements:
 
     def __init__(self, nodes: int) -> None:
         self._reports: Final = tuple(deque[TimedStatus](maxlen=_REMEMBERED) for _ in range(nodes))
+        self._logged: Final[deque[str]] = deque(maxlen=_REMEMBERED_TEXTS)
+        """What ranks have said of compression, which all say one after the other."""
+        self._logged_at = -math.inf
         self._links: Final[dict[tuple[int, int], tuple[float, LinkMeasure]]] = {}
 
     def record_status(self, rank: int, status: NodeStatus, now: float) -> None:
         """Record a rank's report of itself."""
         self._reports[rank].append(TimedStatus(now, status))
+        text = status.compression[:MOST_CHARACTERS]
+        if text and text not in self._logged and now - self._logged_at >= _LOG_EVERY_S:
+            self._logged.append(text)
+            self._logged_at = now
+            _log.info("compression: %s", "".join(each for each in text if each.isprintable()))
 
     def record_links(self, rank: int, measured: Measured, now: float) -> None:
         """Record a rank's report of the links into it. Links that cannot exist are left out."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from netstorm.scheduler.awareness.network_estimate import LinkEstimate
-from netstorm.scheduler.observe.snapshot import NodeSnapshot, Snapshot
+from netstorm.scheduler.observe.announcements import MOST_CHARACTERS
+from netstorm.scheduler.observe.snapshot import NodeSnapshot, Snapshot, ViewSnapshot
 from netstorm.scheduler.observe.status import (
     DetourStatus,
     FailedLinkStatus,
@@ -17,6 +18,8 @@ from netstorm.scheduler.observe.status import (
     NodeView,
     PolicyStatus,
     TreeStatus,
+    ViewChangeStatus,
+    ViewStatus,
 )
 from netstorm.topology.policy import Policy
 
@@ -66,6 +69,7 @@ def build_status(snapshot: Snapshot, *, time: float, scheduler: str = "", http: 
         link_share=snapshot.link_share,
         routed_pairs=tuple(sorted(snapshot.routed)),
         crowded=snapshot.contended,
+        view=None if snapshot.view is None else _view(snapshot.view, now),
     )
 
 
@@ -134,6 +138,7 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
         waiting=waiting,
         bytes_sent=None if status is None else status.bytes_sent,
         sending=sending,
+        compression=None if status is None else status.compression[:MOST_CHARACTERS],
         clock_offset_s=None if status is None or status.clock_error < 0 else status.clock_offset,
         clock_error_s=None if status is None or status.clock_error < 0 else status.clock_error,
         clock_drift=None if status is None or status.clock_error < 0 else status.clock_drift,
@@ -144,11 +149,29 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
     )
 
 
+def _view(view: ViewSnapshot, now: float) -> ViewStatus:
+    return ViewStatus(
+        number=view.number,
+        fewest=view.fewest,
+        most=view.most,
+        silent=view.silent,
+        waiting=view.waiting,
+        changes=tuple(
+            ViewChangeStatus(
+                view=change.view, members=change.members, text=change.text, ago_s=now - change.at
+            )
+            for change in reversed(view.changes)
+        ),
+    )
+
+
 def _state(node: NodeSnapshot) -> str:
     if node.left:
         return "left"
     if node.finished:
         return "finished"
+    if node.silent:
+        return "silent"
     return "running" if node.joined else "joining"
 
 

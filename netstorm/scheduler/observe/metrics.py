@@ -116,6 +116,11 @@ def _job(status: JobStatus) -> Iterator[Metric]:
         ("netstorm_failed_links", "Links that the job does without.", len(status.failed_links)),
     ):
         yield GaugeMetricFamily(name, about, value=value)
+    if status.view is not None:
+        yield GaugeMetricFamily("netstorm_view", "Number of the present view.", value=status.view.number)
+        yield GaugeMetricFamily(
+            "netstorm_view_silent", "Members without the job's state.", value=len(status.view.silent)
+        )
     shares = GaugeMetricFamily("netstorm_tree_share_ratio", "Part of all data.", labels=["tree", "root"])
     for number, tree in enumerate(policy.trees):
         shares.add_metric([str(number), str(tree.root)], tree.share)

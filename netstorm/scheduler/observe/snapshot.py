@@ -17,7 +17,7 @@ from netstorm.scheduler.observe.announcements import TimedStatus
 from netstorm.scheduler.observe.policy_history import ReplacedPolicy
 from netstorm.topology.policy import Policy
 
-__all__ = ["NodeSnapshot", "Snapshot"]
+__all__ = ["NodeSnapshot", "Snapshot", "ViewChange", "ViewSnapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,39 @@ class NodeSnapshot:
     """What it waits for, as it says; empty: nothing."""
     finished: bool = False
     left: bool = False
+    silent: bool = False
+    """It has joined a job that had begun, and contributes nothing yet."""
     reports: tuple[TimedStatus, ...] = ()
     egress: float = 0.0
     """Bit/s of all its links out together; 0: not measured."""
     ingress: float = 0.0
     """Bit/s of all its links in together; 0: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChange:
+    """A change of the view. The time is that of the scheduler's own clock."""
+
+    at: float
+    view: int
+    members: int
+    text: str
+    """Who left or came, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewSnapshot:
+    """The view of a job that nodes may leave and join."""
+
+    number: int
+    fewest: int
+    most: int
+    silent: tuple[int, ...]
+    """Ranks that do not have the job's state yet."""
+    waiting: str
+    """For whose reports the view waits; empty: for none."""
+    changes: tuple[ViewChange, ...]
+    """The last ones, the newest last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,5 +98,7 @@ class Snapshot:
     """The part of each link's rate that the job plans with."""
     routed: frozenset[tuple[int, int]] = frozenset()
     """(source, target) whose routes were inferred to pass other nodes."""
+    view: ViewSnapshot | None = None
+    """Of a job that nodes may leave and join."""
     contended: bool = False
     """Links were measured to carry less under contention."""

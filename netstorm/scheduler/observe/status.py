@@ -18,6 +18,8 @@ __all__ = [
     "NodeView",
     "PolicyStatus",
     "TreeStatus",
+    "ViewChangeStatus",
+    "ViewStatus",
 ]
 
 
@@ -30,7 +32,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     site: str
     state: str
-    """joining, running, finished (it will push no more) or left."""
+    """joining, running, silent (it has no state yet), finished (it will push no more) or left."""
     heard_s: float
     """Time since its last sign of life."""
     said: str
@@ -51,6 +53,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """To other nodes, headers included."""
     sending: float | None
     """Bit/s sent in the last seconds."""
+    compression: str | None
+    """How its gradients travel; empty: as they are."""
     clock_offset_s: float | None
     """Cluster clock minus the host's clock."""
     clock_error_s: float | None
@@ -147,6 +151,30 @@ class FailedLinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
 
 
+class ViewChangeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the view."""
+
+    view: int
+    members: int
+    text: str
+    """Who left or came, and why."""
+    ago_s: float
+
+
+class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is in a job that nodes may leave and join."""
+
+    number: int
+    fewest: int
+    most: int
+    silent: tuple[int, ...]
+    """Ranks that have joined and do not have the job's state yet."""
+    waiting: str
+    """For whose reports the view waits; empty: for none."""
+    changes: tuple[ViewChangeStatus, ...]
+    """The newest first."""
+
+
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of one job of a scheduler of several."""
 
@@ -191,5 +219,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs of a scheduler of several, in order of arrival."""
     routed_pairs: tuple[tuple[int, int], ...] = ()
     """(source, target) that are no links of their own: their routes were inferred to pass other nodes."""
+    view: ViewStatus | None = None
+    """Of a job that nodes may leave and join; null: of any other job."""
     crowded: bool = False
     """Links were measured to carry less under contention: they share lines, with known rates or not."""

@@ -73,6 +73,12 @@ class Awareness:
             self._requested = True
             self.adaptation.request(why)
 
+    def members_changed(self, why: str) -> None:
+        """Form a policy for other members of the job; `why`: for a person."""
+        if self.active:
+            self._requested = True
+            self.adaptation.request(why)
+
     def record_keys(self, keys: KeyRegistry, now: float) -> None:
         """Record what the job sums by now."""
         workload = workload_of(keys)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
+from netstorm.topology.member_tree import MemberTree
 from netstorm.topology.networks.elements import RATE, Link, Node
 from netstorm.topology.networks.network import Network, Routing
 from netstorm.topology.options import Options
 from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 __all__ = ["FormationRequest", "FormationResult", "tree_pairs"]
 
@@ -112,11 +115,15 @@ class FormationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tree_pairs(policy: Policy) -> frozenset[tuple[int, int]]:
-    """Return the (source, target) pairs that a policy's trees use."""
+    """Return the (source, target) pairs that a policy's trees use, between the members of the job."""
+    ranks = policy.members or range(policy.size)
+    trees: Sequence[Tree | MemberTree] = policy.trees
+    if policy.members:
+        trees = [MemberTree(tree, policy.members) for tree in policy.trees]
     return frozenset(
         pair
-        for tree in policy.trees
-        for rank in range(tree.size)
+        for tree in trees
+        for rank in ranks
         if rank != tree.root
         for pair in ((rank, tree.reduce_parent[rank]), (tree.broadcast_parent[rank], rank))
     )

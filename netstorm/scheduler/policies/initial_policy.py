@@ -38,14 +38,20 @@ def initial_network(settings: Settings) -> Network:
         SettingsError: the file has another number of nodes than the job.
     """
     if not settings.network_file:
-        return Network.uniform(settings.num_workers)
+        return Network.uniform(settings.places)
     network = load_network(settings.network_file)
-    if network.size != settings.num_workers:
+    if network.size != settings.places:
         raise SettingsError(
             f"NETSTORM_NETWORK={settings.network_file!r} describes {network.size} nodes, but "
-            f"DMLC_NUM_WORKER={settings.num_workers}: both must be the same"
+            f"{_places_text(settings)}: both must be the same"
         )
     return network
+
+
+def _places_text(settings: Settings) -> str:
+    if settings.elastic:
+        return f"NETSTORM_ELASTIC={settings.elastic}, so the job may have {settings.places}"
+    return f"DMLC_NUM_WORKER={settings.num_workers}"
 
 
 def initial_assumptions(settings: Settings) -> InitialAssumptions:

@@ -14,8 +14,11 @@ import random
 import statistics
 from typing import Final
 
+import msgspec
+
 from netstorm.errors import UsageError
 from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
+from netstorm.scheduler.policies.member_formation import Restriction
 from netstorm.topology.networks.network import Network
 from netstorm.topology.policy import Policy
 from netstorm.topology.schemes.auto import expected_policy
@@ -35,6 +38,18 @@ _MOST_NODES_DRAWN: Final = 64
 
 def form(request: FormationRequest) -> FormationResult:
     """Form a policy and predict it and the one in force; deterministic."""
+    members = request.in_force.members
+    if len(members) in (0, len(request.nodes)):
+        return _form(request)
+    if len(members) == 1:
+        return FormationResult(number=request.number, problem="only one node is left in the job")
+    restriction = Restriction(request)
+    result = _form(restriction.request)
+    policy = None if result.policy is None else restriction.expanded(result.policy)
+    return msgspec.structs.replace(result, policy=policy)
+
+
+def _form(request: FormationRequest) -> FormationResult:
     network, options, in_force = request.network(), request.options, request.in_force
     try:
         policy = _policy(request, network)

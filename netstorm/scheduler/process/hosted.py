@@ -14,6 +14,7 @@ import netstorm
 from netstorm import clock
 from netstorm.errors import UsageError
 from netstorm.observe.counters import Counters
+from netstorm.protocol.addresses import is_loopback
 from netstorm.pslite.machine import Machine
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
@@ -25,6 +26,9 @@ from netstorm.scheduler.policies.formation import FormationRequest, FormationRes
 from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.scheduler.process.job_logs import JobLogs
 from netstorm.scheduler.process.state_file import StateFile, boot_identity
+from netstorm.scheduler.replay_log.replay import ReplayedJob
+from netstorm.scheduler.standby.peer_inquiry import PeerInquiry
+from netstorm.scheduler.standby.standby_machine import StandbyMachine
 from netstorm.settings import Settings
 
 __all__ = ["HostedMachine", "HostingPlan", "connect_several_jobs", "naming_jobs", "plan_hosting"]
@@ -65,7 +69,8 @@ class HostingPlan:
     """"job 'alexnet'", or how many jobs."""
     details: str
     """The rest of the first line that the user sees."""
-    make_machine: Callable[[Counters], HostedMachine]
+    make_machine: Callable[[Counters, int], HostedMachine]
+    """Makes it, given the port at which nodes reach it."""
     close: Callable[[], None] = lambda: None
     """To be called at the end."""
 
@@ -76,7 +81,44 @@ def plan_hosting(settings: Settings) -> HostingPlan:
     Raises:
         UsageError: settings that contradict each other, a wrong network file.
     """
+    if settings.standby or settings.recover_peers:
+        return _standby(settings)
     return _one_job(settings) if settings.jobs == 1 else _several_jobs(settings)
+
+
+def _standby(settings: Settings) -> HostingPlan:
+    peers = settings.recover_addresses
+    kind = "scheduler that recovers a job (--recover)" if peers else "standby (--standby)"
+    if settings.jobs != 1:
+        raise UsageError(
+            f"a {kind} of several jobs (NETSTORM_JOBS={settings.jobs}): expected one, since it takes over one"
+        )
+    host = settings.scheduler_host
+    if is_loopback(host) and not all(is_loopback(peer) for peer, _ in peers):
+        raise UsageError(
+            f"DMLC_PS_ROOT_URI={host} (--host): nodes at {settings.recover_peers} cannot reach this "
+            "scheduler there: expected the address of this machine at which they can"
+        )
+    assumption = initial_assumptions(settings)
+
+    def make_machine(counters: Counters, port: int) -> StandbyMachine:
+        options = SchedulerOptions.from_settings(settings, release=netstorm.__version__, boot=boot_identity())
+        now = clock.monotonic()
+        return StandbyMachine(
+            options,
+            now=now,
+            counters=counters,
+            assumed=assumption if settings.awareness else None,
+            planned=assumption,
+            inquiry=PeerInquiry(peers, (host, port), options, now) if peers else None,
+        )
+
+    if peers:
+        title, details = f"recovering job {settings.job!r}", f"asking the nodes at {settings.recover_peers}"
+    else:
+        title = f"standby of job {settings.job!r}"
+        details = "which waits until a majority of the nodes have lost the scheduler before it"
+    return HostingPlan(title=title, details=details, make_machine=make_machine)
 
 
 def _one_job(settings: Settings) -> HostingPlan:
@@ -84,8 +126,10 @@ def _one_job(settings: Settings) -> HostingPlan:
     policy = first_policy(assumption)
     state = StateFile(Path(settings.state_dir), settings.job) if settings.state_dir else None
     replayed = None if state is None else state.replayed
+    if state is not None and replayed is not None:
+        _check_same_job(settings, state, replayed)
 
-    def make_machine(counters: Counters) -> SchedulerMachine:
+    def make_machine(counters: Counters, _: int) -> SchedulerMachine:
         return SchedulerMachine(
             SchedulerOptions.from_settings(settings, release=netstorm.__version__, boot=boot_identity()),
             policy,
@@ -110,6 +154,22 @@ def _one_job(settings: Settings) -> HostingPlan:
     )
 
 
+def _check_same_job(settings: Settings, state: StateFile, replayed: ReplayedJob) -> None:
+    """Check that the settings are those of the job in a log.
+
+    Raises:
+        UsageError: they are of another job, or one of another size.
+    """
+    found, expected = (replayed.began.job, len(replayed.members)), (settings.job, settings.places)
+    if found != expected:
+        state.close()
+        raise UsageError(
+            f"{state.path} is the log of job {found[0]!r} with {found[1]} ranks, but this scheduler is of "
+            f"job {expected[0]!r} with {expected[1]}: give the same NETSTORM_JOB, DMLC_NUM_WORKER and "
+            "NETSTORM_ELASTIC as before, or remove the file if that job is over"
+        )
+
+
 def _several_jobs(settings: Settings) -> HostingPlan:
     if settings.source("job") != "default":
         raise UsageError(
@@ -123,7 +183,7 @@ def _several_jobs(settings: Settings) -> HostingPlan:
     logs = JobLogs(Path(settings.state_dir)) if settings.state_dir else None
     resumed = [] if logs is None else logs.resumed(settings, network_nodes)
 
-    def make_machine(counters: Counters) -> SeveralJobs:
+    def make_machine(counters: Counters, _: int) -> SeveralJobs:
         machine = SeveralJobs(
             settings,
             release=netstorm.__version__,

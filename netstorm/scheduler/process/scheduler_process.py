@@ -17,7 +17,8 @@ from netstorm import clock
 from netstorm.errors import Closed, SettingsError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.observe.log import configure_logging
-from netstorm.pslite.clock.sntp_socket import SntpServer
+from netstorm.observe.web_access import web_access
+from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.system.addresses import resolve
 from netstorm.scheduler.job_phase import Outcome
@@ -71,6 +72,7 @@ def run_scheduler(
     """
     with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
         _remove(ready_file)
+        access = web_access(settings) if settings.http_port else None  # before nodes come: it may refuse
         plan = plan_hosting(settings)
         stack.callback(plan.close)
         running = _start(settings, plan, print_line, any_port=any_port)
@@ -82,10 +84,10 @@ def run_scheduler(
             f"netstorm scheduler: {plan.title} at {host}:{running.driver.port} (time at UDP port "
             f"{running.sntp.port}), {plan.details}"
         )
-        status_server = open_status_server(settings, running.driver)
+        status_server = open_status_server(settings, running.driver, access)
         if status_server is not None:
             stack.callback(status_server.close)
-            print_line(f"netstorm scheduler: watch it with: netstorm top --scheduler {status_server.address}")
+            print_line(f"netstorm scheduler: watch it with: {status_server.command}")
         outcome = running.wait(signals)
     print_line(f"netstorm scheduler: {outcome.text}")
     if on_outcome is not None:
@@ -136,11 +138,12 @@ def _start(
     # The host's time at the start, monotonic from then on: steps of its clock would look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
     bind_host = settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+    key = packet_key(settings)
     over = threading.Event()
     formation = FormationClient()
 
-    def make_machine(_: int) -> HostedMachine:
-        machine = plan.make_machine(counters)
+    def make_machine(port: int) -> HostedMachine:
+        machine = plan.make_machine(counters, port)
         machine.on_over = lambda _: over.set()
         machine.on_form = formation.submit
         return machine
@@ -163,6 +166,7 @@ def _start(
                 settings.sntp_port or driver.port,
                 now=lambda: (origin_ns + clock.monotonic_ns()) / 1e9,
                 counters=counters,
+                key=key,
             )
         except BaseException:
             driver.thread.close()

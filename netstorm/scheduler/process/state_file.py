@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.errors import UsageError
+from netstorm.observe.private_files import open_private
 from netstorm.scheduler.replay_log.records import MAGIC, Record, encode, read
 from netstorm.scheduler.replay_log.replay import ReplayedJob
 
@@ -47,11 +48,11 @@ class StateFile:
         Raises:
             UsageError: the folder cannot be used, or the file is not such a log; says what to do.
         """
-        self.path: Final = folder / (re.sub(r"[^A-Za-z0-9_.-]", "_", job) + ".log")
+        self.path: Final = folder / _file_name(job)
         self._file: int | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = open_private(self.path, 0)
             self.replayed: Final = self._begin(self._file)
         except OSError as error:
             self.close()
@@ -67,10 +68,16 @@ class StateFile:
         self._lock(file)
         records, size = read(self.path.read_bytes(), str(self.path))
         job = ReplayedJob.replay(records, str(self.path))
+        if job is not None and _file_name(job.began.job) != self.path.name:
+            raise UsageError(
+                f"{self.path} is the log of job {job.began.job!r}, whose file is "
+                f"{_file_name(job.began.job)!r}: give that job (NETSTORM_JOB), or another NETSTORM_STATE_DIR"
+            )
         if job is not None and job.began.boot != boot_identity():
             raise UsageError(
                 f"{self.path} was written before this machine was last started, and may lack its end: its "
-                "job cannot be taken over; remove the file to begin anew"
+                "job cannot be taken over from it, but from its nodes, if they still wait (netstorm "
+                "scheduler --recover); remove the file to begin anew"
             )
         os.truncate(file, 0 if job is None else size)
         os.lseek(file, 0, os.SEEK_END)
@@ -89,21 +96,39 @@ class StateFile:
             ) from None
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append records. If that fails the log is removed: the job goes on, but cannot be taken over."""
+        """Append records. If that fails the log is removed: the job goes on, but not from this log."""
         if self._file is None:
             return
         try:
             _write_all(self._file, encode(records))
         except OSError as error:
-            _log.error("%s: %s; the job goes on, but cannot be taken over", self.path, error.strerror)
-            self.close()
+            left = self._give_up()
+            _log.error(
+                "%s: %s; the job goes on, but no scheduler can be started again with this log%s; one can "
+                "take the job over from its nodes (netstorm scheduler --recover)",
+                self.path,
+                error.strerror,
+                left,
+            )
+
+    def _give_up(self) -> str:
+        """Remove a log that lacks its end, and return what the user must do if that fails, too."""
+        self.close()
+        try:
             self.path.unlink(missing_ok=True)
+        except OSError as error:  # a file system that has become read-only
+            return f", which lacks its end: remove it, which failed here ({error.strerror})"
+        return ""
 
     def close(self) -> None:
         """Close the file. Twice does no harm."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _file_name(job: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", job) + ".log"
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -16,6 +16,8 @@ from netstorm import clock
 from netstorm.errors import SettingsError, Unavailable, WaitTimeout
 from netstorm.observe.pages import Page, QueryPage, metrics_page, pages
 from netstorm.observe.web import WebServer
+from netstorm.observe.web_access import WebAccess
+from netstorm.observe.web_refusals import WebRefusals
 from netstorm.pslite.process.driver import Driver
 from netstorm.scheduler.observe.build_status import build_status, job_line
 from netstorm.scheduler.observe.metrics import metrics, metrics_of_several
@@ -38,7 +40,7 @@ _HELP: Final = """\
 NetStorm: {jobs}.
   /status.json   everything that is known of the job{choice}
   /metrics       the same for Prometheus
-In a terminal: netstorm top --scheduler {http}
+In a terminal: {command}
 """
 
 
@@ -47,10 +49,16 @@ class StatusServer:
 
     Attributes:
         address: HOST:PORT at which it listens.
+        command: shows the job in a terminal of this machine.
     """
 
-    def __init__(self, settings: Settings, driver: Driver[HostedMachine]) -> None:
+    def __init__(self, settings: Settings, driver: Driver[HostedMachine], access: WebAccess) -> None:
         """Listen.
+
+        Args:
+            settings: the scheduler's.
+            driver: its I/O thread.
+            access: who may see the pages.
 
         Raises:
             SettingsError: the address cannot be listened on.
@@ -60,20 +68,33 @@ class StatusServer:
         self._made: tuple[float, list[JobStatus]] | None = None
         self._several: Final = settings.jobs != 1
         self._scheduler: Final = f"{settings.scheduler_host}:{driver.port}"
+        refusals = WebRefusals()
         application = pages(
             {
                 "/": Page("text/plain; charset=utf-8", self._help),
                 "/status.json": QueryPage(
                     "application/json", lambda query: msgspec.json.encode(self.status(query.get("job")))
                 ),
-                "/metrics": metrics_page(self._metrics, _add_process),
+                "/metrics": metrics_page(self._metrics, _add_process, refusals.register),
             }
         )
+        application = access.guard(application, refusals)
         wanted_port = settings.http_port if settings.http_port > 0 else driver.port + 1
         host = settings.http_bind
-        self._server: Final = WebServer(application, host, (wanted_port, 0), name="netstorm-status")
+        self._server: Final = WebServer(
+            application,
+            host,
+            (wanted_port, 0),
+            name="netstorm-status",
+            tls=access.tls,
+            refusals=refusals,
+        )
         shown = settings.scheduler_host if host == "*" else host
         self.address: Final = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
+        self.command: Final = (
+            f"netstorm top --scheduler {'' if access.tls is None else 'https://'}{self.address}"
+            f"{'' if access.token is None else f' --token-file {settings.web_token_file}'}"
+        )
 
     @property
     def port(self) -> int:
@@ -135,15 +156,17 @@ class StatusServer:
     def _help(self) -> bytes:
         jobs = ", ".join(f"job {status.job!r}, phase {status.phase}" for status in self._statuses())
         choice = "; of several: /status.json?job=NAME" if self._several else ""
-        return _HELP.format(jobs=jobs or "no job is here", choice=choice, http=self.address).encode()
+        return _HELP.format(jobs=jobs or "no job is here", choice=choice, command=self.command).encode()
 
 
-def open_status_server(settings: Settings, driver: Driver[HostedMachine]) -> StatusServer | None:
-    """Return a status server if the settings ask for one and it can listen: a job does not fail for this."""
-    if settings.http_port == 0:
+def open_status_server(
+    settings: Settings, driver: Driver[HostedMachine], access: WebAccess | None
+) -> StatusServer | None:
+    """Return a status server if there is access to one and it can listen: a job does not fail for this."""
+    if access is None:
         return None
     try:
-        server = StatusServer(settings, driver)
+        server = StatusServer(settings, driver, access)
     except SettingsError as error:
         _log.warning(
             "nobody can watch this job: %s; NETSTORM_HTTP_BIND must be an address of this machine, or *",

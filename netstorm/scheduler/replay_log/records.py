@@ -17,7 +17,7 @@ import msgspec
 
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import checksum
-from netstorm.protocol.messages import KeySpec, Member
+from netstorm.protocol.messages import Departure, KeySpec, Member
 from netstorm.topology.policy import Policy
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "KeyAdded",
     "Leased",
     "Record",
+    "Viewed",
     "encode",
     "read",
 ]
@@ -104,7 +105,19 @@ class Ended(_Base, frozen=True, tag=7):
     text: str
 
 
-Record: TypeAlias = Began | KeyAdded | Leased | Installed | BarrierArrival | Finished | Ended
+class Viewed(_Base, frozen=True, tag=8):
+    """A new view was announced, or, without members, agreed on. Its policy is in the record before."""
+
+    view: int
+    version: int = -1
+    """Of its policy."""
+    members: tuple[Member, ...] = ()
+    """The nodes that are in the job, by rank."""
+    departures: tuple[Departure, ...] = ()
+    agreed: bool = False
+
+
+Record: TypeAlias = Viewed | Began | KeyAdded | Leased | Installed | BarrierArrival | Finished | Ended
 
 _DECODER: Final = msgspec.msgpack.Decoder(Record)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+
+from netstorm.protocol.ids import bits_of
 
 __all__ = ["Drift", "ReplicaCheck"]
 
@@ -33,11 +36,18 @@ class ReplicaCheck:
     """Compares the digests that ranks report."""
 
     def __init__(self, ranks: int) -> None:
-        self._everybody: Final = (1 << ranks) - 1
+        self._everybody = (1 << ranks) - 1
         self._open: Final[dict[tuple[int, int], _Report]] = {}
+
+    def set_ranks(self, ranks: Iterable[int]) -> None:
+        """Compare the values of these ranks from now on."""
+        self._everybody = bits_of(ranks)
+        self._open.clear()
 
     def record(self, rank: int, key: int, round: int, digest: int) -> Drift | None:
         """Record a rank's digest of a key's value after a round. Returns the first difference, if any."""
+        if not self._everybody >> rank & 1:
+            return None
         report = self._open.setdefault((key, round), _Report(rank, digest, 0))
         if report.digest != digest:
             return Drift(key, round, report.rank, rank)

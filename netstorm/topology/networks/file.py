@@ -35,7 +35,7 @@ from netstorm.topology.networks.text import dump_network
 from netstorm.topology.networks.yaml_source import Item, Source, read_text, shortened
 from netstorm.units import parse_duration, parse_fraction, parse_rate
 
-__all__ = ["dump_network", "load_network", "parse_network"]
+__all__ = ["MAX_NODES", "dump_network", "load_network", "parse_network"]
 
 MAX_NODES: Final = 4096
 """What is computed for each pair of more nodes than this would take minutes, and gigabytes."""

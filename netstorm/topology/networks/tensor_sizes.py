@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from netstorm.errors import UsageError
 from netstorm.units import parse_bytes
@@ -116,7 +116,7 @@ def _read(path: Path) -> tuple[int, ...]:
         entries = json.loads(data)
     except OSError as error:
         raise UsageError(f"{path}: the model cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or a number of thousands of digits
         raise UsageError(f"{path}: the model is not JSON: {error}") from None
     if not isinstance(entries, list) or not entries:
         example = '[{"name": "fc_weight", "shape": [10, 64]}] or [2560]'
@@ -146,7 +146,12 @@ def _width(dtype: object, where: str) -> int:
 
 
 def _elements(shape: object, where: str) -> int:
-    lengths = shape if isinstance(shape, list) else [None]
+    lengths: list[Any] = shape if isinstance(shape, list) else [None]
     if not all(type(length) is int and length > 0 for length in lengths):
         raise UsageError(f"{where} has shape {shape!r}: expected a list of whole numbers from 1")
-    return math.prod(lengths)
+    elements = 1
+    for length in lengths:
+        elements *= length
+        if elements > _MAX_TENSOR_BYTES:  # the product of millions of lengths would take minutes
+            raise UsageError(f"{where} has {elements} elements or more: expected at most {_MAX_TENSOR_BYTES}")
+    return elements

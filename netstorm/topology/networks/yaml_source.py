@@ -19,6 +19,9 @@ T = TypeVar("T")
 MAX_BYTES: Final = 32 * 1024 * 1024
 """A full mesh of 512 nodes has 12 MB."""
 
+_DEEPEST: Final = 32
+"""Nested `[` and `{`; the files that are read here have four."""
+
 
 def read_text(path: str | PathLike[str], what: str, error_type: type[UsageError] = NetworkFileError) -> str:
     """Return the text of a file, called `what` in messages.
@@ -43,6 +46,20 @@ def read_text(path: str | PathLike[str], what: str, error_type: type[UsageError]
         ) from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads YAML that is not nested deeply: for each `[` the parser looks at every one that is still open."""
+
+    def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
+        """See the base class.
+
+        Raises:
+            RecursionError: nested too deeply.
+        """
+        if self.flow_level >= _DEEPEST:
+            raise RecursionError
+        super().fetch_flow_collection_start(kind)
+
+
 class Source:
     """The name of a text, and where in it something is wrong."""
 
@@ -63,7 +80,7 @@ class Source:
             UsageError: the text is not YAML, or empty; `expected` says what it should have been.
         """
         try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            node = yaml.compose(text, Loader=_Loader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self.fail(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}")

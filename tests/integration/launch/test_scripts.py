@@ -45,6 +45,21 @@ def test_a_node_runs_its_command_as_a_worker_in_the_callers_folder(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (5, f"worker 1 {tmp_path} a  b\n", "")
 
 
+def test_a_node_with_a_rank_has_what_pytorch_reads():
+    show = 'echo "$RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT"'
+    own = {**JOB, "NETSTORM_RANK": "1", "RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "", "MASTER_PORT": ""}
+    assert run(NODE, "sh", "-c", show, variables=own).stdout == "1 2 127.0.0.1 10091\n"
+    given = {**own, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7", "DMLC_PS_ROOT_PORT": "9000"}
+    assert run(NODE, "sh", "-c", show, variables=given).stdout == "1 2 10.0.0.1 7\n"
+
+
+def test_a_rank_that_pytorchs_launcher_has_given_is_netstorms_too():
+    own = {**JOB, "NETSTORM_RANK": "", "RANK": "1"}
+    show = 'echo "$NETSTORM_RANK $RANK"'
+    assert run(NODE, "sh", "-c", show, variables={**own, "WORLD_SIZE": "2"}).stdout == "1 1\n"
+    assert run(NODE, "sh", "-c", show, variables={**own, "WORLD_SIZE": "3"}).stdout == " 1\n"
+
+
 def test_signals_reach_the_nodes_command_itself(tmp_path):
     (tmp_path / "program.py").write_text(PREAMBLE + "note(os.getpid(), 'up')\ntime.sleep(600)")
     node = subprocess.Popen(

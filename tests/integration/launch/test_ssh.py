@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -67,6 +68,17 @@ def test_variables_arguments_and_folder_arrive_as_they_were(launcher, over_ssh):
         "DMLC_NODE_HOST": "203.0.113.7",
         "SSH_CONNECTION": "alice@paris",
     }
+
+
+def test_a_port_for_pytorch_that_is_taken_is_named(launcher, over_ssh):
+    over_ssh("localhost slots=2")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        ended = launcher.run("print(os.environ['MASTER_PORT'])", "--env", f"MASTER_PORT={port}")
+    assert sorted(ended.out.splitlines()) == [f"[0] {port}", f"[1] {port}"]
+    assert ended.err.count(f"TCP port {port} is taken on the host of rank 0") == 1
 
 
 def test_the_first_failures_host_and_exit_code_are_reported(launcher, over_ssh):

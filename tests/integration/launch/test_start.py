@@ -2,6 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from importlib.util import find_spec
+
+import pytest
+
+from netstorm.cli.launch.variables.pytorch import free_port, is_free
 
 SAY_ALL = """
 import json
@@ -26,10 +32,41 @@ def test_each_node_knows_who_it_is_and_runs_in_the_callers_folder(launcher):
                 "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2))
             ),
             "LR": "a b=$c",
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
             "folder": str(launcher.folder),
             "input": "",
         }
         assert {name: nodes[rank][name] for name in expected} == expected
+    assert nodes[0]["MASTER_PORT"] == nodes[1]["MASTER_PORT"]
+
+
+def test_a_port_for_pytorch_is_one_at_which_nobody_listens():
+    port = free_port()
+    assert is_free(port)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        assert not is_free(port)
+    assert is_free(port)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_pytorchs_own_backends_start_from_the_launchers_variables(launcher):
+    program = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(2) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print(dist.get_rank() == rank, dist.get_world_size(), total.tolist())
+dist.destroy_process_group()
+"""
+    ended = launcher.run(program, "-n", "2", TORCHELASTIC_USE_AGENT_STORE="True", MASTER_PORT="1", RANK="5")
+    assert sorted(ended.out.splitlines()) == [f"[{rank}] True 2 [3.0, 3.0]" for rank in range(2)], ended.err
 
 
 def test_nodes_run_in_the_folder_that_was_given(launcher):

@@ -15,6 +15,11 @@ from netstorm.frontends.mxnet.engine.outstanding import drain
 from tests.integration.mxnet.script_process import PROLOGUE, Script
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nodes_are_forked(mxnet_forker: None) -> None:
+    """Start the forker before the first test, which would seem to leave it behind."""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
     """Start programs that find `PROLOGUE` done; whatever still runs at the end of the test is killed."""

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.integration.jobs import PYTHONPATH
 
 PROLOGUE = """
 import os, queue, signal, socket, sys, threading, time, types
@@ -46,7 +46,7 @@ class Script:
         with self._out.open("w") as out, self._err.open("w") as err:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", source],
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

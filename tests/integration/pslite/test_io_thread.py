@@ -54,6 +54,16 @@ def test_the_error_of_a_call_is_its_futures_and_the_thread_lives(processes):
     assert process.thread.call(lambda _: 5).result(10) == 5
 
 
+def test_the_error_of_what_the_thread_is_told_goes_to_a_function_and_the_thread_lives(processes):
+    process = processes()
+    errors: list[Exception] = []
+    told = threading.Event()
+    process.thread.tell(lambda _: 1 // 0, errors.append)
+    process.thread.tell(lambda _: told.set(), errors.append)
+    assert told.wait(10)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
 def test_calls_from_many_threads_are_all_made_each_threads_in_its_order(processes):
     process = processes()
     seen = []

@@ -111,7 +111,8 @@ def marks(port):
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as one:
-            if one.type == socket.SOCK_STREAM and port in (one.getsockname()[1], one.getpeername()[1]):
+            tcp = one.family == socket.AF_INET and one.type == socket.SOCK_STREAM
+            if tcp and port in (one.getsockname()[1], one.getpeername()[1]):
                 found.append(one.getsockopt(socket.IPPROTO_IP, socket.IP_TOS))
     return found
 

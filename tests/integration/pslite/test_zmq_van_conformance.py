@@ -7,6 +7,9 @@ import time
 
 import pytest
 
+from netstorm.pslite.security.credentials import Credentials
+from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.node_key import NodeKey
 from netstorm.pslite.zeromq.van import ZmqVan
 from netstorm.testing.delivery_conformance import DeliveryConformance
 from netstorm.testing.tcp_proxy import TcpProxy
@@ -14,12 +17,13 @@ from netstorm.testing.van_conformance import VanConformance
 
 
 class ProxiedWorld:
-    def __init__(self):
+    def __init__(self, credentials=None):
+        self.credentials = credentials
         self.vans = []
         self.proxies = []
 
     def make(self):
-        van = ZmqVan()
+        van = ZmqVan(credentials=self.credentials)
         self.vans.append(van)
         proxy = TcpProxy("127.0.0.1", van.bind("127.0.0.1", 0))
         self.proxies.append(proxy)
@@ -55,6 +59,17 @@ def world():
 
 class TestZmqVan(VanConformance):
     pass
+
+
+class TestEncryptedZmqVan(VanConformance):
+    @pytest.fixture
+    def world(self, tmp_path):
+        node = NodeKey.create(tmp_path / "node.key", "node")
+        (tmp_path / "allow").write_text(node.line)
+        job = JobKey.fresh().curve_keys()
+        world = ProxiedWorld(Credentials(job=job, own=node.keys, allow_file=tmp_path / "allow"))
+        yield world
+        world.close()
 
 
 class TestDeliveryOverZmqVans(DeliveryConformance):

@@ -45,11 +45,11 @@ class Script:
             Send(peer=SCHEDULER, message=join),
         ]
 
-    def admit(self, hello: m.Hello) -> Admission:
+    def admit(self, hello: m.Hello, user: str = "") -> Admission:
         return Refuse("a script")
 
     def receive(
-        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int, now: float
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
     ) -> None:
         if isinstance(message, m.Joined):
             self._instructions.append(Become(rank=message.rank))

@@ -13,7 +13,7 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 from netstorm.protocol import messages as m
-from tests.integration.jobs import ROOT
+from tests.integration.forking import ROOT
 from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode
 
 MEET = """

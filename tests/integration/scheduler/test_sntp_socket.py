@@ -14,6 +14,7 @@ import pytest
 
 from netstorm.errors import SettingsError
 from netstorm.pslite.clock import sntp_socket
+from netstorm.pslite.clock.sntp_mac import PacketKey
 from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer
 from netstorm.pslite.system.timer_fd import TimerFd
 
@@ -86,6 +87,31 @@ def test_a_node_finds_the_schedulers_clock(watching, client):
     assert abs(error_s) <= client.sync.error_bound(time.monotonic()) + 1e-4
 
 
+def test_a_node_follows_the_clock_of_a_scheduler_that_takes_over_elsewhere(watching, server):
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as gone:
+        gone.bind(("127.0.0.1", 0))
+        present = [gone.getsockname()]
+        client = SntpClient("127.0.0.1", gone.getsockname()[1], scheduler=lambda: present[0])
+        client.start(watching)
+        watching.run_until(lambda: client.counters.get("sntp_requests") >= 2)
+        assert client.counters.get("sntp_exchanges") == 0
+        present[0] = ("127.0.0.1", server.port)
+        watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 1)
+        assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
+        client.stop(watching)
+
+
+@pytest.mark.parametrize("wrong", [("x" * 70, 9), ("127.0.0.1", 1 << 20), ("no\0host", 9)], ids=str)
+def test_an_address_that_is_none_is_counted_and_another_one_asked_later(watching, server, wrong):
+    present = [wrong]
+    client = SntpClient("127.0.0.1", server.port, scheduler=lambda: present[0])
+    client.start(watching)
+    watching.run_until(lambda: client.counters.get("sntp_unreachable") >= 1)
+    present[0] = ("127.0.0.1", server.port)
+    watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 1)
+    client.stop(watching)
+
+
 def wait_until_arrivals_are_stamped():
     """The kernel begins to stamp what arrives some time after the first socket has asked it to (a work queue
     does that); until then it tells the time of reading.
@@ -144,6 +170,91 @@ def test_a_port_that_is_taken_is_an_error_that_names_the_variable(server):
     with pytest.raises(SettingsError, match="NETSTORM_SNTP_PORT") as caught:
         SntpServer("127.0.0.1", server.port)
     assert f"cannot tell the time at UDP 127.0.0.1:{server.port}: Address already in use" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ with a key
+
+
+@contextlib.contextmanager
+def running(watching, *made):
+    for one in made:
+        one.start(watching)
+    try:
+        yield
+    finally:
+        for one in made:
+            one.stop(watching)
+
+
+def test_a_node_with_the_key_finds_the_schedulers_clock(watching):
+    server = SntpServer("127.0.0.1", 0, now=lambda: time.time() + 5.0, key=PacketKey(b"key"))
+    client = SntpClient("127.0.0.1", server.port, key=PacketKey(b"key"))
+    with running(watching, server, client):
+        watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 1)
+        assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
+
+
+@pytest.mark.parametrize(
+    ("servers", "clients", "counted_by", "reason"),
+    [
+        (PacketKey(b"key"), None, "server", "sntp_no_mac"),
+        (PacketKey(b"key"), PacketKey(b"another"), "server", "sntp_other_key"),
+        (None, PacketKey(b"key"), "client", "sntp_no_mac"),
+    ],
+)
+def test_processes_without_the_same_key_do_not_tell_each_other_the_time(
+    watching, servers, clients, counted_by, reason
+):
+    server = SntpServer("127.0.0.1", 0, now=lambda: time.time() + 5.0, key=servers)
+    client = SntpClient("127.0.0.1", server.port, key=clients)
+    counters = {"server": server.counters, "client": client.counters}[counted_by]
+    with running(watching, server, client):
+        watching.run_until(lambda: counters.get(reason) >= 2)
+        assert client.counters.get("sntp_exchanges") == 0
+        assert abs(client.now_ns() - time.time_ns()) < 50_000_000
+        assert counted_by == "client" or server.counters.get("sntp_answers") == 0
+
+
+class ManInTheMiddle:
+    """Stands for the time server of one client, passes packets on, and repeats old answers as well."""
+
+    def __init__(self, server_port):
+        self.kept = []
+        self._server = ("127.0.0.1", server_port)
+        self._client = ("", 0)
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+
+    def start(self, watching):
+        watching.watch(self.socket.fileno(), self._readable)
+
+    def stop(self, watching):
+        watching.unwatch(self.socket.fileno())
+        self.socket.close()
+
+    def _readable(self):
+        data, sender = self.socket.recvfrom(512)
+        if sender != self._server:
+            self._client = sender
+            self.socket.sendto(data, self._server)
+            self.socket.sendto(data, sender)  # the client's own request
+            return
+        for answer in [*self.kept, data[:40] + bytes(8) + data[48:]]:  # replayed, and with another time
+            self.socket.sendto(answer, self._client)
+        self.socket.sendto(data, self._client)
+        self.kept.append(data)
+
+
+def test_replayed_changed_and_reflected_packets_do_not_move_a_clock(watching):
+    server = SntpServer("127.0.0.1", 0, now=lambda: time.time() + 5.0, key=PacketKey(b"key"))
+    middle = ManInTheMiddle(server.port)
+    client = SntpClient("127.0.0.1", middle.port, key=PacketKey(b"key"))
+    with running(watching, server, middle, client):
+        watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 3)
+        assert client.counters.get("sntp_forged") >= 3
+        assert client.counters.get("sntp_garbage") >= 3 + 2 + 1  # own requests, and answers of before
+        assert client.now_ns() - time.time_ns() == pytest.approx(5e9, abs=5e7)
 
 
 # -------------------------------------------------------------------------------------------------- timers

@@ -77,6 +77,7 @@ def test_the_scheduler_is_asked_where_parents_do_not_answer():
     assert abs(errors(cluster)[1]) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_estimators_make_of_clocks_with_and_without_synchronisation():
     def error(estimator, **options):
         return Reports("mesh", 1, clocks=wrong, estimator=estimator, **options).train(5, 4).median_error()

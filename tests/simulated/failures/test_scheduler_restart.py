@@ -119,7 +119,7 @@ def test_a_node_that_comes_back_after_the_others_hears_what_has_moved():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @given(jobs(nodes=(3, 9), policies=(1, 8)), st.booleans())
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_sums_are_exact_whenever_the_scheduler_ends_many_seeds(job, dying):
     check_with_restarts(job, crashes=6, dying=dying)
 

@@ -45,7 +45,7 @@ def three_ranks(look_ahead_s: float, look_ahead: int = 1) -> SimulatedCluster:
         lambda job: replace(job, chunk_size=min(job.chunk_size, 16), look_aheads=(1, 60, 500))
     )
 )
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_sums_are_right_with_any_look_ahead(job):
     cluster = job.cluster().join()
     pending = job.push_all(cluster)

@@ -216,7 +216,7 @@ trainings = st.builds(
 ).map(lambda drawn: replace(drawn, pushes=1 + drawn.seed % 2 if drawn.counted else 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(trainings)
 def test_every_push_is_applied_once_pulls_never_go_back_and_nobody_is_too_far_ahead(training):
     check_total(training, run(training))
@@ -229,14 +229,14 @@ def test_broken_connections_change_nothing_of_that(training):
     check_total(training, run(training))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(trainings)
 def test_links_that_die_change_nothing_of_that(training):
     training = replace(training, nodes=training.nodes + 2, dying=True, slowest_s=0.05)
     check_total(training, run(training, **FAST_TIMEOUTS))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(0, 2**32),

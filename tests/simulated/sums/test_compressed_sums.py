@@ -62,7 +62,7 @@ def expected(gradients, plain_rounds):
 
 
 @given(jobs(nodes=(1, 9), policies=(1, 4)), st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_sums_are_exact_for_all_sizes_trees_delays_and_breaks(job, data):
     job = compressed(job)
     plan = data.draw(fault_plans(job.nodes, duration_s=0.2, longest_cut_s=1.0)) if job.nodes > 1 else ()

@@ -22,7 +22,7 @@ def test_three_lines_are_enough():
 
 
 @given(jobs(policies=(1, 4)))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_sums_are_right_for_all_shapes_types_orders_trees_and_delays(job):
     cluster = job.cluster().join()
     pending = job.push_all(cluster)
@@ -32,7 +32,7 @@ def test_sums_are_right_for_all_shapes_types_orders_trees_and_delays(job):
 
 
 @given(st.data(), jobs(nodes=(2, 6), policies=(1, 3)))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_sums_are_right_whatever_breaks_as_long_as_nobody_dies(data, job):
     plan = data.draw(fault_plans(job.nodes, duration_s=max(0.05, job.spread_s), longest_cut_s=4.0))
     cluster = job.cluster(faults=plan).join()
@@ -77,7 +77,7 @@ def test_a_job_goes_on_over_connections_that_break_all_the_time():
 
 
 @given(networks(2, 7, changing=True, capped=True, routing=None).map(usable), st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_sums_are_right_on_any_network(network, seed):
     cluster = SimulatedCluster(network.size, seed=seed, network=network, chunk_size=500)
     values = [np.arange(4000) % 100 + rank for rank in range(network.size)]

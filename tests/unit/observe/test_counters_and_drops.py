@@ -55,3 +55,19 @@ def test_senders_that_are_made_up_cannot_fill_the_memory(drops):
     for number in range(2500):
         drops.note("frame", f"10.0.0.{number}", "nonsense", 0.0)
     assert len(drops._quiet) <= 1024
+
+
+def test_many_senders_make_few_lines_and_all_are_counted(caplog):
+    counters = Counters()
+    drops = Drops(counters)
+    for sender in range(5000):
+        drops.note("frame", f"connection {sender}", "nonsense", 1.0 + sender / 1e4)
+    assert counters.get("dropped_frame") == 5000
+    assert len(caplog.records) == 20
+    drops.note("frame", "connection x", "nonsense", 20.0)
+    assert caplog.messages[-1].endswith("nonsense (and 4980 from others)")
+
+
+def test_a_long_quotation_is_cut(caplog):
+    Drops(Counters()).note("frame", "a", "x" * 1_000_000, 1.0)
+    assert len(caplog.messages[0]) < 600

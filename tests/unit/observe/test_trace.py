@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from netstorm.errors import UsageError
 from netstorm.observe.trace import Delivery, Trace, join_traces, trace_path
 from netstorm.protocol.frames import encode_body
 from netstorm.protocol.ids import Peer
@@ -124,3 +125,11 @@ def test_nodes_of_several_machines_are_laid_over_each_other_by_the_cluster_clock
     joined = msgspec.json.decode((tmp_path / "t.json").read_bytes())
     assert {event["pid"]: event["ts"] for event in chunks(joined)} == {0: 1e6, 1: 1e6 + shift}
     assert {event["pid"]: event["args"]["sent_us"] for event in chunks(joined)} == {0: 1e6, 1: 1e6 + shift}
+
+
+@pytest.mark.parametrize("content", [b"", b"\x86", b"{}", b'{"displayTimeUnit": 3}', b"[" * 100_000])
+def test_a_file_that_is_no_trace_is_an_error_that_names_it(tmp_path, content):
+    path = tmp_path / "t.0.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"t\.0\.json is no trace of a NetStorm node"):
+        join_traces([path], tmp_path / "t.json")

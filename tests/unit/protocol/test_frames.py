@@ -19,11 +19,15 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import (
     MAX_HEADER_BYTES,
     PROTOCOL_VERSION,
+    Checksum,
     checksum,
+    decode_body,
     encode_body,
     open_frames,
     seal,
+    tag_in,
 )
+from netstorm.testing.fuzz.examples import example
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
@@ -130,6 +134,21 @@ def test_every_message_comes_back_as_it_went(message, sequence, sent_at, resent,
     assert type(header.message) is type(message)
     assert (header.sequence, header.sent_at, header.resent) == (sequence, sent_at, resent)
     assert (header.has_payload, header.payload_crc) == (crc is not None, crc or 0)
+
+
+def test_a_payload_may_have_no_checksum():
+    frame = seal(encode_body(m.Query()), sequence=1, sent_at=0, payload_crc=None, unchecked=True)
+    header = open_frames(frame, 2)
+    assert (header.has_payload, header.payload_crc) == (True, None)
+
+
+def test_a_checksum_that_several_messages_share_is_computed_once_and_when_it_is_asked_for():
+    payload = bytearray(b"12345678 ")
+    shared = Checksum(payload)
+    payload[8:] = b"9"
+    assert shared.value() == 0xE3069283
+    payload[8:] = b"0"
+    assert shared.value() == 0xE3069283
 
 
 def test_every_message_class_has_a_tag_of_its_own_and_can_be_decoded():
@@ -241,3 +260,28 @@ def test_the_checksum_is_the_same_for_every_kind_of_buffer(data):
 
 def test_the_checksum_is_crc_32c():
     assert checksum(b"123456789") == 0xE3069283  # the check value in every catalogue of CRCs
+
+
+@pytest.mark.parametrize("kind", CONCRETE, ids=lambda kind: kind.__name__)
+def test_the_tag_of_a_message_is_read_without_decoding_it(kind):
+    message = decode_body(msgspec.msgpack.encode(example(kind, 1)))
+    frame = seal(encode_body(message), sequence=0, sent_at=0, payload_crc=None)
+    assert tag_in(frame) == kind.__struct_config__.tag
+
+
+@pytest.mark.parametrize(
+    ("body", "tag"),
+    [
+        (b"", None),
+        (b"\x90", None),
+        (b"\xdc\x00", None),
+        (b"\xdc\x00\x10\xcc\x84", 0x84),
+        (b"\x91\x7f", 0x7F),
+        (b"\x91\xcc\x7f", 0x7F),
+        (b"\x91\xcd\x00\x01", None),
+        (b"\x81\x01\x01", None),
+        (b"\xdd\x00\x00\x00\x01\x01", None),
+    ],
+)
+def test_what_is_no_array_with_a_small_number_has_no_tag(body, tag):
+    assert tag_in(b"\0" * PREFIX_BYTES + body) == tag

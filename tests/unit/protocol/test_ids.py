@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netstorm.errors import ProtocolViolation
 from netstorm.protocol.ids import bits_from_wire, bits_of, bits_to_wire, ranks_in
 
 rank_sets = st.sets(st.integers(0, 500))
@@ -25,3 +27,8 @@ def test_sets_overlap_exactly_if_their_bits_do(one, other):
 
 def test_no_ranks_take_no_bytes():
     assert bits_to_wire(0) == b""
+
+
+def test_a_set_of_ranks_that_no_job_can_have_is_refused_at_once():
+    with pytest.raises(ProtocolViolation, match="has 1000000 bytes: expected at most 1024"):
+        bits_from_wire(b"\xff" * 1_000_000)

@@ -26,7 +26,10 @@ class World:
         seed: int = 0,
         corrupt_probability: float = 0.0,
         break_probability: float = 0.0,
+        hosts: str = "host{rank}",
     ) -> None:
+        """`hosts`: how the processes' hosts are called."""
+        self.hosts = hosts
         self.timeline = Timeline()
         self.limits = limits or Limits()
         self.ordered = ordered
@@ -47,7 +50,7 @@ class World:
 
     def add(self, rank: int, *, incarnation: int | None = None, port: int = 0) -> RecordingProcess:
         """Start a process; its host is named after its rank."""
-        van = MemoryVan(self.network, f"host{rank}")
+        van = MemoryVan(self.network, self.hosts.format(rank=rank))
         process = RecordingProcess(
             van,
             rank,

@@ -76,7 +76,7 @@ def take(driven: Driven, steps: list[Any]) -> None:
                 assert msgspec.msgpack.decode(encode_body(message)), "what it says can be sent"
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(steps)
 def test_strangers_can_do_nothing_but_join(steps):
     driven = Driven(3)
@@ -86,7 +86,7 @@ def test_strangers_can_do_nothing_but_join(steps):
     assert driven.machine.phase is Phase.OVER
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(steps, st.integers(0, 99))
 def test_members_can_end_the_job_but_not_the_scheduler(steps, seed):
     driven = running(3)

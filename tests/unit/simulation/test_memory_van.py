@@ -110,7 +110,8 @@ def test_nobody_listening_is_told_after_a_round_trip():
     pair.pass_time(0.019)
     assert pair.here.poll(0) == []
     pair.pass_time(0.002)
-    assert pair.here.poll(0) == [Broken(B, f"connection refused: nobody listens at there:{pair.port + 1}")]
+    reason = f"connection refused: nobody listens at there:{pair.port + 1}"
+    assert pair.here.poll(0) == [Broken(B, reason, refused=True)]
     assert not pair.here.transmit(B, b"", None)
 
 

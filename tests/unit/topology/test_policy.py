@@ -284,3 +284,58 @@ def test_a_hop_has_no_more_detours_than_anybody_needs(*, explore: bool, most: in
     assert Policy(version=1, trees=(CHAIN,), weights=(1,), detours=detours).detours == detours
     with pytest.raises(UsageError, match="too many"):
         Policy(version=1, trees=(CHAIN,), weights=(1,), detours=(*detours, detours[0]))
+
+
+# ---------------------------------------------------------------------------- jobs that nodes leave and join
+
+
+def test_a_plan_of_some_members_is_that_of_the_trees_contracted_to_them():
+    """Rank 3 is above 4 in the tree of sums, and is not in the job."""
+    policy = Policy(version=1, trees=(LOPSIDED,), weights=(1,), members=(0, 1, 2, 4))
+    plan = Plan(policy, 4)
+    assert (plan.reduce_parent, plan.everybody) == ((1,), 0b10111)
+    assert Plan(policy, 1).expected == (0b10010,)
+    assert Plan(policy, 0).expected == (0b10111,)
+
+
+def test_a_silent_member_passes_on_what_others_contribute_and_adds_nothing():
+    policy = Policy(version=1, trees=(LOPSIDED,), weights=(1,), members=(0, 1, 2, 3, 4), silent=(1, 4))
+    assert Plan(policy, 0).everybody == 0b01101
+    assert Plan(policy, 1).expected == (0b01000,)
+    assert Plan(policy, 4).expected == (0,)
+    assert Plan(policy, 1).broadcast_children == ((3,),)
+
+
+def test_a_group_of_ranks_of_which_some_are_not_in_the_job_has_the_others():
+    policy = Policy(version=1, trees=(CHAIN,), weights=(1,), members=(0, 1, 3, 4))
+    assert Plan(policy, 0, (0, 2, 3)).everybody == 0b01001
+
+
+def test_a_path_to_another_rank_leads_over_members_alone():
+    policy = Policy(version=1, trees=(CHAIN,), weights=(1,), members=(0, 2, 4))
+    assert Plan(policy, 0).path_to(0, 4) == (0, 2, 4)
+    assert Plan(policy, 4).path_to(0, 0) == (4, 2, 0)
+
+
+def test_detours_over_ranks_that_are_not_in_the_job_are_not_used():
+    policy = Policy(version=1, trees=(CHAIN,), weights=(1,), detours=(around(3, 0, 4), around(3, 1, 4)))
+    assert len(Plan(policy, 3).detours[4]) == 2
+    smaller = msgspec.structs.replace(policy, members=(1, 2, 3, 4))
+    assert [one.path for one in Plan(smaller, 3).detours[4]] == [(3, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("members", "silent"),
+    [((1, 0), ()), ((0, 0), ()), ((0, 5), ()), ((-1, 0), ()), ((0, 1), (2,)), ((), (5,))],
+)
+def test_members_are_ascending_ranks_and_silent_ones_are_among_them(
+    members: tuple[int, ...], silent: tuple[int, ...]
+):
+    with pytest.raises(UsageError, match="has members"):
+        Policy(version=1, trees=(CHAIN,), weights=(1,), members=members, silent=silent)
+
+
+def test_a_group_of_some_ranks_goes_on_without_those_that_joined_later():
+    policy = Policy(version=1, trees=(CHAIN,), weights=(1,), members=(0, 1, 2, 3, 4), later=(1,))
+    assert Plan(policy, 0, (0, 1, 3)).everybody == 0b01001
+    assert Plan(policy, 0).everybody == 0b11111

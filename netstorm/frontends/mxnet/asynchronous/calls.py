@@ -127,7 +127,7 @@ class OwnerCalls:
         self,
         arrays: Sequence[NDArray],
         target: Callable[[], Target],
-        owner: Owner,
+        owner: Owner | None,
         freshness: Freshness,
         *,
         reads: Sequence[NDArray] = (),
@@ -138,11 +138,12 @@ class OwnerCalls:
             arrays: what is written; arrays of ours.
             target: returns where the values go; called when `arrays` may be written and `reads` read. An
                 error that it raises is one of whoever reads `arrays`, and does not fail the job.
-            owner: this store's, on this rank.
+            owner: this store's, on this rank; None: it is not known yet who owns what, so all are asked.
             freshness: what must be in the value.
             reads: arrays that `target` reads.
         """
-        key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self._next_pull()
+        key, pushed, number = self.key, self.pushes.total, self._next_pull()
+        whole = owner is not None and owner.rule.whole
 
         def operation(done: Done) -> AsyncOperation:
             found = target()
@@ -160,6 +161,7 @@ class OwnerCalls:
                 least=freshness.least,
                 counted=freshness.counted,
                 whole=whole,
+                of_all=owner is None,
                 rows=found.rows,
                 priority=freshness.priority,
                 done=ended,

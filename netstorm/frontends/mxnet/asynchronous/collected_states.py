@@ -1,4 +1,4 @@
-"""The states of an asynchronous store's optimiser, joined from what their owners sent, as a file."""
+"""The states of an asynchronous store's optimiser, joined from what their owners sent, to be saved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from netstorm.frontends.mxnet.asynchronous.owned_rule import with_counts
 from netstorm.frontends.mxnet.asynchronous.owned_states import decode, joined
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.updates.states import write_atomically
+from netstorm.frontends.mxnet.updates.update_rule import OptimizerUpdater, UpdateRule
 
 __all__ = ["CollectedStates"]
 
@@ -26,8 +27,16 @@ class CollectedStates:
             self._counts[key] = max(part.updates for part in parts)
             self._all_updates = max(self._all_updates, *(part.all_updates for part in parts))
 
+    def rule(self, optimizer: mx.optimizer.Optimizer) -> UpdateRule:
+        """Return a rule that has the states, and the script's `optimizer` with the owners' counts."""
+        return UpdateRule(self._updater(optimizer), "collected from owners")
+
+    def _updater(self, optimizer: mx.optimizer.Optimizer) -> OptimizerUpdater:
+        updater = OptimizerUpdater(with_counts(optimizer, self._counts, self._all_updates))
+        updater.states = self._states
+        return updater
+
     def save(self, path: str, optimizer: mx.optimizer.Optimizer, *, dump_optimizer: bool) -> None:
         """Write a file in MXNet's format. It has the script's `optimizer` with the owners' counts."""
-        updater = mx.optimizer.Updater(with_counts(optimizer, self._counts, self._all_updates))
-        updater.states = self._states
+        updater = self._updater(optimizer)
         write_atomically(path, updater.get_states(dump_optimizer))

@@ -27,7 +27,7 @@ from netstorm.frontends.mxnet.store.row_arrays import (
 from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.values.key import Array, Key
-from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.chunks import QUANTISED, ROW_SPARSE
 
 __all__ = ["AsyncEntry", "AsyncRowEntry"]
 
@@ -75,10 +75,10 @@ class AsyncEntry(Entry):
                 gradient.array, lambda: self._flat(gradient), owner, clock=clock, priority=priority
             )
             return
-        residual, threshold = self._residual_of(self.key), compression.threshold
+        residual, codec = self.kept, compression.two_bit_of(self.tensor_name)
 
         def quantised() -> Signs:
-            return residual.quantise(self._flat(gradient).view(np.float32), threshold)
+            return residual.quantise(self._flat(gradient).view(np.float32), codec)
 
         self.calls.push(
             gradient.array,
@@ -86,13 +86,13 @@ class AsyncEntry(Entry):
             owner,
             clock=clock,
             priority=priority,
-            codec=compression.form.codec,
-            threshold=float(threshold),
+            codec=QUANTISED,
+            threshold=float(codec.threshold),
             also=(residual.array,),
         )
 
-    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, freshness: Freshness) -> None:
-        """Copy the newest value to `outs`."""
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
+        """Copy the newest value to `outs`. `owner` is None if this rank does not know who owns what."""
         stored = self._stored
         self.calls.pull((stored.array,), lambda: Target(self._flat(stored)), owner, freshness)
         self.pull(outs)
@@ -135,8 +135,8 @@ class AsyncRowEntry(RowEntry):
         """Sum `values` over devices, and have the owners update the rows that they have with it."""
         _push_rows(self.calls, sum_rows(values, self.key), owner, clock, priority)
 
-    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner, freshness: Freshness) -> None:
-        """Copy the newest value, all of its rows, to `outs`."""
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
+        """Copy the newest value, all of its rows, to `outs`; see `AsyncEntry.pull_from_owners`."""
         stored = self._stored
         self.calls.pull((stored,), lambda: Target(rows_of(stored).values.reshape(-1)), owner, freshness)
         self.pull(outs)

@@ -11,7 +11,8 @@ import copy
 from typing import Final, NamedTuple
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.asynchronous.owned_states import BlockState, encode, part_of
+from netstorm.frontends.mxnet.asynchronous.delay_compensation import compensated_update
+from netstorm.frontends.mxnet.asynchronous.owned_states import BlockState, decode, encode, joined, part_of
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
@@ -66,6 +67,7 @@ class OwnedRule:
     Attributes:
         fingerprint: of the rule; all ranks must have the same.
         whole: it needs whole tensors.
+        compensates: it asks on which value a gradient was computed: call `update_compensated`.
     """
 
     def __init__(self, rule: UpdateRule) -> None:
@@ -75,6 +77,7 @@ class OwnedRule:
         self._script: Final = rule.optimizer
         """The script's optimiser; None: the rule is a function."""
         self.whole: Final = type(self._script) not in _BY_ELEMENT
+        self.compensates: Final = type(self._script) is mx.optimizer.DCASGD
         self._own: Final = None if self._script is None else _copy(self._script)
         self._states: dict[tuple[int | str, int], object] = {}
         self._loaded: Final[dict[int | str, object]] = dict(rule.of_states.states) if rule.of_states else {}
@@ -97,32 +100,79 @@ class OwnedRule:
             self._updater(key, gradient, stored)
             return
         own = self._own
-        if len(live) != len(_LIVE):
-            raise UsageError(f"a push of {key!r} came with {live}; expected {' and '.join(_LIVE)}")
-        for name, value in zip(_LIVE, live, strict=True):
-            setattr(own, name, value)
-        for name in _SHARED:
-            setattr(own, name, getattr(self._script, name))
-        state = self._state(own, place, stored)
+        state = self._prepare(own, place, stored, live)
         if own.aggregate_num > 0:
             own.update_multi_precision((key,), (stored,), (gradient,), [state])
         else:
             own.update_multi_precision(key, stored, gradient, state)
 
-    def encoded_state(self, place: BlockPlace, stored: NDArray) -> bytes:
-        """Return the encoded `BlockState` of a block; waits until it has been computed."""
+    def update_compensated(
+        self, place: BlockPlace, gradient: NDArray, stored: NDArray, live: tuple[float, ...], base: NDArray
+    ) -> None:
+        """Queue the update of a block with a gradient that was computed on the value `base`."""
         own = self._own
         assert own is not None
+        state = self._prepare(own, place, stored, live)
+        compensated_update(own, place.key, stored, gradient, state, base=base)
+
+    def _prepare(
+        self, own: mx.optimizer.Optimizer, place: BlockPlace, stored: NDArray, live: tuple[float, ...]
+    ) -> object:
+        """Set the optimiser to what the pushing rank had set; return the block's state."""
+        if len(live) != len(_LIVE):
+            raise UsageError(f"a push of {place.key!r} came with {live}; expected {' and '.join(_LIVE)}")
+        for name, value in zip(_LIVE, live, strict=True):
+            setattr(own, name, value)
+        for name in _SHARED:
+            setattr(own, name, getattr(self._script, name))
+        return self._state(own, place, stored)
+
+    def encoded_state(self, place: BlockPlace, stored: NDArray) -> bytes:
+        """Return the encoded `BlockState` of a block; waits until it has been computed. Nothing is known of
+        the state of a function.
+        """
+        own = self._own
+        if own is None:
+            return b""
         begun = (place.key, place.block) in self._states or place.key in self._loaded
         state = self._state(own, place, stored)
+        if not begun:
+            del self._states[place.key, place.block]  # whoever asks next gets the same answer
         updates = own._index_update_count.get(place.key, 0)
         return encode(BlockState.of(state, begun=begun, updates=updates, all_updates=own.num_update))
+
+    def take_state(self, place: BlockPlace, stored: NDArray, encoded: bytes) -> None:
+        """Go on with a block from what another rank's `encoded_state` has given; empty: from its begin."""
+        own = self._own
+        if own is None:
+            return
+        self.drop_state(place)
+        if encoded:
+            found = decode(encoded)
+            self._counts_of(own, place.block)[place.key] = found.updates
+            own.num_update = max(own.num_update, found.all_updates)
+            if found.begun:
+                self._states[place.key, place.block] = joined([found.state], tuple(stored.shape))
+
+    def drop_state(self, place: BlockPlace) -> None:
+        """Forget a block's state, and its count of updates."""
+        self._states.pop((place.key, place.block), None)
+        if self._own is not None:
+            counts = self._counts_of(self._own, place.block)
+            counts.pop(place.key, None)
+            if place.key in self._counts:
+                counts[place.key] = self._counts[place.key]
+
+    def _counts_of(self, own: mx.optimizer.Optimizer, block: int) -> dict[int | str, int]:
+        """Return the counts of updates of the blocks with a number, by key."""
+        # MXNet counts updates by device, since several devices may update a key. Here a block is a "device".
+        found: dict[int | str, int] = own._all_index_update_counts.setdefault(block, dict(self._counts))
+        return found
 
     def _state(self, own: mx.optimizer.Optimizer, place: BlockPlace, stored: NDArray) -> object:
         """Return a block's state, and have the optimiser count this block's updates from here on."""
         key, block = place.key, place.block
-        # MXNet counts updates by device, since several devices may update a key. Here a block is a "device".
-        own._all_index_update_counts.setdefault(block, dict(self._counts))
+        self._counts_of(own, block)
         own._set_current_context(block)
         if (key, block) not in self._states:
             if key in self._loaded:

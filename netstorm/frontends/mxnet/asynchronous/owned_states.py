@@ -130,7 +130,10 @@ def _plain(state: object) -> _State:
         return _Array(tuple(state.shape), values.dtype.name, values.tobytes(), rows)
     if state is None or isinstance(state, (bool, int, float)):
         return state
-    raise UsageError(f"save_optimizer_states: a state of type {type(state).__name__} cannot be sent")
+    raise UsageError(
+        f"the optimizer has a state of type {type(state).__name__}, which cannot be sent to another rank: "
+        "expected arrays, numbers, None, and tuples of these"
+    )
 
 
 def _joined_rows(parts: list[_Array], shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray:

@@ -11,21 +11,24 @@ from __future__ import annotations
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arrays.arguments import check_dense, grouped
+from netstorm.frontends.mxnet.arrays.arguments import grouped
 from netstorm.frontends.mxnet.asynchronous.calls import Freshness
 from netstorm.frontends.mxnet.asynchronous.collected_states import CollectedStates
+from netstorm.frontends.mxnet.asynchronous.elastic_store import ElasticOwnersStore, owners_entry
 from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntry
 from netstorm.frontends.mxnet.asynchronous.owned_rule import OwnedRule
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
-from netstorm.frontends.mxnet.store.key_table import AnyEntry, Given
+from netstorm.frontends.mxnet.store.gradient_compression import compression_of
+from netstorm.frontends.mxnet.store.key_table import Given
 from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.operations.asynchronous import UNBOUNDED
 from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.runtime import describe_compression
 
 __all__ = ["AsynchronousKVStore", "create_asynchronous"]
 
@@ -40,7 +43,7 @@ _NO_OPTIMISER: Final = (
 @raises_mxnet_errors
 def create_asynchronous() -> NetStormKVStore:
     """Return an asynchronous store, or with NETSTORM_STALENESS=0 one that keeps all ranks together."""
-    settings = runtime_of_this_process().settings
+    settings = runtime_of_this_process(framework="MXNet").settings
     return InStepKVStore() if settings.staleness == 0 else AsynchronousKVStore()
 
 
@@ -64,17 +67,12 @@ class InStepKVStore(NetStormKVStore):
 
 
 @methods_raise_mxnet_errors
-class AsynchronousKVStore(NetStormKVStore):
+class AsynchronousKVStore(ElasticOwnersStore):
     """A distributed key-value store whose values are each kept by one rank, which applies pushes at once."""
 
-    _entry_type = AsyncEntry
-
-    _row_entry_type = AsyncRowEntry
-
     def __init__(self) -> None:
-        """Join the job, as `NetStormKVStore` does."""
+        """Join the job, as `ElasticOwnersStore` does."""
         super().__init__()
-        self._owner: Owner | None = None
         self._staleness: Final = self._runtime.settings.staleness
         self._clock = 0
 
@@ -96,7 +94,14 @@ class AsynchronousKVStore(NetStormKVStore):
         return found
 
     def init(self, key: object, value: object) -> None:
-        """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`."""
+        """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`.
+
+        In an elastic job they get those of the lowest rank that is there; a rank that joins later gets the
+        owners' present ones.
+
+        Raises:
+            UsageError: also if the others had a key when this rank joined, and it has pushed already.
+        """
         known = len(self._keys.entries())
         super().init(key, value)
         if self._owner is not None:
@@ -108,6 +113,17 @@ class AsynchronousKVStore(NetStormKVStore):
         self.init(key, value)
         for entry, outs in self._keys.find(grouped(key, out, "broadcast"), "broadcast"):
             entry.pull(outs)
+
+    def push(self, key: object, value: object, priority: int = 0) -> None:
+        """Have the owners update their blocks with the sum of values over all devices of this rank.
+
+        Arguments and errors are those of `NetStormKVStore.push`.
+
+        Raises:
+            WaitTimeout: an elastic job has had too few nodes for too long.
+        """
+        self._before_push()
+        super().push(key, value, priority)
 
     def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the owners' newest values to one or several arrays each.
@@ -121,6 +137,7 @@ class AsynchronousKVStore(NetStormKVStore):
 
     def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out` (`value` itself if None)."""
+        self._before_push()
         with self._short_call():
             pushed = self._keys.find(grouped(key, value, "pushpull"), "pushpull")
             pulled = pushed if out is None else self._keys.find(grouped(key, out, "pushpull"), "pushpull")
@@ -170,7 +187,10 @@ class AsynchronousKVStore(NetStormKVStore):
             UsageError: not an optimizer; or one that needs whole tensors after one that does not, or the
                 other way round.
         """
-        self._use(UpdateRule.of_optimizer(optimizer))
+        self._check()
+        rule = UpdateRule.of_optimizer(optimizer)
+        self._checkpoints.optimizer_set(rule)
+        self._use(rule)
 
     def _set_updater(self, updater: object) -> None:
         """Have owners update keys with `updater(key, gradient, stored)`, called on a thread for updates."""
@@ -184,6 +204,12 @@ class AsynchronousKVStore(NetStormKVStore):
             for entry in self._all():
                 entry.own(self._owner)
         else:
+            if self._is_elastic and any(entry.calls.pushes.total for entry in self._all()):
+                raise UsageError(
+                    f"{owned.fingerprint} after pushes in an elastic job: other ranks keep states of "
+                    f"{self._owner.rule.fingerprint}; set optimizers and load their states before the first "
+                    "push"
+                )
             if owned.whole != self._owner.rule.whole and self._keys.entries():
                 raise UsageError(
                     f"{owned.fingerprint} after {self._owner.rule.fingerprint}: one of them needs whole "
@@ -212,12 +238,7 @@ class AsynchronousKVStore(NetStormKVStore):
             raise UsageError(
                 "save_optimizer_states: call set_optimizer first; there are no states without an optimizer"
             )
-        asked = [(entry, *entry.pull_states(self._owner)) for entry in self._all()]
-        collected = CollectedStates()
-        for entry, array, found in asked:
-            array.wait_to_read()
-            collected.add(entry.user_key, entry.key.spec.shape, found)
-        collected.save(fname, optimizer, dump_optimizer=dump_optimizer)
+        self._collect_states(self._owner).save(fname, optimizer, dump_optimizer=dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote, in a job of however many nodes; each rank takes the states
@@ -232,20 +253,61 @@ class AsynchronousKVStore(NetStormKVStore):
         assert self._rule is not None
         self._use(self._rule)
 
+    def set_gradient_compression(self, compression_params: object) -> None:
+        """Push one of +t, 0 and -t for each value from now on, and keep the rest for the next push.
+
+        Args:
+            compression_params: {'type': '2bit', 'threshold': t}; t is 0.5 if not given.
+
+        Raises:
+            UsageError: another type, or a threshold that is not greater than 0.
+        """
+        self._check()
+        bound = self._runtime.settings.size_lower_bound
+        compression = compression_of(compression_params, size_lower_bound=bound)
+        compression.check_for_owners()
+        self._compression = compression
+        describe_compression(self._runtime, compression.description)
+
     # --------------------------------------------------------------------------------------------------
     # helpers
+
+    def _collect_states(self, owner: Owner) -> CollectedStates:
+        """Return the optimiser's states of all keys, with all pushes of this rank."""
+        asked = [(entry, *entry.pull_states(owner)) for entry in self._all()]
+        collected = CollectedStates()
+        for entry, array, found in asked:
+            array.wait_to_read()
+            collected.add(entry.user_key, entry.key.spec.shape, found)
+        return collected
+
+    def _collected_rule(self) -> UpdateRule | None:
+        """Get all values and states from their owners, the same at all ranks: nobody pushes meanwhile."""
+        owner, rule = self._owner, self._rule
+        if owner is None or rule is None:
+            return rule
+        mx.nd.waitall()  # as in `_use`: after the barrier all ranks' pushes have been applied
+        self._barrier()
+        for entry in self._all():
+            entry.pull_from_owners((), owner, Freshness(0, counted=False, priority=0))
+        optimizer = rule.optimizer
+        if optimizer is not None:
+            rule = self._collect_states(owner).rule(optimizer)
+        for entry in self._all():
+            entry.value.wait_to_read()
+        self._barrier()
+        return rule
 
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         owner = self._owner
         if owner is None:
             raise UsageError(_NO_OPTIMISER.format(what="push"))
+        self._checkpoints.pushed()
         compression = self._compression
         if compression is not None:
-            for entry, values in pushed:
-                compression.check_key(entry.key, "push")
-                check_dense(values, entry.key, "push under gradient compression")
+            self._check_compressed(pushed, compression)
         for entry, values in pushed:
-            _asynchronous(entry).push_to_owners(
+            owners_entry(entry).push_to_owners(
                 values, owner, clock=self._clock, priority=priority, compression=compression
             )
 
@@ -254,7 +316,7 @@ class AsynchronousKVStore(NetStormKVStore):
             if self._owner is None:
                 entry.pull(outs)
                 continue
-            owned = _asynchronous(entry)
+            owned = owners_entry(entry)
             owned.pull_from_owners(outs, self._owner, self._freshness(owned, priority))
 
     def _pull_rows(self, entry: RowEntry, out: NDArray, row_ids: NDArray, priority: int) -> None:
@@ -269,12 +331,3 @@ class AsynchronousKVStore(NetStormKVStore):
         clock = self._clock or entry.calls.pushes.total
         least = 0 if self._staleness == UNBOUNDED else clock - self._staleness
         return Freshness(least, self._clock > 0, priority)
-
-    def _all(self) -> list[AsyncEntry | AsyncRowEntry]:
-        return [_asynchronous(entry) for entry in self._keys.entries()]
-
-
-def _asynchronous(entry: AnyEntry) -> AsyncEntry | AsyncRowEntry:
-    """Return an entry as what `_entry_type` and `_row_entry_type` make it."""
-    assert isinstance(entry, (AsyncEntry, AsyncRowEntry))
-    return entry

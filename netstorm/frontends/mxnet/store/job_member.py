@@ -37,7 +37,7 @@ class JobMember(mx.kvstore.KVStore):
         handle = mx.base.KVStoreHandle()  # MXNet's profiler and destructor need a real one
         check_call(LIBRARY.MXKVStoreCreate(b"local", ctypes.byref(handle)))
         super().__init__(handle)
-        self._runtime: Final[Runtime] = runtime_of_this_process()
+        self._runtime: Final[Runtime] = runtime_of_this_process(framework="MXNet")
         profile_here(self.rank)
 
     @property

@@ -61,7 +61,7 @@ class KeyTable:
         return found
 
     def check_new(
-        self, user_key: int | str, values: list[NDArray], compression: GradientCompression | None
+        self, user_key: int | str, values: list[NDArray], compression: GradientCompression | None, name: str
     ) -> Kind:
         """Return the kind of a new key's initial value, after checking key and value.
 
@@ -79,7 +79,7 @@ class KeyTable:
         key = Key(self._namespace, str(user_key), kind.shape, kind.dtype.name)
         check_fits(values, key, "init")
         if compression is not None:
-            compression.check_key(key, "init")
+            compression.check_key(key, "init", name)
         if not kind.dense:
             check_rows(self._runtime, key.name, kind.shape)
         return kind

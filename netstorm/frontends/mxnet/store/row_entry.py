@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from netstorm.frontends.mxnet.arrays.gil_calls import queue_copy
 from netstorm.frontends.mxnet.arrays.last_arrays import LastArrays
 from netstorm.frontends.mxnet.arrays.row_memory import empty_rows
 from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.elastic.round_results import RoundResults
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.store.row_arrays import check_rows, gather_rows, sum_rows
-from netstorm.frontends.mxnet.store.row_rounds import RowRounds
+from netstorm.frontends.mxnet.store.row_rounds import Follow, RowRounds
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import ROW_SPARSE
@@ -23,7 +25,22 @@ __all__ = ["RowEntry", "RowPushes"]
 class RowEntry:
     """A row-sparse key's value. It does what `Entry` does for dense keys; all methods return at once."""
 
-    __slots__ = ("_full", "_merged", "_rounds", "_runtime", "_stored", "last", "skipped", "user_key")
+    __slots__ = (
+        "_full",
+        "_merged",
+        "_rounds",
+        "_rounds_before",
+        "_runtime",
+        "_stored",
+        "contributors",
+        "elastic",
+        "first_rounds",
+        "holds_sum",
+        "last",
+        "pushed_in",
+        "skipped",
+        "user_key",
+    )
 
     def __init__(
         self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
@@ -34,7 +51,12 @@ class RowEntry:
         self.last: Final = LastArrays()
         """Their arrays may be dense or row-sparse."""
         self.skipped: NDArray | None = None
-        """See `Entry.skipped`."""
+        """See `Entry`, as for the next four."""
+        self.elastic: RoundResults | None = None
+        self.contributors = 0
+        self.first_rounds: Mapping[str, int] = {}
+        self.pushed_in = -1
+        self.holds_sum = False
         key = runtime.register(namespace, str(user_key), shape, dtype, form=ROW_SPARSE)
         self._rounds: Final = RowRounds(runtime, key, self._note_skipped)
         self._stored: Final = empty_rows(shape, self.key.dtype)
@@ -42,16 +64,54 @@ class RowEntry:
         """The sum of the last push, for an updater."""
         self._full = True
         """The value has all rows, as optimisers want it."""
+        self._rounds_before = 0
+        """See `Entry`."""
+
+    @property
+    def value(self) -> NDArray:
+        """The value, as it is after all that was pushed before; not to be changed."""
+        return self._stored
+
+    @property
+    def further_keys(self) -> list[Key]:
+        """None: rows are not compressed."""
+        return []
+
+    @property
+    def kept(self) -> None:
+        """None: rows are not compressed."""
+
+    @property
+    def tensor_name(self) -> str:
+        """What rules of compression name."""
+        return self.key.name
+
+    @property
+    def residual(self) -> dict[str, NDArray] | None:
+        """None: rows are not compressed."""
+        return None
+
+    @property
+    def rounds(self) -> int:
+        """The number of the last round, counted on from a checkpoint."""
+        return self._rounds_before + self.key.last_taken
 
     @property
     def key(self) -> Key:
         """The network's key."""
         return self._rounds.key
 
+    @property
+    def has_deferred(self) -> bool:
+        """False: the script's thread queues all updates of rows."""
+        return False
+
     def initialise(self, value: NDArray | None) -> None:
-        """Give all ranks the value of the one rank that has one. Rows that it does not have are zeros."""
+        """Give all ranks the value of the one rank that has one (see `Entry`). Rows that it does not have are
+        zeros.
+        """
         source = None if value is None else sum_rows([value], self.key)
-        self._rounds.sum(source, self._stored, all_rows=True)
+        self._rounds.sum(source, self._stored, all_rows=True, from_lowest=self.elastic is not None)
 
     def push(
         self,
@@ -61,6 +121,7 @@ class RowEntry:
         rule: UpdateRule | None,
         fingerprint: str,
         compression: object = None,
+        loss: object = None,
     ) -> None:
         """Sum `values` over devices and ranks. Call `update` afterwards if there is a rule.
 
@@ -70,6 +131,7 @@ class RowEntry:
             rule: what `update` will be given; None: the sum replaces the value.
             fingerprint: of the rule.
             compression: None; rows are not compressed.
+            loss: ignored: rows are always waited for.
         """
         if len(values) == 1:
             self.last.pushed = values[0].handle
@@ -79,7 +141,7 @@ class RowEntry:
             target = self._stored
         else:
             target = self._merged = empty_rows(self.key.spec.shape, self.key.dtype)
-        self._rounds.sum(source, target, priority=priority, rule=fingerprint)
+        self._rounds.sum(source, target, priority=priority, rule=fingerprint, follow=self._follow)
 
     def update(self, rule: UpdateRule) -> None:
         """Update the value with the sum of the last push. A lazy optimiser updates only the sum's rows."""
@@ -92,7 +154,7 @@ class RowEntry:
             self.user_key,
             self._merged,
             self._stored,
-            round=f"round {round} of {self.key.name} in store {self.key.spec.namespace}",
+            round=f"round {self.rounds} of {self.key.name} in store {self.key.spec.namespace}",
             rank=runtime.rank,
         )
         self._merged = None
@@ -102,6 +164,14 @@ class RowEntry:
 
     def wait_for_updates(self) -> None:
         """Do nothing: the script's thread queues updates of rows, so the optimiser's state is known."""
+
+    def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
+        """Take over what a checkpoint has: the value (None: leave it), and the number of the last round."""
+        if value is not None:
+            with mx.autograd.pause():
+                queue_copy(value, self._stored)
+            self._full = False
+        self._rounds_before = rounds - self.key.last_taken
 
     def pull(self, outs: Sequence[NDArray]) -> None:
         """Copy the whole value, as it is after all that was pushed before, to dense or row-sparse arrays."""
@@ -121,6 +191,10 @@ class RowEntry:
         picked = gather_rows(self._stored, row_ids)
         with mx.autograd.pause():
             queue_copy(picked, out)
+
+    def _follow(self, operation: Operation) -> None:
+        if self.elastic is not None:
+            self.elastic.follow(operation, self)
 
     def _note_skipped(self, array: NDArray) -> None:
         self.skipped = array
@@ -145,9 +219,17 @@ class RowPushes:
         self._merged: NDArray | None = None
 
     def push(
-        self, values: Sequence[NDArray], *, priority: int, rule: UpdateRule | None, fingerprint: str
+        self,
+        values: Sequence[NDArray],
+        *,
+        priority: int,
+        rule: UpdateRule | None,
+        fingerprint: str,
+        follow: Follow | None = None,
     ) -> None:
-        """Sum `values`, all row-sparse, over devices and ranks. Without a rule the sum replaces the value."""
+        """Sum `values`, all row-sparse, over devices and ranks. Without a rule the sum replaces the value.
+        `follow` is called with the operation before it begins.
+        """
         key = self._rounds.key
         merged = empty_rows(key.spec.shape, key.dtype)
         self._rounds.sum(
@@ -155,6 +237,7 @@ class RowPushes:
             merged,
             priority=priority,
             rule=f"{fingerprint or 'sums'} of row_sparse arrays",
+            follow=follow,
         )
         if rule is None:
             with mx.autograd.pause():

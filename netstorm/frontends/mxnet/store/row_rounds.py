@@ -18,7 +18,9 @@ from netstorm.kvstore.values.key import Key
 from netstorm.kvstore.values.row_sparse import RowParts
 from netstorm.protocol.chunks import ROW_SPARSE
 
-__all__ = ["RowRounds"]
+__all__ = ["Follow", "RowRounds"]
+
+Follow = Callable[[Operation], None]
 
 
 class RowRounds:
@@ -47,6 +49,8 @@ class RowRounds:
         priority: int = 0,
         rule: str = "",
         all_rows: bool = False,
+        from_lowest: bool = False,
+        follow: Follow | None = None,
     ) -> None:
         """Queue the network operation: `target` gets the sum of the `source`s of all ranks.
 
@@ -56,6 +60,8 @@ class RowRounds:
             priority: larger goes first on every link.
             rule: fingerprint of what will be done with the sum.
             all_rows: `target` gets all rows, zeros where no rank has one.
+            from_lowest: only the lowest rank of the job contributes its rows.
+            follow: called with the operation before it begins, in a thread of the engine.
         """
         key, runtime = self.key, self._runtime
         round = key.take_round()
@@ -67,25 +73,20 @@ class RowRounds:
                 runtime.fail(f"round {round} of key {key.name!r}: {error}")
                 raise
             parts: RowParts = []
-            runtime.submit(
-                Operation(
-                    key=key,
-                    round=round,
-                    source=rows,
-                    destination=parts,
-                    done=_write_when_done(completion, target, parts, key, all_rows=all_rows),
-                    priority=priority,
-                    rule=rule,
-                    form=key.forms[ROW_SPARSE],
-                )
+            operation = Operation(
+                key=key,
+                round=round,
+                source=rows,
+                destination=parts,
+                done=_write_when_done(completion, target, parts, key, all_rows=all_rows),
+                priority=priority,
+                rule=rule,
+                form=key.forms[ROW_SPARSE],
+                from_lowest=from_lowest,
             )
-
-        def skipped() -> None:
-            self._on_skipped(target)
-            runtime.fail(
-                f"round {round} of key {key.name!r} has nothing to send: an operation that it depends on "
-                "has failed"
-            )
+            if follow is not None:
+                follow(operation)
+            runtime.submit(operation)
 
         push_async(
             start,
@@ -93,7 +94,15 @@ class RowRounds:
             writes=(target,),
             name="netstorm_allreduce_rows",
             priority=priority,
-            skipped=skipped,
+            skipped=lambda: self._skipped(target, round),
+        )
+
+    def _skipped(self, target: NDArray, round: int) -> None:
+        """End the job: what a round depends on has failed, and the other ranks wait for it."""
+        self._on_skipped(target)
+        self._runtime.fail(
+            f"round {round} of key {self.key.name!r} has nothing to send: an operation that it depends on "
+            "has failed"
         )
 
     def fill(self, array: NDArray) -> None:

@@ -11,25 +11,27 @@ of that reaches the network.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
-from netstorm.errors import Closed, UsageError
+from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays.arguments import check_dense, grouped, paired_with_row_ids
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
+from netstorm.frontends.mxnet.store.elastic_store import ElasticStore
 from netstorm.frontends.mxnet.store.entry import Entry
 from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression, compression_of
-from netstorm.frontends.mxnet.store.job_member import JobMember
-from netstorm.frontends.mxnet.store.key_table import Given, KeyTable
+from netstorm.frontends.mxnet.store.key_table import Given
 from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.frontends.mxnet.updates.update_rule import Updater, UpdateRule
+from netstorm.kvstore.options import loss_terms
+from netstorm.kvstore.process.runtime import describe_compression
 from netstorm.pslite.system.interpreter_lock import SHORT_CALL, ShortCall
 
 __all__ = ["NetStormKVStore"]
 
 
 @methods_raise_mxnet_errors
-class NetStormKVStore(JobMember):
+class NetStormKVStore(ElasticStore):
     """A distributed, synchronous key-value store of general nodes.
 
     Every rank keeps a replica of every value and runs the optimiser on it, so all ranks hold the same bytes.
@@ -44,10 +46,8 @@ class NetStormKVStore(JobMember):
     def __init__(self) -> None:
         """Join the job; see `JobMember`."""
         super().__init__()
-        self._namespace: Final = self._runtime.open_namespace()
-        self._keys: Final = KeyTable(self._runtime, self._namespace)
-        self._rule: UpdateRule | None = None
         self._compression: GradientCompression | None = None
+        self._loss = loss_terms(self._runtime.settings)
 
     @property
     def type(self) -> str:
@@ -70,23 +70,31 @@ class NetStormKVStore(JobMember):
         """
         self._check()
         new = [
-            (user_key, values[0], self._keys.check_new(user_key, values, self._compression))
+            (
+                user_key,
+                values[0],
+                self._keys.check_new(user_key, values, self._compression, self._tensor_name(user_key)),
+            )
             for user_key, values in grouped(key, value, "init")
         ]
-        for user_key, initial, kind in new:
+        self._prepare()
+        for user_key, given, kind in new:
+            initial = self._initial_value(user_key, given)
             entry: Entry | RowEntry
             if kind.dense:
-                form = 0 if self._compression is None else self._compression.form.codec
+                name = self._tensor_name(user_key)
+                form = 0 if self._compression is None else self._compression.form(name, kind.shape)
                 network_key = self._runtime.register(
                     self._namespace, str(user_key), kind.shape, kind.dtype.name, form=form
                 )
                 entry = self._entry_type(self._runtime, network_key, user_key)
+                entry.tensor_name = name
             else:
                 entry = self._row_entry_type(
                     self._runtime, self._namespace, user_key, kind.shape, kind.dtype.name
                 )
             self._keys.add(entry)
-            entry.initialise(initial if self.rank == 0 else None)
+            self._initialise(entry, initial)
 
     def push(self, key: object, value: object, priority: int = 0) -> None:
         """Sum values over all devices and ranks, and update the stored value with the sum.
@@ -135,6 +143,7 @@ class NetStormKVStore(JobMember):
     def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
         """`init`, then `pull` to `out`."""
         self.init(key, value)
+        self._check_weights(key)
         self.pull(key, out=out, priority=priority)
 
     def row_sparse_pull(
@@ -178,7 +187,10 @@ class NetStormKVStore(JobMember):
         It stays the live object: a learning rate that is changed later counts from the next push on.
         """
         self._check()
+        self._prepare()
         self._rule = UpdateRule.of_optimizer(optimizer)
+        self._checkpoints.optimizer_set(self._rule)
+        self._optimizer_set(self._rule)
         self._updater = self._rule.updater
 
     @property
@@ -198,20 +210,24 @@ class NetStormKVStore(JobMember):
         self._updater = self._rule.updater
 
     def set_gradient_compression(self, compression_params: object) -> None:
-        """Send one of +t, 0 and -t for each value that is pushed from now on, and keep the rest for the next
-        push.
+        """Send what is pushed from now on in fewer bytes, by a codec (docs/guides/compression.md).
 
-        A gradient takes a 16th of the bytes, and a sum over the job's ranks a little more. All ranks must
-        call it, with the same values, between the same pushes.
+        All ranks must call it, with the same values, between the same pushes.
 
         Args:
-            compression_params: {'type': '2bit', 'threshold': t}; t is 0.5 if not given.
+            compression_params: `type`, and the parameters of that codec, as in {'type': '2bit',
+                'threshold': 0.5}; or a codec for each pattern of names, as in {'*bias': 'none', '*': 'int8'}.
+                Names are those of parameters, if the optimiser that the store has been given knows them,
+                else the keys.
 
         Raises:
-            UsageError: another type, or a threshold that is not greater than 0.
+            UsageError: another type, or a bad parameter.
         """
         self._check()
-        self._compression = compression_of(compression_params, self.num_workers)
+        self._compression = compression_of(
+            compression_params, size_lower_bound=self._runtime.settings.size_lower_bound
+        )
+        describe_compression(self._runtime, self._compression.description)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the optimiser's states, the same on all ranks, to a file; ranks may name the same file.
@@ -249,33 +265,46 @@ class NetStormKVStore(JobMember):
         self._check()
         return SHORT_CALL
 
-    def _check(self) -> None:
-        """Raise the error that has made the store useless, if there is one.
-
-        If an operation of the script's own has failed, raise that failure, which is the cause of the others.
-        """
-        try:
-            self._runtime.check()
-        except Closed:
-            for entry in self._keys.entries():
-                if entry.skipped is not None:
-                    entry.skipped.wait_to_read()
-            raise
-
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         rule = self._rule
+        self._checkpoints.pushed()
         fingerprint = "" if rule is None else rule.fingerprint()
-        compression = self._compression
+        if self._elastic is not None:
+            self._elastic.before_push([entry for entry, _ in pushed], self._keys.entries, rule)
+            fingerprint += self._elastic.results.fingerprint
+        compression, loss = self._compression, self._loss
         if compression is not None:
-            for entry, values in pushed:
-                compression.check_key(entry.key, "push")
-                check_dense(values, entry.key, "push under gradient compression")
+            self._check_compressed(pushed, compression)
             fingerprint += compression.fingerprint
+        if loss is not None:
+            fingerprint += f" {loss}"
         for entry, values in pushed:
-            entry.push(values, priority=priority, rule=rule, fingerprint=fingerprint, compression=compression)
+            entry.push(
+                values,
+                priority=priority,
+                rule=rule,
+                fingerprint=fingerprint,
+                compression=compression,
+                loss=loss,
+            )
         if rule is not None:
             for entry, _ in pushed:
                 entry.update(rule)
+
+    def _check_compressed(self, pushed: Given, compression: GradientCompression) -> None:
+        for entry, values in pushed:
+            name = entry.tensor_name
+            compression.check_key(entry.key, "push", name)
+            if compression.codec_of(name) is not None:
+                check_dense(values, entry.key, "push under gradient compression")
+
+    def _tensor_name(self, user_key: int | str) -> str:
+        """Return the name of the parameter that a key holds, as the optimiser knows it; else the key."""
+        optimizer = None if self._rule is None else self._rule.optimizer
+        parameter = getattr(optimizer, "param_dict", {}).get(user_key)
+        if parameter is not None:
+            return str(parameter.name)
+        return str(getattr(optimizer, "idx2name", {}).get(user_key, user_key))
 
     def _wait_for_updates(self) -> None:
         """Wait until all updates that were pushed are made, or at least queued on the engine."""

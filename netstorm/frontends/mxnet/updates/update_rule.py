@@ -73,6 +73,8 @@ class UpdateRule:
         self.updater: Final = updater
         self.of_states: Final = updater if isinstance(updater, OptimizerUpdater) else None
         """The updater, if it has an optimiser, whose states can be saved."""
+        self.origin = ""
+        """Where its states come from, if not from updates alone: part of the fingerprint."""
         self._draws: Final = draws
         self._text = text
         self._capture: UpdateCapture | None = None
@@ -185,7 +187,23 @@ class UpdateRule:
         updater = self.of_states
         assert updater is not None
         restore_states(updater, path)
-        self._text = f"{fingerprint_of(updater.optimizer)} from states {digest_of(updater.states)}"
+        self._set_origin(f"states {digest_of(updater.states)}")
+
+    def restore(self, states: dict[int | str, object], origin: str) -> None:
+        """Take over states, which `origin` names for the fingerprint: other ranks must have the same. Empty:
+        they come from updates alone.
+        """
+        updater = self.of_states
+        assert updater is not None
+        updater.states = states
+        updater.states_synced = dict.fromkeys(states, False)
+        self._set_origin(origin)
+
+    def _set_origin(self, origin: str) -> None:
+        assert self.of_states is not None
+        self.origin = origin
+        fingerprint = fingerprint_of(self.of_states.optimizer)
+        self._text = f"{fingerprint} from {origin}" if origin else fingerprint
 
 
 def _seed(text: str) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.forking import ROOT
 from tests.integration.jobs import run_job
 from tests.integration.mxnet.reference.servers import run_with_servers
 
@@ -67,7 +68,8 @@ def test_digits_are_learned_as_well_as_by_mxnets_own_asynchronous_store(tmp_path
         folder = tmp_path / str(staleness)
         folder.mkdir()
         script = TRAIN.format(store="dist_async_netstorm")
-        ended = run_job(folder, NODES, script, NETSTORM_STALENESS=staleness)
+        # It has scikit-learn's data.
+        ended = run_job(folder, NODES, script, NETSTORM_STALENESS=staleness, PYTHONPATH=ROOT)
         assert [end.code for end in ended] == [0] * NODES, ended
         ours = [accuracy(end.out) for end in ended]
         print(f"staleness {staleness}: {ours}; {[end.out.split()[1:] for end in ended]}; MXNet's: {theirs}")

@@ -189,6 +189,7 @@ def test_compressed_pushes_are_restored_by_the_owners_and_each_rank_keeps_its_ow
     start = np.random.RandomState(1).randn(*shape).astype("float32")
     kv.init("a", mx.nd.array(start))
     assert pulled(kv, "a", shape).tobytes() == start.tobytes()  # exact, before the first push
+    settled(kv)  # no rank pushes before all have pulled
     taken = np.zeros(shape, "float64")
     for rank in range(NODES):
         residual = np.zeros(shape[0] * shape[1], "float32")

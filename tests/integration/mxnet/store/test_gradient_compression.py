@@ -113,7 +113,10 @@ def test_compressed_pushes_cost_a_fraction_of_the_bytes(kv: Any) -> None:
 @on_nodes
 def test_what_mxnet_refuses_is_refused(kv: Any) -> None:
     wrong = [
-        ({"type": "1bit"}, "Unknown type for gradient compression '1bit'"),
+        ({"type": "3bit"}, "Unknown type for gradient compression '3bit'"),
+        ({"type": "int8", "block": 3}, "it takes rounding"),
+        ({"type": "topk", "ratio": 2}, "expected more than 0, up to 1"),
+        ({"w": 3}, "has no type"),
         ({"threshold": 0.5}, "has no type"),
         ("2bit", "takes a dictionary"),
         (None, "takes a dictionary"),
@@ -134,6 +137,54 @@ def test_what_mxnet_refuses_is_refused(kv: Any) -> None:
     kv.init("w", mx.nd.zeros(1))
     kv.push("w", mx.nd.array([0.5]))
     assert pulled(kv, "w", 1).tolist() == [THRESHOLD * NODES]
+
+
+def mean_of(kv: Any, key: str, gradient: Any, pushes: int) -> Any:
+    """Push the same gradient a few times; return the mean sum: error feedback brings it near the true one."""
+    total = np.zeros(gradient.shape)
+    for _ in range(pushes):
+        kv.push(key, mx.nd.array(gradient))
+        found = pulled(kv, key, *gradient.shape)
+        assert same_everywhere(kv, mx.nd.array(found))
+        total += found
+    return total / pushes
+
+
+@on_nodes
+def test_every_codec_sums_right_on_the_average_and_gives_all_ranks_the_same_bits(kv: Any) -> None:
+    shape = (90, 41)
+    gradients = [np.random.RandomState(rank).standard_normal(shape).astype("f") for rank in range(NODES)]
+    right = sum(gradients)
+    codecs = ["fp16", "bf16", "int8", "1bit", "topk", "bsc", "mpq", "powersgd"]
+    more: dict[str, dict[str, float]] = {
+        "topk": {"ratio": 0.25},
+        "bsc": {"ratio": 0.25},
+        "powersgd": {"rank": 12},
+    }
+    for place, name in enumerate(codecs):
+        parameters = {"type": name, **more.get(name, {})}
+        if place % 2:  # half of the keys have been there before
+            kv.init(name, mx.nd.ones(shape))
+        kv.set_gradient_compression(parameters)
+        if not place % 2:
+            kv.init(name, mx.nd.ones(shape))
+        assert pulled(kv, name, *shape).min() == 1  # initial values are exact
+        mean = mean_of(kv, name, gradients[kv.rank], 24)
+        assert np.linalg.norm(mean - right) < 0.25 * np.linalg.norm(right), name
+
+
+@on_nodes
+def test_rules_choose_a_codec_by_the_names_of_keys_and_exempt_other_types(kv: Any) -> None:
+    kv.set_gradient_compression({"*bias": "none", "layer*": {"type": "2bit", "threshold": 1}, "*": "fp16"})
+    kv.init("layer0_bias", mx.nd.zeros(3, dtype="float64"))
+    kv.init(["layer0_weight", "other"], [mx.nd.zeros(3), mx.nd.zeros(3)])
+    kv.push("layer0_bias", mx.nd.array([1e-9, 0, 0], dtype="float64"))
+    kv.push(["layer0_weight", "other"], [mx.nd.array([0.7, 2, -1]), mx.nd.array([1.0001, 0, 1])])
+    assert pulled(kv, "layer0_weight", 3).tolist() == [0, NODES, -NODES]
+    assert pulled(kv, "other", 3).tolist() == [NODES, 0, NODES]
+    out = mx.nd.zeros(3, dtype="float64")
+    kv.pull("layer0_bias", out=out)
+    assert 0 < out.asnumpy()[0] < 1e-8
 
 
 @on_nodes

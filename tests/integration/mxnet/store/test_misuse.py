@@ -6,6 +6,7 @@ The job goes on: after all that was refused, every rank trains and ends well.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ if "async" in kv.type:
     refused(kv.push, "known", dense)  # an asynchronous store needs an optimizer first
 refused(kv.set_optimizer, "sgd")
 refused(kv._set_updater, "sgd")
-refused(kv.set_gradient_compression, {"type": "1bit"})
+refused(kv.set_gradient_compression, {"type": "3bit"})
 refused(kv.is_capable, "telepathy")
 refused(kv._send_command_to_servers, 0, "")
 refused(kv.get_num_dead_node, 9)
@@ -129,7 +130,7 @@ def test_a_job_whose_scripts_catch_what_was_refused_trains_on_and_ends_well(
     parts = (KEYS_OF_ANOTHER_TYPE, KEYS_THAT_ARE_NOT_INITIALISED, ARRAYS_AND_OPTIONS, ON_ONE_RANK_ALONE)
     script = f"{PROLOGUE}\nSTORE = {name!r}\n" + "\n".join(parts)
     staleness = 0 if in_step else -1
-    settings = {"CHUNK_SIZE": 3, "NETSTORM_LOG": "error", "NETSTORM_STALENESS": staleness}
+    settings: dict[str, Any] = {"CHUNK_SIZE": 3, "NETSTORM_LOG": "error", "NETSTORM_STALENESS": staleness}
     ended = run_job(tmp_path, NODES, script, module=(), **settings)
     for end in ended:
         assert (end.code, end.err) == (0, "")

@@ -37,6 +37,8 @@ def launch(*words: str) -> tuple[int, str]:
             ["-n", "2", "--env", "NETSTORM_RANK=1", "--", "true"],
             "NETSTORM_RANK is set by the launcher itself",
         ),
+        (["-n", "2", "--env", "RANK=1", "--", "true"], "RANK is set by the launcher itself"),
+        (["-n", "2", "--env", "MASTER_PORT=0", "--", "true"], "MASTER_PORT=0: expected a TCP port"),
         (
             ["-n", "2", "--env", "CHUNK_SIZE=0", "--", "true"],
             "CHUNK_SIZE='0': expected a whole number, at least 1",

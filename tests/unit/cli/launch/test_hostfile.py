@@ -59,3 +59,8 @@ def test_a_wrong_line_is_an_error_that_names_it_and_says_what_is_allowed(text, m
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere: cannot read the host file: .*No such file"):
         read_hostfile(tmp_path / "nowhere")
+
+
+def test_a_host_file_for_millions_of_nodes_is_an_error_and_takes_no_memory():
+    with pytest.raises(UsageError, match="1999998 nodes: expected at most 4096; check slots="):
+        placed("tokyo slots=999999\nparis slots=999999")

@@ -36,6 +36,7 @@ def local(
         sites=sites or [None] * size,
         ready_file=ready_file,
         scheduler_host=scheduler_host,
+        torch_port=lambda: 29_000,
     )
 
 
@@ -74,6 +75,30 @@ def test_each_node_is_told_its_rank_and_where_the_scheduler_is():
     assert (first.environment["NETSTORM_RANK"], second.environment["NETSTORM_RANK"]) == ("0", "1")
     assert (first.environment["NETSTORM_SITE"], second.environment["NETSTORM_SITE"]) == ("east", "west")
     assert json.loads(second.start_message) == {"command": ["python", "train.py"], "folder": "/data"}
+
+
+def test_pytorch_finds_the_same_rank_and_all_ranks_the_same_rank_0():
+    first, second = local().nodes(1234)
+    assert [node.environment["RANK"] for node in (first, second)] == ["0", "1"]
+    assert [node.environment["LOCAL_RANK"] for node in (first, second)] == ["0", "1"]
+    for node in (first, second):
+        assert node.environment["WORLD_SIZE"] == node.environment["LOCAL_WORLD_SIZE"] == "2"
+        assert node.environment["MASTER_ADDR"] == "127.0.0.1"
+        assert node.environment["MASTER_PORT"] == "29000"
+
+
+def test_the_users_own_port_for_pytorch_wins():
+    node, _ = local(environment={"PATH": "/bin", "MASTER_PORT": "4444"}).nodes(None)
+    assert (node.environment["MASTER_ADDR"], node.environment["MASTER_PORT"]) == ("127.0.0.1", "4444")
+
+
+def test_what_torchrun_has_set_for_another_job_does_not_reach_the_nodes(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("RANK", "7")
+    environment = users_environment({"MASTER_ADDR": "10.0.0.1"})
+    assert environment.keys().isdisjoint({"TORCHELASTIC_USE_AGENT_STORE", "MASTER_PORT", "RANK"})
+    assert environment["MASTER_ADDR"] == "10.0.0.1"
 
 
 def test_the_cores_are_shared_out_unless_the_user_has_chosen():
@@ -163,6 +188,12 @@ def test_over_ssh_nothing_but_the_interpreters_name_passes_through_a_shell():
         "DMLC_NUM_WORKER": "2",
         "NETSTORM_RANK": "1",
         "NETSTORM_SITE": "west",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "tokyo",
+        "MASTER_PORT": "10091",
     }
 
 
@@ -198,11 +229,31 @@ def test_a_scheduler_on_localhost_is_refused_if_nodes_are_elsewhere():
     assert over_ssh("localhost slots=2").size == 2
 
 
+def test_pytorch_meets_at_the_host_of_rank_0_wherever_the_scheduler_is():
+    job = over_ssh("bob@tokyo rank=1\nparis rank=0 address=203.0.113.7\ntokyo rank=2", port=65_000)
+    own = [json.loads(node.start_message)["variables"] for node in job.nodes(None)]
+    assert {one["DMLC_PS_ROOT_URI"] for one in own} == {"tokyo"}
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in own} == {("203.0.113.7", "64000")}
+    assert [(one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in own] == [
+        ("0", "1"),
+        ("0", "2"),
+        ("1", "2"),
+    ]
+
+
+def test_a_rank_0_on_localhost_has_no_address_that_other_hosts_could_use():
+    job = over_ssh("localhost\nparis", scheduler_host="paris")
+    assert all("MASTER_ADDR" not in json.loads(node.start_message)["variables"] for node in job.nodes(None))
+    given = over_ssh("localhost\nparis", scheduler_host="paris", variables={"MASTER_ADDR": "10.0.0.1"})
+    assert json.loads(given.nodes(None)[1].start_message)["variables"]["MASTER_ADDR"] == "10.0.0.1"
+
+
 def test_settings_that_are_set_here_are_passed_on_but_not_those_of_this_machine():
     here = {
         "CHUNK_SIZE": "1024",
         "DMLC_NODE_HOST": "10.0.0.1",
         "NETSTORM_RANK": "3",
+        "MASTER_ADDR": "10.0.0.2",
         "HOME": "/root",
         "UPDATE_TIME": "",
     }

@@ -10,6 +10,7 @@ from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Send
+from netstorm.pslite.security.handshake_texts import Mismatch, reason_of_opener
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
@@ -101,3 +102,43 @@ def test_the_kind_of_a_job_s_end_decides_the_error_that_the_program_gets(kind, e
     found = job_end_error(m.PeerGone(rank=-1, kind=kind, reason="it ended"))
     assert type(found) is error
     assert str(found) == "it ended"
+
+
+def test_a_scheduler_with_another_key_is_not_asked_again():
+    driven = Session()
+    driven.sent()
+    reason = reason_of_opener("10.0.0.9:9091", Mismatch.MECHANISM, has_key=False)
+    error = driven.session.connection_lost(f"no connection for 10 s: {reason}", (), 1.0)
+    assert isinstance(error, errors.JoinRefused)
+    assert "cannot join the scheduler at 10.0.0.9:9091: " in str(error)
+    assert "set NETSTORM_KEY_FILE" in str(error)
+    assert driven.sent() == []
+
+
+def test_a_node_that_is_out_of_an_elastic_job_is_told_so_and_what_to_do():
+    departed = "rank 1 is out of the job since view 3: rank 1 is lost: no heartbeat for 20 s"
+    refused = Session().join().connection_lost(f"10.0.0.9:9091 refused this process: {departed}", (), 50.0)
+    announced = job_end_error(m.PeerGone(rank=-1, kind="removed", reason=departed))
+    for error in (refused, announced):
+        assert isinstance(error, errors.NodeRemoved)
+        assert departed in str(error)
+        assert "start it again" in str(error)
+
+
+def test_in_an_elastic_job_a_node_asks_once_more_whether_it_is_out():
+    driven = Session()
+    joined = m.Joined(
+        rank=1,
+        members=(),
+        policy=STAR,
+        heartbeat_interval_s=2,
+        heartbeat_timeout_s=20,
+        elastic=(1, 2),
+    )
+    driven.session.start(joined, 0.0)
+    assert driven.session.connection_lost("the connection takes no more messages", (), 50.0) is None
+    driven.sent()
+    assert driven.session.try_reconnect(resume, 55.0) is None
+    assert driven.sent() == [m.Resume]
+    error = driven.session.try_reconnect(resume, 71.0)
+    assert isinstance(error, errors.SchedulerLost)

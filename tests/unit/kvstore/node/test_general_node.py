@@ -260,7 +260,7 @@ def test_heartbeats_report_what_is_waited_for():
     driven.wait(0)
     driven.wait(3)
     assert driven.sent(m.Heartbeat)[-1].busy == (
-        "round 0 of key 'w': 1 of 1 chunks wait for results from other ranks"
+        "round 0 of key 'w': 1 of 1 chunks wait for results of ranks [0]"
     )
 
 

@@ -371,4 +371,4 @@ def test_nothing_is_left_of_rounds_that_were_held():
     for node in ranks.nodes:
         node.tick(0.0)
         assert node.next_tick() == float("inf")
-        assert not node._withheld._by_number
+        assert not node._sums.withheld._by_number

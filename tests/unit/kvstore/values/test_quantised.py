@@ -31,7 +31,7 @@ def payload_of(values):
 
 def result_of(total, elements):
     found = np.full(elements, 7, np.float32)
-    Quantised(0.5, total.contributors.bit_count()).write(found, 0, elements, total.to_send())
+    Quantised(0.5).write(found, 0, elements, total.to_send(), total.contributors)
     return (found * 2).tolist()
 
 
@@ -81,13 +81,13 @@ def test_a_received_payload_is_not_written_to():
 @given(st.binary(max_size=12), st.integers(1, 20), st.integers(1, 300))
 def test_whatever_bytes_come_they_are_a_problem_or_can_be_added_and_written(data, elements, ranks):
     everybody = (1 << ranks) - 1
-    form = Quantised(0.5, ranks)
+    form = Quantised(0.5)
     if form.problem(data, elements, everybody) is None:
         total = form.new_sum()
         total.add_received(bytearray(data), everybody)
         total.add_own(signs_of([1] * elements).planes(0, elements), 1 << ranks)
         written = np.empty(elements, np.float32)
-        form.write(written, 0, elements, data)
+        form.write(written, 0, elements, data, everybody)
         assert (abs(written) <= 0.5 * ranks).all()
         assert [2 * value + 1 for value in written] == result_of(total, elements)
 
@@ -98,7 +98,7 @@ def test_whatever_bytes_come_they_are_a_problem_or_can_be_added_and_written(data
 def push(ranks, rank, key, values, threshold=1.0):
     """Push under compression; return the destination."""
     destination = np.full(key.elements, 9, np.float32)
-    form = Quantised(threshold, ranks.size)
+    form = Quantised(threshold)
     operation = Operation(
         key=key, round=key.take_round(), source=signs_of(values), destination=destination,
         done=lambda _: None, form=form,

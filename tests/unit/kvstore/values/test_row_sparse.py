@@ -107,8 +107,8 @@ def test_a_chunk_has_the_rows_of_its_elements_and_results_come_with_the_number_o
     assert (first.numbers.tolist(), second.numbers.tolist()) == ([0], [0, 1])
     assert FORM.own(source, 12, 18) is None
     taken: RowParts = []
-    FORM.write(taken, 6, 12, encode(second))
-    FORM.write(taken, 12, 18, None)
+    FORM.write(taken, 6, 12, encode(second), 1)
+    FORM.write(taken, 12, 18, None, 1)
     ((begin, found),) = taken
     assert (begin, found.numbers.tolist()) == (3, [0, 1])
 

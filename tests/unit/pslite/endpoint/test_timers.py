@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import Hello
-from netstorm.pslite.endpoint.pending_hellos import PendingHellos
+from netstorm.pslite.endpoint.pending_hellos import NewSessions, PendingHellos
 from netstorm.pslite.endpoint.recent_set import RecentSet
 from netstorm.pslite.endpoint.timers import Timers
 from netstorm.pslite.session.limits import Limits
@@ -149,7 +149,7 @@ def test_those_who_wait_are_called_in_order_after_a_moment():
     for number in range(3):
         pending.add(Connection(-1 - number), hello(number), now=1.0)
     assert 1.0 < pending.retry_at < 2.0
-    assert [waiting.sender for _, waiting in pending.take_all()] == [0, 1, 2]
+    assert [waiting.sender for _, waiting, _ in pending.take_all()] == [0, 1, 2]
     assert len(pending) == 0
     assert pending.retry_at == math.inf
 
@@ -158,14 +158,14 @@ def test_the_oldest_leaves_when_the_room_is_full():
     pending = PendingHellos(2)
     for number in range(5):
         pending.add(Connection(-1 - number), hello(number), now=0.0)
-    assert [waiting.sender for _, waiting in pending.take_all()] == [3, 4]
+    assert [waiting.sender for _, waiting, _ in pending.take_all()] == [3, 4]
 
 
 def test_a_newer_connection_of_a_session_takes_the_place_of_the_older():
     pending = PendingHellos(10)
     pending.add(Connection(-1), hello(0), now=0.0)
     pending.add(Connection(-2), hello(0), now=0.0)
-    assert [connection for connection, _ in pending.take_all()] == [-2]
+    assert [connection for connection, _, _ in pending.take_all()] == [-2]
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 5))
@@ -175,3 +175,11 @@ def test_the_recent_are_the_last_that_were_added(members, size):
         recent.add(member)
     last = list(dict.fromkeys(reversed(members)))[:size]
     assert [member for member in range(10) if member in recent] == sorted(last)
+
+
+def test_sessions_begin_all_at_once_for_a_large_job_and_then_some_in_each_second():
+    new = NewSessions()
+    assert all(new.take(10.0) for _ in range(1024))
+    assert not new.take(10.0)
+    assert sum(new.take(11.0) for _ in range(1000)) == 256
+    assert sum(new.take(1000.0) for _ in range(3000)) == 1024

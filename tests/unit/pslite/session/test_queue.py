@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.protocol.frames import checksum
+from netstorm.protocol.frames import Checksum, checksum
 from netstorm.pslite.machine import URGENT
 from netstorm.pslite.session.queue import Outgoing, OutgoingQueue
 
@@ -50,6 +50,14 @@ def test_the_checksum_is_computed_when_it_is_needed_unless_it_is_known():
     assert Outgoing(b"").crc() is None
     assert Outgoing(b"", payload=payload).crc() == checksum(payload.tobytes())
     assert Outgoing(b"", payload=payload, payload_crc=7).crc() == 7
+
+
+def test_a_copy_of_the_payload_has_the_checksum_of_what_was_copied():
+    payload = bytearray(b"123456789")
+    message = Outgoing(b"", payload=payload, payload_crc=Checksum(payload))
+    message.copy_payload()
+    payload[:] = bytes(9)
+    assert (message.payload, message.crc()) == (b"123456789", 0xE3069283)
 
 
 def test_what_is_taken_out_leaves_the_others_in_order():

@@ -63,9 +63,10 @@ def test_a_window_that_is_set_stays_as_it_is(size):
     assert window.size == size
 
 
+@pytest.mark.parametrize("shallow", [False, True])
 @pytest.mark.parametrize(("rate", "rtt_s"), [(12.5e6, 0.15), (2.5e6, 0.15), (125e6, 0.1), (19e6, 0.03)])
-def test_the_window_grows_until_it_fills_the_link_and_not_without_bound(rate, rtt_s):
-    window = Window()
+def test_the_window_grows_until_it_fills_the_link_and_not_without_bound(rate, rtt_s, shallow):
+    window = Window(shallow=shallow)
     link = Link(window, rate, rtt_s, 256 * 1024)
     link.run(2000)
     product = rate * rtt_s
@@ -167,3 +168,21 @@ def test_the_rate_of_a_busy_link_follows_it():
     link.rate = 1e6
     link.run(60)
     assert window.busy_rate == pytest.approx(1e6, rel=0.1)
+
+
+def test_a_shallow_window_fills_its_link_with_little_more_than_two_messages():
+    window = Window(shallow=True)
+    link = Link(window, rate=2.5e6, rtt_s=0.01, size=32 * 1024)
+    link.run(200)
+    assert window.busy_rate == pytest.approx(2.5e6, rel=0.02)
+    assert 2 * link.size <= window.size <= 8 * link.size
+
+
+def test_a_shallow_window_of_a_link_that_has_slowed_down_is_two_messages_at_once():
+    window = Window(shallow=True)
+    link = Link(window, rate=2.5e6, rtt_s=0.01, size=32 * 1024)
+    link.run(200)
+    link.rate = 0.25e6
+    link.run(12)
+    assert window.size == 2 * link.size
+    assert Window(fixed_bytes=1000, shallow=True).size == 1000

@@ -195,3 +195,55 @@ def test_what_cannot_be_formed_leaves_the_job_with_ways_around():
     assert scenario.failures.formed(nothing, scenario.policy) is None
     assert scenario.failures.due() == math.inf
     assert scenario.detours()
+
+
+# ---------------------------------------------------------------------------- jobs that nodes leave and join
+
+
+def test_no_detour_leads_over_a_rank_that_is_not_in_the_job():
+    scenario = Scenario(RING)
+    assert scenario.fail(0, 1)
+    assert scenario.failures.detours()[0].way == (0, 3, 2, 1)
+    meshed = Scenario(MESH)
+    meshed.failures.without(2)
+    assert meshed.fail(0, 1)
+    assert meshed.failures.detours()[0].way == (0, 3, 1)
+    meshed.failures.with_rank(2)
+    assert meshed.failures.detours()[0].way in ((0, 2, 1), (0, 3, 1))
+
+
+def test_a_link_between_the_last_two_ranks_cannot_fail_whoever_was_there_before():
+    scenario = Scenario(MESH)
+    for rank in (2, 3):
+        scenario.failures.without(rank)
+    assert not scenario.fail(0, 1)
+    assert scenario.failures.cut_off((), [(0, 1)]) == (1,)
+    assert scenario.failures.cut_off((0,), [(0, 1)]) == (0,)
+
+
+def test_failed_links_of_a_rank_that_leaves_are_forgotten():
+    scenario = Scenario(MESH)
+    scenario.fail(0, 1)
+    scenario.fail(2, 3)
+    scenario.failures.without(1)
+    assert list(scenario.failures.failures) == [(2, 3)]
+
+
+def test_when_the_rank_on_a_detour_leaves_those_it_connected_are_cut_off():
+    """Ranks 0, 1 and 2 in a row: 1 carries everything between the others."""
+    scenario = Scenario(MESH)
+    scenario.failures.without(3)
+    assert scenario.fail(0, 2)
+    assert scenario.failures.cut_off(()) == ()
+    scenario.failures.without(1)
+    assert scenario.failures.detours() == ()
+    assert scenario.failures.cut_off(()) == (2,)
+
+
+def test_the_side_with_the_most_contributors_stays():
+    scenario = Scenario(MESH)
+    for pair in ((0, 2), (0, 3), (1, 2), (1, 3)):
+        scenario.failures.failures[pair] = FailedLinkRecord(*pair, "no answer", 1.0)
+    assert scenario.failures.cut_off(()) == (2, 3)
+    assert scenario.failures.cut_off((0,)) == (0, 1)
+    assert scenario.failures.cut_off((2,)) == (2, 3)

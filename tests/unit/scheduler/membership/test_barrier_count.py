@@ -7,6 +7,7 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.scheduler.job_phase import Phase
+from netstorm.scheduler.membership.barrier_count import BarrierCount
 from tests.unit.scheduler.driving import running
 
 
@@ -111,3 +112,58 @@ def test_a_rank_cannot_run_ahead_without_bound():
         driven.say(0, m.Barrier(number=number))
     with pytest.raises(ProtocolViolation, match="at most 64 may be outstanding"):
         driven.say(0, m.Barrier(number=64))
+
+
+# ---------------------------------------------------------------------------- jobs that nodes leave and join
+
+
+def test_nobody_waits_for_places_that_no_node_has_nor_for_ranks_that_have_left():
+    driven = running(3, elastic=(1, 3))
+    driven.say(0, m.Barrier(number=0))
+    driven.say(1, m.Barrier(number=0))
+    assert driven.heard(0, m.BarrierReached) == []
+    driven.say(2, m.Leave())
+    assert [one.number for one in driven.heard(0, m.BarrierReached)] == [0]
+
+
+def count(ranks=3):
+    return BarrierCount(ranks)
+
+
+def test_a_rank_that_is_not_waited_for_begins_with_any_barrier_and_may_be_behind():
+    barriers = count()
+    barriers.exclude(2)
+    for number in range(3):
+        barriers.arrive(0, number, 1.0)
+        barriers.arrive(1, number, 1.0)
+    assert barriers.arrive(2, 1, 2.0) == []
+    assert barriers.is_reached(1)
+    assert barriers.arrive(2, 2, 2.0) == []
+    assert barriers.arrive(2, 3, 2.0) == []
+    assert barriers.waiting() == [2]
+    barriers.arrive(0, 3, 3.0)
+    assert barriers.arrive(1, 3, 3.0) == [3]
+    assert barriers.has_arrived(2, 3)
+
+
+def test_a_rank_that_is_included_is_waited_for_from_the_oldest_barrier_on_and_may_still_be_behind():
+    barriers = count()
+    barriers.exclude(2)
+    for number in range(3):
+        barriers.arrive(0, number, 1.0)
+        barriers.arrive(1, number, 1.0)
+    barriers.include(2)
+    assert barriers.arrive(2, 1, 2.0) == []
+    barriers.arrive(0, 3, 3.0)
+    assert barriers.arrive(1, 3, 3.0) == []
+    assert barriers.missing() == [2]
+    assert barriers.arrive(2, 3, 4.0) == [3]
+
+
+def test_another_process_at_the_place_of_one_that_has_left_begins_anew():
+    barriers = count()
+    barriers.arrive(0, 0, 1.0)
+    barriers.arrive(2, 0, 1.0)
+    barriers.remove(2)
+    assert barriers.arrive(2, 0, 2.0) == []
+    assert barriers.arrive(1, 0, 2.0) == [0]

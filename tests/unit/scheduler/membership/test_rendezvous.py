@@ -265,5 +265,5 @@ def test_join_timeout_tells_everybody_who_is_missing_and_ends_with_a_failure():
 def test_a_process_that_has_not_joined_can_do_nothing_else():
     driven = Driven(2)
     driven.hello("a")
-    with pytest.raises(ProtocolViolation, match="has not joined sends a Barrier"):
+    with pytest.raises(ProtocolViolation, match="has not joined sent a Barrier"):
         driven.say("a", m.Barrier(number=0))

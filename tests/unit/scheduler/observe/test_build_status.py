@@ -9,6 +9,7 @@ from netstorm.protocol import messages as m
 from netstorm.scheduler.observe.build_status import build_status
 from netstorm.scheduler.observe.metrics import metrics
 from netstorm.scheduler.observe.status import JobStatus
+from netstorm.simulation.cluster import SimulatedCluster
 from tests.unit.scheduler.driving import Driven, key, running, star
 
 
@@ -213,3 +214,20 @@ def test_metrics_say_what_the_status_says():
         ("state", "running"),
     )
     assert found[who] == 1
+
+
+def test_the_view_of_an_elastic_job_names_who_left_and_who_fetches_the_state():
+    cluster = SimulatedCluster(3, seed=1, elastic="1:4", link_timeout_s=2.0, heartbeat_timeout_s=3.0).join()
+    cluster.faults.crash(2)
+    cluster.run_for(5.0)
+    cluster.start(3)
+    cluster.run_for(2.0)
+    (snapshot,) = cluster.scheduler.machine.snapshots(cluster.scheduler.now())
+    status = build_status(snapshot, time=0.0)
+    assert status.view is not None
+    assert (status.view.number, status.view.fewest, status.view.most) == (2, 1, 4)
+    assert status.view.silent == (3,)
+    assert [node.state for node in status.nodes] == ["running", "running", "left", "silent"]
+    joined, lost = status.view.changes
+    assert "rank 3" in joined.text
+    assert "rank 2" in lost.text

@@ -36,7 +36,7 @@ class Logged(Several):
         super().__init__(**settings)
         own = {"jobs": 0, "topology": "fapt", "state_dir": str(folder), **settings}
         self.plan = plan_hosting(Settings.from_environment({}, **own))
-        machine = self.plan.make_machine(Counters())
+        machine = self.plan.make_machine(Counters(), 9091)
         assert isinstance(machine, SeveralJobs)
         machine.on_first_policy, machine.on_form = self._form_first, self.formations.append
         machine.on_job_over = self.over.append

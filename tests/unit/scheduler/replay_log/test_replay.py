@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import UsageError
+from netstorm.protocol.messages import KeySpec
 from netstorm.scheduler.replay_log import records as r
 from netstorm.scheduler.replay_log.replay import ReplayedJob
-from tests.unit.scheduler.replay_log.sample_log import MEMBERS, RECORDS
+from tests.unit.scheduler.driving import star
+from tests.unit.scheduler.replay_log.sample_log import MEMBERS, RECORDS, began
 
 
 def test_a_job_is_as_its_log_says():
@@ -33,3 +35,23 @@ def test_a_log_without_a_beginning_is_an_error():
 
 def test_a_job_that_is_over_is_not_taken_over():
     assert ReplayedJob.replay([*RECORDS, r.Ended(text="well")], "log") is None
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        ([began(members=MEMBERS[::-1])], "members that are not one process a rank"),
+        ([began(members=(MEMBERS[0],) * 3)], "members that are not one process a rank"),
+        ([began(policy=star(4))], "policies for other numbers of nodes than 3"),
+        ([began(chunks=(0, 8, 16))], "chunks of 0 to 8 bytes"),
+        ([began(owners=(1, 1))], "2 owners' weights for 3 nodes"),
+        ([*RECORDS, r.Finished(rank=3, last_rounds={})], "ranks that there are not"),
+        ([*RECORDS, r.BarrierArrival(rank=1, number=1 << 60)], "barriers that nobody reaches"),
+        ([*RECORDS, RECORDS[1]], "keys that no node registers"),
+        ([*RECORDS, r.KeyAdded(rank=0, spec=KeySpec(0, "c", (4,), "text"), version=1)], "keys that no node"),
+        ([*RECORDS, r.Leased(rounds=((0, 1 << 60),))], "rounds that nobody reaches"),
+    ],
+)
+def test_what_cannot_be_one_job_is_an_error_that_names_the_log(records, problem):
+    with pytest.raises(UsageError, match=f"the log contradicts itself .*{problem}"):
+        ReplayedJob.replay(records, "the log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
+from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.rounds.consistency import ROUNDS_AHEAD, Consistency
 from tests.unit.scheduler.driving import Driven, begun, key, running, star
+
+SPEC = m.KeySpec(namespace=0, name="w", shape=(3,), dtype="float32")
 
 
 def with_key(ranks: int = 2, name: str = "w"):
@@ -137,14 +141,14 @@ def test_an_unknown_key_is_a_violation_and_grants_nothing():
 @pytest.mark.parametrize("round", [-1, ROUNDS_AHEAD])
 def test_a_round_out_of_all_bounds_is_a_violation(round):
     consistency = Consistency(2, 1)
-    consistency.add_key(0)
+    consistency.add_key(0, SPEC)
     with pytest.raises(ProtocolViolation, match=f"has begun round {round} of key 0"):
         consistency.begun(0, begun(0, round))
 
 
 def test_a_round_that_all_have_begun_takes_no_memory_nor_do_policies_that_nobody_can_need():
     consistency = Consistency(2, 1)
-    consistency.add_key(0)
+    consistency.add_key(0, SPEC)
     for round in range(50):
         consistency.install(2 + round)
         for rank in (0, 1):
@@ -212,7 +216,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(rank=st.integers(0, 2), key=st.integers(0, 1))
     def register(self, rank, key):
-        self.consistency.add_key(key)
+        self.consistency.add_key(key, SPEC)
         self.learn(rank, key, self.consistency.bindings(key, 0))
         self.next_round.setdefault((rank, key), 0)
 
@@ -317,3 +321,108 @@ def test_every_rank_sees_one_version_for_each_round_in_whole_jobs_too(seed, rank
                     seen.setdefault((number, round), set()).add(bound)
     assert all(len(versions) == 1 for versions in seen.values())
     assert driven.machine.phase is Phase.RUNNING
+
+
+# ---------------------------------------------------------------------------- jobs that nodes leave and join
+
+
+def table(ranks=3):
+    """Return the bindings of one key."""
+    found = Consistency(ranks, 1)
+    found.add_key(0, SPEC)
+    return found
+
+
+def begin(consistency, rank, *rounds):
+    for round in rounds:
+        assert consistency.begun(rank, begun(0, round)) is None
+
+
+def complete(consistency):
+    return consistency._tables[0].complete
+
+
+def test_a_rank_that_has_left_is_waited_for_no_more():
+    found = table()
+    begin(found, 0, 0, 1)
+    begin(found, 1, 0, 1)
+    assert complete(found) == -1
+    found.without(2)
+    assert complete(found) == 1
+
+
+def test_what_a_rank_would_have_done_that_has_left_is_no_conflict():
+    found = table()
+    found.begun(0, begun(0, 0, "average"))
+    found.begun(0, begun(0, 1, "average"))
+    found.begun(1, begun(0, 1, "average"))
+    found.without(0)
+    assert found.begun(1, begun(0, 0, "values")) is None, "its results say that rank 0 has left"
+    assert "rank 1 updates with 'values'" in str(found.begun(2, begun(0, 0, "average")))
+    conflict = found.begun(2, begun(0, 1, "values"))
+    assert (conflict.first_rank, conflict.first_rule) == (1, "average"), "rank 1 has named it, too"
+
+
+def test_a_rank_that_comes_later_is_waited_for_from_its_first_round_on():
+    found = table()
+    found.without(2)
+    for rank in (0, 1):
+        begin(found, rank, 0, 1, 2)
+    starts = found.install(2)
+    assert starts == {0: 4}
+    found.with_rank(2, starts)
+    for rank in (0, 1):
+        begin(found, rank, 3, 4)
+    assert complete(found) == 3
+    begin(found, 2, 4)
+    assert complete(found) == 4
+
+
+def test_a_rank_that_leaves_again_before_its_first_round_is_forgotten():
+    found = table()
+    found.without(2)
+    begin(found, 0, 0)
+    found.with_rank(2, {0: 1})
+    found.without(2)
+    begin(found, 1, 0)
+    for rank in (0, 1):
+        begin(found, rank, 1)
+    assert complete(found) == 1
+
+
+def test_what_a_silent_rank_says_that_it_has_begun_keeps_nobody_waiting():
+    found = table()
+    found.without(2)
+    begin(found, 2, 0)
+    begin(found, 0, 0)
+    assert complete(found) == -1
+    begin(found, 1, 0)
+    assert complete(found) == 0
+
+
+def test_the_policy_of_the_present_view_is_in_use_as_long_as_that_lasts():
+    found = table()
+    found.install(5)
+    found.begin_view(5)
+    found.install(6)
+    for round in range(10):
+        for rank in range(3):
+            begin(found, rank, round)
+    assert 5 in found.versions_in_use()
+
+
+def test_nobody_takes_the_place_of_a_rank_that_leaves_a_group_of_some():
+    found = Consistency(4, 1)
+    some = m.KeySpec(namespace=0, name="g", shape=(3,), dtype="float32", form=COLLECTIVE, members=(0, 1, 2))
+    found.add_key(0, some)
+    found.without(2)
+    found.with_rank(2, {0: 0})
+    for rank in (0, 1):
+        begin(found, rank, 0)
+    assert complete(found) == 0
+    with pytest.raises(ProtocolViolation, match="of others"):
+        found.begun(2, begun(0, 1))
+    found.add_key(1, msgspec.structs.replace(some, name="h"))
+    for rank in (0, 1):
+        found.begun(rank, begun(1, 0))
+    assert found._tables[1].complete == 0

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.values.key import Layout
+from netstorm.kvstore.values.layout import Layout
 from netstorm.protocol import messages as m
 from netstorm.protocol.chunks import ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
+from netstorm.protocol.codecs import FACTORS
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.rounds.key_registry import KeyConflict, KeyRegistry
 from tests.unit.scheduler.driving import begun, key, running, star
@@ -153,11 +154,43 @@ def test_chunks_of_a_row_sparse_key_are_few_and_of_whole_rows_which_fit_into_a_m
     assert full or -(-rows // whole) <= 32
 
 
+@pytest.mark.parametrize(
+    ("elements", "chunk_size"), [(0, 1024), (1000, 1024), (4000, 1024), (40_000, 5000), (10**6, 32_768)]
+)
+def test_a_small_key_of_factors_has_up_to_eight_chunks_of_4_kib_or_more(elements, chunk_size):
+    registry = KeyRegistry(ChunkSizes(32_768, 65_536, 256))
+    grant = registry.register(
+        0, m.KeySpec(namespace=0, name="w/scales", shape=(elements,), dtype="float32", form=FACTORS)
+    )
+    assert isinstance(grant, m.KeyGrant)
+    assert grant.chunk_size == chunk_size
+
+
+def test_factors_take_slots_by_their_own_bytes_also_after_a_restart():
+    registry, restored = (KeyRegistry(ChunkSizes(32_768, 65_536, 256)) for _ in range(2))
+    specs = [
+        *[key("w", (10**6,)), factors("w/left", 1024), factors("w/right", 512), key("v", (10**6,))],
+        *[factors("v/left", 512), factors("v/right", 4096)],
+    ]
+    slots = {}
+    for spec in specs:
+        grant = registry.register(0, spec)
+        assert isinstance(grant, m.KeyGrant)
+        restored.restore(0, spec, grant)
+        slots[spec.name] = grant.first_slot
+    assert [slots[name] for name in ("w/left", "w/right", "v/left", "v/right")] == [0, 1, 1, 2]
+    assert registry.register(0, factors("last", 1)) == restored.register(0, factors("last", 1))
+
+
+def factors(name, elements):
+    return m.KeySpec(namespace=0, name=name, shape=(elements,), dtype="float32", form=FACTORS)
+
+
 def test_a_row_sparse_key_counts_little_among_the_jobs_bytes_and_other_keys_come_after_it():
     registry = KeyRegistry(ChunkSizes(32_768, 65_536, 256))
     first = registry.register(0, rows_key("embedding", (10**6, 128)))
     assert isinstance(first, m.KeyGrant)
-    layout = Layout(128 * 10**6, 4, first, ROW_SPARSE)
+    layout = Layout.of_key(128 * 10**6, 4, first, ROW_SPARSE)
     assert registry.sizes == (layout.chunks * 32_768,)
     second = registry.register(0, key("dense", (10,)))
     assert isinstance(second, m.KeyGrant)
@@ -189,7 +222,7 @@ def test_quantised_keys_have_larger_chunks_of_whole_bytes_and_a_place_of_their_o
     for name, (elements, form) in enumerate(sizes):
         grant = registry.register(0, m.KeySpec(0, str(name), (elements,), "float32", form))
         assert isinstance(grant, m.KeyGrant)
-        layout = Layout(elements, 4, grant, form)
+        layout = Layout.of_key(elements, 4, grant, form)
         assert grant.offset >= end
         assert layout.offsets == sorted(set(layout.offsets))
         end = max([grant.offset, *layout.offsets]) + (elements > 0)
@@ -210,3 +243,18 @@ def test_a_row_that_fits_into_no_message_is_a_violation():
     registry = KeyRegistry(ChunkSizes(100, 100, 32, 500))
     with pytest.raises(ProtocolViolation, match="rows of 499 elements, too long"):
         registry.register(0, rows_key("k", (3, 499)))
+
+
+def test_a_name_of_megabytes_is_a_violation():
+    registry = KeyRegistry(ChunkSizes(smallest=64, largest=64, enough=4))
+    with pytest.raises(ProtocolViolation, match="a name of 1000000 characters: expected at most"):
+        registry.register(0, m.KeySpec(namespace=0, name="w" * 1_000_000, shape=(3,), dtype="float32"))
+
+
+def test_there_is_an_end_to_the_keys_that_a_member_can_register(monkeypatch):
+    monkeypatch.setattr("netstorm.scheduler.rounds.key_registry.MOST_KEYS", 2)
+    registry = KeyRegistry(ChunkSizes(smallest=64, largest=64, enough=4))
+    for name in ("a", "b", "a"):
+        registry.register(0, m.KeySpec(namespace=0, name=name, shape=(3,), dtype="float32"))
+    with pytest.raises(ProtocolViolation, match="registers key number 2"):
+        registry.register(0, m.KeySpec(namespace=0, name="c", shape=(3,), dtype="float32"))

@@ -66,6 +66,8 @@ def test_what_is_no_model_is_named(text, message):
     [
         ("{", "the model is not JSON"),
         ("[" * 100_000, "the model is not JSON"),
+        ("[" + "9" * 5000 + "]", "the model is not JSON: Exceeds the limit"),
+        ('[{"shape": [' + "999, " * 100_000 + "1]}]", "elements or more: expected at most 1125899906842624"),
         ("{}", "expected a list of tensors"),
         ("[]", "expected a list of tensors"),
         ("[true]", "tensor 0 is True: expected its bytes"),

@@ -29,7 +29,7 @@ def formed(network: Network, scheme: str, **options: Any) -> Policy:
         reject()
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(networks(symmetric=None, capped=True, routing=None), schemes, st.integers(0, 9))
 def test_every_edge_of_every_policy_is_a_pair_that_may_talk(network: Network, scheme: str, roots: int):
     check(formed(network, scheme, version=7, num_roots=min(roots, network.size)), network)

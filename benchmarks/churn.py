@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""Does a job of general nodes go on through everything, and is every sum right? Faults all the time.
+
+    netstorm bench churn --nodes 8 --minutes 10
+    netstorm bench churn --nodes 4 --minutes 1 --seed 7 --json churn.json
+    netstorm bench churn --wan examples/networks/internet2.yaml --minutes 10
+
+Every 0.5 to 2 s something fails: a node is killed and started again, a node is stopped (SIGSTOP) for up to
+4 s, a connection is cut, the scheduler is killed and started again. Every element of every sum is checked on
+every rank against those whom the sum names, and the state that all sums make is compared between ranks after
+every step. A rank that makes no step for a minute hangs.
+
+A rank that dies may have completed a step alone, with a result that has reached nobody else; only its last
+step may differ. The recovery time of a fault is the time until every rank that it has not hit has completed a
+step that began after it. Exit code 1: an error or a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.arguments import number, seconds, writable
+from harness.churn_job import ChurnJob
+from harness.emulated import emulated, on_loopback
+from harness.machine import describe_machine
+from harness.stopping import stop_on_sigterm
+from netstorm.cli.scratch import scratch_folder
+from netstorm.errors import NetStormError
+from netstorm.topology.networks.file import load_network
+
+_HANG_S: Final = 60.0
+_START_S: Final = 120.0
+_HEALTHY: Final = 2
+"""Ranks that a fault leaves: somebody has the state."""
+_STOP_S: Final = (0.1, 4.0)
+_KINDS: Final = {"kill": 4, "stop": 2, "cut": 3, "scheduler": 1}
+"""Kinds of fault, and how often each is drawn."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault, and when all others had recovered."""
+
+    kind: str
+    rank: int
+    """-1: the scheduler."""
+    at: float
+    step: int
+    """The last step that any rank had completed."""
+    recovered_s: float | None = None
+
+
+class Churn:
+    """Faults in a job, until the time is over."""
+
+    def __init__(self, job: ChurnJob, *, seed: int, kinds: Sequence[str]) -> None:
+        self.job: Final = job
+        self.faults: Final[list[Fault]] = []
+        self.hangs: Final[list[str]] = []
+        self._random: Final = random.Random(seed)
+        self._kinds: Final = {kind: _KINDS[kind] for kind in kinds}
+        self._later: Final[list[tuple[float, Callable[[], None]]]] = []
+
+    def start(self) -> None:
+        """Start the job, and wait until all ranks have completed a step."""
+        self.job.start_scheduler()
+        for rank in range(self.job.nodes):
+            self.job.start(rank, time.monotonic())
+        deadline = time.monotonic() + _START_S
+        while not all(member.runs for member in self.job.members.values()):
+            self.job.read(0.05)
+            if time.monotonic() > deadline or self.job.errors:
+                raise NetStormError(f"the job does not begin: {self.job.errors or self._texts()}")
+        self.job.returns.clear()
+
+    def run(self, duration_s: float) -> None:
+        """Make faults for so long."""
+        end = time.monotonic() + duration_s
+        next_fault = time.monotonic()
+        while time.monotonic() < end and not self.hangs:
+            self.job.read(0.02)
+            now = time.monotonic()
+            self._do_what_is_due(now)
+            self._look_for_recoveries(now)
+            self._look_for_hangs(now)
+            if now >= next_fault and self._fail_something(now):
+                next_fault = now + self._random.uniform(0.5, 2.0)
+
+    def finish(self) -> None:
+        """Let everybody come back, and have all ranks end after the same step."""
+        deadline = time.monotonic() + _HANG_S
+        target = math.inf  # far enough ahead: who is out of the job does not get there
+        while not (self.hangs or all(one.runs and one.step >= target for one in self.job.members.values())):
+            self.job.read(0.02)
+            now = time.monotonic()
+            if not self._later and target == math.inf:
+                target = self.job.steps + 10
+            self._do_what_is_due(now)
+            self._look_for_recoveries(now)
+            if now > deadline:
+                self.hangs.append(f"not all ranks come back: {self._texts()}")
+        for rank in self.job.members:
+            self.job.tell(rank, "end")
+        deadline = time.monotonic() + _HANG_S
+        while not all(one.ended for one in self.job.members.values()) and not self.hangs:
+            self.job.read(0.02)
+            if time.monotonic() > deadline:
+                self.hangs.append(f"the ranks do not end: {self._texts()}")
+        self.job.check_states()
+
+    # ------------------------------------------------------------------------------------------------ faults
+
+    def _fail_something(self, now: float) -> bool:
+        healthy = [one.rank for one in self.job.members.values() if one.runs]
+        kind = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
+        if kind == "scheduler":
+            last = next((one for one in reversed(self.faults) if one.kind == kind), None)
+            if last is not None and last.recovered_s is None:
+                return False  # it is not back yet
+            self.faults.append(Fault(kind, -1, now, self.job.steps))
+            self.job.kill_scheduler()
+            self._at(now + self._random.uniform(0.0, 1.0), self.job.start_scheduler)
+            return True
+        if len(healthy) <= (_HEALTHY if kind != "cut" else 0):
+            return False
+        rank = self._random.choice(healthy)
+        self.faults.append(Fault(kind, rank, now, self.job.steps))
+        if kind == "kill":
+            self.job.kill(rank, now + self._random.uniform(0.0, 1.0))
+        elif kind == "cut":
+            self.job.tell(rank, "cut")
+        else:
+            process = self.job.members[rank].process
+            self.job.send(rank, signal.SIGSTOP)
+
+            def go_on() -> None:
+                if self.job.members[rank].process is process:
+                    self.job.send(rank, signal.SIGCONT)
+
+            self._at(now + self._random.uniform(*_STOP_S), go_on)
+        return True
+
+    def _at(self, when: float, function: Callable[[], None]) -> None:
+        self._later.append((when, function))
+
+    def _do_what_is_due(self, now: float) -> None:
+        for entry in [entry for entry in self._later if entry[0] <= now]:
+            self._later.remove(entry)
+            entry[1]()
+
+    # ------------------------------------------------------------------------------------- what becomes of it
+
+    def _look_for_recoveries(self, now: float) -> None:
+        for fault in self.faults[-20:]:
+            if fault.recovered_s is not None:
+                continue
+            others = [one for one in self.job.members.values() if one.runs and one.rank != fault.rank]
+            if others and all(one.step >= fault.step + 2 for one in others):
+                fault.recovered_s = max(0.0, now - fault.at)
+
+    def _look_for_hangs(self, now: float) -> None:
+        for one in self.job.members.values():
+            since = max(one.completed_at, one.started_at)
+            if not (one.stopped or one.killed or one.ended) and now - since > _HANG_S:
+                one.process.send_signal(signal.SIGUSR1)  # it logs where its threads are
+                self._later.clear()
+                time.sleep(1.0)
+                self.hangs.append(
+                    f"rank {one.rank} has made no step for {now - since:.0f} s: {self._texts()}"
+                )
+                return
+
+    def _texts(self) -> str:
+        return "\n".join(
+            f"rank {one.rank}: step {one.step}, {'runs' if one.runs else 'does not run'}: "
+            f"{self.job.log_of(one)[-300:]}"
+            for one in self.job.members.values()
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, report, and return the exit code: 1 for errors and hangs, 2 if the job cannot begin."""
+    options = _options(arguments)
+    stop_on_sigterm()
+    console = Console(stderr=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            network = None if options.wan is None else load_network(options.wan)
+            nodes = options.nodes if network is None else network.size
+            place = stack.enter_context(on_loopback() if network is None else emulated(network, options))
+            folder = stack.enter_context(scratch_folder())
+            port = place.free_port(0)
+            variables = {
+                "DMLC_PS_ROOT_URI": place.hosts[0] if place.hosts else "127.0.0.1",
+                "DMLC_PS_ROOT_PORT": str(port),
+                "DMLC_NUM_WORKER": str(nodes),
+                "NETSTORM_ELASTIC": f"1:{nodes}",
+                "NETSTORM_SECURITY": "off",
+                "PS_HEARTBEAT_INTERVAL": "0.5",
+                "PS_HEARTBEAT_TIMEOUT": str(options.heartbeat_timeout),
+                "NETSTORM_LINK_TIMEOUT": str(options.heartbeat_timeout),
+            }
+            job = ChurnJob(nodes, folder, variables, place.command, place.hosts)
+            stack.callback(job.stop)
+            churn = Churn(job, seed=options.seed, kinds=options.faults)
+            churn.start()
+            began, first = time.monotonic(), job.steps
+            try:
+                churn.run(60 * options.minutes)
+            except KeyboardInterrupt:
+                console.print("interrupted: the report is of the time so far")
+            took, steps = time.monotonic() - began, job.steps - first
+            churn.finish()
+            if job.errors or churn.hangs:
+                console.print(f"logs: {_keep_logs(folder, options.logs)}")
+            report = _report(churn, took, steps, options, nodes)
+    except (NetStormError, OSError) as error:
+        console.print(f"churn: {error}", markup=False)
+        return 2
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1))
+    _print(report)
+    return int(bool(job.errors or churn.hangs))
+
+
+def _keep_logs(folder: Path, kept: Path | None) -> str:
+    if kept is None:
+        return "given up; --logs DIR keeps them"
+    kept.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.log"):
+        (kept / path.name).write_bytes(path.read_bytes())
+    return str(kept)
+
+
+def _report(churn: Churn, took: float, steps: int, options: argparse.Namespace, nodes: int) -> dict[str, Any]:
+    kinds = {}
+    for kind in options.faults:
+        times = [fault.recovered_s for fault in churn.faults if fault.kind == kind]
+        known = [one for one in times if one is not None]
+        kinds[kind] = {
+            "faults": len(times),
+            "median_s": round(statistics.median(known), 3) if known else None,
+            "worst_s": round(max(known), 3) if known else None,
+            "not_recovered": len(times) - len(known),
+        }
+    returns = churn.job.returns
+    return {
+        "nodes": nodes,
+        "seconds": round(took, 1),
+        "seed": options.seed,
+        "steps": steps,
+        "steps_per_minute": round(60 * steps / took, 1),
+        "recovery": kinds,
+        "returns": {
+            "count": len(returns),
+            "median_s": round(statistics.median(returns), 3) if returns else None,
+            "worst_s": round(max(returns), 3) if returns else None,
+        },
+        "removed_after_a_stop": churn.job.removed,
+        "errors": churn.job.errors,
+        "hangs": churn.hangs,
+        "machine": describe_machine(),
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console()
+    console.print(
+        f"{report['nodes']} nodes, {report['seconds']:.0f} s, seed {report['seed']}: "
+        f"{report['steps']} steps, {report['steps_per_minute']:.0f} a minute; "
+        f"{len(report['errors'])} errors, {len(report['hangs'])} hangs"
+    )
+    table = Table("fault", "times", "recovery: median", "worst")
+    for kind, row in report["recovery"].items():
+        table.add_row(kind, str(row["faults"]), _s(row["median_s"]), _s(row["worst_s"]))
+    table.add_row(
+        "(back again)",
+        str(report["returns"]["count"]),
+        *(_s(report["returns"][one]) for one in ("median_s", "worst_s")),
+    )
+    console.print(table)
+    for text in [*report["errors"][:10], *report["hangs"]]:
+        console.print(text, markup=False)
+
+
+def _s(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _kinds(text: str) -> list[str]:
+    found = text.split(",")
+    if not set(found) <= set(_KINDS):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected some of {', '.join(_KINDS)}")
+    return found
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="churn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--nodes", type=number, default=8, metavar="N", help="default 8")
+    add("--minutes", type=float, default=10.0, metavar="M", help="default 10")
+    add("--seed", type=int, default=1, metavar="N", help="of the faults; default 1")
+    add(
+        "--faults",
+        type=_kinds,
+        default=list(_KINDS),
+        metavar="KIND,...",
+        help="default: all of " + ", ".join(_KINDS),
+    )
+    add("--wan", type=Path, metavar="FILE", help="a network to emulate, with a node for each of its ranks")
+    add("--heartbeat-timeout", type=seconds, default=3.0, metavar="S", help="default 3")
+    add("--json", type=writable, metavar="FILE", help="write the report here, too")
+    add("--logs", type=Path, metavar="DIR", help="keep the processes' logs here if something is wrong")
+    add("--congestion", default="bbr", metavar="NAME", help="TCP's congestion control of --wan; default bbr")
+    add("--backend", default="auto", metavar="NAME", help="of the emulation; default auto")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

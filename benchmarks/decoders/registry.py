@@ -1,0 +1,20 @@
+"""All targets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from decoders import files, replicated, resumed, stored, values, web, wire
+from netstorm.testing.fuzz.target import Target
+
+__all__ = ["TARGETS"]
+
+TARGETS: Final[tuple[Target, ...]] = (
+    *wire.TARGETS,
+    *values.TARGETS,
+    *replicated.TARGETS,
+    *files.TARGETS,
+    *stored.TARGETS,
+    *resumed.TARGETS,
+    *web.TARGETS,
+)

@@ -1,0 +1,156 @@
+"""States that programs go on with: logs of schedulers, ranks' own values, states in one buffer, requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from decoders.files import logs, mutate_log
+from decoders.wire import PACK_ERRORS, pack, unpack
+from netstorm.checkpoint.own_values import decode_own, encode_own
+from netstorm.checkpoint.packing import pack as pack_state
+from netstorm.checkpoint.packing import unpack as unpack_state
+from netstorm.checkpoint.tensors import NumpyTensors
+from netstorm.emulation.requests import parse_request
+from netstorm.errors import CheckpointError, PeerError, UsageError
+from netstorm.protocol import messages as m
+from netstorm.protocol.ids import SCHEDULER
+from netstorm.pslite.machine import Admit
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.replay_log import records as r
+from netstorm.scheduler.replay_log.replay import ReplayedJob
+from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
+from netstorm.testing.fuzz.structure_mutation import mutate_value
+from netstorm.testing.fuzz.target import Target
+from netstorm.testing.fuzz.text_mutation import of_words
+
+__all__ = ["TARGETS"]
+
+_TENSORS: Final = NumpyTensors()
+_STATE: Final = {
+    "step": 3,
+    "rate": 0.5,
+    "names": ["a", "b"],
+    "weights": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "more": (True, None, b"x", np.ones(3, np.int64)),
+}
+
+# ------------------------------------------------------------------------------------------------- schedulers
+
+
+def _resume(data: bytes) -> Hashable:
+    """Go on with the job of a log, as a scheduler does that was started again; its nodes come back."""
+    found, _ = r.read(data, "the log")
+    replayed = ReplayedJob.replay(found, "the log")
+    if replayed is None:
+        return None
+    options = SchedulerOptions(
+        num_workers=len(replayed.members), job=replayed.began.job, release=replayed.began.release
+    )
+    machine = SchedulerMachine(
+        options, replayed.policies[replayed.version], now=0.0, write=lambda _: None, replayed=replayed
+    )
+    refused = 0
+    for member in replayed.members[:4]:
+        hello = m.Hello(
+            job=options.job,
+            sender=member.rank,
+            incarnation=member.incarnation,
+            receiver=SCHEDULER,
+            session=1,
+            received=0,
+        )
+        verdict = machine.admit(hello)
+        if not isinstance(verdict, Admit):
+            continue
+        for message in (
+            m.Resume(keys=(), begun=(m.RoundBegun(0, 1, "sgd"),), barriers=(0,)),
+            m.RegisterKeys(keys=(m.KeySpec(0, "w", (3,), "float32"),)),
+            m.Barrier(number=1),
+        ):
+            try:
+                machine.receive(verdict.peer, message, None, None, 1.0)
+            except PeerError:
+                refused += 1
+    machine.tick(2.0)
+    machine.snapshots(2.0)
+    return machine.phase, refused, min(9, len(machine.take_instructions()))
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def _mutate_packed(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Mostly keep it MessagePack."""
+    if chance.random() < 0.3:
+        return mutate_bytes(chance, data, other)
+    try:
+        return pack(mutate_value(chance, unpack(data), unpack(other)))
+    except PACK_ERRORS:
+        return mutate_bytes(chance, data, other)
+
+
+def _mutate_state(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Mostly change what says where the tensors are, and keep its length right."""
+    if chance.random() < 0.3:
+        return mutate_bytes(chance, data, other)
+    size = int.from_bytes(data[:8], "little")
+    head = _mutate_packed(chance, data[8 : 8 + size], other[8 : 8 + int.from_bytes(other[:8], "little")])
+    begin = -(-(8 + size) // 64) * 64
+    aligned = (len(head).to_bytes(8, "little") + head).ljust(-(-(8 + len(head)) // 64) * 64, b"\0")
+    return aligned + data[begin:]
+
+
+def _kind(value: object) -> Hashable:
+    return type(value).__name__, len(value) if isinstance(value, (dict, list, tuple)) else 0
+
+
+def _requests() -> list[bytes]:
+    found: list[dict[str, Any]] = [
+        {"do": "set", "source": 0, "target": 1, "rate": 1e6, "latency": 0.01, "loss": 0.0},
+        {"do": "start"},
+        {"do": "status"},
+        {"do": "down"},
+    ]
+    return [msgspec.json.encode(one) for one in found]
+
+
+TARGETS: Final = (
+    Target(
+        name="resumed",
+        decode=_resume,
+        allowed=(UsageError,),
+        seeds=logs,
+        mutate=mutate_log,
+        weight=0.3,
+    ),
+    Target(
+        name="own-values",
+        decode=lambda data: _kind(decode_own(data, _TENSORS)),
+        allowed=(CheckpointError,),
+        seeds=lambda: [encode_own(_STATE, _TENSORS), encode_own(7, _TENSORS)],
+        mutate=_mutate_packed,
+        weight=0.5,
+    ),
+    Target(
+        name="states",
+        decode=lambda data: _kind(unpack_state(bytearray(data), _TENSORS)),
+        allowed=(CheckpointError,),
+        seeds=lambda: [bytes(pack_state(_STATE, _TENSORS)), bytes(pack_state([], _TENSORS))],
+        mutate=_mutate_state,
+        weight=0.5,
+    ),
+    Target(
+        name="wan-requests",
+        decode=lambda data: type(parse_request(data)).__name__,
+        allowed=(UsageError,),
+        seeds=_requests,
+        mutate=of_words((b'"do": ', b'"set"', b'"source"', b"1e999", b"null", b"{", b"}", b"[", b",")),
+        weight=0.2,
+    ),
+)

@@ -1,0 +1,100 @@
+"""What NetStorm reads that it has written itself, or helped to write: keys, allow lists, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from decoders.files import as_file
+from decoders.wire import PACK_ERRORS
+from netstorm.checkpoint.checksums import checksum
+from netstorm.checkpoint.manifest import Manifest, decode_manifest
+from netstorm.errors import SettingsError, UsageError
+from netstorm.pslite.security.allow_list import parse_allow_list
+from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.key_files import secret_text
+from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
+from netstorm.testing.fuzz.examples import example
+from netstorm.testing.fuzz.structure_mutation import mutate_value
+from netstorm.testing.fuzz.target import Target
+from netstorm.testing.fuzz.text_mutation import of_words
+
+__all__ = ["TARGETS"]
+
+_KEY: Final = JobKey(bytes(range(32)))
+_ALLOWED: Final = (
+    b"# nodes of this job\n"
+    b"tokyo-1 Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID\n"
+    b"paris-1 rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7\n"
+)
+
+
+def _decode_allow_list(data: bytes) -> Hashable:
+    return len(parse_allow_list(data.decode("utf-8", errors="replace"), "the list"))
+
+
+def _read_key(path: Path) -> Hashable:
+    return len(JobKey.load(path).secret)
+
+
+def _sealed(head: bytes) -> bytes:
+    """Return the text of a manifest with a right checksum; `head` lacks the last brace."""
+    return head + f',\n "crc32c": "{checksum(head)}"\n}}\n'.encode()
+
+
+def _manifests() -> list[bytes]:
+    value = example(Manifest, 1)
+    value["format"] = "netstorm-checkpoint-1"
+    empty = {**value, "shards": [], "tensors": [], "own": [], "total": 0}
+    return [_sealed(msgspec.json.encode(one)[:-1]) for one in (value, empty)]
+
+
+def _mutate_manifest(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Mostly keep the checksum right."""
+    if chance.random() < 0.1:
+        return mutate_bytes(chance, data, other)
+    try:
+        value: Any = json.loads(data)
+        value.pop("crc32c", None)
+        if chance.random() < 0.2:
+            return _sealed(mutate_bytes(chance, msgspec.json.encode(value)[:-1], other))
+        return _sealed(msgspec.json.encode(mutate_value(chance, value, json.loads(other)))[:-1])
+    except (*PACK_ERRORS, AttributeError):
+        return _sealed(mutate_bytes(chance, data, other))
+
+
+def _decode_manifest(data: bytes) -> Hashable:
+    manifest = decode_manifest(data, "the manifest")
+    return len(manifest.tensors), len(manifest.shards)
+
+
+TARGETS: Final = (
+    Target(
+        name="allow-lists",
+        decode=_decode_allow_list,
+        allowed=(SettingsError,),
+        seeds=lambda: [_ALLOWED],
+        mutate=of_words((b"tokyo-1 ", b"#", b"\n", b" ")),
+    ),
+    Target(
+        name="job-keys",
+        decode=as_file(_read_key),
+        allowed=(SettingsError,),
+        seeds=lambda: [_KEY.file_text().encode(), secret_text("node key", {"secret": "x"}).encode()],
+        mutate=mutate_bytes,
+        weight=0.4,
+    ),
+    Target(
+        name="manifests",
+        decode=_decode_manifest,
+        allowed=(UsageError,),
+        seeds=_manifests,
+        mutate=_mutate_manifest,
+        weight=0.5,
+    ),
+)

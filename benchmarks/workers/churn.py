@@ -1,0 +1,244 @@
+"""One node of `netstorm bench churn`: sums whole numbers for ever, and checks every element of every sum.
+
+Each step is a round of each key. A node's state is what all its sums so far make together, so one wrong,
+lost or doubled sum anywhere shows in every later state. A node that comes later fetches it from the others.
+Lines go to standard output: what became of each step, or of this process; commands come from standard input.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import faulthandler
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from harness.lifeline import commands_from_stdin
+from netstorm.errors import NetStormError, NodeRemoved
+from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.state_transfer.snapshot import Snapshot
+from netstorm.kvstore.values.key import Key
+from netstorm.observe.log import configure_logging
+from netstorm.protocol.frames import checksum
+from netstorm.protocol.ids import ranks_in
+from netstorm.settings import Settings
+
+REMOVED: Final = 3
+"""Exit code of a node that has heard that it is out of the job."""
+
+_SIZES: Final = {"small": 100, "medium": 20_000, "large": 100_000}
+_END: Final = "end"
+_LONGEST_S: Final = 120.0
+"""For a step or a fetch; a hang is found by the parent sooner."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Worker:
+    """The program of one node."""
+
+    def __init__(self, runtime: Runtime, commands: queue.SimpleQueue[str | None]) -> None:
+        namespace = runtime.open_namespace()
+        sizes = {**_SIZES, _END: 1}
+        self._runtime: Final = runtime
+        self._commands: Final = commands
+        self._keys: Final = {
+            name: runtime.register(namespace, name, (size,), "int64") for name, size in sizes.items()
+        }
+        self._base: Final = {name: np.arange(size, dtype=np.int64) % 1009 for name, size in sizes.items()}
+        self._state: Final = {name: np.zeros(size, np.int64) for name, size in sizes.items()}
+        self._step = 0
+        self._ends = False
+
+    def run(self) -> None:
+        """Take steps until one in which a rank asks for the end."""
+        if self._runtime.node.requests.needs_state:
+            self._fetch()
+        say(event="begins", step=self._step)
+        while not self._take_step():
+            pass
+        self._offer(last=True)
+        self._runtime.finish()
+
+    # ------------------------------------------------------------------------------------------------- steps
+
+    def _take_step(self) -> bool:
+        self._obey()
+        if self._runtime.node.requests.live.has_newcomers:
+            self._offer(last=False)
+        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        operations = []
+        for name, key in self._keys.items():
+            operations.append(
+                Operation(
+                    key=key,
+                    round=key.take_round(),
+                    source=self._contribution(name, 1 << 2 * self._runtime.rank),
+                    destination=np.empty(key.elements, np.int64),
+                    done=ended.put,
+                )
+            )
+            self._runtime.submit(operations[-1])
+        for _ in operations:
+            error = ended.get(timeout=_LONGEST_S)
+            if error is not None:
+                raise error
+        contributors = -1
+        over = False
+        result: Numbers
+        for name, operation in zip(self._state, operations, strict=True):
+            contributors &= self._check(name, operation)
+            assert operation.destination is not None
+            result = operation.destination
+            over = over or (name == _END and bool(result[0]))
+            self._state[name] *= 31
+            self._state[name] += result
+        self._step += 1
+        states = checksum(b"".join(state.tobytes() for state in self._state.values()))
+        say(step=self._step, state=states, ranks=contributors, at=time.monotonic())
+        return over
+
+    def _contribution(self, name: str, weight: int) -> Numbers:
+        """Return what a rank with this weight contributes; ranks' weights are powers of four, so a sum shows
+        how often each of them is in it.
+        """
+        if name == _END:
+            return np.array([weight if self._ends else 0], np.int64)
+        return (self._base[name] + self._step * 1_000_003) * weight
+
+    def _check(self, name: str, operation: Operation) -> int:
+        """Check each chunk against the contributors that it names; return those that are in all."""
+        key, found = operation.key, operation.destination
+        assert key.layout is not None
+        assert found is not None
+        in_all, named = -1, 0
+        for ranks, chunks in operation.contributors.items():
+            expected = self._contribution(name, sum(1 << 2 * rank for rank in ranks_in(ranks)))
+            for chunk in ranks_in(chunks):
+                begin, end = key.layout.bounds[chunk]
+                named += end - begin
+                if name != _END and not np.array_equal(found[begin:end], expected[begin:end]):
+                    raise WrongSum(
+                        f"{operation}, elements {begin} to {end}: {found[begin : begin + 3]}…, expected "
+                        f"{expected[begin : begin + 3]}… of ranks {sorted(ranks_in(ranks))}"
+                    )
+            in_all &= ranks
+        if named != key.elements:
+            raise WrongSum(f"{operation}: contributors of {named} of {key.elements} elements are named")
+        return in_all
+
+    def _obey(self) -> None:
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command in ("end", None):
+                self._ends = True
+            elif command == "cut":
+                cut_a_connection()
+
+    # ------------------------------------------------------------------------------------------------- state
+
+    def _fetch(self) -> None:
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._runtime.post(lambda node, now: node.requests.fetch_state(self._take, done, now))
+        future.result(timeout=_LONGEST_S)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        values = msgspec.msgpack.decode(bytes(snapshot.content), type=dict[str, bytes])
+        self._step = snapshot.step
+        for name, key in self._keys.items():
+            self._state[name][:] = np.frombuffer(values[name], np.int64)
+            key.begin_at(snapshot.step)
+
+    def _offer(self, *, last: bool) -> None:
+        content = msgspec.msgpack.encode({name: state.tobytes() for name, state in self._state.items()})
+        keys: list[Key] = [key for key in self._keys.values() if key.identity >= 0]
+        snapshot = Snapshot(
+            step=self._step,
+            content=content,
+            crc=checksum(content),
+            rounds={key.identity: self._step for key in keys},
+            requests=None if last else self._runtime.node.requests.live.state_requests,
+        )
+        self._runtime.post(lambda node, now: node.requests.offer_state(snapshot, now))
+
+
+class WrongSum(Exception):
+    """A result is not the sum of those whom it names."""
+
+
+def cut_a_connection() -> None:
+    """Shut one of this process's TCP connections down, as a network that fails does."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:
+            continue
+        try:
+            connected = connection.type is socket.SOCK_STREAM and connection.family is socket.AF_INET
+            connection.getpeername()
+        except OSError:
+            connected = False
+        if connected:
+            found.append(connection)
+        else:
+            connection.close()
+    if found:
+        random.choice(found).shutdown(socket.SHUT_RDWR)
+    for connection in found:
+        connection.close()
+
+
+def say(**values: Any) -> None:
+    """Tell the parent."""
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run, and return the exit code."""
+    faulthandler.register(signal.SIGUSR1)
+    commands = commands_from_stdin()
+    settings = Settings.from_environment()
+    configure_logging(settings)
+    runtime: Runtime | None = None
+    try:
+        runtime = Runtime(settings)
+        say(event="joined", rank=runtime.rank)
+        Worker(runtime, commands).run()
+    except NodeRemoved as error:
+        say(event="removed", text=str(error))
+        return REMOVED
+    except (NetStormError, WrongSum, queue.Empty, concurrent.futures.TimeoutError) as error:
+        say(event="error", text=f"{type(error).__name__}: {error}")
+        return 1
+    finally:
+        if runtime is not None:
+            runtime.close()
+    say(event="ended")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

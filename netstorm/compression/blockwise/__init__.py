@@ -1,0 +1,1 @@
+"""Codecs of which a block of values shares a scale. Pure."""

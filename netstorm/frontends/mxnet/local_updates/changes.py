@@ -1,0 +1,93 @@
+"""What a rank has learnt of a key since the last average, and the average of that under a codec.
+
+All ranks have the same values after an average: the *base* of the next one. A rank sends what it has learnt
+since, its change, and the average of all changes is added to the base. So what a codec loses is lost of a
+small change and not of a value, and what a rank has not sent yet (its residual) is added to its next change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from netstorm.compression.codec import Floats, Rounds, State
+from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations.encoded_sum import EncodedSum
+from netstorm.kvstore.values.form import Array
+
+__all__ = ["Changes", "divide_by_contributors"]
+
+_OF_THE_PAST: Final = ("residual", "velocity")
+"""What codecs keep of earlier gradients (`State`)."""
+
+
+class Changes:
+    """The averages of one key at one rank. One is made at a time."""
+
+    def __init__(self) -> None:
+        """Begin without a base."""
+        self._base: Floats | None = None
+
+    def remember(self, values: Floats) -> None:
+        """Begin the next change with these values, which all ranks have."""
+        if self._base is None:
+            self._base = values.copy()
+        else:
+            self._base[:] = values
+
+    def rounds(
+        self,
+        values: Floats,
+        total: EncodedSum,
+        encode: Callable[[Floats], Rounds],
+        *,
+        weight: int = 1,
+        count: int | None = None,
+    ) -> Rounds:
+        """Replace values by their average, the same bits at all ranks.
+
+        Args:
+            values: flat; the sum over so many ranks as `weight` says.
+            total: of the changes.
+            encode: returns the rounds that make a change the sum of all changes, in place.
+            weight: how many ranks' values these are.
+            count: of how many ranks the sum is; None: of those that contribute to it, part by part.
+        """
+        base = self._base
+        assert base is not None, "a value that all ranks have is known"
+        with np.errstate(all="ignore"):
+            change = values - base if weight == 1 else values - np.float32(weight) * base
+        yield from encode(change)
+        with np.errstate(all="ignore"):
+            for elements, contributors in total.counted(len(change)):
+                change[elements] /= np.float32(count or max(1, contributors.bit_count()))
+            np.add(base, change, out=base)
+        values[:] = base
+
+
+def forget_the_past(state: State) -> None:
+    """Forget what has not been sent: this rank has just joined, and its values counted in no average yet."""
+    for name in _OF_THE_PAST:
+        state.pop(name, None)
+
+
+def divide_by_contributors(operation: Operation, values: Array) -> None:
+    """Make the result of an operation of its key's own form the average of those who are in it, in place.
+
+    Args:
+        operation: it has ended.
+        values: its destination.
+    """
+    bounds = operation.key.layout_of(operation.form).bounds
+    for contributors, chunks in operation.contributors.items():
+        divisor = values.dtype.type(max(1, contributors.bit_count()))
+        whole = chunks == (1 << len(bounds)) - 1
+        for begin, end in [(0, len(values))] if whole else _of(chunks, bounds):
+            with np.errstate(all="ignore"):
+                np.true_divide(values[begin:end], divisor, out=values[begin:end])
+
+
+def _of(chunks: int, bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [one for chunk, one in enumerate(bounds) if chunks >> chunk & 1]

@@ -1,0 +1,155 @@
+"""The blocks of one key that this rank owns, and what it does to them. See `BlockStore`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, cast
+
+import numpy as np
+
+from netstorm.errors import UsageError
+from netstorm.frontends.torch.asynchronous.update_rule import Floats, UpdateRule
+from netstorm.kvstore.asynchronous.gradients import Gradient
+from netstorm.kvstore.asynchronous.owners import extent
+from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.values.key import Key
+from netstorm.protocol.frames import Buffer
+
+__all__ = ["OwnedBlocks"]
+
+
+class OwnedBlocks:
+    """Values on the host. Updates run one after the other on the process's thread for computing."""
+
+    whole: Final = False
+    """The rule treats each element alone."""
+
+    def __init__(self, runtime: Runtime, key: Key, initial: Floats, rule: UpdateRule) -> None:
+        """Copy this rank's blocks of a key's initial value, or in an elastic job all blocks, which may become
+        this rank's. The key has been granted.
+        """
+        self._runtime: Final = runtime
+        self._rule: Final = rule
+        self._dtype: Final = key.dtype
+        self._values: Final[dict[int, Floats]] = {}
+        self._velocities: Final[dict[int, Floats]] = {}
+        self._initial: Final[dict[int, Floats]] = {}
+        """What all ranks began with: for corrections, and for blocks that are installed later."""
+        self._from_initial: Final[set[int]] = set()
+        """Blocks that this rank has had from their initial value on."""
+        self._pulled: Final[dict[tuple[int, int], Buffer]] = {}
+        """What each rank has got last, by block and rank; kept for corrections alone."""
+        owners, elastic = runtime.node.requests.asynchronous.owners, runtime.node.requests.live.is_elastic
+        for block in owners.blocks(key, whole=self.whole):
+            start, end = extent(key, block)
+            if elastic:
+                self._initial[block] = initial[start:end].copy()
+            elif owners.owner(key, block) == runtime.rank:
+                self._begin(block, initial[start:end])
+                if rule.lamda:
+                    self._initial[block] = initial[start:end].copy()
+
+    @property
+    def rule(self) -> str:
+        """Fingerprint of the update rule."""
+        return self._rule.fingerprint
+
+    def apply(
+        self,
+        block: int,
+        rank: int,
+        gradient: Gradient,
+        live: tuple[float, ...],
+        done: Callable[[], None],
+    ) -> None:
+        """Have a block updated with a gradient of a rank."""
+        pulled = self._pulled.get((block, rank))
+
+        def update() -> None:
+            if not isinstance(gradient, np.ndarray) or len(live) != 1:
+                raise UsageError(f"a push of rank {rank} with {live}: expected an array and a learning rate")
+            weight = self._values[block]
+            base = weight
+            if self._rule.lamda:
+                if pulled is not None:
+                    base = _floats(pulled, self._dtype)
+                elif block in self._from_initial:
+                    base = self._initial[block]
+            velocity, values = self._velocities.get(block), cast("Floats", gradient)
+            self._rule.update(weight, velocity, values, base=base, rate=live[0])
+
+        self._compute(update, done)
+
+    def read(self, block: int, done: Callable[[Buffer], None]) -> None:
+        """Give `done` a copy of a block's value, behind the updates that are queued."""
+        found: list[Floats] = []
+        self._compute(lambda: found.append(self._values[block].copy()), lambda: done(found[0]))
+
+    def pulled(self, block: int, rank: int, value: Buffer) -> None:
+        """Keep what a rank gets, if gradients are corrected. Ranks that get the same value share it."""
+        if self._rule.lamda:
+            self._pulled[block, rank] = value
+
+    def states(self, block: int, done: Callable[[bytes], None]) -> None:
+        """Give `done` the momentum's bytes; none without one."""
+        found: list[bytes] = []
+        empty = np.empty(0, self._dtype)
+        self._compute(
+            lambda: found.append(self._velocities.get(block, empty).tobytes()), lambda: done(found[0])
+        )
+
+    def install(self, block: int, values: Buffer | None, states: bytes) -> None:
+        """Begin to hold a block, with the initial value or another owner's state.
+
+        What ranks have pulled of it is not known then: their next gradients are not corrected.
+        """
+        self._forget_pulled(block)
+
+        def begin() -> None:
+            if values is None:
+                self._begin(block, self._initial[block])
+            else:
+                self._begin(block, _floats(values, self._dtype))
+                self._from_initial.discard(block)
+            if states:
+                self._velocities[block] = _floats(states, self._dtype).copy()
+
+        self._compute(begin, lambda: None)
+
+    def discard(self, block: int) -> None:
+        """Hold a block no longer."""
+        self._forget_pulled(block)
+
+        def drop() -> None:
+            self._values.pop(block, None)
+            self._velocities.pop(block, None)
+
+        self._compute(drop, lambda: None)
+
+    def _begin(self, block: int, value: Floats) -> None:
+        self._values[block] = value.copy()
+        self._from_initial.add(block)
+        if self._rule.momentum:
+            self._velocities[block] = np.zeros(value.size, self._dtype)
+
+    def _forget_pulled(self, block: int) -> None:
+        for place in [place for place in self._pulled if place[0] == block]:
+            del self._pulled[place]
+
+    def _compute(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        """Run `work` on the thread for computing, and then `done` on the I/O thread."""
+        runtime = self._runtime
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                runtime.fail(f"its update of a block has failed: {type(error).__name__}: {error}")
+                raise
+            runtime.post(lambda _node, _now: done())
+
+        runtime.computing.run(run)
+
+
+def _floats(value: Buffer, dtype: np.dtype[np.generic]) -> Floats:
+    return cast("Floats", np.frombuffer(value, dtype))

@@ -1,0 +1,281 @@
+"""SGD on owners, and what a rank's training loop calls."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from netstorm.errors import NetStormError, UsageError, WaitTimeout
+from netstorm.frontends.torch.asynchronous.owned_blocks import OwnedBlocks
+from netstorm.frontends.torch.asynchronous.update_rule import Floats, UpdateRule
+from netstorm.frontends.torch.local_updates.parameters import FlatParameters, by_kind
+from netstorm.frontends.torch.names import NAME
+from netstorm.kvstore.operations.allreduce import Done, Operation
+from netstorm.kvstore.operations.asynchronous import UNBOUNDED, PullOperation, Pushes, PushOperation
+from netstorm.kvstore.process.enough_nodes import wait_for_enough_nodes
+from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.newcomer import Newcomer
+from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.values.key import Key
+
+__all__ = ["AsynchronousSGD"]
+
+_SLICE_S: Final = 0.2
+"""Waits are cut into slices, in which Python's signal handlers run."""
+
+
+class AsynchronousSGD:
+    """Pushes gradients to the owners of parameters, who apply each at once, and pulls the newest ones.
+
+    ```python
+    training = AsynchronousSGD(model, lr=0.05, lamda=0.04)
+    for batch in batches:
+        model.zero_grad()
+        loss(model, batch).backward()
+        training.step()
+    ```
+
+    No rank waits for another one, but for NETSTORM_STALENESS. A gradient may be late: others have changed the
+    parameters since it was computed. With `lamda` it is corrected by what has changed since this rank has
+    pulled (DCASGD, Zheng et al., ICML 2017). Owners keep a copy of parameters for each rank then.
+
+    All ranks make it at the same place of the program, and begin with rank 0's parameters. In an elastic job
+    parameters survive their owner, and a rank that joins later begins with the newest ones. The learning rate
+    is this rank's own and may be changed at any time: it is sent with each gradient.
+
+    Args:
+        model: whose parameters are trained; those that need no gradient are not.
+        lr: learning rate.
+        momentum: from 0 to below 1; over corrected gradients.
+        lamda: weight of the correction; 0: plain asynchronous SGD.
+        weight_decay: as in `torch.optim.SGD`.
+
+    Raises:
+        UsageError: a value is not allowed, there is nothing to train; the default process group is not
+            NetStorm's; or this rank has joined an elastic job later, and trains another model already.
+        NetStormError: the job has failed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        momentum: float = 0.0,
+        lamda: float = 0.04,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.lr = lr
+        """Learning rate of the next step."""
+        self._rule = UpdateRule(momentum=momentum, lamda=lamda, weight_decay=weight_decay)
+        if not dist.is_initialized() or NAME not in dist.get_backend():
+            raise UsageError(
+                "AsynchronousSGD needs a default process group of NetStorm's: call "
+                "init_process_group('netstorm') first"
+            )
+        self._runtime = runtime_of_this_process(framework="PyTorch")
+        self._staleness = self._runtime.settings.staleness
+        if self._staleness == 0:
+            raise UsageError("NETSTORM_STALENESS=0 keeps all ranks in step: use DistributedDataParallel")
+        kinds = by_kind(parameter for parameter in model.parameters() if parameter.requires_grad)
+        if not kinds:
+            raise UsageError(f"the model ({type(model).__name__}) has no parameters that need a gradient")
+        namespace = self._runtime.open_namespace()
+        self._newcomer = Newcomer(self._runtime)
+        self._tensors = [
+            _Tensor(self._runtime, namespace, number, flat, rule=self._rule, newcomer=self._newcomer)
+            for number, flat in enumerate(kinds)
+        ]
+        self._namespace = namespace
+        self._counts_clocks = False
+        """Whether a clock is what ranks say, and not a push: for ranks that do not push."""
+        self._steps = 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps this rank has taken."""
+        return self._steps
+
+    def step(self) -> None:
+        """Push this rank's gradients, and wait for the newest parameters, which have them. In an elastic job
+        wait for enough ranks first.
+
+        Raises:
+            WaitTimeout: there were too few ranks, or no answer of an owner, for too long.
+            NetStormError: the job has failed.
+        """
+        if self._newcomer.waits:
+            self._newcomer.take_part()
+        wait_for_enough_nodes(self._runtime)
+        self._steps += 1
+        least = 0 if self._staleness == UNBOUNDED else self._steps - self._staleness
+        begun = [tensor.push(self._rule, self.lr, clock=self._steps - 1) for tensor in self._tensors]
+        if self._counts_clocks:
+            self._end_clock(pushed=True)
+        begun += [tensor.pull(least, counted=self._counts_clocks) for tensor in self._tensors]
+        self._wait(begun)
+
+    def _end_clock(self, *, pushed: bool) -> None:
+        """Have owners know that this rank has taken its step, in which it has pushed all keys, or none."""
+        namespace, clock = self._namespace, self._steps
+        pushes = {tensor.key: 1 for tensor in self._tensors} if pushed else {}
+        self._runtime.post(
+            lambda node, _: node.requests.asynchronous.clock(
+                namespace, clock, pushes, whole=OwnedBlocks.whole
+            )
+        )
+
+    def pull(self) -> None:
+        """Wait for the newest parameters, as to evaluate a model that others still train."""
+        self._wait([tensor.pull(0) for tensor in self._tensors])
+
+    def _wait(self, futures: list[concurrent.futures.Future[None]]) -> None:
+        _wait(futures, self._runtime)
+        for tensor in self._tensors:
+            tensor.take()
+
+
+class _Tensor:
+    """All parameters of one type on one device, as one key."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        namespace: int,
+        number: int,
+        flat: FlatParameters,
+        *,
+        rule: UpdateRule,
+        newcomer: Newcomer,
+    ) -> None:
+        self._runtime: Final = runtime
+        self._flat: Final = flat
+        self._pushes: Final = Pushes()
+        values = _on_host(flat.read())
+        self._key: Final[Key] = runtime.register(
+            namespace, f"parameters {number}", values.shape, values.dtype.name
+        )
+        self._pulled: Final[Floats] = values
+        self._gradient: Final[Floats] = np.zeros_like(values)
+        if newcomer.waits:
+            newcomer.begin_key(self._key)
+            _wait([self.pull(0)], runtime)
+        elif newcomer.knows(self._key):
+            raise UsageError(
+                "AsynchronousSGD of another model after a step, on a rank that has joined later: make all of "
+                "them before the first step"
+            )
+        else:
+            self._receive_initial()
+        self.take()
+        self._serve(rule)
+
+    def _receive_initial(self) -> None:
+        """Receive rank 0's parameters, or in an elastic job those of the lowest rank that is there."""
+        key, runtime, values = self._key, self._runtime, self._pulled
+        elastic = runtime.node.requests.live.is_elastic
+        operation = Operation(
+            key=key,
+            round=key.take_round(),
+            source=values if elastic or runtime.rank == 0 else None,
+            destination=values,
+            done=lambda _: None,
+            from_lowest=elastic,
+        )
+        runtime.allreduce(operation)
+
+    def _serve(self, rule: UpdateRule) -> None:
+        """Begin to serve this rank's blocks."""
+        key, runtime, values = self._key, self._runtime, self._pulled
+        blocks = OwnedBlocks(runtime, key, values, rule)
+        runtime.post(lambda node, _: node.requests.asynchronous.serve(key, blocks))
+
+    @property
+    def key(self) -> Key:
+        """What owners know it as."""
+        return self._key
+
+    def push(self, rule: UpdateRule, rate: float, *, clock: int) -> concurrent.futures.Future[None]:
+        """Begin a push of the present gradients, after `clock` steps; they are copied first."""
+        parts = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self._flat.parameters
+        ]
+        self._gradient[:] = _on_host(FlatParameters(parts).read().to(self._flat.dtype))
+        future, done = _future()
+        number = self._pushes.total
+        self._pushes.total += 1
+        operation = PushOperation(
+            key=self._key,
+            number=number,
+            source=self._gradient,
+            rule=rule.fingerprint,
+            live=(float(rate),),
+            clock=clock,
+            done=done,
+        )
+        self._runtime.submit(operation)
+        return future
+
+    def pull(self, least: int, *, counted: bool = False) -> concurrent.futures.Future[None]:
+        """Begin a pull; `least` clocks of all other ranks are in it: pushes, or what they have counted."""
+        future, done = _future()
+        operation = PullOperation(
+            key=self._key,
+            number=self._pushes.pulls,
+            pushed=self._pushes.total,
+            destination=self._pulled,
+            least=least,
+            counted=counted,
+            done=done,
+        )
+        self._pushes.pulls += 1
+        self._runtime.submit(operation)
+        return future
+
+    def take(self) -> None:
+        """Give the parameters what was pulled."""
+        self._flat.write(torch.from_numpy(self._pulled).to(self._flat.device))
+
+
+def _on_host(vector: torch.Tensor) -> Floats:
+    if vector.dtype not in (torch.float16, torch.float32, torch.float64):
+        raise UsageError(
+            f"parameters of {vector.dtype}: AsynchronousSGD trains float16, float32 and float64; convert them"
+        )
+    found: Floats = vector.detach().cpu().contiguous().numpy()
+    return found
+
+
+def _future() -> tuple[concurrent.futures.Future[None], Done]:
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def done(error: Exception | None) -> None:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return future, done
+
+
+def _wait(futures: list[concurrent.futures.Future[None]], runtime: Runtime) -> None:
+    limit_s = runtime.settings.wait_timeout_s
+    waited = 0.0
+    while concurrent.futures.wait(futures, _SLICE_S).not_done:
+        runtime.check()
+        waited += _SLICE_S
+        if waited > limit_s:
+            raise WaitTimeout(
+                f"no answer of an owner within {limit_s:g} s (NETSTORM_WAIT_TIMEOUT): a rank that owns "
+                "parameters is stopped, or too far behind for NETSTORM_STALENESS"
+            )
+    for future in futures:
+        error = future.exception()
+        if error is not None:
+            raise error if isinstance(error, NetStormError) else NetStormError(str(error))

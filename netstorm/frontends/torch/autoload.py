@@ -1,0 +1,60 @@
+"""What PyTorch calls at the end of `import torch`: it makes the backend `netstorm` known, and nothing else.
+
+Every program that imports PyTorch pays for this, so no other module of NetStorm is imported until a process
+group is created. https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import Any, Final
+
+from netstorm.frontends.torch.names import NAME
+
+__all__ = ["autoload"]
+
+_logger: Final = logging.getLogger(__name__)
+
+
+def autoload() -> None:
+    """Register the backend with PyTorch, and take over other backends' names if that is asked for.
+
+    Twice does no harm.
+
+    Raises:
+        UsageError: `NETSTORM_TORCH_BACKENDS` has a wrong value, or this PyTorch lets no names be taken over.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():  # PyTorch was built without it
+        return
+    try:
+        if NAME not in dist.Backend.backend_list:
+            dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    except Exception:  # "import torch" must work for programs that do not want NetStorm
+        _logger.warning("netstorm: cannot be registered as a backend of torch.distributed", exc_info=True)
+    # netstorm.settings would add 20 ms to each "import torch", so it is asked only if the answer matters.
+    if os.environ.get("NETSTORM_TORCH_BACKENDS"):  # noqa: TID251
+        from netstorm.frontends.torch.take_over import take_over_backends
+
+        take_over_backends()
+
+
+def _create(options: Any, backend_options: object) -> Any:
+    """Create a process group; PyTorch's plugin interface.
+
+    From then on, processes that this one starts have PyTorch's own backends.
+
+    Args:
+        options: PyTorch's `_DistributedBackendOptions`.
+        backend_options: what the script gave as `pg_options`.
+    """
+    from netstorm.settings import set_for_children
+
+    startup = importlib.import_module("netstorm.frontends.torch.startup")
+    made = startup.create_process_group(options, backend_options)
+    # What a rank starts is no rank. PyTorch's asynchronous checkpoints use Gloo in processes of their own.
+    set_for_children(NETSTORM_TORCH_BACKENDS=None)
+    return made

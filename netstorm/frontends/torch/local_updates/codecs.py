@@ -1,0 +1,251 @@
+"""How outer gradients travel: a codec averages one vector over all ranks.
+
+Over a NetStorm group these are the codecs of `netstorm.compression`, which make one call of all their rounds.
+Over other groups, "float32", "bfloat16" and "int8" are made of the collectives that every back end has.
+
+A codec is a generator of collectives. It begins one, yields it, and goes on when that one is done; what it
+returns is the average. So a codec reads like blocking code, and whoever drives it (`Exchange`) decides how
+many inner steps each collective may take. A new codec is a class with `OuterCodec`'s members, given to
+`DiLoCo` as `codec=ThatClass`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+import torch
+
+from netstorm.compression import registry
+from netstorm.errors import UsageError
+from netstorm.frontends.torch.gradient_codecs.averages import Descriptions, EncodedAverages
+from netstorm.frontends.torch.gradient_codecs.units import Parameter
+from netstorm.frontends.torch.local_updates.int8 import Int8
+from netstorm.frontends.torch.local_updates.parameters import FlatParameters
+from netstorm.frontends.torch.local_updates.ranks import Ranks, Waitable
+from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
+
+__all__ = [
+    "CODECS",
+    "BFloat16",
+    "CodecFactory",
+    "CodecOf",
+    "Encoded",
+    "Exchange",
+    "Float32",
+    "Kept",
+    "OuterCodec",
+    "codecs_of_vectors",
+    "copied",
+]
+
+Kept: TypeAlias = torch.Tensor | dict[str, Any] | None
+"""What a codec keeps from one average to the next; a dictionary has tensors and such dictionaries."""
+
+
+class OuterCodec(Protocol):
+    """Averages one vector, again and again; it may keep something (a residual) from one time to the next."""
+
+    @property
+    def name(self) -> str:
+        """What ranks compare: all must use the same codec."""
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives an average takes, one after the other."""
+
+    def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
+        """Yield each collective after it has begun, and return the average, the same bits at all ranks.
+
+        Args:
+            update: this rank's values, float32 or float64; the codec may write to it.
+            ranks: whom to average over.
+
+        If any rank's values are NaN or infinite, so must be some of the average's.
+        """
+
+    def kept(self) -> Kept:
+        """Return what is kept for the next average."""
+
+    def keep(self, kept: Kept) -> None:
+        """Set what is kept, from a checkpoint."""
+
+
+CodecFactory: TypeAlias = Callable[[], OuterCodec]
+"""Makes a codec for one vector."""
+
+CodecOf: TypeAlias = Callable[[FlatParameters, Sequence[str]], OuterCodec]
+"""Makes the codec for the vector of some parameters, which have names."""
+
+
+class Float32:
+    """Values as they are: float32, or float64 for parameters in float64."""
+
+    name: ClassVar[str] = "float32"
+    collectives: ClassVar[int] = 1
+
+    def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
+        """Sum in place."""
+        yield ranks.begin_sum(update)
+        return update.div_(ranks.size)
+
+    def kept(self) -> None:
+        """Keep nothing."""
+
+    def keep(self, kept: Kept) -> None:
+        """Keep nothing."""
+
+
+class BFloat16:
+    """Half the bytes: values and sums have 8 significant bits. What is rounded off is lost."""
+
+    name: ClassVar[str] = "bfloat16"
+    collectives: ClassVar[int] = 1
+
+    def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
+        """Sum in bfloat16; divide in the type of `update`."""
+        rounded = update.to(torch.bfloat16)
+        yield ranks.begin_sum(rounded)
+        return rounded.to(update.dtype).div_(ranks.size)
+
+    def kept(self) -> None:
+        """Keep nothing."""
+
+    def keep(self, kept: Kept) -> None:
+        """Keep nothing."""
+
+
+CODECS: Final[dict[str, CodecFactory]] = {codec.name: codec for codec in (Float32, BFloat16, Int8)}
+"""Those of any process group, by the name that a script says."""
+
+_EVERYWHERE: Final = {"none": "float32", "bf16": "bfloat16"}
+"""Names that `netstorm.compression` gives to codecs which any group has."""
+
+
+class Encoded:
+    """A codec of `netstorm.compression`, over a NetStorm group: one call makes all its rounds."""
+
+    collectives: ClassVar[int] = 1
+
+    def __init__(self, averages: EncodedAverages, name: str, parameters: Sequence[Parameter]) -> None:
+        """Begin without anything that is kept.
+
+        Args:
+            averages: makes those of this vector alone.
+            name: what ranks compare.
+            parameters: whose values the vector has.
+        """
+        self._averages: Final = averages
+        self._name: Final = name
+        self._parameters: Final = parameters
+
+    @property
+    def name(self) -> str:
+        """What ranks compare."""
+        return self._name
+
+    def average(self, update: torch.Tensor, ranks: Ranks) -> Generator[Waitable, None, torch.Tensor]:
+        """Average in place; values of float64 are rounded to float32 first."""
+        narrow = update.float()
+        yield self._averages.begin(narrow, self._parameters)
+        return update.copy_(narrow)
+
+    def kept(self) -> Kept:
+        """Return what the codec keeps of each parameter."""
+        return self._averages.kept.state_dict()
+
+    def forget(self) -> None:
+        """Forget what this rank has not sent: it has just joined, and what it sent counted in no average."""
+        self._averages.kept.forget_elements()
+
+    def keep(self, kept: Kept) -> None:
+        """Set what is kept; the residual of a whole vector is that of "int8" over another group."""
+        if isinstance(kept, torch.Tensor):
+            parts = torch.split(kept.float(), [parameter.elements for parameter in self._parameters])
+            names = [parameter.name for parameter in self._parameters]
+            self._averages.kept.load_residual(list(zip(names, parts, strict=True)))
+        elif kept is not None:
+            self._averages.kept.load_state_dict(kept)
+
+
+def codecs_of_vectors(codec: Descriptions | CodecFactory, group: object) -> CodecOf:
+    """Return what makes the codec of each vector.
+
+    Args:
+        codec: a name; a mapping with `type` and parameters; one of these for each pattern of parameters'
+            names; or what makes a codec, such as a class.
+        group: over which vectors are averaged.
+
+    Raises:
+        UsageError: there is no such codec, a parameter of it is wrong, or this group does not have it.
+    """
+    if not isinstance(codec, (str, Mapping)):
+        return lambda _flat, _names: codec()
+    plain = _EVERYWHERE.get(codec, codec) if isinstance(codec, str) else ""
+    of_netstorm = isinstance(group, NetStormProcessGroup)
+    if plain in CODECS and not (of_netstorm and plain in registry.CODECS):
+        factory = CODECS[plain]
+        return lambda _flat, _names: factory()
+    if isinstance(codec, str) and codec not in registry.CODECS:
+        known = dict.fromkeys([*CODECS, *registry.CODECS])
+        raise UsageError(
+            f"codec={codec!r}: there are {', '.join(map(repr, known))}; your own is given as its class"
+        )
+    rules = registry.rules_of(codec)
+    if not isinstance(group, NetStormProcessGroup):
+        raise UsageError(
+            f"codec={codec!r} over a group that is none of NetStorm's: such groups have "
+            f"{', '.join(map(repr, CODECS))}, or your own codec, given as its class; "
+            "torch.distributed.new_group(backend='netstorm') makes one for all"
+        )
+    member, name = group.member, codec if isinstance(codec, str) else rules.fingerprint
+
+    def make(flat: FlatParameters, names: Sequence[str]) -> OuterCodec:
+        parameters = [Parameter(*each) for each in zip(names, flat.shapes, strict=True)]
+        averages = EncodedAverages(member, codec, "outer gradients")
+        for parameter in parameters:
+            averages.check(parameter, torch.float32)
+        return Encoded(averages, name, parameters)
+
+    return make
+
+
+def copied(kept: Kept, device: torch.device | None = None) -> Kept:
+    """Return a copy of what a codec keeps; a tensor on `device`, or where it is."""
+    if isinstance(kept, torch.Tensor):
+        return kept.to(device or kept.device, copy=True)
+    return copy.deepcopy(kept)
+
+
+class Exchange:
+    """One average under way.
+
+    `begin`, `advance` and `finish` must be called in the same order at all ranks, because they begin
+    collectives.
+    """
+
+    def __init__(self, codec: OuterCodec, update: torch.Tensor, ranks: Ranks) -> None:
+        self._collectives = codec.average(update, ranks)
+        self._left = codec.collectives - 1
+        self._average: torch.Tensor | None = None
+        self._work = next(self._collectives)
+
+    def advance(self) -> None:
+        """Begin the next collective if there is one, waiting for the one before; never wait for the last."""
+        if self._left:
+            self._left -= 1
+            self._go_on()
+
+    def finish(self) -> torch.Tensor:
+        """Wait for the average and return it; again and again the same."""
+        while self._average is None:
+            self._go_on()
+        return self._average
+
+    def _go_on(self) -> None:
+        self._work.wait()
+        try:
+            self._work = next(self._collectives)
+        except StopIteration as end:
+            self._average = end.value

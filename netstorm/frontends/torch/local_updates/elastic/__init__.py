@@ -1,0 +1,1 @@
+"""Local updates in elastic jobs: what a rank gets that joins later, and averages of sites."""

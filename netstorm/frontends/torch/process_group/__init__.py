@@ -1,0 +1,3 @@
+"""The process group of PyTorch's backend `netstorm`: collectives over trees, messages over the fastest
+paths.
+"""

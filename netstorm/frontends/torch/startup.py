@@ -1,0 +1,175 @@
+"""Joins the job when a program creates its first NetStorm group, and makes the groups of this process.
+
+The members of the first group are the job's nodes, and its ranks the job's. All later groups are made of
+them, over the same connections. If no scheduler is named (`DMLC_PS_ROOT_URI` or `DMLC_PS_ROOT_PORT`), rank 0
+starts one beside itself, and the others find it in PyTorch's store: that is how jobs of `torchrun` begin.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from torch._C._distributed_c10d import Store
+
+from netstorm.errors import UsageError
+from netstorm.frontends.torch.errors import raises_torch_errors
+from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings, let_models_use_it
+from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
+from netstorm.frontends.torch.process_group.member import Member
+from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_it
+from netstorm.frontends.torch.scheduler_process import SchedulerProcess, start_scheduler
+from netstorm.kvstore.operations.call_positions import CallPositions
+from netstorm.kvstore.process.completion import CompletionThread
+from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of_this_process
+from netstorm.kvstore.process.runtime import Runtime
+from netstorm.settings import Settings, foreign_variable
+
+__all__ = ["before_leaving", "create_process_group"]
+
+_ADDRESS: Final = "netstorm/scheduler/{}/{}"
+"""Key of the scheduler's address in PyTorch's store. The first number counts the restarts by torchrun, whose
+store outlives the ranks; the second counts the jobs of a process.
+"""
+
+
+class _Job:
+    """The job that this process is in, and its groups."""
+
+    def __init__(self, runtime: Runtime, ranks: tuple[int, ...], scheduler: SchedulerProcess | None) -> None:
+        self.runtime: Final = runtime
+        self.ranks: Final = ranks
+        """PyTorch's ranks, by rank in the job."""
+        self.namespace: Final = runtime.open_namespace()
+        self.thread: Final = CompletionThread("netstorm-completion")
+        self.positions: Final = CallPositions(later=runtime.node.requests.needs_state)
+        self.groups = 0
+        self.before_leaving: Final[list[Callable[[], None]]] = []
+        self._scheduler: Final = scheduler
+
+    def close(self) -> None:
+        """Clear up when the node has left the job."""
+        self.thread.close()
+        if self._scheduler is not None:
+            self._scheduler.wait()
+
+
+class _Process:
+    """The jobs of this process, one after the other."""
+
+    def __init__(self) -> None:
+        self.lock: Final = threading.Lock()
+        self.job: _Job | None = None
+        self.joined = 0
+        """How many jobs there were."""
+
+
+_process: Final = _Process()
+
+
+@raises_torch_errors
+def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup:
+    """Create a group; PyTorch calls it, at every member.
+
+    Args:
+        options: PyTorch's `_DistributedBackendOptions`.
+
+    Raises:
+        NetStormError: the job does not come together, or a later group has other ranks than the first one.
+    """
+    let_pytorch_call_it()
+    with _process.lock:
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        job = _process.job
+        if job is None:
+            job = _process.job = _join(options.store, ranks, options.group_rank, options.timeout)
+        outside = sorted(set(ranks) - set(job.ranks))
+        if outside:
+            raise UsageError(
+                f"a NetStorm group of ranks {list(ranks)}: ranks {outside} are not in this process's first "
+                f"NetStorm group, {list(job.ranks)}; create a group of all ranks first: "
+                "init_process_group('netstorm'), or new_group(backend='netstorm')"
+            )
+        member = Member(
+            options.group_id,
+            [job.ranks.index(rank) for rank in ranks],
+            runtime=job.runtime,
+            namespace=job.namespace,
+            thread=job.thread,
+            timeout=options.timeout,
+            positions=job.positions,
+        )
+        job.groups += 1
+        return NetStormProcessGroup(member, lambda: _group_closed(job))
+
+
+def before_leaving(function: Callable[[], None]) -> None:
+    """Have `function` called before this process leaves the job that it is in, with its last group."""
+    with _process.lock:
+        if _process.job is not None:
+            _process.job.before_leaving.append(function)
+
+
+def _group_closed(job: _Job) -> None:
+    """Leave the job with the last group; the node goes on to forward for the others."""
+    with _process.lock:
+        job.groups -= 1
+        if job.groups == 0 and _process.job is job:
+            for function in job.before_leaving:
+                function()
+            _process.job = None
+            leave_job()
+
+
+def _join(store: Store, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> _Job:
+    if codec_of_settings(Settings.from_environment()) is not None:
+        let_models_use_it()
+    settings, scheduler = _settings(store, len(ranks), rank, timeout)
+    try:
+        runtime = runtime_of_this_process(settings, framework="PyTorch")
+    except BaseException:
+        if scheduler is not None:
+            scheduler.stop()
+        raise
+    job = _Job(runtime, ranks, scheduler)
+    after_close(job.close)
+    return job
+
+
+def _settings(
+    store: Store, size: int, rank: int, timeout: timedelta
+) -> tuple[Settings, SchedulerProcess | None]:
+    """Return this process's settings, and the scheduler that it has started, if it has."""
+    settings = Settings.from_environment()
+    own: dict[str, object] = {"rank": rank}
+    if settings.source("num_workers") == "default":
+        own["num_workers"] = size
+    elif settings.places != size:
+        if settings.elastic:
+            raise UsageError(
+                f"NETSTORM_ELASTIC={settings.elastic} for a first NetStorm group of {size} ranks: expected "
+                f"{settings.places}, one for each node that may come; "
+                "netstorm.frontends.torch.elastic.init_process_group() makes that group"
+            )
+        raise UsageError(
+            f"DMLC_NUM_WORKER={settings.num_workers} for a first NetStorm group of {size} ranks: give both "
+            "the same number, or leave DMLC_NUM_WORKER out"
+        )
+    if settings.source("wait_timeout_s") == "default":
+        own["wait_timeout_s"] = timeout.total_seconds()
+    named = {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}
+    if named:
+        return settings.changed(**own), None
+    key = _ADDRESS.format(foreign_variable("TORCHELASTIC_RESTART_COUNT") or 0, _process.joined)
+    _process.joined += 1
+    scheduler = None
+    if rank == 0:
+        scheduler = start_scheduler(settings.changed(**own))
+        store.set(key, scheduler.address)
+        address = scheduler.address
+    else:
+        address = store.get(key).decode()
+    host, _, port = address.rpartition(":")
+    return settings.changed(**own, scheduler_host=host, scheduler_port=int(port)), scheduler

@@ -1,0 +1,393 @@
+"""Two ranks for each block: an owner ships states to the replica, and blocks change owners. Pure.
+
+After pushes have been applied, the owner sends the state to the block's replica. Once it is there, the pushes
+are confirmed and pulls get that value: nothing that a rank has heard of is lost with the owner. One state of
+a block is on its way at a time; what is applied meanwhile goes with the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from netstorm.errors import NetStormError, NodeLost, NotAuthorised, ProtocolViolation
+from netstorm.kvstore.asynchronous.block import Block
+from netstorm.kvstore.asynchronous.clocks import Clocks
+from netstorm.kvstore.asynchronous.copies import BlockState, Copies, pieces_of
+from netstorm.kvstore.asynchronous.handover import Handover, announcements
+from netstorm.kvstore.asynchronous.owners import Owners
+from netstorm.kvstore.asynchronous.served import Served
+from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.messages import (
+    Applied,
+    BlockCopy,
+    CopiesHeld,
+    CopyKept,
+    CopyMessage,
+    CopyReleased,
+    CopyWanted,
+    Push,
+)
+from netstorm.protocol.messages import AsynchronousMessage as Routed
+
+__all__ = ["Replication"]
+
+_log = logging.getLogger(__name__)
+
+
+class Replication:
+    """What this rank does so that blocks survive their owners.
+
+    Attributes:
+        is_used: the job is elastic.
+        handover: what the other ranks have of this rank's blocks.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        owners: Owners,
+        counters: Counters,
+        *,
+        elastic: bool,
+        patience_s: float,
+        send: Callable[[int, Routed, Buffer | None], None],
+        end_job: Callable[[NetStormError], None],
+        call: Callable[[Callable[[], None]], None],
+        advance: Callable[[Served, Block], None],
+        start: Callable[[Served, Block], None],
+    ) -> None:
+        """Begin with the job's first view, in which no rank has any states.
+
+        Args:
+            rank: of this node, of `ranks`.
+            owners: of blocks.
+            counters: of the process.
+            elastic: the job is; in any other one, blocks have no replicas.
+            patience_s: longest silence of a rank that this one waits for at the begin of a view.
+            send: sends a message (with an empty path) and a payload to a rank.
+            end_job: fails the whole job.
+            call: calls a store.
+            advance: goes on with a block.
+            start: serves a block whose state is here.
+        """
+        self._rank: Final = rank
+        self._owners: Final = owners
+        self._counters: Final = counters
+        self.is_used: Final = elastic
+        self._patience_s: Final = patience_s
+        self._send: Final = send
+        self._end_job: Final = end_job
+        self._call: Final = call
+        self._advance: Final = advance
+        self._start: Final = start
+        self._copies: Final = Copies(ranks)
+        self.handover = Handover()
+        self._view = 0
+        self._eligible: frozenset[int] = frozenset(owners.ranks)
+        self._departed: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------------- views
+
+    def forget(self, rank: int) -> None:
+        """Record that a rank's process has left."""
+        self._departed.add(rank)
+        self._copies.forget(rank)
+
+    def begin(self, view: int, eligible: Collection[int]) -> None:
+        """Begin a view, in which these ranks may own blocks."""
+        self._view = view
+        self._eligible = frozenset(eligible)
+        self._copies.interrupt()
+        others = self._eligible - {self._rank} if self._rank in self._eligible else ()
+        self.handover = Handover(others, patience_s=self._patience_s)
+
+    def announce(self, keys: Iterable[Served], clocks: Mapping[int, Clocks]) -> None:
+        """Tell the other ranks which states are here of the blocks that are theirs now."""
+        if self._rank not in self._eligible:
+            return
+        others = self._eligible - {self._rank}
+        told = announcements(keys, self._copies, clocks, self._owners, ranks=others, view=self._view)
+        for rank, message in told:
+            self._send(rank, message, None)
+
+    def held(self, rank: int, message: CopiesHeld) -> None:
+        """Record what a rank has of this rank's blocks.
+
+        Raises:
+            NotAuthorised: the rank has no states in this view.
+        """
+        self.check(rank, message)
+        self.handover.add(rank, message)
+
+    def tick(self, now: float) -> bool:
+        """Wait no longer for ranks that should have said what they have, or sent it. Return whether there are
+        any: then `settle` all keys.
+        """
+        late, places = self.handover.pass_over(now)
+        for place in places:
+            self._copies.interrupt(place)
+        if late:
+            self._counters.add("ranks_passed_over", len(late))
+            _log.error(
+                "rank %d goes on without what ranks %s have of its blocks: in %g s they have not said what "
+                "it is, or not sent %d states that they had announced",
+                self._rank,
+                late,
+                self._patience_s,
+                len(places),
+            )
+        return bool(late)
+
+    def settle(self, served: Served) -> None:
+        """Take the newest states of this rank's blocks of a key, once it is known who has them."""
+        if not self.handover.is_complete:
+            return
+        for block in served.owned:
+            if not block.serving and not self.handover.has_asked(block.place):
+                self._settle(served, block)
+
+    def _settle(self, served: Served, block: Block) -> None:
+        handover, place = self.handover, block.place
+        version, rank = handover.newest(place)
+        kept = self._copies.get(block.place)
+        here = block.version if block.installed else 0
+        if version > max(here, kept.version if kept else 0):
+            self._counters.add("blocks_handed_over")
+            handover.ask(place)
+            wanted = CopyWanted(
+                path=(), hop=0, key=block.key.identity, block=block.number, version=version, view=self._view
+            )
+            self._send(rank, wanted, None)
+        elif kept is not None and kept.version > here:
+            self._counters.add("blocks_taken_over")
+            self._install(served, block, kept)
+        else:
+            if not block.installed:
+                block.installed = True
+                self._call(lambda: served.store.install(block.number, None, b""))
+            if (version, rank) == (block.version, self.replica(block)):
+                block.shown = (version, tuple(block.applied))  # the replica has it from the view before
+                self._release_others(block)
+            self._start(served, block)
+
+    def _install(self, served: Served, block: Block, state: BlockState) -> None:
+        if block.busy:  # what the store is asked for belongs to an earlier state
+            block = served.renew(block)
+        block.take(state)
+        block.installed = True
+        self._copies.drop(block.place)
+        self._call(lambda: served.store.install(block.number, state.values, state.states))
+        self._start(served, block)
+
+    # ---------------------------------------------------------------------------------------- a block's owner
+
+    def replica(self, block: Block) -> int | None:
+        """Return the rank that keeps the block's state, too; None: there is no second rank."""
+        return self._owners.replica(block.key, block.number) if self.is_used else None
+
+    def lacks(self, block: Block) -> bool:
+        """Return whether the replica has not got what has been applied to a block."""
+        return block.version > block.shown[0] and self.replica(block) is not None
+
+    def _is_due(self, block: Block) -> bool:
+        """Return whether the state of an idle block is to be read, for another rank."""
+        if not self.is_used or not block.installed:
+            return False
+        if block.wanted_by:
+            return True
+        if not block.serving or block.shipped is not None or not self.lacks(block):
+            return False
+        return not block.queue or len(block.unconfirmed) >= self._copies.ranks
+
+    def take(self, served: Served, block: Block) -> bool:
+        """Read the state of an idle block, and send it to those who need it, if any do; return whether."""
+        if not self._is_due(block):
+            return False
+        block.busy = True
+        number, store = block.number, served.store
+
+        def read(values: Buffer) -> None:
+            self._call(
+                lambda: store.states(number, lambda states: self._taken(served, block, values, states))
+            )
+
+        self._call(lambda: store.read(number, read))
+        return True
+
+    def _taken(self, served: Served, block: Block, values: Buffer, states: bytes) -> None:
+        block.busy = False
+        state = block.state(values, states)
+        for rank in sorted(block.wanted_by):
+            self._ship(rank, block.place, state)
+        block.wanted_by.clear()
+        replica = self.replica(block)
+        if block.serving and block.shipped is None and replica is not None and self.lacks(block):
+            block.shipped = state
+            self._ship(replica, block.place, state)
+        self._advance(served, block)
+
+    def _ship(self, rank: int, place: tuple[int, int], state: BlockState) -> None:
+        for message, payload in pieces_of(state, *place, view=self._view):
+            self._counters.add("bytes_of_copies", memoryview(payload).nbytes)
+            self._send(rank, message, payload)
+
+    def _kept(self, served: Served, block: Block, version: int) -> None:
+        """Record that the replica has a state that was sent to it."""
+        state = block.shipped
+        if state is None or state.version != version:
+            return
+        block.shipped = None
+        block.shown = (version, tuple(state.applied))
+        block.snapshot = state.values
+        confirmed = [one for one in block.unconfirmed if one[0] <= version]
+        block.unconfirmed[:] = [one for one in block.unconfirmed if one[0] > version]
+        for _, rank, message in confirmed:
+            self._send(rank, message, None)
+        self._release_others(block)
+        self._advance(served, block)
+
+    def confirm(self, block: Block, rank: int, push: Push, behind: int = 0) -> None:
+        """Confirm a push that is in the state, once it is with the replica, too."""
+        message = Applied(path=(), hop=0, key=push.key, block=block.number, number=push.number, behind=behind)
+        if not self.lacks(block) or message.number < block.shown[1][rank]:
+            self._send(rank, message, None)
+        else:
+            block.unconfirmed.append((block.version, rank, message))
+
+    def _release_others(self, block: Block) -> None:
+        """Let those drop a block's state who have had it before: the replica has a newer one."""
+        for rank in self.handover.take_holders(block.place) - {self.replica(block)}:
+            released = CopyReleased(
+                path=(),
+                hop=0,
+                key=block.key.identity,
+                block=block.number,
+                version=block.shown[0],
+                view=self._view,
+            )
+            self._send(rank, released, None)
+
+    # ------------------------------------------------------------------------------- messages about copies
+
+    def check(self, rank: int, message: CopyMessage | CopiesHeld) -> None:
+        """Check that a message can come from a rank.
+
+        Raises:
+            NotAuthorised: the rank has no states in this view.
+        """
+        if not self.is_used or rank not in self._eligible:
+            raise NotAuthorised(
+                f"rank {rank} sends {type(message).__name__}, but it has no states in view {self._view}"
+            )
+
+    def receive(self, rank: int, served: Served, message: CopyMessage, payload: Buffer | None) -> None:
+        """Handle a message about the state of one block of a key that is served here.
+
+        Raises:
+            ProtocolViolation: no correct node sends it.
+        """
+        key, number = served.key, message.block
+        whole = served.store.whole
+        if number not in self._owners.blocks(key, whole=whole):
+            raise NotAuthorised(
+                f"rank {rank} sends {type(message).__name__} of block {number} of key {key.name!r}"
+            )
+        owner, replica = self._owners.owner(key, number), self._owners.replica(key, number)
+        block, place = served.blocks.get(number), (key.identity, number)
+        if isinstance(message, CopyKept):
+            if owner == self._rank and rank == replica and block is not None:
+                self._kept(served, block, message.version)
+                return
+        elif isinstance(message, CopyWanted):
+            if rank == owner:
+                self._give(rank, served, block, place)
+                return
+        elif isinstance(message, CopyReleased):
+            if rank == owner:
+                self._release(served, block, place, keeps=replica == self._rank)
+                return
+        elif rank == owner and replica == self._rank:
+            self._keep(rank, served, message, payload)
+            return
+        elif owner == self._rank and block is not None:
+            if self.handover.comes_from(place, rank):
+                self._arrive(rank, served, block, self._copies.add(message, payload, served.nbytes(number)))
+            return
+        raise NotAuthorised(
+            f"rank {rank} sends {type(message).__name__} of block {number} of key {key.name!r}: rank {owner} "
+            f"owns it, and rank {replica} keeps a copy"
+        )
+
+    def _arrive(self, rank: int, served: Served, block: Block, state: BlockState | None) -> None:
+        """Go on with a block whose state comes from a rank that has announced it, once it is whole."""
+        if state is None:
+            return
+        if self.handover.take(block.place, state.version):
+            self._install(served, block, state)
+            return
+        self._settle(served, block)
+        raise ProtocolViolation(
+            f"rank {rank} sends version {state.version} of block {block.number} of key "
+            f"{served.key.name!r}: it has announced a newer one"
+        )
+
+    def _keep(self, rank: int, served: Served, message: BlockCopy, payload: Buffer | None) -> None:
+        """Keep a state for a block's owner."""
+        state = self._copies.add(message, payload, served.nbytes(message.block))
+        if state is None:
+            return
+        self._copies.keep((message.key, message.block), state)
+        self._discard(served, message.block)
+        self._counters.add("copies_kept")
+        kept = CopyKept(
+            path=(), hop=0, key=message.key, block=message.block, version=message.version, view=self._view
+        )
+        self._send(rank, kept, None)
+
+    def _give(self, rank: int, served: Served, block: Block | None, place: tuple[int, int]) -> None:
+        """Send a block's state to its new owner."""
+        kept = self._copies.get(place)
+        if block is not None and block.installed and block.version_soon > (kept.version if kept else 0):
+            block.wanted_by.add(rank)
+            self._advance(served, block)
+        elif kept is not None:
+            self._ship(rank, place, kept)
+
+    def _release(self, served: Served, block: Block | None, place: tuple[int, int], *, keeps: bool) -> None:
+        """Drop a state that two other ranks have."""
+        if not keeps:
+            self._copies.drop(place)
+        if block is not None:
+            self._discard(served, block.number)
+
+    def _discard(self, served: Served, number: int) -> None:
+        block = served.blocks.get(number)
+        if block is not None and block not in served.owned:
+            del served.blocks[number]
+            self._call(lambda: served.store.discard(number))
+
+    # ------------------------------------------------------------------------------------------- for people
+
+    def has_lost(self, block: Block, rank: int, confirmed: int) -> bool:
+        """End the job if pushes that were confirmed are in no state that is left; return whether."""
+        if not self.is_used or not block.serving or confirmed <= block.applied[rank]:
+            return False
+        reason = self.handover.lost_text(block, rank, confirmed, self._departed - self._eligible)
+        self._end_job(NodeLost(reason))
+        return True
+
+    def waiting_text(self, blocks: Collection[Block]) -> str:
+        """Return for whom these blocks wait, for a person; empty: for nobody."""
+        text = self.handover.waiting_text()
+        if text:
+            return text
+        replicas = {self.replica(block) for block in blocks if block.shipped is not None} - {None}
+        return f"replicas are to confirm, ranks {sorted(map(str, replicas))}" if replicas else ""
+
+    def stop(self) -> None:
+        """Drop everything."""
+        self._copies.clear()

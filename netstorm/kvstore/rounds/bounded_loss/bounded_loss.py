@@ -1,0 +1,299 @@
+"""Rounds that may end without the smallest contributions, if those come too late. Pure.
+
+This is MLT's bounded loss (Wang et al., NSDI 2024, section 4.3) on trees. A node counts the time of a round
+from the first contribution that it has of it. When most of the deadline is over, an inner node sends up what
+it has of each chunk, and then, part by part, what comes later. When all of it is over, the root ends the
+chunks that lack contributions, as soon as what all of them lack is within the bound. So the root alone
+decides, each result names who is in it, and a rank that is not keeps its contribution for its next one.
+
+The bound holds for each root and step: for all chunks that a node is the root of, of all keys of a store, in
+rounds of one number. Nothing is ended unless everything that is late can be: a step waits for all its chunks,
+so ending some of them alone would lose without gaining.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final, TypeAlias
+
+from netstorm.kvstore.rounds.bounded_loss.contribution_mass import mass_of, mass_of_payload
+from netstorm.kvstore.rounds.bounded_loss.end_rule import Ended, OpenChunk, all_ended
+from netstorm.kvstore.rounds.bounded_loss.importance import Importance
+from netstorm.kvstore.rounds.bounded_loss.missed_rounds import MOST_MISSED, MissedRounds
+from netstorm.kvstore.rounds.bounded_loss.round_loss import RoundLoss
+from netstorm.kvstore.rounds.outgoing import Outgoing
+from netstorm.kvstore.rounds.round import Round
+from netstorm.kvstore.rounds.takeover import PartTag
+from netstorm.kvstore.rounds.withheld_sums import Owner
+from netstorm.kvstore.values.key import Key
+from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.messages import LossTerms, Part, Phase
+
+__all__ = ["BoundedLoss"]
+
+_PASS_ON: Final = 7 / 8
+"""Part of the deadline after which inner nodes pass on what they have: the rest is for its way to the root.
+Earlier, a sum that is not late at all would travel in two parts."""
+
+_STEPS_KEPT: Final = 64
+"""Steps whose losses are remembered: more than can be under way."""
+
+_Step: TypeAlias = tuple[int, int]
+"""A store's namespace, and the number of its rounds."""
+
+_Late: TypeAlias = list[tuple[Round, int, OpenChunk]]
+
+
+class BoundedLoss:
+    """The rounds of one node that may end without some contributions."""
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        rounds: Mapping[Owner, Round],
+        outgoing: Outgoing,
+        counters: Counters,
+        deliver: Callable[[Round, int, Buffer | None, int], None],
+        withhold_no_more: Callable[[Round], None],
+    ) -> None:
+        """Begin without rounds.
+
+        Args:
+            rank: this node's.
+            rounds: the open rounds; `Aggregation` changes them.
+            outgoing: sends parts, and takes back what has not left.
+            counters: of the process.
+            deliver: writes a chunk's result, with its contributors, to the user's destination.
+            withhold_no_more: sends the sums of a round that wait for a look-ahead.
+        """
+        self._rank: Final = rank
+        self._rounds: Final = rounds
+        self._outgoing: Final = outgoing
+        self._counters: Final = counters
+        self._deliver: Final = deliver
+        self._withhold_no_more: Final = withhold_no_more
+        self._new: Final[list[Owner]] = []
+        """Rounds whose time begins with the next tick."""
+        self._deadlines: Final[list[tuple[float, bool, Owner]]] = []
+        """Heap; True: all of the deadline is over."""
+        self._changed: Final[set[_Step]] = set()
+        """Steps that may end now."""
+        self._ended: Final[dict[_Step, Ended]] = {}
+        self._missed: Final = MissedRounds()
+        self._importance: Final = Importance()
+
+    # ----------------------------------------------------------------------------------- rounds as they come
+
+    def open(self, round: Round, terms: LossTerms) -> RoundLoss:
+        """Let a round end without some contributions; its time begins, unless it has begun before."""
+        loss = round.loss
+        if loss is None:
+            loss = round.loss = RoundLoss(terms)
+            self._new.append((round.key.identity, round.round))
+            places = None
+            if terms.important:
+                # What is sent first is not what has the lowest offset, by which a look-ahead withholds.
+                round.look_ahead_span = None
+                places = self._importance.order(round.key.identity, round.layout.chunks)
+            if places is not None:
+                loss.offsets = [round.layout.offsets[place] for place in places]
+        return loss
+
+    @staticmethod
+    def lag(key: Key, part: Part) -> int:
+        """Return how many rounds more than other nodes this one may be behind, as it may be missing."""
+        return 0 if part.loss is None else MOST_MISSED + key.rounds_under_way
+
+    def add_own(self, round: Round, chunk: int) -> None:
+        """Record this rank's own contribution to a chunk."""
+        loss = round.loss
+        if loss is not None:
+            start, end = round.layout.bounds[chunk]
+            mass = mass_of(round.own_values(chunk), round.form, end - start)
+            loss.add_mass(chunk, round.plan_of(chunk).version, mass)
+
+    def incomplete(self, round: Round, chunk: int) -> None:
+        """Handle a sum to which something has been added, and that lacks contributions of this subtree."""
+        loss, total = round.loss, round.sums[chunk]
+        if loss is None or total is None or total.contributors <= 0:
+            return
+        plan = round.plan_of(chunk)
+        if plan.reduce_parent[plan.tree_of(round.layout.slots[chunk])] < 0:
+            if loss.overdue:
+                self._changed.add(_step(round))
+        elif loss.passes_on:
+            contributors = total.contributors
+            self._counters.add("sums_passed_on")
+            self._outgoing.send_up(round, chunk)
+            loss.record_passed(chunk, plan.version, contributors)
+            round.sums[chunk] = None
+
+    def completed(self, round: Round, chunk: int) -> None:
+        """Record that this root has a complete sum."""
+        if round.loss is not None:
+            self._add_ended(_step(round), all_ended([self._open_chunk(round, round.loss, chunk)])[0])
+            if round.loss.overdue:
+                self._changed.add(_step(round))
+
+    def delivered(self, round: Round, chunk: int, payload: Buffer | None, contributors: int) -> None:
+        """Prepare for a result that is here, and may be without some ranks."""
+        loss = round.loss
+        if loss is None:
+            return
+        if round.operation is None:
+            loss.early[chunk] = payload, contributors
+        if loss.terms.important:
+            start, end = round.layout.bounds[chunk]
+            mean = mass_of_payload(payload, round.form, end - start) / max(1, end - start)
+            self._importance.record(round.key.identity, chunk, round.layout.chunks, mean)
+        key, missing = round.key.identity, round.plan_of(chunk).everybody & ~contributors
+        self._missed.record(key, chunk, missing)
+        if missing:
+            round.settled[chunk] = -1  # who is not in it may not have completed any round
+            self._take_back(round, chunk)
+
+    def write_early(self, round: Round) -> None:
+        """Write the results that came before the operation of a round."""
+        if round.loss is not None:
+            for chunk, (payload, contributors) in round.loss.early.items():
+                round.write(chunk, payload, contributors)
+            round.loss.early.clear()
+
+    # ----------------------------------------------------------------------------------------- time passes
+
+    def tick(self, now: float) -> None:
+        """Do what is due: pass on incomplete sums, end chunks that are late."""
+        for owner in self._new:
+            round = self._rounds.get(owner)
+            if round is not None and round.loss is not None:
+                deadline_s = round.loss.terms.deadline_s
+                heapq.heappush(self._deadlines, (now + _PASS_ON * deadline_s, False, owner))
+                heapq.heappush(self._deadlines, (now + deadline_s, True, owner))
+        self._new.clear()
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2] not in self._rounds):
+            _, over, owner = heapq.heappop(self._deadlines)
+            round = self._rounds.get(owner)
+            if round is not None and round.loss is not None:
+                self._time_over(round, round.loss, over=over)
+        while self._changed:
+            self._try_end(self._changed.pop())
+
+    def next_tick(self) -> float:
+        """Return when `tick` has something to do."""
+        if self._new or self._changed:
+            return 0.0
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._new.clear()
+        self._deadlines.clear()
+        self._changed.clear()
+        self._ended.clear()
+        self._missed.clear()
+        self._importance.clear()
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _time_over(self, round: Round, loss: RoundLoss, *, over: bool) -> None:
+        if over:
+            loss.overdue = True
+            self._changed.add(_step(round))
+            return
+        loss.passes_on = True
+        self._withhold_no_more(round)  # what they wait for is late
+        for chunk in range(len(round.sums)):
+            self.incomplete(round, chunk)
+
+    def _try_end(self, step: _Step) -> None:
+        """End all chunks of a step that are late here, if what they lack together is within the bound."""
+        late = self._late(step)
+        if not late:
+            return
+        bound = min(round.loss.terms.bound for round, _, _ in late if round.loss is not None)
+        ended = all_ended(chunk for _, _, chunk in late)
+        if not sum(ended, self._ended.get(step, Ended())).share <= bound:  # NaN is within no bound
+            return
+        for (round, chunk, _), one in zip(late, ended, strict=True):
+            self._add_ended(step, one)
+            self._end(round, chunk)
+
+    def _late(self, step: _Step) -> _Late:
+        """Return the chunks of a step that are late here; none, if one of them must not end yet."""
+        late: _Late = []
+        rounds = [round for round in self._rounds.values() if round.loss is not None and _step(round) == step]
+        important: set[tuple[int, int]] | None = set()
+        if rounds and rounds[0].loss is not None:
+            identities = [round.key.identity for round in rounds]
+            important = self._importance.chosen(identities, rounds[0].loss.terms.important)
+        for round in rounds:
+            loss = round.loss
+            if loss is None or not loss.overdue:
+                continue
+            for chunk, slot in enumerate(round.layout.slots):
+                plan = round.plan_of(chunk)
+                tree = plan.tree_of(slot)
+                if plan.root[tree] != self._rank or round.results[chunk] or not plan.expected[tree]:
+                    continue
+                total = round.sums[chunk]
+                if total is None or not total.contributors:
+                    return []
+                missing = plan.expected[tree] & ~total.contributors
+                if not self._missed.may_miss(round.key.identity, chunk, missing):
+                    return []
+                if missing and (important is None or (round.key.identity, chunk) in important):
+                    return []
+                late.append((round, chunk, self._open_chunk(round, loss, chunk)))
+        return late
+
+    def _open_chunk(self, round: Round, loss: RoundLoss, chunk: int) -> OpenChunk:
+        """Describe a chunk of which this node is the root."""
+        plan, total = round.plan_of(chunk), round.sum_of(chunk)
+        missing = plan.expected[plan.tree_of(round.layout.slots[chunk])] & ~total.contributors
+        start, end = round.layout.bounds[chunk]
+        return OpenChunk(
+            elements=end - start,
+            arrived=total.contributors.bit_count(),
+            gradients=self._missed.gradients(round.key.identity, chunk, total.contributors),
+            missing=missing.bit_count(),
+            mass=loss.mass(chunk, plan.version),
+        )
+
+    def _end(self, round: Round, chunk: int) -> None:
+        """End a chunk at its root: its sum is the result."""
+        total = round.sum_of(chunk)
+        contributors, result = total.contributors, total.to_keep()
+        self._counters.add("chunks_ended_early")
+        round.settled[chunk] = -1
+        self._outgoing.send_down(round, chunk, result, None, round.priority, contributors=contributors)
+        self._deliver(round, chunk, result, contributors)
+
+    def _add_ended(self, step: _Step, ended: Ended) -> None:
+        if step not in self._ended:
+            namespace, number = step
+            old = [one for one in self._ended if one[0] == namespace and one[1] < number - _STEPS_KEPT]
+            for one in old:
+                del self._ended[one]
+        self._ended[step] = self._ended.get(step, Ended()) + ended
+
+    def _take_back(self, round: Round, chunk: int) -> None:
+        """Take back the part that this node has queued for a chunk which has ended without it."""
+        owner = round.key.identity, round.round
+
+        def late(tag: Hashable) -> bool:
+            return (
+                isinstance(tag, PartTag)
+                and tag.chunk == chunk
+                and (tag.key, tag.round) == owner
+                and tag.phase is Phase.REDUCE
+            )
+
+        self._outgoing.take_back(late)
+
+
+def _step(round: Round) -> _Step:
+    return round.key.spec.namespace, round.round

@@ -1,0 +1,135 @@
+"""The decision about the key of a process that connects, from the job's key and the allow list.
+
+ZeroMQ has verified that the process holds the secret part of the key (CURVE's INITIATE command). The allow
+list is read again when its file changes. While the file cannot be read, or is wrong, the last list that could
+be read stays in force: an editor's half-written file must not end a job.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from netstorm.errors import SettingsError
+from netstorm.pslite.security.allow_list import parse_allow_list
+from netstorm.pslite.security.credentials import Credentials
+from netstorm.pslite.security.curve import key_text
+
+__all__ = ["Admission", "Answer"]
+
+_log = logging.getLogger(__name__)
+
+_JOB: Final = "the job's key"
+"""How messages call the key that is the job's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether a key is admitted."""
+
+    user: str
+    """Text of the key; empty: it is not admitted."""
+    reason: str = ""
+    """Why it is not admitted, for a person."""
+
+
+class Admission:
+    """Whom one process admits. Users are known by the text of their public key."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        """Read the allow list, if there is one.
+
+        Raises:
+            SettingsError: it cannot be read, or is wrong.
+        """
+        self._path: Final = credentials.allow_file
+        self._job_key: Final = credentials.job.public
+        self._stamp: tuple[int, ...] = ()
+        self._problem = ""
+        self._names: Mapping[str, str] = {key_text(self._job_key): _JOB}
+        if self._path is not None:
+            self._stamp = _stamp(self._path)
+            self._names = _read(self._path)
+
+    @property
+    def can_change(self) -> bool:
+        """Whether there is an allow list."""
+        return self._path is not None
+
+    def decide(self, key: bytes) -> Answer:
+        """Return whether a public key is admitted, by the list as it is now."""
+        user = key_text(key)
+        if user in self._names:
+            return Answer(user)
+        if self._path is None:
+            return Answer("", "its key is not the job's")
+        if key == self._job_key:
+            return Answer("", f"it has the job's key alone, but {self._path} (NETSTORM_ALLOW) lists nodes")
+        return Answer("", f"its key is not in {self._path} (NETSTORM_ALLOW)")
+
+    def admits(self, user: str) -> bool:
+        """Return whether a user is still admitted."""
+        return user in self._names
+
+    def refresh(self) -> Mapping[str, str]:
+        """Read the allow list again if its file has changed; return the names of users that were removed."""
+        path = self._path
+        if path is None:
+            return {}
+        try:
+            stamp = _stamp(path)
+            if stamp == self._stamp:
+                return {}
+            self._stamp = stamp
+            names = _read(path)
+        except SettingsError as error:
+            self._complain(str(error))
+            return {}
+        self._problem = ""
+        before, self._names = self._names, names
+        removed = {user: name for user, name in before.items() if user not in names}
+        added = [name for user, name in names.items() if user not in before]
+        if removed or added:
+            _log.warning(
+                "%s (NETSTORM_ALLOW) has changed: %d nodes are admitted; added: %s; removed: %s",
+                path,
+                len(names),
+                ", ".join(sorted(added)) or "none",
+                ", ".join(sorted(removed.values())) or "none",
+            )
+        return removed
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            _log.error("%s; the list that was read before stays in force", problem)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes whenever a file is written or replaced."""
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _read(path: Path) -> Mapping[str, str]:
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise _unreadable(path, error) from None
+    if mode & stat.S_IWOTH:
+        raise SettingsError(
+            f"NETSTORM_ALLOW={path}: mode {stat.S_IMODE(mode):04o} lets everybody add keys: expected 0644"
+        )
+    return {key_text(key): name for key, name in parse_allow_list(text, str(path)).items()}
+
+
+def _unreadable(path: Path, error: Exception) -> SettingsError:
+    return SettingsError(f"NETSTORM_ALLOW={path}: cannot read the allow list: {error}")

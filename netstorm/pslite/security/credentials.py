@@ -1,0 +1,75 @@
+"""What a process needs to take part in a job that has a key, and when it may do without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from netstorm.errors import SettingsError
+from netstorm.protocol.addresses import is_loopback
+from netstorm.pslite.security.curve import CurveKeys
+from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.node_key import NodeKey
+from netstorm.settings import Settings
+
+__all__ = ["Credentials", "job_key_of", "load_credentials"]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The keys of one process, and whom it admits."""
+
+    job: CurveKeys
+    """With which a process proves, to those that connect to it, that it holds the job's key."""
+    own: CurveKeys
+    """With which it proves who it is where it connects: the node's own pair, or the job's."""
+    allow_file: Path | None = None
+    """The nodes that are admitted; None: whoever holds the job's key."""
+    name: str = ""
+    """Of the node's own key; empty: it has none."""
+
+    @classmethod
+    def of_job(cls, key: JobKey) -> Credentials:
+        """Return the credentials of a process that has the job's key alone."""
+        pair = key.curve_keys()
+        return cls(job=pair, own=pair)
+
+
+def job_key_of(settings: Settings) -> JobKey | None:
+    """Return the job's key; None: there is none, or security is off.
+
+    Raises:
+        SettingsError: its file cannot be used.
+    """
+    if settings.security == "off" or not settings.key_file:
+        return None
+    return JobKey.load(Path(settings.key_file))
+
+
+def load_credentials(settings: Settings, bind_host: str) -> Credentials | None:
+    """Return the credentials of this process; None: it uses plain connections.
+
+    Args:
+        settings: of this process.
+        bind_host: the address that it is going to listen on.
+
+    Raises:
+        SettingsError: there is no key, and the address can be reached by others; or a file cannot be used.
+    """
+    key = job_key_of(settings)
+    if key is None:
+        if settings.security != "off" and not is_loopback(bind_host):
+            raise SettingsError(
+                f"listening on {bind_host or '*'} needs a key, since others can reach that address: make one "
+                "with `netstorm keys new job.key`, and set NETSTORM_KEY_FILE for the scheduler and all "
+                "nodes; or set NETSTORM_SECURITY=off for all, if only the job can reach the network (a VPN)"
+            )
+        return None
+    pair = key.curve_keys()
+    node = NodeKey.load(Path(settings.node_key_file)) if settings.node_key_file else None
+    return Credentials(
+        job=pair,
+        own=pair if node is None else node.keys,
+        allow_file=Path(settings.allow_file) if settings.allow_file else None,
+        name="" if node is None else node.name,
+    )

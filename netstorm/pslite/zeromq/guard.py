@@ -1,0 +1,105 @@
+"""Stands between a van's sockets and strangers: keys, refused connections, and users that are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from netstorm.observe.counters import Counters
+from netstorm.observe.drops import Drops
+from netstorm.pslite.security.admission import Admission
+from netstorm.pslite.security.credentials import Credentials
+from netstorm.pslite.security.handshake_texts import Mismatch
+from netstorm.pslite.van.interface import Broken, VanEvent
+from netstorm.pslite.zeromq.authenticator import Authenticator
+from netstorm.pslite.zeromq.refused_connections import RefusedConnections
+from netstorm.pslite.zeromq.users import Users
+from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
+
+__all__ = ["Guard"]
+
+
+class Guard:
+    """Guards one van. All methods belong to its thread.
+
+    Attributes:
+        authenticator: encrypts and answers; None: connections are plain.
+        users: whose connections were accepted; None: nobody can be expelled.
+        waiting: connections over which no message has come yet.
+        mismatches: why handshakes with other processes have failed, by host and port. The side that notices
+            first closes the connection, and the other one may see no more than that.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        credentials: Credentials | None,
+        admission: Admission | None,
+        counters: Counters,
+        *,
+        link_timeout_s: float,
+    ) -> None:
+        """Begin before the van listens."""
+        self._context: Final = context
+        self._counters: Final = counters
+        self._refusals: Final = Drops(counters, counted_as="refused", what="refused a connection")
+        self._refused: RefusedConnections | None = None
+        self.waiting: Final = WaitingConnections(self._refusals, limit_s=link_timeout_s)
+        self.mismatches: Final[dict[tuple[str, int], Mismatch]] = {}
+        self.authenticator: Final = (
+            Authenticator(context, credentials, admission, self._refusals)
+            if credentials is not None and admission is not None
+            else None
+        )
+        self.users: Final = (
+            Users(admission.admits) if admission is not None and admission.can_change else None
+        )
+
+    def watch(self, watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None]) -> None:
+        """Have ZeroMQ's questions answered; `watch` watches a socket."""
+        if self.authenticator is not None:
+            watch(self.authenticator.socket, self.authenticator.answer)
+
+    def protect(self, router: zmq.Socket[bytes]) -> None:
+        """Let a socket refuse strangers, before it listens."""
+        if self.authenticator is not None:
+            self.authenticator.encrypt_accepting(router)
+        self._refused = RefusedConnections(
+            self._context,
+            router,
+            self._refusals,
+            self._counters,
+            self.waiting,
+            has_key=self.authenticator is not None,
+        )
+
+    def listening(self, port: int, watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None]) -> None:
+        """Record that the socket listens; `watch` watches a socket."""
+        if self._refused is not None:
+            watch(self._refused.socket, self._refused.read)
+        self.waiting.port = port
+        if self.users is not None:
+            self.users.port = port
+
+    def expelled(self) -> list[VanEvent]:
+        """Return the connections of users that were removed since the last call; they are cut."""
+        if self.authenticator is None or self.users is None:
+            return []
+        removed = self.authenticator.removed()
+        return [
+            Broken(connection, f"the key of {removed[user]} was removed (NETSTORM_ALLOW)", expelled=True)
+            for user, connection in self.users.expel(removed)
+        ]
+
+    def unprotect(self) -> None:
+        """Stop watching the socket, before it is closed."""
+        if self._refused is not None:
+            self._refused.close()
+            self._refused = None
+
+    def close(self) -> None:
+        """Close everything else, after all other sockets."""
+        if self.authenticator is not None:
+            self.authenticator.close()

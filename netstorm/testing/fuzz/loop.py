@@ -1,0 +1,159 @@
+"""The loop: mutate an input, decode it, keep it if it has shown something new.
+
+Tracing every input would cost most of the time. So an input is traced only if it ended in a new way (where
+and with which words the error was raised, or what kind of input the target says it was), and one in a hundred
+of the others. It is kept if it has executed a line that no other has.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import traceback
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from netstorm.testing.fuzz.coverage import lines_of
+from netstorm.testing.fuzz.limits import Costs, Hang
+from netstorm.testing.fuzz.target import Target
+
+__all__ = ["Finding", "Fuzzer"]
+
+_TRACED: Final = 0.01
+"""Part of the inputs that is traced although they ended as others did."""
+
+_MOST_ENDS: Final = 20_000
+_MOST_KEPT: Final = 1000
+_VARIABLE: Final = re.compile(r"[0-9]+|'[^']*'|\"[^\"]*\"")
+_MOST_FINDINGS: Final = 20
+"""Of one target: more would be the same again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An input that a decoder does not withstand."""
+
+    target: str
+    data: bytes
+    problem: str
+    """What happened: an exception with its traceback, or a bound that was exceeded."""
+
+
+class Fuzzer:
+    """Fuzzes one target. Equal seeds and corpora make equal inputs.
+
+    Attributes:
+        inputs: decoded so far.
+        findings: one for each place and kind of error.
+        kept: inputs that have executed new lines, in order.
+        lines: of NetStorm that were executed.
+        slowest: processor seconds of the most expensive input.
+    """
+
+    def __init__(self, target: Target, *, seed: int, corpus: Iterable[bytes] = ()) -> None:
+        """Begin with the target's seeds and a corpus, which are decoded first."""
+        self.target: Final = target
+        self.inputs = 0
+        self.findings: list[Finding] = []
+        self.kept: list[bytes] = []
+        self.lines: set[tuple[str, int]] = set()
+        self.slowest = 0.0
+        self._chance: Final = random.Random(f"{seed} {target.name}")
+        self._waiting: Final = [*target.seeds(), *corpus]
+        self._pool: list[bytes] = list(self._waiting)
+        self._ends: set[Hashable] = set()
+        self._found: set[Hashable] = set()
+
+    def run(self, inputs: int, current: Callable[[bytes], None] | None = None) -> None:
+        """Decode so many more inputs, those that it began with first.
+
+        Args:
+            inputs: how many.
+            current: is called with each input before it is decoded: what ends the process can then be found.
+        """
+        with Costs() as costs:
+            before = costs.now()
+            for _ in range(inputs):
+                if len(self.findings) >= _MOST_FINDINGS:
+                    return
+                data = self._next()
+                if current is not None:
+                    current(data)
+                costs.watch()
+                self._decode(data)
+                after = costs.now()
+                excess = costs.excess(before, after)
+                if excess is not None:
+                    self._find(data, excess.partition(" ")[0], excess)
+                self.slowest = max(self.slowest, after[0] - before[0])
+                before = after
+
+    def replay(self, data: bytes) -> Finding | None:
+        """Decode one input; return what is wrong, if anything is."""
+        known = len(self.findings)
+        self._waiting.insert(0, data)
+        self.run(1)
+        return self.findings[-1] if len(self.findings) > known else None
+
+    def _next(self) -> bytes:
+        if self._waiting:
+            return self._waiting.pop(0)
+        chance = self._chance
+        pool = self._pool
+        # The newest are mutated more often: what is behind a new line has been tried least.
+        at = int(chance.random() ** 0.7 * len(pool))
+        data = self.target.mutate(chance, pool[at], pool[int(chance.random() * len(pool))])
+        return data[: self.target.largest]
+
+    def _decode(self, data: bytes) -> None:
+        self.inputs += 1
+        end = self._end(data)
+        if end is None:
+            return
+        if end not in self._ends and len(self._ends) < _MOST_ENDS:
+            self._ends.add(end)
+        elif self._chance.random() >= _TRACED:
+            return
+        self._trace(data)
+
+    def _end(self, data: bytes) -> Hashable:
+        """Decode; return how it ended, None if it is a finding."""
+        target = self.target
+        try:
+            return target.decode(data)
+        except target.allowed as error:
+            place = []
+            step = error.__traceback__
+            while step is not None:
+                place.append(step.tb_lineno)
+                step = step.tb_next
+            return type(error).__name__, *place, _VARIABLE.sub("", str(error)[:100])
+        except (Exception, Hang) as error:  # noqa: BLE001 -- that is what is looked for
+            self._find(data, _place_of(error), "".join(traceback.format_exception(error)))
+            return None
+
+    def _trace(self, data: bytes) -> None:
+        known = len(self.lines)
+        try:
+            lines_of(lambda: self.target.decode(data), self.lines)
+        except self.target.allowed:
+            pass
+        except (Exception, Hang) as error:  # noqa: BLE001 -- it ended otherwise before: depends on something else
+            self._find(data, _place_of(error), "".join(traceback.format_exception(error)))
+        if len(self.lines) > known:
+            self.kept.append(data)
+            if len(self._pool) >= _MOST_KEPT:
+                self._pool.pop(int(self._chance.random() * len(self._pool)))
+            self._pool.append(data)
+
+    def _find(self, data: bytes, place: Hashable, problem: str) -> None:
+        if place not in self._found:
+            self._found.add(place)
+            self.findings.append(Finding(self.target.name, data, problem))
+
+
+def _place_of(error: BaseException) -> Hashable:
+    """Return where an error was raised, and its class: errors of one place are one finding."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return type(error).__name__, frame.filename, frame.lineno

@@ -1,0 +1,128 @@
+"""A scheduler is started at an address that no node knows, and takes a job of real processes over."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from tests.integration.elastic.test_standby import SCRIPT, free_port
+from tests.integration.jobs import SCHEDULER, Job
+
+RECOVERING = -2
+OTHER = -3
+
+QUICK = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 1.5, "NETSTORM_LINK_TIMEOUT": 2}
+
+
+def start(job, number, command, **variables):
+    """Start another scheduler of the job."""
+    job._start(number, [*SCHEDULER, *command], {"DMLC_NUM_WORKER": job.nodes, **variables})
+
+
+def begun(job, **variables):
+    """Start nodes that sum until a file `stop` is there; return their addresses."""
+    ports = [free_port() for _ in range(job.nodes)]
+    for rank, port in enumerate(ports):
+        job.start(rank, SCRIPT, NETSTORM_PORT=port, **variables)
+    for rank in range(job.nodes):
+        job.wait_until_said(rank, "step 20")
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+def answers_about_time(port):
+    """Return how many answers to its SNTP requests a node has had."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line for line in lines if "sntp_exchanges" in line).split()[-1])
+
+
+def test_a_job_is_taken_over_from_one_of_its_nodes_with_its_key(tmp_path):
+    key, web = tmp_path / "job.key", free_port()
+    subprocess.run(
+        [sys.executable, "-m", "netstorm", "keys", "new", str(key)], check=True, capture_output=True
+    )
+    with Job(
+        tmp_path, 3, NETSTORM_ELASTIC="1:3", NETSTORM_RECOVERABLE=1, NETSTORM_KEY_FILE=key, **QUICK
+    ) as job:
+        peers = begun(job)
+        job.send(-1, signal.SIGKILL)
+        job.send(0, signal.SIGKILL)
+        start(job, OTHER, ["--recover", "--port", "0", "--peers", peers[1]], NETSTORM_KEY_FILE="")
+        start(
+            job,
+            RECOVERING,
+            ["--recover", "--port", "0", "--peers", f"{peers[0]},{peers[1]}"],
+            NETSTORM_HTTP_PORT=web,
+        )
+        job.wait_until_said(RECOVERING, "is agreed on")
+        job.wait_until_said(1, "which takes the job over")
+        address = job.said(RECOVERING).partition(" at ")[2].partition(" ")[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{web}/status.json", timeout=10) as answer:
+            status = json.load(answer)
+        assert (status["phase"], status["scheduler"]) == ("running", address), status
+        stranger = job.end(OTHER)
+        assert stranger.code == 2
+        assert f"{peers[1]} requires a key, and this process has none" in stranger.text
+        (tmp_path / "stop").touch()
+        for rank in (1, 2):
+            ended = job.end(rank)
+            assert ended.code == 0, ended.text
+            assert "ends well" in ended.out
+        assert job.end(RECOVERING).code == 0
+
+
+@pytest.mark.slow
+def test_a_job_that_nodes_may_not_leave_is_taken_over_with_all_of_them(tmp_path):
+    web = free_port()
+    with Job(tmp_path, 2, NETSTORM_RECOVERABLE=1, **QUICK) as job:
+        peers = begun(job, NETSTORM_METRICS_PORT=web)
+        start(job, OTHER, ["--recover", "--port", "0", "--peers", peers[0]])
+        alive = job.end(OTHER)
+        assert alive.code == 2
+        assert f"has a scheduler, at {job.address}: 2 nodes follow it" in alive.text
+        job.send(-1, signal.SIGKILL)
+        start(job, RECOVERING, ["--recover", "--port", "0", "--peers", peers[0]])
+        job.wait_until_said(RECOVERING, "taking over job")
+        before = answers_about_time(web)  # of the scheduler that is dead
+        deadline = time.monotonic() + 30.0
+        while answers_about_time(web) == before:
+            assert time.monotonic() < deadline, "the node does not ask the new scheduler for the time"
+            time.sleep(0.2)
+        (tmp_path / "stop").touch()
+        for rank in range(2):
+            ended = job.end(rank)
+            assert ended.code == 0, ended.text
+        assert job.end(RECOVERING).code == 0
+
+
+@pytest.mark.slow
+def test_errors_say_which_peer_is_wrong_and_what_to_do(tmp_path):
+    with Job(tmp_path, 1, NETSTORM_RECOVERABLE=1, **QUICK) as job:
+        (peer,) = begun(job)
+        for command, expected in (
+            (
+                ["--peers", peer, "--job", "other"],
+                f"--peers {peer}: {peer} refused this process: this is a node",
+            ),
+            (
+                ["--peers", peer, "-n", "2"],
+                "its job has 1 ranks and no NETSTORM_ELASTIC, this scheduler 2 and none",
+            ),
+            (["--peers", job.address], "this is the scheduler of job 'default', not rank"),
+            (
+                ["--peers", f"127.0.0.1:{free_port()}", "--join-timeout", "3"],
+                "no node of job 'default' comes: 127.0.0.1:",
+            ),
+        ):
+            start(job, OTHER, ["--recover", "--port", "0", *command])
+            ended = job.end(OTHER)
+            assert ended.code == 2
+            assert expected in ended.text
+        (tmp_path / "stop").touch()
+        assert job.end(0).code == 0

@@ -1,0 +1,76 @@
+"""A standby scheduler takes over a job of real processes whose scheduler is killed."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+from tests.integration.jobs import SCHEDULER, Job
+
+STANDBY = -2
+
+SCRIPT = """
+import queue
+from pathlib import Path
+import numpy as np
+from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import Runtime
+from netstorm.protocol.ids import ranks_in
+from netstorm.settings import Settings
+
+runtime = Runtime(Settings.from_environment())
+key = runtime.register(runtime.open_namespace(), "w", (100_000,), "int64")
+stop, step, over = Path(__file__).with_name("stop"), 0, False
+while not over:
+    source = np.full(100_000, 1 << 2 * runtime.rank, np.int64)
+    source[0] = stop.exists()
+    total, ended = np.empty_like(source), queue.SimpleQueue()
+    operation = Operation(key=key, round=key.take_round(), source=source, destination=total, done=ended.put)
+    runtime.submit(operation)
+    error = ended.get(timeout=60)
+    assert error is None, error
+    for bits, chunks in operation.contributors.items():
+        for chunk in ranks_in(chunks):
+            start, end = key.layout.bounds[chunk]
+            assert (total[max(start, 1):end] == sum(1 << 2 * rank for rank in ranks_in(bits))).all()
+    step, over = step + 1, bool(total[0])
+    if step % 20 == 0:
+        print(f"step {step}", flush=True)
+runtime.finish()
+runtime.close()
+print("ends well", flush=True)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_standby_takes_over_when_the_scheduler_is_killed_and_all_sums_are_right(tmp_path):
+    port = free_port()
+    settings = {
+        "NETSTORM_ELASTIC": "1:3",
+        "NETSTORM_STANDBYS": f"127.0.0.1:{port}",
+        "PS_HEARTBEAT_INTERVAL": 0.5,
+        "PS_HEARTBEAT_TIMEOUT": 1.5,
+        "NETSTORM_LINK_TIMEOUT": 2,
+    }
+    with Job(tmp_path, 3, **settings) as job:
+        job._start(STANDBY, [*SCHEDULER, "--standby", "--port", str(port)], {"DMLC_NUM_WORKER": 3})
+        for rank in range(3):
+            job.start(rank, SCRIPT)
+        for rank in range(3):
+            job.wait_until_said(rank, "step 20")
+        job.send(-1, signal.SIGKILL)
+        job.wait_until_said(STANDBY, "taking over job")
+        job.wait_until_said(STANDBY, "is agreed on")
+        job.send(2, signal.SIGKILL)
+        job.wait_until_said(STANDBY, "2 nodes")
+        (tmp_path / "stop").touch()
+        for rank in range(2):
+            ended = job.end(rank)
+            assert ended.code == 0, ended.text
+            assert "ends well" in ended.out
+        assert job.end(STANDBY).code == 0

@@ -1,0 +1,64 @@
+"""A process that has imported what takes long, and forks processes that need it: the part that they share.
+
+It reads requests from standard input, one JSON object a line, and answers each with one:
+
+    {...} (what `fork` takes) -> PID
+    "ended" -> {PID: EXIT CODE, ...} of processes that have ended since
+    "end": kills what is left, and ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def serve(run: Callable[[dict[str, Any]], object]) -> None:
+    """Serve until "end", or until standard input ends; then kill what is left.
+
+    A request is for one process: it has the files `out` and `err` that the process writes to, and what `run`
+    needs. `run` is called in that process, which ends as a script would.
+    """
+    alive: set[int] = set()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request == "end":
+            break
+        if request == "ended":
+            answer: Any = {pid: code for pid in sorted(alive) if (code := _exit_code(pid)) is not None}
+            alive -= answer.keys()
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _become(request)
+                run(request)
+                return
+            alive.add(answer)
+        print(json.dumps(answer), flush=True)
+    for pid in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _exit_code(pid: int) -> int | None:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Become a process of its own: a session, and standard streams."""
+    os.setsid()
+    for number, name in ((1, "out"), (2, "err")):
+        to = os.open(Path(request[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(to, number)
+        os.close(to)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)

@@ -1,0 +1,61 @@
+"""Ranks that die, raise, are interrupted or end early, and what the others see."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from netstorm.errors import NetStormError
+from tests.integration.torch.programs.begin import begin
+
+
+def sum_until_it_fails(ends: int = -1, how: str = "") -> str:
+    """Sum over and over; return the error. Rank `ends` leaves the loop after a few rounds."""
+    rank, _ = begin()
+    tensor = torch.ones(1000)
+    for step in range(1_000_000):
+        try:
+            dist.all_reduce(tensor.fill_(1))
+        except NetStormError as error:
+            print("failed:", error, flush=True)
+            return f"{type(error).__name__}: {error}"
+        if step == 3:
+            print("running", flush=True)
+        if step == 10 and rank == ends:
+            if how == "raises":
+                raise ValueError("the data set is gone")
+            if how == "leaves":
+                dist.destroy_process_group()
+            return ""
+    return ""
+
+
+def one_sum() -> None:
+    """Make a sum and wait to be killed."""
+    begin()
+    dist.all_reduce(torch.ones(2))
+    print("running", flush=True)
+    time.sleep(80)
+
+
+def mixed(odd: int) -> Any:
+    """Join a job; rank `odd` is a node of MXNet's."""
+    rank = int(os.environ["RANK"])
+    try:
+        if rank == odd:
+            from netstorm.kvstore.process.lifetime import runtime_of_this_process
+            from netstorm.settings import Settings
+
+            settings = Settings.from_environment().changed(rank=rank)
+            runtime_of_this_process(settings, framework="MXNet")
+        else:
+            # A store of its own: no other rank of PyTorch will come.
+            dist.init_process_group("netstorm", store=HashStore(), rank=rank, world_size=2)
+    except NetStormError as error:
+        return str(error)
+    return ""

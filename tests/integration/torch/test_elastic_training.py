@@ -1,0 +1,236 @@
+"""Elastic training as users start it: how good models become when ranks die and join; who waits for whom."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.forking import ROOT
+from tests.integration.torch.elastic_ranks import ElasticRanks
+from tests.integration.torch.test_elastic import Started, job
+
+__all__ = ["job"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed"),
+]
+if find_spec("torch") is not None:
+    from tests.integration.torch.programs import elastic
+
+DIGEST = r"rank \d: weights sha256 ([0-9a-f]{64})"
+
+
+def end(ranks: ElasticRanks, names: list[str]) -> tuple[set[str], set[str]]:
+    """Wait for processes, which must end well; return their results, and the digests of their weights."""
+    for name in names:
+        ranks.answer(name)
+    ranks.end()
+    said = {name: ranks.said(name) for name in names}
+    results = {
+        match for text in said.values() for match in re.findall(r"(?:accuracy|loss) ([\d.]+) after", text)
+    }
+    digests = {match for text in said.values() for match in re.findall(DIGEST, text)}
+    return results, digests
+
+
+def train(job: Started, folder: Path, *arguments: object, disturbed: bool) -> float:
+    """Train at four ranks, one of which is killed and comes back if `disturbed`; return the result."""
+    folder.mkdir()
+    ranks = job(4, "2:4", folder=folder)
+    options = {"arguments": [*map(str, arguments), "--report", "1"]}
+    for rank in range(4):
+        ranks.start(str(rank), rank, elastic.example, **options)
+    names = list("0123")
+    if disturbed:
+        ranks.wait_until_said("0", "step 30/")
+        ranks.kill("1")
+        ranks.wait_until_said("0", "of ranks 0, 2, 3\n")
+        ranks.start("back", 1, elastic.example, **options)
+        names = ["0", "2", "3", "back"]
+    results, digests = end(ranks, names)
+    assert len(results) == len(digests) == 1
+    if disturbed:
+        assert "rank 1 joins" in ranks.said("back")
+        assert "of ranks 0, 1, 2, 3\n" in ranks.said("back")
+    return float(results.pop())
+
+
+@pytest.mark.parametrize(("model", "steps", "spread"), [("digits", 400, 0.02), ("gpt", 200, 0.2)])
+def test_a_model_becomes_as_good_as_without_the_death_of_a_rank(
+    job: Started, tmp_path: Path, model: str, steps: int, spread: float
+) -> None:
+    arguments = ("--model", model, "--steps", steps)
+    undisturbed = [
+        train(job, tmp_path / f"seed{seed}", *arguments, "--seed", seed, disturbed=False) for seed in (1, 2)
+    ]
+    result = train(job, tmp_path / "disturbed", *arguments, "--seed", 1, disturbed=True)
+    print(model, undisturbed, result)
+    assert min(undisturbed) - spread < result < max(undisturbed) + spread
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ranks_that_die_and_come_at_any_time_have_right_sums_and_end_with_the_same_bits(
+    job: Started, seed: int
+) -> None:
+    random = Random(seed)
+    ranks = job(4, "1:5")
+    alive = {rank: f"first {rank}" for rank in range(4)}
+    for rank, name in alive.items():
+        ranks.start(name, rank, elastic.churn)
+    for name in alive.values():
+        ranks.wait_until_said(name, "step 3 ")
+    for event in range(40):
+        time.sleep(random.uniform(0.1, 1.0))
+        trained = [rank for rank, name in alive.items() if "step" in ranks.said(name)]
+        victim = random.choice(list(alive))
+        if random.random() < 0.5 and set(trained) - {victim}:
+            ranks.kill(alive.pop(victim))
+        elif len(alive) < 5:
+            rank = random.choice([rank for rank in range(5) if rank not in alive])
+            alive[rank] = f"event {event}"
+            ranks.start(alive[rank], rank, elastic.churn)
+    for name in alive.values():
+        ranks.wait_until_said(name, "step ")
+    (ranks.folder / "end").touch()
+    answers = [ranks.answer(name) for name in alive.values()]
+    ranks.end()
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_the_ranks_that_are_there_save_checkpoints_while_others_die_and_join(job: Started) -> None:
+    ranks = job(3, "1:4")
+    for rank in range(3):
+        ranks.start(str(rank), rank, elastic.save)
+    ranks.wait_until_said("2", "step 4 ")
+    ranks.kill("0")
+    ranks.wait_until_said("2", "of [1, 2]")
+    ranks.start("back", 0, elastic.save)
+    ranks.wait_until_said("back", "of [0, 1, 2]")
+    (ranks.folder / "end").touch()
+    answers = [ranks.answer(name) for name in ("1", "2", "back")]
+    ranks.end()
+    assert answers[0]["files"] == 3
+    assert answers == answers[:1] * 3
+
+
+def test_a_newcomer_catches_up_with_ranks_that_compute_nearly_all_the_time(job: Started) -> None:
+    ranks = job(2, "1:3")
+    for rank in range(2):
+        ranks.start(str(rank), rank, elastic.compute)
+    ranks.wait_until_said("0", "step 2 ")
+    ranks.start("new", 2, elastic.compute)
+    ranks.wait_until_said("new", "of [0, 1]")
+    ranks.send("new", signal.SIGSTOP)
+    first = int(re.findall(r"^step (\d+) ", ranks.said("0"), re.MULTILINE)[-1])
+    ranks.wait_until_said("0", f"step {first + 15} ")
+    ranks.send("new", signal.SIGCONT)  # fifteen steps behind, which waiting for others does not make up for
+    ranks.wait_until_said("0", f"step {first + 60} ")
+    (ranks.folder / "end").touch()
+    assert len({ranks.answer(name) for name in ("0", "1", "new")}) == 1
+    ranks.end()
+    assert "of [0, 1, 2]" in ranks.said("0")
+
+
+def test_a_rank_that_was_stopped_for_too_long_hears_that_it_is_out_and_its_successor_joins(
+    job: Started,
+) -> None:
+    ranks = job(3, "1:3", PS_HEARTBEAT_INTERVAL=0.5, PS_HEARTBEAT_TIMEOUT=2)
+    for rank in range(3):
+        ranks.start(str(rank), rank, elastic.train)
+    ranks.wait_until_said("0", "step 3 ")
+    ranks.send("1", signal.SIGSTOP)
+    ranks.wait_until_said("0", "of [0, 2]")
+    ranks.send("1", signal.SIGCONT)
+    with pytest.raises(AssertionError, match=r"NodeRemoved: rank 1 .* out of the job since view 1"):
+        ranks.answer("1")
+    ranks.start("back", 1, elastic.train)
+    ranks.wait_until_said("back", "of [0, 1, 2]")
+    (ranks.folder / "end").touch()
+    assert len({ranks.answer(name)["parameters"] for name in ("0", "2", "back")}) == 1
+    ranks.end()
+
+
+def test_with_too_few_nodes_a_step_waits_until_others_have_joined(job: Started) -> None:
+    ranks = job(2, "2:2")
+    ranks.start("0", 0, elastic.train)
+    ranks.start("1", 1, elastic.train)
+    ranks.wait_until_said("0", "step 3 ")
+    ranks.kill("1")
+    ranks.wait_until_said("0", "1 nodes are in the job, and NETSTORM_ELASTIC=2:2 needs 2: step")
+    ranks.start("back", 1, elastic.train)
+    ranks.wait_until_said("back", "of [0, 1]")
+    (ranks.folder / "end").touch()
+    assert ranks.answer("0")["parameters"] == ranks.answer("back")["parameters"]
+    ranks.end()
+
+
+def test_a_job_that_waits_for_too_long_ends_and_says_for_what(job: Started) -> None:
+    ranks = job(2, "2:2", NETSTORM_WAIT_FOR_NODES=1)
+    ranks.start("0", 0, elastic.train)
+    ranks.start("1", 1, elastic.train)
+    ranks.wait_until_said("0", "step 3 ")
+    ranks.kill("1")
+    with pytest.raises(AssertionError, match="nobody has joined for NETSTORM_WAIT_FOR_NODES=1 s"):
+        ranks.answer("0")
+
+
+def test_a_rank_whose_weights_have_changed_takes_over_those_of_most(job: Started) -> None:
+    ranks = job(3, "1:3")
+    for rank in range(3):
+        ranks.start(str(rank), rank, elastic.train, fails_at=7 if rank == 1 else -1)
+    ranks.wait_until_said("0", "before step 10, the state of rank 1 differs from that of rank 0")
+    ranks.wait_until_said("0", "step 12 ")
+    (ranks.folder / "end").touch()
+    assert len({ranks.answer(name)["parameters"] for name in "012"}) == 1
+    assert ranks.said("2").count("differs") == 1
+    ranks.end()
+
+
+def test_the_launcher_starts_a_killed_rank_again_and_it_joins(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "netstorm", "launch", "--no-prefix", "-n", "2", "--restarts", "2", "--"]
+    example = [sys.executable, str(ROOT / "examples" / "torch_elastic.py"), "--steps", "60", "--report", "1"]
+    with subprocess.Popen(
+        [*command, *example],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NETSTORM_ELASTIC": "2:2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "rank 1: step 20/60" in line:
+                os.kill(rank_of(process.pid, 1), signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, said
+    assert "rank 1 was killed by SIGKILL; it is started again" in said
+    assert "rank 1 joins" in said
+    digests = re.findall(DIGEST, said)
+    assert len(digests) == 2, said
+    assert len(set(digests)) == 1
+
+
+def rank_of(launcher: int, rank: int) -> int:
+    """Return the number of a rank's process."""
+    found: Iterator[Any] = (
+        child.pid
+        for child in psutil.Process(launcher).children(recursive=True)
+        if child.environ().get("NETSTORM_RANK") == str(rank)
+    )
+    return int(next(found))

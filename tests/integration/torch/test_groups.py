@@ -1,0 +1,68 @@
+"""Groups, messages and mismatches of PyTorch's on real ranks."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.integration.torch.test_async_calls import answer
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+if find_spec("torch") is not None:
+    from tests.integration.torch.programs import groups
+
+BOTH_SIDES = {
+    "shape": ("all_reduce(SUM) of float32 (3,)", "all_reduce(SUM) of float32 (2,)"),
+    "dtype": ("all_reduce(SUM) of float64 (2,)", "all_reduce(SUM) of float32 (2,)"),
+    "op": ("all_reduce(MAX) of float32 (2,)", "all_reduce(SUM) of float32 (2,)"),
+    "order": ("barrier()", "all_reduce(SUM) of float32 (2,)"),
+    "root": ("broadcast from rank 1 of float32 (2,)", "broadcast from rank 0 of float32 (2,)"),
+    "receiver": ("reduce(SUM) to rank 0 of float32 (2,)", "all_reduce(SUM) of float32 (2,)"),
+    "collective": ("broadcast from rank 0 of float32 (2,)", "all_reduce(SUM) of float32 (2,)"),
+}
+
+
+def test_groups_may_overlap_have_any_order_and_be_used_at_once(ranks):
+    ranks.start(groups.subgroups, 4)
+    assert ranks.answers() == [[]] * 4
+
+
+def test_a_group_of_netstorm_works_beside_one_of_gloo(ranks):
+    ranks.start(groups.beside_gloo, 3)
+    assert ranks.answers() == [[]] * 3
+
+
+def test_messages_are_matched_by_rank_tag_and_order_and_may_come_from_anybody(ranks):
+    ranks.start(groups.messages, 3)
+    assert ranks.answers() == [[]] * 3
+
+
+@pytest.mark.parametrize("kind", list(BOTH_SIDES))
+def test_calls_that_do_not_fit_together_fail_at_all_ranks_and_name_both_sides(ranks, kind):
+    ranks.start(groups.mismatch, 3, kind=kind)
+    for rank in range(3):
+        ended = ranks.end(rank)
+        found = answer(ranks, rank)
+        assert all(side in found for side in BOTH_SIDES[kind]), (found, ended.text)
+        assert "rank 1" in found
+
+
+def test_a_message_that_does_not_fit_is_an_error_that_names_both_sides_and_nothing_else(ranks):
+    ranks.start(groups.message_mismatch, 3)
+    _, found, _ = ranks.answers()
+    assert "rank 0 sends float32 (3,), 12 bytes, to rank 1" in found
+    assert "rank 1 expects float32 (2,), 8 bytes" in found
+
+
+def test_a_monitored_barrier_names_who_is_missing_and_the_next_one_is_passed(ranks):
+    ranks.start(groups.monitored_barriers, 3)
+    first, second, third = ranks.answers()
+    assert "Rank 2 failed to pass monitoredBarrier in 1000 ms" in first[0]
+    assert "Rank 1 successfully reached monitoredBarrier, but received errors" in second[0]
+    assert third == []
+
+
+def test_one_process_may_be_in_one_job_after_another(ranks):
+    ranks.start(groups.begin_again, 3)
+    assert ranks.answers() == [[3.0, 6.0, 9.0]] * 3

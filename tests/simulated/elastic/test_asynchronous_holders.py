@@ -1,0 +1,187 @@
+"""States of blocks that their holders do not give, or that are lost with owner and replica."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from dataclasses import replace
+from types import MethodType
+
+import msgspec
+import numpy as np
+import pytest
+
+from netstorm.errors import NodeLost
+from netstorm.kvstore.asynchronous.copies import BlockState
+from netstorm.protocol.messages import CopiesHeld, HeldCopy
+from netstorm.simulation.asynchronous import AsynchronousStore
+from netstorm.simulation.cluster import SimulatedCluster
+
+NODES = 4
+WAIT_S = 40.0
+"""NETSTORM_WAIT_TIMEOUT: a rank may hold up another one for a quarter of it."""
+
+
+class Job:
+    """An elastic job whose ranks push ones to a key with two blocks for each of them."""
+
+    def __init__(self, **settings):
+        self.cluster = SimulatedCluster(
+            NODES,
+            elastic=f"1:{NODES}",
+            wait_timeout_s=WAIT_S,
+            chunk_size=8,
+            heartbeat_interval_s=0.5,
+            heartbeat_timeout_s=3.0,
+            link_timeout_s=2.0,
+            detect_s=1.0,
+            **settings,
+        )
+        self.cluster.join()
+        self.stores = {
+            node.rank: AsynchronousStore(node, self.cluster.timeline) for node in self.cluster.nodes
+        }
+        self.ended([store.init("w", np.zeros(NODES * 16, "int64")) for store in self.stores.values()])
+
+    def ended(self, pending, limit_s=WAIT_S):
+        self.cluster.run_until_ended(pending, limit_s)
+        return [one.result() for one in pending]
+
+    def replication(self, rank):
+        return self.stores[rank].machine._serving.replication
+
+    def push(self, ranks):
+        self.ended([self.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in ranks])
+
+    def pull(self, rank):
+        (value,) = self.ended([self.stores[rank].pull("w")])
+        return value
+
+    def crash(self, *ranks):
+        for rank in ranks:
+            self.cluster.faults.crash(rank)
+        self.cluster.run_for(8.0)
+
+    def come_back(self, rank):
+        """Start a crashed rank again. It has the owners' values, and takes part from then on."""
+        self.cluster.start(rank)
+        node = self.cluster.started(rank)
+        self.cluster.run_until(lambda: node.joined.ended, 20.0, "a rank that comes back")
+        store = self.stores[rank] = AsynchronousStore(node, self.cluster.timeline)
+        store.join("w", np.zeros(NODES * 16, "int64"))
+        self.ended([store.pull("w")])
+        node.process.call(node.machine.requests.late_start.without_state)
+        self.cluster.run_until(lambda: rank in self.stores[1].machine.owners.ranks, 10.0, "its blocks")
+
+
+def claims_more(replication):
+    """Says that it has newer states than anybody, and sends none."""
+    send = replication._send
+
+    def lie(target, message, payload):
+        if isinstance(message, CopiesHeld):
+            blocks = [HeldCopy(key=0, block=block, version=1000) for block in range(2 * NODES)]
+            message = msgspec.structs.replace(message, copies=tuple(blocks))
+        send(target, message, payload)
+
+    replication._send = lie
+    replication._give = lambda *_: None
+
+
+def sends_nothing(replication):
+    """Has states of which it says, and sends none."""
+    replication._give = lambda *_: None
+
+
+def sends_older(replication):
+    """Sends other states than those of which it has told."""
+    ship = replication._ship
+
+    def give(self, rank, served, block, place):
+        kept = self._copies.get(place) or BlockState(
+            version=2, applied=[0] * NODES, begins=[0] * NODES, values=bytes(64), states=b"1"
+        )
+        ship(rank, place, replace(kept, version=1, applied=[0] * NODES))
+
+    replication._give = MethodType(give, replication)
+
+
+def says_nothing(replication):
+    """Does not say what it has."""
+    replication.announce = lambda *_: None
+
+
+@pytest.mark.parametrize("lie", [claims_more, sends_nothing, sends_older, says_nothing])
+def test_a_job_goes_on_with_the_states_of_others_if_a_rank_does_not_give_what_it_has(lie, caplog):
+    job = Job()
+    job.push(range(NODES))
+    job.push(range(NODES))
+    job.crash(3)
+    job.push((0, 1, 2))
+    lie(job.replication(1))  # keeps copies of what was rank 3's, and is rank 0's now
+    with caplog.at_level(logging.ERROR):
+        job.come_back(3)
+        for store in job.stores.values():
+            job.ended([store.push("w", np.full(NODES * 16, -1))], WAIT_S / 2)
+    for rank in range(NODES):
+        assert set(job.pull(rank)) == {2 * 4 + 3 + 4}
+    if lie is not sends_older:
+        assert "goes on without what ranks [1] have of its blocks: in 10 s" in caplog.text
+
+
+def test_a_rank_that_gets_no_state_from_anybody_names_those_and_the_job_goes_on_without_it():
+    job = Job()
+    job.push(range(NODES))
+    job.crash(3)
+    job.push((0, 1, 2))
+    for rank in (0, 1):
+        sends_nothing(job.replication(rank))
+    job.come_back(3)
+    job.push((0, 1, 2))  # what rank 3 cannot serve is rank 0's again, which has it
+    assert set(job.pull(2)) == {4 + 3 + 3}
+    failure = job.cluster.nodes[3].failure
+    assert isinstance(failure, NodeLost)
+    assert "2 pushes of rank" in str(failure)
+    assert "ranks [0, 1] have not sent what they have of it" in str(failure)
+
+
+def test_owner_and_replica_that_are_lost_together_are_both_named():
+    job = Job()
+    job.push(range(NODES))
+    owners = job.stores[2].machine.owners
+    key = job.cluster.nodes[2].keys["w"]
+    pairs = {(owners.owner(key, block), owners.replica(key, block)) for block in range(2 * NODES)}
+    assert (3, 0) in pairs
+    job.crash(3, 0)
+    pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (1, 2)]
+    job.cluster.run_until_ended(pending, WAIT_S)
+    first, second = (one.error for one in pending)
+    assert isinstance(first, NodeLost)
+    assert isinstance(second, NodeLost)
+    assert re.search(r"1 pushes of rank \d were .* have left together \(ranks 0, 3\)", str(first))
+    # Rank 1, the next owner of what they had, has ended with that; then it was rank 2's.
+    assert "its owner and its replica have left together (ranks 0, 1, 3)" in str(second)
+
+
+def test_a_rank_that_sends_states_piece_by_piece_is_not_silent():
+    job = Job(delay_s=0.01)
+    job.push(range(NODES))
+    job.crash(3)
+    job.push((0, 1, 2))
+    slow = job.replication(1)
+    give, late = slow._give, []
+    slow._give = lambda *arguments: late.append(functools.partial(give, *arguments))
+
+    def one_more():
+        if late:
+            job.cluster.nodes[1].process.call(lambda _: late.pop(0)())
+        job.cluster.at(job.cluster.now + WAIT_S / 5, one_more)
+
+    job.cluster.at(job.cluster.now, one_more)
+    began = job.cluster.now
+    job.come_back(3)
+    job.push(range(NODES))
+    assert job.cluster.now > began + WAIT_S / 4
+    assert set(job.pull(3)) == {4 + 3 + 4}
+    assert job.cluster.nodes[3].machine.counters.get("ranks_passed_over") == 0

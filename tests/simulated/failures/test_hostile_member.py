@@ -1,0 +1,137 @@
+"""A member that sends what no correct one would: the others sum right, or are told who it was, and soon."""
+
+from __future__ import annotations
+
+import gc
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from netstorm.errors import NetStormError
+from netstorm.protocol import messages as m
+from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.testing.hostile_member import HostileMember
+
+NODES = 4
+WAIT_S = 20.0
+ROUNDS = 25
+
+
+def hostile_job(
+    seed: int, *, forges_parts: bool, impersonates: bool = False, most: int = 400
+) -> tuple[SimulatedCluster, HostileMember]:
+    cluster = SimulatedCluster(
+        NODES,
+        seed=seed,
+        awareness=seed % 2 == 0,
+        update_time_s=1.0,
+        topology=("fapt", "packing")[seed % 2],
+        wait_timeout_s=WAIT_S,
+        chunk_size=64,
+    )
+    cluster.network.keyed = True
+    cluster.join()
+    member = HostileMember(
+        cluster,
+        seed % NODES,
+        seed=seed,
+        forges_parts=forges_parts,
+        impersonates=impersonates,
+        most=most,
+        spares=ENDING if impersonates else (),
+    )
+    return cluster, member
+
+
+def run_rounds(cluster: SimulatedCluster, hostile: int, rounds: int) -> tuple[list[NetStormError], bool]:
+    """Let all nodes sum; return the errors of the correct ones, and whether all their sums were right."""
+    correct = [node for node in cluster.nodes if node.rank != hostile]
+    right = True
+    for number in range(rounds):
+        values = [np.full(300, 10.0 * number + rank, np.float32) for rank in range(NODES)]
+        pending = {node.rank: node.push(f"w{number % 3}", values[node.rank]) for node in cluster.nodes}
+        cluster.run_until_ended([pending[node.rank] for node in correct], WAIT_S + 10.0)
+        errors: list[NetStormError] = []
+        for node in correct:
+            try:
+                right &= bool((pending[node.rank].result() == sum(values)).all())
+            except NetStormError as error:
+                errors.append(error)
+        if errors:
+            return errors, right
+    return [], right
+
+
+def assert_named(errors: list[NetStormError], hostile: int) -> None:
+    for error in errors:
+        assert re.search(rf"\branks? [^:]*\b{hostile}\b|\branks \[.*\b{hostile}\b", str(error)), error
+
+
+SEEDS = (0, 1, 2, 3)
+MORE_SEEDS = range(4, 16)
+
+
+ENDING = (m.Failed, m.Leave, m.Finished, m.Suspect, m.RegisterKeys, m.TopologyRequest, m.CallsWaiting)
+"""Kinds of messages that end a job, most of them because they contradict what others say."""
+
+
+def check(seed: int, *, forges_parts: bool = False, impersonates: bool = False) -> None:
+    cluster, member = hostile_job(seed, forges_parts=forges_parts, impersonates=impersonates)
+    errors, right = run_rounds(cluster, seed % NODES, ROUNDS)
+    assert right or forges_parts, "a sum of what correct nodes have sent, and it has repeated, is wrong"
+    assert_named(errors, seed % NODES)
+    assert member.sent
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_it_says_besides_its_parts_never_makes_a_wrong_sum(seed: int) -> None:
+    check(seed, forges_parts=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_parts_that_it_makes_up_stop_the_job_with_its_name_or_not_at_all(seed: int) -> None:
+    check(seed, forges_parts=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_it_says_in_the_name_of_others_makes_no_wrong_sum_and_is_not_taken_for_theirs(seed: int) -> None:
+    check(seed, impersonates=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MORE_SEEDS)
+@pytest.mark.parametrize("way", [{}, {"forges_parts": True}, {"impersonates": True}], ids=str)
+def test_many_hostile_members(seed: int, way: dict[str, bool]) -> None:
+    check(seed, **way)
+
+
+def test_the_same_seed_makes_the_same_messages() -> None:
+    digests = set()
+    for _ in range(2):
+        cluster, member = hostile_job(3, forges_parts=True)
+        run_rounds(cluster, 3, 3)
+        digests.add((cluster.digest(), tuple(member.sent.items())))
+    assert len(digests) == 1
+
+
+@pytest.mark.slow
+def test_a_flood_of_messages_leaves_nothing_behind() -> None:
+    cluster = SimulatedCluster(NODES, seed=1, wait_timeout_s=WAIT_S, chunk_size=64).join()
+    spares = (*ENDING, m.CallTimedOut, m.ReplicaDigest, m.Resume, m.Moved, m.Barrier)
+    assert run_rounds(cluster, 2, 3) == ([], True)
+    member = HostileMember(cluster, 2, seed=1, forges_parts=False, most=5000, every_s=0.005, spares=spares)
+
+    def kept_after(messages: int) -> int:
+        cluster.run_until(lambda: sum(member.sent.values()) >= messages, 60.0, f"{messages} messages")
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = kept_after(2000)
+        assert kept_after(4500) < before + 300_000
+    finally:
+        tracemalloc.stop()
+    assert run_rounds(cluster, 2, 3) == ([], True)

@@ -1,0 +1,192 @@
+"""An owner's answers come from the owner alone; what ranks send to an owner early or far ahead is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+import pytest
+
+from netstorm.errors import NotAuthorised, ProtocolViolation
+from netstorm.kvstore.asynchronous import early_messages
+from netstorm.kvstore.asynchronous.gradients import Gradient
+from netstorm.kvstore.asynchronous.owners import Owners
+from netstorm.kvstore.asynchronous.requests import Requests
+from netstorm.kvstore.asynchronous.serving import Serving
+from netstorm.kvstore.asynchronous.staleness import Staleness
+from netstorm.kvstore.operations.allreduce import Done
+from netstorm.kvstore.operations.asynchronous import PullOperation, PushOperation, StatesOperation
+from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.messages import Applied, HeldClocks, Pull, States, Tick, Value
+from tests.unit.kvstore.asynchronous.test_owners import key, push
+
+OWNERS = Owners((1, 0, 1))
+"""Rank 0 owns the first and third chunk of the key, rank 2 the second one."""
+
+
+class Asking:
+    """Rank 1, which owns nothing, with an open push and an open pull of a key."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.requests: Final = Requests(
+            OWNERS, Counters(), send=lambda *_: None, complete=lambda done, _: done(None)
+        )
+        self.values: Final = np.zeros(10, np.float32)
+        self.states: Final[dict[int, bytes]] = {}
+        self.requests.begin(
+            PushOperation(key=key(), number=0, done=self.notes("push"), source=self.values, rule="r")
+        )
+        self.requests.begin(
+            PullOperation(key=key(), number=0, done=self.notes("pull"), pushed=0, destination=self.values)
+        )
+
+    def notes(self, name: str) -> Done:
+        return lambda _: self.done.append(name)
+
+    def ask_for_states(self) -> None:
+        self.requests.begin(
+            StatesOperation(key=key(), number=1, done=self.notes("states"), pushed=0, destination=self.states)
+        )
+
+
+def applied(block, behind=0):
+    return Applied(path=(), hop=0, key=0, block=block, number=0, behind=behind)
+
+
+def value(chunk):
+    return Value(path=(), hop=0, key=0, chunk=chunk, number=0, others=0, dtype="float32")
+
+
+def states(block, piece=0, pieces=1):
+    return States(path=(), hop=0, key=0, block=block, number=1, piece=piece, pieces=pieces)
+
+
+def test_a_push_is_done_once_its_owners_have_said_so():
+    asking = Asking()
+    for block, owner in ((0, 0), (1, 2), (2, 0)):
+        assert "push" not in asking.done
+        asking.requests.applied(owner, applied(block))
+    assert asking.done == ["push"]
+
+
+def test_nobody_else_says_that_a_push_is_applied():
+    asking = Asking()
+    with pytest.raises(NotAuthorised, match=r"rank 2 sends Applied about chunk 0 .* which rank 0 owns"):
+        asking.requests.applied(2, applied(0))
+    with pytest.raises(ProtocolViolation, match="counts -1 updates"):
+        asking.requests.applied(0, applied(0, behind=-1))
+    assert asking.done == []
+
+
+def test_nobody_else_gives_values_or_states_of_a_block():
+    asking = Asking()
+    asking.ask_for_states()
+    with pytest.raises(NotAuthorised, match="rank 0 sends Value about chunk 1"):
+        asking.requests.value(0, value(1), np.ones(4, np.float32).tobytes())
+    with pytest.raises(NotAuthorised, match="rank 0 sends States about chunk 1"):
+        asking.requests.states(0, states(1), b"state")
+    assert not asking.values.any()
+    assert asking.states == {}
+
+
+@pytest.mark.parametrize(("piece", "pieces"), [(1, 1), (-1, 1), (0, 0), (0, 1 << 40)])
+def test_pieces_of_states_are_some_of_a_few(piece, pieces):
+    asking = Asking()
+    asking.ask_for_states()
+    with pytest.raises(ProtocolViolation, match=f"piece {piece} of {pieces}"):
+        asking.requests.states(2, states(1, piece, pieces), b"state")
+
+
+def new_serving(rank=0):
+    return Serving(
+        rank,
+        3,
+        OWNERS,
+        Outbox(),
+        Counters(),
+        answer=lambda *_: None,
+        end_job=lambda _: None,
+        on_progress=lambda: None,
+    )
+
+
+class Store:
+    """Never applies anything."""
+
+    whole = False
+    rule = "r"
+
+    def apply(
+        self, block: int, rank: int, gradient: Gradient, live: object, done: Callable[[], None]
+    ) -> None: ...
+
+    def read(self, block: int, done: Callable[[Buffer], None]) -> None: ...
+
+    def pulled(self, block: int, rank: int, value: Buffer) -> None: ...
+
+    def states(self, block: int, done: Callable[[bytes], None]) -> None: ...
+
+
+def test_an_early_message_that_is_wrong_costs_no_other_one():
+    owner = new_serving()
+    owner.push(1, push(chunk=1), b"\0" * 16)  # rank 2 owns it
+    owner.push(1, push(chunk=0), b"\0" * 16)
+    owner.serve(key(), Store())
+    assert owner._counters.get("protocol_violations") == 1
+    assert owner._served[0].blocks[0].arrived(1) == 1
+
+
+def test_who_owns_nothing_is_asked_for_nothing():
+    with pytest.raises(ProtocolViolation, match="rank 1, which owns nothing"):
+        new_serving(rank=1).push(2, push(), b"")
+
+
+def test_what_waits_for_a_key_is_bounded(monkeypatch):
+    monkeypatch.setattr(early_messages, "_MOST", 2)
+    owner = new_serving()
+    for number in range(2):
+        owner.push(1, push(number), b"")
+    with pytest.raises(ProtocolViolation, match="while 2 messages wait"):
+        owner.pull(1, Pull(path=(), hop=0, key=9, number=0, pushed=0), None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"namespace": 5000}, {"namespace": -1}, {"clock": 1 << 40}, {"pushed": -1}]
+)
+def test_clocks_are_of_stores_that_there_can_be_and_near_the_last_one(wrong):
+    tick = Tick(**{"path": (), "hop": 0, "namespace": 0, "clock": 1, "pushed": 0} | wrong)
+    with pytest.raises(ProtocolViolation, match="rank 1 ends clock"):
+        new_serving().tick(1, tick)
+
+
+def test_clocks_and_pushes_are_counted_from_where_a_message_can_carry_their_sums():
+    owner = new_serving()
+    owner.serve(key(), Store())
+    with pytest.raises(ProtocolViolation, match=r"push 0 .* counts pushes from 2305843009213693952"):
+        owner.push(1, msgspec.structs.replace(push(), begin=1 << 61), b"\0" * 16)
+    with pytest.raises(ProtocolViolation, match="a count of 2305843009213693952 pushes or clocks"):
+        Staleness(2, present=(0, 1)).merge([HeldClocks(namespace=0, ended=(0, 1 << 61))])
+    tick = Tick(path=(), hop=0, namespace=0, clock=1 << 61, pushed=0)
+    with pytest.raises(ProtocolViolation, match="rank 1 ends clock 2305843009213693952"):
+        Staleness(2, present=(0, 1)).tick(1, tick)
+    with pytest.raises(ProtocolViolation, match="a count of 2305843009213693952"):
+        Asking().requests.value(0, msgspec.structs.replace(value(0), slowest=1 << 61), b"\0" * 16)
+
+
+def test_no_more_pushes_are_confirmed_than_were_made_before_one():
+    owner = new_serving()
+    owner.serve(key(), Store())
+    with pytest.raises(ProtocolViolation, match="comes after 2 that were confirmed: expected 0 to 1"):
+        owner.push(1, msgspec.structs.replace(push(1), confirmed=2), b"\0" * 16)
+
+
+def test_a_push_is_near_the_last_one():
+    owner = new_serving()
+    owner.serve(key(), Store())
+    with pytest.raises(ProtocolViolation, match="is more than"):
+        owner.push(1, push(number=1 << 40), b"\0" * 16)

@@ -1,0 +1,147 @@
+"""States of blocks on their way, and at the rank that keeps them; who has the newest; whose clocks count."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.asynchronous.block import Block
+from netstorm.kvstore.asynchronous.clocks import Clocks
+from netstorm.kvstore.asynchronous.copies import BlockState, Copies, pieces_of
+from netstorm.kvstore.asynchronous.handover import Handover
+from netstorm.kvstore.asynchronous.owners import Owners
+from netstorm.protocol.messages import CopiesHeld, HeldCopy
+from tests.unit.kvstore.asynchronous.test_owners import key, push, values
+
+NBYTES = 3 * 2**20 // 2
+
+
+def state(version: int = 5, states: bytes = b"momentum") -> BlockState:
+    return BlockState(
+        version=version, applied=[3, 2], begins=[0, -1], values=bytes([version]) * NBYTES, states=states
+    )
+
+
+def test_a_state_arrives_whole_in_whatever_order_its_pieces_come():
+    pieces = list(pieces_of(state(), 7, 2, view=4))
+    copies = Copies(2)
+    assert len(pieces) == 2
+    assert copies.add(*pieces[1], NBYTES) is None
+    found = copies.add(*pieces[0], NBYTES)
+    assert found is not None
+    assert (bytes(found.values), found.states) == (state().values, b"momentum")
+    assert (found.version, found.applied, found.begins) == (5, [3, 2], [0, -1])
+
+
+def test_a_later_state_takes_the_place_of_one_that_is_still_coming():
+    copies = Copies(2)
+    early, later = list(pieces_of(state(5), 0, 0, view=1)), list(pieces_of(state(6), 0, 0, view=1))
+    assert copies.add(*early[0], NBYTES) is None
+    assert copies.add(*later[0], NBYTES) is None
+    assert copies.add(*early[1], NBYTES) is None
+    found = copies.add(*later[1], NBYTES)
+    assert found is not None
+    assert found.version == 6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"values": 1}, "1 bytes of values: the block has 1572864"),
+        ({"version": 0}, "version 0 of block 0 of key 0"),
+        ({"version": 2**64 - 1}, "version 18446744073709551615 of block 0"),
+        ({"piece": 2}, "piece 2 of 2"),
+        ({"piece": -1}, "piece -1 of 2"),
+        ({"pieces": 1 << 40}, "of 1099511627776: expected at most 27"),
+        ({"applied": (1,)}, "counts of 1 and 2 ranks: the job has 2"),
+        ({"applied": (-1, 0)}, r"pushes \(-1, 0\) of each rank"),
+        ({"applied": (3, 3)}, r"pushes \(3, 3\) of each rank: expected counts, and no more than the version"),
+        ({"begins": (-2, 0)}, r"counted from \(-2, 0\)"),
+        ({"begins": (0, 2**60)}, "counted from"),
+    ],
+    ids=str,
+)
+def test_states_are_of_the_block_and_no_larger_than_one_can_be(wrong, text):
+    message, payload = next(pieces_of(state(), 0, 0, view=1))
+    with pytest.raises(ProtocolViolation, match=text):
+        Copies(2).add(msgspec.structs.replace(message, **wrong), payload, NBYTES)
+
+
+@pytest.mark.parametrize("wrong", [{"pieces": 3}, {"applied": (2, 2)}, {"begins": (0, 0)}], ids=str)
+def test_pieces_of_two_states_are_not_put_together(wrong):
+    copies, (first, second) = Copies(2), list(pieces_of(state(), 0, 0, view=1))
+    assert copies.add(*first, NBYTES) is None
+    with pytest.raises(ProtocolViolation, match="as with the first that came"):
+        copies.add(msgspec.structs.replace(second[0], **wrong), second[1], NBYTES)
+
+
+def test_a_piece_is_no_larger_than_those_that_a_node_sends():
+    message, payload = next(pieces_of(state(), 0, 0, view=1))
+    with pytest.raises(ProtocolViolation, match=r"piece 0 of version 5 .* has 1048577 bytes"):
+        Copies(2).add(message, bytes(payload) + b"x", NBYTES)
+
+
+def held(*copies: HeldCopy) -> CopiesHeld:
+    return CopiesHeld(path=(), hop=0, view=1, copies=copies)
+
+
+def test_the_newest_state_is_known_once_all_have_said_what_they_have():
+    handover = Handover({1, 2})
+    handover.add(1, held(HeldCopy(key=0, block=3, version=7)))
+    assert handover.waits_for == {2}
+    handover.add(2, held(HeldCopy(key=0, block=3, version=9), HeldCopy(key=1, block=0, version=1)))
+    assert handover.is_complete
+    assert handover.newest((0, 3)) == (9, 2)
+    assert handover.newest((0, 4)) == (0, -1)
+    assert handover.take_holders((0, 3)) == {1, 2}
+    assert handover.take_holders((0, 3)) == set()
+
+
+def test_a_lost_owners_blocks_are_its_replicas_and_a_returned_one_has_its_own_again():
+    owners, large = Owners((1, 1, 1, 1)), key(elements=400)
+    blocks = owners.blocks(large, whole=False)
+    before = {block: (owners.owner(large, block), owners.replica(large, block)) for block in blocks}
+    owners.change((0, 1, 3))
+    for block, (owner, replica) in before.items():
+        assert owners.owner(large, block) == (replica if owner == 2 else owner)
+        assert owners.replica(large, block) not in (2, owners.owner(large, block))
+    owners.change((0, 1, 2, 3))
+    assert {block: (owners.owner(large, block), owners.replica(large, block)) for block in blocks} == before
+    owners.change((2,))
+    assert owners.replica(large, 0) is None
+
+
+def test_a_push_that_is_being_applied_counts_at_a_change_of_owners():
+    block = Block(key(), 0, range(1), ranks=2)
+    block.add_part(1, push(0), values(0, 0, 0, 0))
+    block.queue.popleft()
+    block.being_applied = 1
+    block.interrupt()
+    assert (block.version, block.version_soon) == (0, 1)
+    assert not block.add_part(1, push(0), values(0, 0, 0, 0))
+    block.forget(1)  # its process has left; what is being applied is in the value all the same
+    assert block.version_soon == 1
+    assert block.add_part(1, push(0), values(0, 0, 0, 0))  # of its next process
+
+
+def test_owners_agree_on_clocks_in_whatever_order_they_compare_notes():
+    heard = [(4, -1, 2), (3, -1, 5), (4, 7, -1)]
+    found = []
+    for first in range(3):
+        clocks = Clocks(3)
+        clocks.forget(1)
+        for ended in (*heard[first:], *heard[:first]):
+            clocks.merge(ended)
+        found.append(clocks.ended_by_rank)
+    assert found == 3 * [(4, 7, 5)]
+
+
+def test_nobody_waits_for_a_newcomer_before_its_first_clock_has_ended():
+    clocks = Clocks(2)
+    clocks.forget(1)
+    assert clocks.reached(0, 3)
+    assert clocks.slowest([0, 1]) == 3
+    assert clocks.reached(1, 2)
+    assert not clocks.reached(1, 2)
+    assert clocks.slowest([0, 1]) == 2

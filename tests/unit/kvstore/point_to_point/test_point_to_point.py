@@ -1,0 +1,427 @@
+"""Sends and receives of nodes whose messages arrive in any order, more than once, or make no sense."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import Closed, NodeLost, ProtocolViolation, UnevenRounds, UsageError
+from netstorm.kvstore.operations.point_to_point import ANY_PEER
+from netstorm.kvstore.point_to_point.limits import PIECE_BYTES, WAITING_BYTES, WINDOW_PIECES
+from netstorm.protocol.messages import (
+    Accept,
+    CountRequest,
+    MessageCount,
+    Offer,
+    Piece,
+    Rejected,
+    SmallMessage,
+    Taken,
+)
+from netstorm.pslite.machine import URGENT
+from tests.unit.kvstore.point_to_point.messages_in_flight import Flight, policy_of, steps_of
+
+LARGE = 2 * PIECE_BYTES + 1
+
+
+def values_of(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size).astype(np.uint8)
+
+
+# ------------------------------------------------------------------------------------------- what goes when
+
+
+def test_a_small_message_goes_at_once_as_a_copy():
+    flight = Flight()
+    values = values_of(10)
+    right = values.tobytes()
+    send = flight.send(0, 1, values)
+    assert flight.ended_well(send)
+    values[:] = 0
+    receive = flight.receive(1, 0, 10)
+    flight.deliver_all()
+    assert flight.ended_well(receive)
+    assert receive.destination.tobytes() == right
+    assert receive.source == 0
+
+
+def test_a_large_message_is_offered_and_goes_in_pieces_when_it_is_received():
+    flight = Flight()
+    values = values_of(LARGE)
+    send = flight.send(0, 1, values)
+    assert flight.names() == ["Offer"]
+    flight.deliver()
+    assert flight.names() == []
+    receive = flight.receive(1, 0, LARGE)
+    assert flight.names() == ["Accept"]
+    flight.deliver()
+    assert flight.names() == ["Piece"] * 3
+    assert not flight.ended_well(send)
+    flight.deliver_all()
+    assert flight.ended_well(send, receive)
+    assert receive.destination.tobytes() == values.tobytes()
+
+
+def test_a_window_of_pieces_is_under_way_at_most_and_it_moves():
+    flight = Flight()
+    size = (3 * WINDOW_PIECES - 1) * PIECE_BYTES
+    values = values_of(size)
+    receive = flight.receive(1, 0, size)
+    send = flight.send(0, 1, values)
+    most = 0
+    while flight.sent:
+        most = max(most, flight.names().count("Piece"))
+        flight.deliver()
+    assert most == WINDOW_PIECES
+    assert flight.ended_well(send, receive)
+    assert receive.destination.tobytes() == values.tobytes()
+
+
+def test_small_messages_beyond_the_bound_are_offered_until_some_have_been_received():
+    flight = Flight()
+    fitting = WAITING_BYTES // 100_000
+    for _ in range(fitting + 1):
+        flight.send(0, 1, values_of(100_000))
+    assert flight.names() == ["SmallMessage"] * fitting + ["Offer"]
+    flight.deliver_all()
+    assert flight.nodes[1].stored_bytes(0) == fitting * 100_000
+    for _ in range(fitting + 1):
+        flight.receive(1, 0, 100_000)
+    flight.deliver_all()
+    assert flight.nodes[1].stored_bytes(0) == 0
+    for _ in range(fitting):
+        flight.send(0, 1, values_of(100_000))
+    assert flight.names() == ["SmallMessage"] * fitting
+
+
+def test_the_bound_holds_for_empty_messages_too():
+    flight = Flight()
+    for _ in range(2000):
+        flight.send(0, 1, values_of(0))
+    assert flight.names().count("SmallMessage") == WAITING_BYTES // 1024
+    receives = [flight.receive(1, 0, 0) for _ in range(2000)]
+    flight.deliver_all()
+    assert flight.ended_well(*receives)
+
+
+def test_a_message_follows_the_links_of_the_newest_policy():
+    flight = Flight(4)
+    flight.send(0, 3, values_of(3))
+    [(_, send)] = flight.sent
+    assert send.message.path == (0, 1, 2, 3)
+    flight.nodes[0].new_policy(policy_of([-1, 0, 0, 0], version=2))
+    flight.nodes[0].new_policy(policy_of([-1, 3, 1, 0], version=1))
+    flight.send(0, 3, values_of(3))
+    assert flight.sent[-1][1].message.path == (0, 3)
+
+
+def test_nodes_between_forward_and_pieces_alone_wait_for_what_has_priority():
+    flight = Flight(4)
+    flight.receive(0, 3, LARGE)
+    send = flight.send(3, 0, values_of(LARGE))
+    seen = []
+    while flight.sent:
+        source, instruction = flight.sent[0]
+        is_piece = isinstance(instruction.message, Piece)
+        assert (instruction.order == URGENT) is not is_piece
+        if is_piece and instruction.message.piece == 0:
+            seen.append((source, int(instruction.peer)))
+        flight.deliver()
+    assert seen == steps_of((3, 2, 1, 0))
+    assert flight.ended_well(send)
+    assert flight.counters[1].snapshot() == flight.counters[2].snapshot() == {}
+
+
+# ---------------------------------------------------------------------------------- in any order, and twice
+
+
+@given(st.data())
+def test_messages_that_arrive_in_any_order_and_twice_have_the_effect_of_once_in_order(data):
+    flight = Flight(3)
+    sizes = data.draw(st.lists(st.sampled_from([0, 1, 1000, PIECE_BYTES, LARGE]), min_size=1, max_size=6))
+    tags = data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
+    sends: list[Any] = []
+    receives: list[Any] = []
+    todo = [*range(len(sizes))] * 2
+    again = 0
+    while todo or flight.sent:
+        if todo and (not flight.sent or data.draw(st.booleans())):
+            number = todo.pop(0)
+            values = np.full(sizes[number], number + 1, np.uint8)
+            if len(sends) < len(sizes):
+                sends.append(flight.send(0, 2, values, tag=tags[number]))
+            else:
+                receives.append((number, flight.receive(2, 0, sizes[number], tag=tags[number])))
+        else:
+            repeat = again < 20 and data.draw(st.booleans())
+            again += repeat
+            flight.deliver(data.draw(st.integers(0, len(flight.sent) - 1)), again=repeat)
+    assert flight.ended_well(*sends)
+    for number, receive in receives:
+        assert flight.ended_well(receive)
+        assert (receive.destination == number + 1).all()
+    assert flight.nodes[2].stored_bytes(0) == 0
+    assert not [*flight.nodes[0].outstanding(), *flight.nodes[2].outstanding()]
+
+
+# ------------------------------------------------------------------------------------------------- mismatches
+
+
+def test_a_small_message_of_the_wrong_size_fails_the_receive_and_then_calls_refused():
+    flight = Flight()
+    refused: list[Any] = []
+    send = flight.send(0, 1, values_of(10), tag=7, refused=refused.append)
+    receive = flight.receive(1, 0, 12, tag=7)
+    flight.deliver_all()
+    assert flight.ended_well(send)
+    text = "rank 0 sends uint8 (10,), 10 bytes, to rank 1 with tag 7; rank 1 expects uint8 (12,), 12 bytes"
+    for error in (*refused, flight.error(receive)):
+        assert isinstance(error, UsageError)
+        assert str(error).startswith(text)
+    assert len(refused) == 1
+
+
+def test_without_refused_the_sender_logs_it(caplog):
+    flight = Flight()
+    flight.send(0, 1, values_of(10))
+    flight.receive(1, 0, 12)
+    with caplog.at_level(logging.ERROR):
+        flight.deliver_all()
+    assert "rank 1 expects uint8 (12,), 12 bytes" in caplog.text
+
+
+def test_a_large_message_of_the_wrong_size_fails_both_and_what_follows_matches():
+    flight = Flight()
+    send, receive = flight.send(0, 1, values_of(LARGE)), flight.receive(1, 0, 1)
+    after = flight.send(0, 1, values_of(5)), flight.receive(1, 0, 5)
+    flight.deliver_all()
+    assert str(flight.error(send)) == str(flight.error(receive))
+    assert flight.ended_well(*after)
+
+
+# --------------------------------------------------------------------------------------------------- the end
+
+
+def test_a_receive_fails_once_all_that_a_finished_rank_has_sent_is_there():
+    flight = Flight()
+    flight.send(0, 1, values_of(3), tag=1)
+    receive = flight.receive(1, 0, 3, tag=2)
+    flight.nodes[1].finished(0)
+    flight.collect()
+    assert flight.names() == ["SmallMessage", "CountRequest"]
+    flight.deliver(1)
+    flight.deliver(1)
+    assert receive not in flight.ended, "a message is under way, which might match"
+    flight.deliver_all()
+    error = flight.error(receive)
+    assert isinstance(error, UnevenRounds)
+    assert str(error).startswith(
+        "rank 1 waits for a message from rank 0 (tag 2, uint8 (3,)), but that rank has finished"
+    )
+    assert flight.ended_well(flight.receive(1, 0, 3, tag=1))
+
+
+def test_a_receive_that_is_submitted_after_the_sender_has_finished_fails_too():
+    flight = Flight()
+    flight.nodes[1].finished(0)
+    receives = [flight.receive(1, 0, 3), flight.receive(1, ANY_PEER, 3)]
+    flight.deliver_all()
+    assert all(isinstance(flight.error(receive), UnevenRounds) for receive in receives)
+
+
+def test_a_receive_from_any_rank_waits_for_those_that_have_not_finished():
+    flight = Flight(4)
+    some = flight.receive(1, ANY_PEER, 3, peers=(0, 1, 2))
+    every = flight.receive(1, ANY_PEER, 3)
+    for rank, ended in ((0, []), (2, [some]), (3, [some, every])):
+        flight.nodes[1].finished(rank)
+        flight.collect()
+        flight.deliver_all()
+        assert list(flight.ended) == ended
+    assert "any of ranks [0, 1, 2] (tag 0, uint8 (3,)), but these ranks have finished" in str(
+        flight.error(some)
+    )
+
+
+def test_a_rank_that_finishes_rejects_what_waits_and_what_comes():
+    flight = Flight()
+    refused: list[Any] = []
+    sends = [flight.send(0, 1, values_of(LARGE)), flight.send(0, 1, values_of(3), refused=refused.append)]
+    flight.deliver_all()
+    flight.nodes[1].finished(1)
+    flight.collect()
+    sends.append(flight.send(0, 1, values_of(LARGE)))
+    flight.deliver_all()
+    for error in (flight.error(sends[0]), flight.error(sends[2]), *refused):
+        assert isinstance(error, UnevenRounds)
+        assert "to rank 1 with tag 0, but rank 1 has finished without receiving it" in str(error)
+    assert len(refused) == 1
+    assert flight.nodes[1].stored_bytes(0) == 0
+
+
+def test_a_rank_that_finishes_gets_what_it_has_asked_for_before():
+    flight = Flight()
+    receive = flight.receive(1, 0, LARGE)
+    flight.nodes[1].finished(1)
+    send = flight.send(0, 1, values_of(LARGE))
+    flight.deliver_all()
+    assert flight.ended_well(send, receive)
+
+
+def test_at_the_end_of_the_job_a_send_that_was_accepted_counts_as_received():
+    flight = Flight()
+    accepted, offered = flight.send(0, 1, values_of(LARGE)), flight.send(0, 1, values_of(LARGE), tag=1)
+    flight.receive(1, 0, LARGE)
+    flight.deliver()
+    flight.deliver()
+    flight.deliver()
+    assert flight.names() == ["Piece"] * 3
+    flight.nodes[0].end()
+    flight.collect()
+    assert flight.ended_well(accepted)
+    assert isinstance(flight.error(offered), Closed)
+    assert "rank 0 still waited for rank 1 to receive a message (tag 1, " in str(flight.error(offered))
+
+
+def test_a_failure_fails_everything_now_and_later_once():
+    flight = Flight()
+    open_ones = [flight.send(0, 1, values_of(LARGE)), flight.receive(0, 1, 3)]
+    failure = NodeLost("rank 1 is lost")
+    flight.nodes[0].fail_all(failure)
+    flight.collect()
+    later = flight.receive(0, 1, 3)
+    assert [flight.error(one) for one in (*open_ones, later)] == [failure] * 3
+    flight.deliver_all()
+    assert not [*flight.nodes[0].outstanding()]
+
+
+# ------------------------------------------------------------------------------------- what no node may send
+
+
+def offered():
+    """Return a job in which rank 0 has offered message 0, which nobody receives, and sent message 1."""
+    flight = Flight()
+    flight.send(0, 1, values_of(LARGE))
+    flight.send(0, 1, values_of(5))
+    flight.deliver_all()
+    return flight
+
+
+ROUTE: dict[str, Any] = {"path": (0, 1), "hop": 1}
+BACK: dict[str, Any] = {"path": (1, 0), "hop": 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "payload"),
+    [
+        (Piece(**ROUTE, number=0, piece=0), b"x" * PIECE_BYTES),
+        (Piece(**ROUTE, number=9, piece=0), b"x"),
+        (Piece(**ROUTE, number=-1, piece=0), b"x"),
+        (Taken(**BACK, number=0), None),
+        (Taken(**BACK, number=2), None),
+        (Rejected(**BACK, number=-1, what="", nbytes=0), None),
+        (Accept(**BACK, number=0, pieces=0), None),
+        (Accept(**BACK, number=0, pieces=4), None),
+        (Accept(**BACK, number=1, pieces=1), None),
+        (Accept(**BACK, number=2, pieces=1), None),
+        (MessageCount(**ROUTE, count=5), None),
+        (SmallMessage(**ROUTE, number=2, channel="", tag=0, what="?"), b"x" * (PIECE_BYTES + 1)),
+        (Offer(**ROUTE, number=2, channel="", tag=0, what="?", nbytes=-1), None),
+        (CountRequest(path=(0, 1), hop=0), None),
+        (CountRequest(path=(1, 1), hop=1), None),
+        (CountRequest(path=(0, 5), hop=1), None),
+        (CountRequest(path=(), hop=0), None),
+    ],
+)
+def test_a_message_that_no_correct_node_sends_is_a_violation_and_changes_nothing(message, payload):
+    flight = offered()
+    source = message.path[0] if message.path else 0
+    with pytest.raises(ProtocolViolation):
+        flight.put(source, 1 - source, message, payload)
+    receives = [flight.receive(1, 0, LARGE), flight.receive(1, 0, 5)]
+    flight.deliver_all()
+    assert flight.ended_well(*receives)
+    assert receives[0].destination.tobytes() == values_of(LARGE).tobytes()
+
+
+@pytest.mark.parametrize(("piece", "size"), [(-1, PIECE_BYTES), (3, 1), (0, PIECE_BYTES - 1), (2, 2), (2, 0)])
+def test_a_piece_of_an_accepted_message_must_fit(piece, size):
+    flight = Flight()
+    receive = flight.receive(1, 0, LARGE)
+    flight.send(0, 1, values_of(LARGE))
+    flight.deliver()
+    with pytest.raises(ProtocolViolation, match="expected one of the first 3, of a message of 524289 bytes"):
+        flight.put(0, 1, Piece(**ROUTE, number=0, piece=piece), b"x" * size)
+    flight.deliver_all()
+    assert receive.destination.tobytes() == values_of(LARGE).tobytes()
+
+
+def test_a_piece_beyond_the_window_is_a_violation():
+    flight = Flight()
+    size = 2 * WINDOW_PIECES * PIECE_BYTES
+    flight.receive(1, 0, size)
+    flight.send(0, 1, values_of(size))
+    flight.deliver()
+    with pytest.raises(ProtocolViolation, match=f"expected one of the first {WINDOW_PIECES}"):
+        flight.put(0, 1, Piece(**ROUTE, number=0, piece=WINDOW_PIECES), b"x" * PIECE_BYTES)
+
+
+def test_what_comes_again_after_the_end_of_a_message_is_counted_and_dropped():
+    flight = Flight()
+    receive, send = flight.receive(1, 0, LARGE), flight.send(0, 1, values_of(LARGE))
+    seen = []
+    while flight.sent:
+        seen.append(flight.sent[0])
+        flight.deliver()
+    for source, instruction in seen:
+        flight.put(source, int(instruction.peer), instruction.message, instruction.payload)
+    assert not flight.sent
+    assert flight.ended_well(receive, send)
+    assert flight.counters[1].get("messages_known_before") == 4  # the offer, and three pieces
+    assert flight.counters[0].get("messages_known_before") == 2
+
+
+# ------------------------------------------------------------------------------------------------- for people
+
+
+def test_the_text_says_what_the_program_waits_for_and_since_when():
+    flight = Flight(4)
+    assert flight.nodes[0].waiting_text(math.inf) == ""
+    assert flight.nodes[0].oldest() == math.inf
+    receive = flight.receive(0, 3, 12, tag=7, now=5.0)
+    assert flight.nodes[0].waiting_text(4.0) == ""
+    assert flight.nodes[0].waiting_text(5.0) == "a message from rank 3 (tag 7, uint8 (12,))"
+    assert flight.nodes[0].oldest() == 5.0
+    assert list(flight.nodes[0].outstanding()) == [receive]
+    assert receive.name == "receive from rank 3"
+    send = flight.send(1, 0, values_of(LARGE), tag=2)
+    assert flight.nodes[1].waiting_text(0.0) == f"rank 0 to receive a message (tag 2, uint8 ({LARGE},))"
+    assert (send.name, send.round) == ("send to rank 0", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peers": (0, 4)}, "rank 4 as the other end of a message: expected one of 0 to 1"),
+        ({"source": -2}, "rank -2 as the other end"),
+        ({"tag": -(2**63) - 1}, "expected a number of 64 bits"),
+        ({"channel": "x" * 257}, "257 characters: expected 256 at most"),
+    ],
+)
+def test_an_operation_that_makes_no_sense_fails(changes, words):
+    flight = Flight()
+    receive = flight.receive(1, **{"source": ANY_PEER, "size": 3, **changes})
+    assert isinstance(flight.error(receive), UsageError)
+    assert words in str(flight.error(receive))
+
+
+def test_messages_are_the_same_after_encoding():
+    for message in (Accept(**BACK, number=1, pieces=2), Rejected(**BACK, number=1, what="x", nbytes=3)):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message)) == message

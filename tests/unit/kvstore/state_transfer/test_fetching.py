@@ -1,0 +1,203 @@
+"""A newcomer gets the state from several ranks at once, complete and right, whoever of them leaves."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.state_transfer.fetching import Fetching
+from netstorm.kvstore.state_transfer.providing import Providing
+from netstorm.kvstore.state_transfer.snapshot import PIECE_BYTES, Snapshot, pieces_in
+from netstorm.observe.counters import Counters
+from netstorm.protocol.frames import checksum
+from netstorm.protocol.messages import StateAsked, StateOffered, StatePiece, StateWanted
+
+
+def snapshot(step=4, size=3 * PIECE_BYTES + 17, *, seed=1):
+    content = random.Random(seed).randbytes(size)
+    return Snapshot(step=step, content=content, crc=checksum(content), rounds={0: step}, barriers=2)
+
+
+def offer(state, **changed):
+    fields = {
+        "path": (),
+        "hop": 0,
+        "step": state.step,
+        "nbytes": state.nbytes,
+        "crc": state.crc,
+        "rounds": dict(state.rounds),
+        "barriers": state.barriers,
+    }
+    return StateOffered(**{**fields, **changed})
+
+
+class Newcomer:
+    """A newcomer, what it has sent, and the state that it got."""
+
+    def __init__(self, *ranks):
+        self.sent: list[Any] = []
+        self.got: list[Any] = []
+        self.counters = Counters()
+        self.fetching = Fetching(
+            lambda rank, message: self.sent.append((rank, message)), self.got.append, self.counters
+        )
+        self.fetching.ask(set(ranks))
+
+    def asked(self):
+        """Return what was asked for since the last call, as (rank, piece)."""
+        found = [(rank, one.first) for rank, one in self.sent if isinstance(one, StateAsked)]
+        self.sent.clear()
+        return found
+
+    def give(self, rank, state, piece, *, step=None):
+        message = StatePiece(path=(), hop=0, step=state.step if step is None else step, piece=piece)
+        self.fetching.piece(rank, message, bytearray(state.piece(piece)))
+
+
+def test_it_asks_all_ranks_that_have_the_state():
+    newcomer = Newcomer(2, 5)
+    assert [(rank, type(message)) for rank, message in newcomer.sent] == [(2, StateWanted), (5, StateWanted)]
+
+
+def test_ranks_that_offer_the_same_share_the_work():
+    newcomer, state = Newcomer(0, 1), snapshot(size=20 * PIECE_BYTES)
+    newcomer.fetching.offered(0, offer(state))
+    newcomer.fetching.offered(1, offer(state))
+    todo = newcomer.asked()
+    while todo:
+        assert len({piece for _, piece in todo}) == len(todo)
+        rank, piece = todo.pop(0)
+        newcomer.give(rank, state, piece)
+        todo += newcomer.asked()
+    (got,) = newcomer.got
+    assert (bytes(got.content), got.step, got.rounds, got.barriers) == (state.content, 4, {0: 4}, 2)
+    assert newcomer.counters.snapshot()["state_bytes_fetched"] == state.nbytes
+
+
+def test_the_ranks_that_were_asked_are_told_that_it_has_the_state():
+    newcomer, state = Newcomer(0, 1), snapshot(size=10)
+    newcomer.fetching.offered(0, offer(state))
+    newcomer.sent.clear()
+    newcomer.give(0, state, 0)
+    assert [(rank, message.done) for rank, message in newcomer.sent] == [(0, True), (1, True)]
+
+
+def test_a_state_of_no_bytes_is_there_at_once():
+    newcomer, state = Newcomer(0), snapshot(size=0)
+    newcomer.fetching.offered(0, offer(state))
+    assert [got.nbytes for got in newcomer.got] == [0]
+
+
+def test_what_a_lost_rank_owes_is_asked_of_the_others():
+    newcomer, state = Newcomer(0, 1), snapshot()
+    newcomer.fetching.offered(0, offer(state))
+    assert newcomer.asked() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    newcomer.give(0, state, 1)
+    newcomer.fetching.offered(1, offer(state))
+    newcomer.fetching.ask({1})
+    assert sorted(newcomer.asked()) == [(1, 0), (1, 2), (1, 3)]
+
+
+def test_if_all_who_offered_a_step_are_lost_the_newest_other_one_is_fetched():
+    newcomer, old, new = Newcomer(0, 1, 2), snapshot(4), snapshot(6, seed=2)
+    newcomer.fetching.offered(0, offer(old))
+    newcomer.fetching.offered(1, offer(new))
+    newcomer.asked()
+    newcomer.fetching.ask({1, 2})
+    assert newcomer.asked() == [(1, piece) for piece in range(pieces_in(new.nbytes))]
+    assert "from ranks [1]" in newcomer.fetching.waiting_text()
+
+
+def test_pieces_of_another_step_or_that_were_not_asked_for_count_for_nothing():
+    newcomer, state = Newcomer(0, 1), snapshot()
+    newcomer.give(0, state, 0)
+    newcomer.fetching.offered(0, offer(state))
+    newcomer.give(0, state, 0, step=9)
+    newcomer.give(1, state, 0)
+    newcomer.give(0, state, 0)
+    newcomer.give(0, state, 0)
+    assert newcomer.counters.snapshot()["state_pieces_too_late"] == 4
+    assert newcomer.got == []
+
+
+def test_a_state_that_fails_its_checksum_is_fetched_once_more():
+    newcomer, state = Newcomer(0), snapshot(size=10)
+    newcomer.fetching.offered(0, offer(state))
+    message = StatePiece(path=(), hop=0, step=state.step, piece=0)
+    newcomer.fetching.piece(0, message, bytearray(10))
+    assert (newcomer.got, newcomer.counters.snapshot()["state_checksum_errors"]) == ([], 1)
+    newcomer.give(0, state, 0)
+    assert [bytes(got.content) for got in newcomer.got] == [state.content]
+
+
+@pytest.mark.parametrize("payload", [None, bytearray(9)])
+def test_a_piece_of_another_size_is_a_violation(payload):
+    newcomer, state = Newcomer(0), snapshot(size=10)
+    newcomer.fetching.offered(0, offer(state))
+    with pytest.raises(ProtocolViolation, match="sends piece 0 of the state, which has 10 bytes"):
+        newcomer.fetching.piece(0, StatePiece(path=(), hop=0, step=state.step, piece=0), payload)
+
+
+@pytest.mark.parametrize(("rank", "nbytes"), [(7, 10), (0, -1), (0, 1 << 41)])
+def test_an_offer_that_nobody_asked_for_or_of_an_impossible_size_is_a_violation(rank, nbytes):
+    with pytest.raises(ProtocolViolation, match=f"rank {rank} offers {nbytes} bytes of state"):
+        Newcomer(0).fetching.offered(rank, offer(snapshot(size=10), nbytes=nbytes))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 9))
+def test_whatever_order_things_come_in_and_whoever_is_lost_the_state_is_right(seed, ranks, pieces):
+    """Ranks answer in any order; all but one may leave at any moment."""
+    chance = random.Random(seed)
+    state = snapshot(size=pieces * PIECE_BYTES + chance.randrange(100), seed=seed)
+    newcomer = Newcomer(*range(ranks))
+    providers = {
+        rank: Providing(lambda *sent, rank=rank: answers.append((rank, *sent)), Counters())
+        for rank in range(ranks)
+    }
+    answers: list[Any] = []
+    here = set(range(ranks))
+    for _ in range(1000):
+        if newcomer.got:
+            break
+        if len(here) > 1 and chance.random() < 0.05:
+            here.discard(chance.choice(sorted(here)))
+            newcomer.fetching.ask(set(here))
+        for target, message in newcomer.sent:
+            if isinstance(message, StateWanted):
+                providers[target].want(9)
+                providers[target].offer(state)
+            elif target in here:
+                providers[target].asked(9, message)
+        newcomer.sent.clear()
+        if answers:
+            rank, _, message, payload = answers.pop(chance.randrange(len(answers)))
+            if rank not in here:
+                continue
+            if isinstance(message, StateOffered):
+                newcomer.fetching.offered(rank, message)
+            else:
+                newcomer.fetching.piece(rank, message, payload)
+    assert [bytes(got.content) for got in newcomer.got] == [state.content]
+
+
+def test_a_rank_with_a_fast_link_is_left_alone_for_a_while_and_one_with_a_slow_link_is_not():
+    for took, rest in ((0.05, 0.3), (0.5, 0.0)):
+        newcomer, state = Newcomer(0), snapshot(size=20 * PIECE_BYTES)
+        newcomer.fetching.tick(1.0)
+        newcomer.fetching.offered(0, offer(state))
+        first = [piece for _, piece in newcomer.asked()]
+        newcomer.fetching.tick(1.0 + took)
+        for piece in first:
+            newcomer.give(0, state, piece)
+        if rest:
+            assert newcomer.asked() == []
+            assert newcomer.fetching.next_tick() == pytest.approx(1.0 + took + rest)
+            newcomer.fetching.tick(1.0 + took + rest - 0.01)
+            assert newcomer.asked() == []
+            newcomer.fetching.tick(1.0 + took + rest + 0.01)
+        assert len(newcomer.asked()) == len(first)

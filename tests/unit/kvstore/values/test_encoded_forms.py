@@ -1,0 +1,208 @@
+"""The forms of codecs: 16 bits, packed whole numbers, some elements of many, maxima. What they refuse."""
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netstorm.compression.entries import Entries, decode, encode
+from netstorm.compression.packed_numbers import as_planes, sums_into
+from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.values.maxima import Maxima
+from netstorm.kvstore.values.narrow import Narrow
+from netstorm.kvstore.values.packed import Packed
+from netstorm.kvstore.values.sparse import Sparse
+from netstorm.protocol.codecs import BFLOAT16, FLOAT16, MAXIMA, narrow, packed, sparse
+from netstorm.protocol.collectives import Element
+
+KEY = Key(0, "w", (40,), "float32")
+CODECS = [narrow(FLOAT16), narrow(BFLOAT16), packed(1), packed(56), packed(254), packed(255)]
+CODECS += [sparse(0), sparse(1), sparse(2.5), MAXIMA]
+
+
+def entries(*pairs):
+    numbers, values = zip(*pairs, strict=True)
+    return Entries(np.array(numbers, np.int64), np.array(values, np.float32))
+
+
+def number_planes(numbers, most):
+    return as_planes(np.array(numbers, np.uint8), most)
+
+
+def packed_sums(total, count, most):
+    found = np.empty(count, np.float32)
+    sums_into(found, total.to_send(), total.contributors.bit_count(), most)
+    return found.tolist()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_form_of_a_codec_carries_its_number(codec):
+    form = KEY.form_of(codec)
+    assert form is not None
+    assert form.codec == codec
+
+
+@given(st.integers(-(1 << 70), 1 << 70) | st.integers(-(1 << 12), 1 << 13))
+@settings(max_examples=200)
+def test_any_number_is_a_form_with_that_number_or_none(codec):
+    form = KEY.form_of(codec)
+    assert form is None or form.codec == codec
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_only_float32_keys_have_encoded_rounds(dtype):
+    assert all(Key(0, "w", (40,), dtype).form_of(codec) is None for codec in CODECS)
+
+
+@given(st.sampled_from(CODECS), st.binary(max_size=48), st.integers(1, 40), st.integers(1, 300))
+@settings(max_examples=400)
+def test_whatever_bytes_come_they_are_a_problem_or_can_be_added_and_written(codec, data, elements, ranks):
+    form, everybody = KEY.form_of(codec), (1 << ranks) - 1
+    assert form is not None
+    if form.problem(data, elements, everybody) is None:
+        total = form.new_sum()
+        total.add_received(bytearray(data), everybody)
+        total.add_own(None, 1 << ranks)
+        for payload in (total.to_send(), total.to_keep()):
+            if (ranks + 1) * 255 < 1 << 16:
+                assert payload is not None
+                assert form.problem(bytes(payload), elements, total.contributors) is None
+        destination: Any = [] if codec & 15 in (5, 6) else np.empty(elements, np.float32)
+        form.write(destination, 0, elements, data, everybody)
+
+
+@pytest.mark.parametrize(
+    ("codec", "payload", "elements", "ranks", "problem"),
+    [
+        (narrow(FLOAT16), b"123", 2, 1, "has 3 bytes, not 4"),
+        (narrow(BFLOAT16), b"", 2, 1, "has 0 bytes, not 4"),
+        (MAXIMA, b"1234567", 2, 1, "has 7 bytes, not 8"),
+        (packed(56), b"", 8, 1, "has 0 bytes, not 6: 8 sums over 1 ranks of 6 bits"),
+        (packed(56), b"\xff" * 6, 8, 1, "has values that no sum over 1 ranks has"),
+        (packed(56), b"\0" * 6, 8, 0, "has sums of 0 bits: expected 1 to 16"),
+        (packed(255), b"\0" * 17, 8, 300, "has sums of 17 bits: expected 1 to 16"),
+        (packed(1), b"\0", 8, 1, "has 1 bytes, not 2"),
+        (packed(1), b"\0\x02", 8, 1, "has 2 halves: expected 0 or 1"),
+        (packed(1), b"\xff\x01", 8, 1, "has values that no sum over 1 ranks has"),
+        (sparse(0), b"1234567", 8, 1, "has 7 bytes: entries begin with 8"),
+        (sparse(0), struct.pack("<II", 9, 9), 8, 3, "has 9 entries of 9, with 8 elements and 3 ranks"),
+        (sparse(0), struct.pack("<II", 2, 1), 8, 3, "has 2 entries of 1, with 8"),
+        (sparse(0), struct.pack("<II", 2, 25), 8, 3, "has 2 entries of 25, with 8"),
+        (sparse(0), struct.pack("<IIf", 1, 1, 1), 8, 1, "has 12 bytes, which is too few for 1 entries"),
+        (sparse(0), struct.pack("<II", 0, 0) + b"\0", 8, 1, "has 9 bytes and no entries"),
+        (sparse(0), struct.pack("<IIfBB", 1, 1, 1, 0, 0), 8, 1, "has gaps for other than its 1 entries"),
+        (sparse(0), struct.pack("<IIfBB", 1, 1, 1, 0, 255), 8, 1, "has gaps for other than its 1 entries"),
+        (sparse(0), struct.pack("<IIfB", 1, 1, 1, 8), 8, 1, "has an entry 8 of 8 elements"),
+    ],
+)
+def test_a_payload_that_no_correct_node_sends_is_named(codec, payload, elements, ranks, problem):
+    form = KEY.form_of(codec)
+    assert form is not None
+    found = form.problem(payload, elements, (1 << ranks) - 1)
+    assert found is not None
+    assert found.startswith(problem)
+
+
+def test_16_bits_are_summed_in_float32_and_rounded_once():
+    total = Narrow(Element.FLOAT16).new_sum()
+    for rank in range(3):
+        values = np.array([1.0 if rank else 2048.0], np.float16)
+        total.add_received(bytearray(values.tobytes()), 1 << rank)
+    payload = total.to_send()
+    assert payload is not None
+    assert np.frombuffer(payload, np.float16).tolist() == [2050]  # 2048 + 1 is 2048 in float16
+
+
+def test_a_missing_payload_is_written_as_zeros():
+    found = np.ones(4, np.float32)
+    Narrow(Element.BFLOAT16).write(found, 1, 3, None, 1)
+    assert found.tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 56, 255])
+@given(st.data())
+@settings(max_examples=15)
+def test_packed_sums_are_exact_in_any_tree_with_ranks_that_contribute_nothing(most, data):
+    form, everything = Packed(most), [0.0] * 11
+    sums = []
+    for rank in range(data.draw(st.integers(1, 9))):
+        total = form.new_sum()
+        numbers = data.draw(st.none() | st.lists(st.integers(0, most), min_size=11, max_size=11))
+        planes = None if numbers is None else form.own(number_planes(numbers, most), 0, 11)
+        total.add_own(planes, 1 << rank)
+        if numbers is not None:
+            everything = [old + number - most / 2 for old, number in zip(everything, numbers, strict=True)]
+        sums.append(total)
+    while len(sums) > 1:
+        child = sums.pop(data.draw(st.integers(0, len(sums) - 1)))
+        payload = child.to_send()
+        assert payload is None or form.problem(payload, 11, child.contributors) is None
+        parent = data.draw(st.sampled_from(sums))
+        parent.add_received(None if payload is None else bytearray(payload), child.contributors)
+    assert packed_sums(sums[0], 11, most) == everything
+
+
+def test_a_sum_of_signs_that_is_sent_twice_counts_each_half_once():
+    total = Packed(1).new_sum()
+    total.add_own(number_planes([1, 0, 1], 1), 1)
+    total.add_own(None, 2)
+    assert packed_sums(total, 3, 1) == [0.5, -0.5, 0.5]
+    assert packed_sums(total, 3, 1) == [0.5, -0.5, 0.5]
+    total.add_received(None, 4)
+    assert packed_sums(total, 3, 1) == [0.5, -0.5, 0.5]
+
+
+def test_a_packed_sum_does_not_change_what_it_received():
+    total = Packed(4).new_sum()
+    payloads = [bytearray(number_planes([4, 1, 2], 4).tobytes()) for _ in range(2)]
+    before = [bytes(payload) for payload in payloads]
+    for rank, payload in enumerate(payloads):
+        total.add_received(payload, 1 << rank)
+    assert packed_sums(total, 3, 4) == [4, -2, 0]
+    assert [bytes(payload) for payload in payloads] == before
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 20), (0, 8), (8, 20), (3, 11), (5, 6), (17, 20)])
+def test_own_numbers_are_those_of_the_chunk(start, end):
+    numbers = np.arange(20) * 7 % 60
+    total = Packed(60).new_sum()
+    total.add_own(Packed(60).own(number_planes(numbers, 60), start, end), 1)
+    assert packed_sums(total, end - start, 60) == (numbers[start:end] - 30).tolist()
+
+
+def test_a_sparse_chunk_without_own_entries_contributes_nothing():
+    form = Sparse(sparse(0))
+    assert form.own(entries((3, 1.0), (9, 2.0)), 4, 9) is None
+    found = form.own(entries((3, 1.0), (9, 2.0)), 3, 9)
+    assert found is not None
+    assert found.numbers.tolist() == [0]
+
+
+def test_a_sparse_result_keeps_as_many_as_a_rank_sent_on_the_average_and_sums_keep_all():
+    total = Sparse(sparse(1)).new_sum()
+    total.add_own(entries((0, 1.0), (3, 5.0)), 1)
+    total.add_received(encode(entries((0, 3.0), (5, -9.0)), 2), 2)
+    total.add_received(None, 4)
+    form = Sparse(sparse(1))
+    written: list[Any] = []
+    for payload in (total.to_send(), total.to_keep()):
+        form.write(written, 0, 8, payload, total.contributors)
+    assert form.problem(written[0].content, 8, 7) is None
+    assert [decode(one.content)[0].numbers.tolist() for one in written] == [[0, 3, 5], [3, 5]]
+    assert decode(written[1].content)[1] == 4
+    assert written[0][:2] == (0, 8)
+    assert written[0].contributors == 7
+
+
+def test_maxima_are_of_each_element_and_nan_is_the_largest():
+    total = Maxima(np.dtype(np.float32)).new_sum()
+    total.add_own(np.array([1, 5, 0], np.float32), 1)
+    total.add_received(bytearray(np.array([2, np.nan, 0], np.float32).tobytes()), 2)
+    total.add_received(None, 4)
+    kept = total.to_keep()
+    assert kept is not None
+    np.testing.assert_array_equal(np.frombuffer(kept, np.float32), [2, np.nan, 0])
+    assert total.contributors == 7

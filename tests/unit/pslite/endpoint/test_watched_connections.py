@@ -1,0 +1,54 @@
+"""A machine that watches connections hears which peers' are gone, and where no process listens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.endpoint.watched_connections import WatchedConnections
+from netstorm.pslite.session.states import State
+
+
+class Watcher:
+    """Keeps what it hears."""
+
+    def __init__(self):
+        self.heard = []
+
+    def connection_gone(self, peer, reason, now, *, refused):
+        self.heard.append((peer, reason, now, refused))
+
+
+def session(state=State.DISCONNECTED, *, opened_here=False):
+    return SimpleNamespace(peer=Peer(3), state=state, reason="reset", opened_here=opened_here)
+
+
+def test_the_end_of_a_connection_that_the_peer_opened_is_told_once():
+    watcher = Watcher()
+    watched = WatchedConnections(watcher)
+    watched.flushed(session(), was_up=True)
+    assert watched.tell(5.0)
+    assert not watched.tell(6.0)
+    assert watcher.heard == [(Peer(3), "reset", 5.0, False)]
+
+
+def test_other_changes_of_sessions_are_not_told():
+    watcher = Watcher()
+    watched = WatchedConnections(watcher)
+    watched.flushed(session(opened_here=True), was_up=True)
+    watched.flushed(session(), was_up=False)
+    watched.flushed(session(State.UP), was_up=True)
+    assert not watched.tell(5.0)
+
+
+def test_that_nobody_listens_at_an_address_is_told_at_once():
+    watcher = Watcher()
+    WatchedConnections(watcher).refused(Peer(2), "connection refused", 1.0)
+    assert watcher.heard == [(Peer(2), "connection refused", 1.0, True)]
+
+
+def test_a_machine_that_does_not_watch_is_told_nothing():
+    watched = WatchedConnections(SimpleNamespace())
+    watched.refused(Peer(2), "connection refused", 1.0)
+    watched.flushed(session(), was_up=True)
+    assert not watched.tell(5.0)

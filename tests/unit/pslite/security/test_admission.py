@@ -1,0 +1,84 @@
+"""Whose key is admitted: the job's, or those of a list that may change."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from netstorm.errors import SettingsError
+from netstorm.pslite.security.admission import Admission
+from netstorm.pslite.security.credentials import Credentials
+from netstorm.pslite.security.curve import CurveKeys, key_text
+from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.node_key import NodeKey
+
+KEY = JobKey.fresh()
+TOKYO, PARIS = NodeKey("tokyo", CurveKeys.fresh()), NodeKey("paris", CurveKeys.fresh())
+
+
+def listed(path, *nodes):
+    path.write_text("".join(f"{node.line}\n" for node in nodes))
+    os.utime(
+        path, ns=(0, path.stat().st_mtime_ns + 1_000_000 * len(nodes))
+    )  # whatever the clock's resolution
+    return Credentials(job=KEY.curve_keys(), own=TOKYO.keys, allow_file=path)
+
+
+def test_without_a_list_the_jobs_key_is_admitted_and_no_other():
+    admission = Admission(Credentials.of_job(KEY))
+    assert admission.decide(KEY.curve_keys().public).user
+    assert not admission.can_change
+    for key in (JobKey.fresh().curve_keys().public, TOKYO.keys.public, bytes(32)):
+        answer = admission.decide(key)
+        assert not answer.user
+        assert answer.reason == "its key is not the job's"
+
+
+def test_with_a_list_its_nodes_are_admitted_and_the_jobs_key_alone_is_not(tmp_path):
+    admission = Admission(listed(tmp_path / "allow", TOKYO))
+    assert admission.decide(TOKYO.keys.public).user == key_text(TOKYO.keys.public)
+    assert "is not in" in admission.decide(PARIS.keys.public).reason
+    assert "has the job's key alone" in admission.decide(KEY.curve_keys().public).reason
+
+
+def test_a_list_that_changes_names_those_who_were_removed(tmp_path):
+    path = tmp_path / "allow"
+    admission = Admission(listed(path, TOKYO, PARIS))
+    assert admission.refresh() == {}
+    listed(path, TOKYO)
+    user = key_text(PARIS.keys.public)
+    assert admission.admits(user)
+    assert admission.refresh() == {user: "paris"}
+    assert not admission.admits(user)
+    assert admission.refresh() == {}
+    listed(path, TOKYO, PARIS)
+    assert admission.refresh() == {}
+    assert admission.admits(user)
+
+
+def test_a_name_with_a_new_key_is_another_user(tmp_path):
+    path = tmp_path / "allow"
+    admission = Admission(listed(path, PARIS))
+    listed(path, NodeKey("paris", CurveKeys.fresh()), TOKYO)
+    assert admission.refresh() == {key_text(PARIS.keys.public): "paris"}
+
+
+def test_a_list_that_cannot_be_read_any_more_removes_nobody_and_is_reported_once(tmp_path, caplog):
+    path = tmp_path / "allow"
+    admission = Admission(listed(path, PARIS))
+    path.unlink()
+    assert admission.refresh() == admission.refresh() == {}
+    assert admission.decide(PARIS.keys.public).user
+    assert caplog.text.count("stays in force") == 1
+    listed(path, TOKYO, NodeKey("rome", CurveKeys.fresh()))
+    assert admission.refresh() == {key_text(PARIS.keys.public): "paris"}
+
+
+def test_a_list_that_is_wrong_at_the_start_is_an_error(tmp_path):
+    with pytest.raises(SettingsError, match=r"NETSTORM_ALLOW=.*/allow: cannot read the allow list"):
+        Admission(Credentials(job=KEY.curve_keys(), own=TOKYO.keys, allow_file=tmp_path / "allow"))
+    listed(tmp_path / "allow", TOKYO)
+    (tmp_path / "allow").chmod(0o666)
+    with pytest.raises(SettingsError, match="mode 0666 lets everybody add keys"):
+        Admission(Credentials(job=KEY.curve_keys(), own=TOKYO.keys, allow_file=tmp_path / "allow"))

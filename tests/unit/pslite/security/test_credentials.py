@@ -1,0 +1,76 @@
+"""When a process may do without a key, and what it has with one."""
+
+from __future__ import annotations
+
+import pytest
+
+from netstorm.errors import SettingsError, UsageError
+from netstorm.pslite.security.credentials import job_key_of, load_credentials
+from netstorm.pslite.security.handshake_texts import Mismatch, is_about_keys, reason_of_opener
+from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.node_key import NodeKey
+from netstorm.settings import Settings
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_on_loopback_no_key_is_needed(host):
+    assert load_credentials(Settings(), host) is None
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "*", "", "0.0.0.0", "::", "203.0.113.7", "tokyo"])
+def test_elsewhere_a_process_without_a_key_refuses_and_says_both_ways_out(host):
+    with pytest.raises(SettingsError) as caught:
+        load_credentials(Settings(), host)
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in ("`netstorm keys new job.key`", "NETSTORM_KEY_FILE", "NETSTORM_SECURITY=off", host or "*"):
+        assert word in text
+    assert load_credentials(Settings(security="off"), host) is None
+
+
+def test_with_a_key_loopback_is_encrypted_too_and_off_wins_over_it(tmp_path):
+    key = JobKey.create(tmp_path / "job.key")
+    settings = Settings(key_file=str(tmp_path / "job.key"))
+    assert job_key_of(settings) == key
+    for host in ("127.0.0.1", "*"):
+        found = load_credentials(settings, host)
+        assert found is not None
+        assert found.job == found.own == key.curve_keys()
+    off = Settings(key_file=str(tmp_path / "job.key"), security="off")
+    assert load_credentials(off, "*") is job_key_of(off) is None
+
+
+def test_a_node_connects_with_its_own_key_and_is_reached_under_the_jobs(tmp_path):
+    key = JobKey.create(tmp_path / "job.key")
+    node = NodeKey.create(tmp_path / "tokyo.key", "tokyo")
+    found = load_credentials(
+        Settings(key_file=str(tmp_path / "job.key"), node_key_file=str(tmp_path / "tokyo.key")), "*"
+    )
+    assert found is not None
+    assert (found.job, found.own, found.name) == (key.curve_keys(), node.keys, "tokyo")
+
+
+def test_a_nodes_key_comes_back_from_its_file_and_its_name_is_checked(tmp_path):
+    made = NodeKey.create(tmp_path / "a", "tokyo-1")
+    assert NodeKey.load(tmp_path / "a") == made
+    with pytest.raises(UsageError, match=r"--node '\.\./x': expected a name"):
+        NodeKey.create(tmp_path / "b", "../x")
+    with pytest.raises(SettingsError, match=r"expected a job key.*but it is a node key"):
+        JobKey.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("variable", ["node_key_file", "allow_file"])
+def test_keys_of_nodes_need_the_jobs_key(variable):
+    with pytest.raises(SettingsError, match="expected NETSTORM_KEY_FILE beside it"):
+        Settings.from_environment({}, **{variable: "x"})
+    Settings.from_environment({}, security="off", **{variable: "x"})
+
+
+def test_every_reason_for_want_of_a_key_is_told_from_others():
+    for mismatch in Mismatch:
+        for has_key in (True, False):
+            for name in ("", "tokyo"):
+                text = reason_of_opener("10.0.0.1:9091", mismatch, has_key=has_key, name=name)
+                assert text.startswith("10.0.0.1:9091 ")
+                assert is_about_keys(text)
+    assert not is_about_keys("no answer from 10.0.0.1:9091 for 10.0 s")
