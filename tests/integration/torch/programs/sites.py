@@ -75,10 +75,17 @@ def sums(sites: list[str]) -> dict[str, Any]:
 
 def gradients(sites: list[str]) -> dict[str, Any]:
     """Return how far gradients of DDP with the hook and of HSDP on the mesh are from DDP's own."""
+    rank = begin_at(sites)
+    answer = _gradients(rank, mesh_of_sites())
+    # DDP's models are gone here. A model that has the last reference to a group over Gloo joins its threads
+    # when it is deleted, with Python's lock held, which one of them may be waiting for (pytorch#56297).
+    dist.destroy_process_group()
+    return answer
+
+
+def _gradients(rank: int, mesh: Any) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
 
-    rank = begin_at(sites)
-    mesh = mesh_of_sites()
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(10, 30), torch.nn.Tanh(), torch.nn.Linear(30, 3))
     own = DistributedDataParallel(copy.deepcopy(net))
@@ -102,13 +109,11 @@ def gradients(sites: list[str]) -> dict[str, Any]:
         )
 
     by_hook: list[Any] = [parameter.grad for parameter in hooked.parameters()]
-    answer = {
+    return {
         "hooked": furthest(by_hook),
         "sharded": furthest([parameter.grad.full_tensor() for parameter in sharded.parameters()]),
         "same": same_at_all_ranks(by_hook),
     }
-    dist.destroy_process_group()
-    return answer
 
 
 def lost_rank(sites: list[str]) -> str:
