@@ -93,6 +93,11 @@ class BlockStore:
         """Call `done` with the number of a block's updates as text, later."""
         self._store.later(lambda: done(str(self.updates[block]).encode()))
 
+    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
+        """Tell `done` whether states are a number, later."""
+        problem = "" if states.isdigit() else f"{states!r}: expected a number of updates"
+        self._store.later(lambda: done(problem))
+
     def install(self, block: int, values: Buffer | None, states: bytes) -> None:
         """Begin to hold a block."""
         if values is None:

@@ -251,6 +251,7 @@ class Requests:
             pushed=pull.pushed,
             priority=pull.priority,
             confirmed=self._confirmed(pull.key),
+            with_values=pull.with_values,
         )
         self._ask_owners(pull, message, blocks)
 
@@ -295,9 +296,7 @@ class Requests:
             )
         self._counters.add("staleness_total", message.behind)
         self._counters.add("pushes_of_blocks")
-        most = self._counters.get("staleness_max")
-        if message.behind > most:
-            self._counters.add("staleness_max", message.behind - most)
+        self._counters.add("staleness_max", max(0, message.behind - self._counters.get("staleness_max")))
         self._complete_part(self._pushes, found, message.block)
 
     def value(self, owner: int, message: Value, payload: Buffer | None) -> None:

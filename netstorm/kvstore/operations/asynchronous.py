@@ -95,6 +95,8 @@ class StatesOperation(_Operation):
     pushed: int
     """How many of this rank's pushes must be in the states."""
     destination: dict[int, bytes]
+    with_values: bool = False
+    """Whether a block's bytes begin with its values, to which no push is applied before the state is read."""
 
 
 AsyncOperation: TypeAlias = PushOperation | PullOperation | StatesOperation

@@ -10,9 +10,16 @@ from __future__ import annotations
 import copy
 from typing import Final, NamedTuple
 
-from netstorm.errors import UsageError
+from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.asynchronous.delay_compensation import compensated_update
-from netstorm.frontends.mxnet.asynchronous.owned_states import BlockState, decode, encode, joined, part_of
+from netstorm.frontends.mxnet.asynchronous.owned_states import (
+    BlockState,
+    decode,
+    encode,
+    joined,
+    part_of,
+    problem_of,
+)
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
@@ -141,6 +148,28 @@ class OwnedRule:
         updates = own._index_update_count.get(place.key, 0)
         return encode(BlockState.of(state, begun=begun, updates=updates, all_updates=own.num_update))
 
+    def problem_of(self, place: BlockPlace, like: NDArray, encoded: bytes) -> str:
+        """Return why `take_state` could not take these bytes, for a person; empty: it can.
+
+        Args:
+            place: of the block.
+            like: an array of the block's shape and type.
+            encoded: as another rank has sent it.
+        """
+        own = self._own
+        if own is None:
+            return f"{len(encoded)} bytes: expected none of {self.fingerprint}" if encoded else ""
+        try:
+            found = decode(encoded)
+        except ProtocolViolation as error:
+            return str(error)
+        if not found.begun:
+            return ""
+        problem = problem_of(found.state, own.create_state_multi_precision(place.key, like))
+        if problem and place.key in self._loaded and not problem_of(found.state, self._begun(place, like)):
+            return ""
+        return f"{problem} of {self.fingerprint}" if problem else ""
+
     def take_state(self, place: BlockPlace, stored: NDArray, encoded: bytes) -> None:
         """Go on with a block from what another rank's `encoded_state` has given; empty: from its begin."""
         own = self._own
@@ -175,12 +204,15 @@ class OwnedRule:
         self._counts_of(own, block)
         own._set_current_context(block)
         if (key, block) not in self._states:
-            if key in self._loaded:
-                found = part_of(self._loaded[key], str(key), place.shape, place.start, tuple(stored.shape))
-            else:
-                found = own.create_state_multi_precision(key, stored)
-            self._states[key, block] = found
+            in_file = key in self._loaded
+            self._states[key, block] = (
+                self._begun(place, stored) if in_file else own.create_state_multi_precision(key, stored)
+            )
         return self._states[key, block]
+
+    def _begun(self, place: BlockPlace, stored: NDArray) -> object:
+        """Return a block's part of the state that a file had of its key."""
+        return part_of(self._loaded[place.key], str(place.key), place.shape, place.start, tuple(stored.shape))
 
 
 def with_counts(

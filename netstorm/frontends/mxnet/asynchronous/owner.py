@@ -206,6 +206,17 @@ class _BlockStore:
 
         self._owner.call(encode)
 
+    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
+        """Have the owner's thread compare a state with one that the optimiser makes."""
+
+        def compare() -> None:
+            assert self._initial is not None
+            like = self._stored(self._initial.of(block))
+            problem = self._owner.rule.problem_of(self._place(block), like, states)
+            self._post(lambda: done(problem))
+
+        self._owner.call(compare)
+
     def install(self, block: int, values: Buffer | None, states: bytes) -> None:
         """Have the owner's thread begin to hold a block, with the initial value or another owner's state.
 

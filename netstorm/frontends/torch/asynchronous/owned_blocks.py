@@ -98,6 +98,14 @@ class OwnedBlocks:
             lambda: found.append(self._velocities.get(block, empty).tobytes()), lambda: done(found[0])
         )
 
+    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
+        """Tell `done` whether states are a momentum's bytes."""
+        expected = self._initial[block].nbytes if self._rule.momentum else 0
+        problem = ""
+        if len(states) != expected:
+            problem = f"{len(states)} bytes: expected {expected} of {self.rule}"
+        self._compute(lambda: None, lambda: done(problem))
+
     def install(self, block: int, values: Buffer | None, states: bytes) -> None:
         """Begin to hold a block, with the initial value or another owner's state.
 
