@@ -155,10 +155,10 @@ class AsynchronousKVStore(ElasticOwnersStore):
         """
         self._check()
         calls = [entry.calls for entry in self._all()]
-        twice = next((call for call in calls if self._clock == 0 and call.pushes.total > 1), None)
+        twice = next((call for call in calls if self._clock == 0 and call.called > 1), None)
         if twice is not None:
             raise UsageError(
-                f"clock() for the first time after {twice.pushes.total} pushes of key {twice.key.name!r}, "
+                f"clock() for the first time after {twice.called} pushes of key {twice.key.name!r}, "
                 "which have counted as clocks: call it after the first step, and after each that follows "
                 "(or once before the first push)"
             )
@@ -204,7 +204,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
             for entry in self._all():
                 entry.own(self._owner)
         else:
-            if self._is_elastic and any(entry.calls.pushes.total for entry in self._all()):
+            if self._is_elastic and any(entry.calls.called for entry in self._all()):
                 raise UsageError(
                     f"{owned.fingerprint} after pushes in an elastic job: other ranks keep states of "
                     f"{self._owner.rule.fingerprint}; set optimizers and load their states before the first "
@@ -328,6 +328,6 @@ class AsynchronousKVStore(ElasticOwnersStore):
 
     def _freshness(self, entry: AsyncEntry | AsyncRowEntry, priority: int) -> Freshness:
         """Return which pushes a pull must have now."""
-        clock = self._clock or entry.calls.pushes.total
+        clock = self._clock or entry.calls.called
         least = 0 if self._staleness == UNBOUNDED else clock - self._staleness
         return Freshness(least, self._clock > 0, priority)

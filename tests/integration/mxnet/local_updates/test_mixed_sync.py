@@ -80,7 +80,7 @@ def test_gluon_trains_with_it_and_dcasgd(kv: Any) -> None:
         with mx.autograd.record():
             loss = (net(x) ** 2).sum()
         loss.backward()
-        trainer.step(16 * len(kv.sites.local))
+        trainer.step(16 * len(kv.ranks))
     mx.nd.waitall()
     kv._barrier()
     weight = mx.nd.zeros((1, 4))
