@@ -59,6 +59,11 @@ class BlockStore:
             if owners.owner(key, block) == store.node.rank:
                 self.install(block, None, b"")
 
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether a checkpoint has been loaded: here, never."""
+        return False
+
     def apply(
         self,
         block: int,

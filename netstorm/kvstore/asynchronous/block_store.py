@@ -25,6 +25,12 @@ class BlockStore(Protocol):
     def whole(self) -> bool:
         """Whether the rule needs whole tensors."""
 
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether a checkpoint was loaded: a rank that joins later must get its states of all blocks from
+        others, also of those that nobody has pushed.
+        """
+
     def apply(
         self,
         block: int,

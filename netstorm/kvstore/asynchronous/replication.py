@@ -154,6 +154,7 @@ class Replication:
         else:
             if not block.installed:
                 block.installed = True
+                block.version = int(served.store.begins_with_states)
                 self._call(lambda: served.store.install(block.number, None, b""))
             if (version, rank) == (block.version, self.replica(block)):
                 block.shown = (version, tuple(block.applied))  # the replica has it from the view before

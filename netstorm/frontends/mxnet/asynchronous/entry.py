@@ -129,6 +129,11 @@ class AsyncRowEntry(RowEntry):
         super().__init__(runtime, namespace, user_key, shape, dtype)
         self.calls: Final = OwnerCalls(runtime, self.key, self._note_skipped)
 
+    def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
+        """Take over a value, with all its rows: a pull writes those of owners there. See `RowEntry`."""
+        super().restore(value, residual, rounds)
+        self._rounds.fill(self._stored)
+
     def own(self, owner: Owner) -> None:
         """Own this rank's blocks of the initial value, which is here. Called before any pull from owners."""
         stored = self._stored

@@ -77,9 +77,12 @@ class OwnedRule:
         compensates: it asks on which value a gradient was computed: call `update_compensated`.
     """
 
-    def __init__(self, rule: UpdateRule) -> None:
-        """Make it of the rule that the script has set."""
-        self.fingerprint: Final = rule.fixed_fingerprint
+    def __init__(self, rule: UpdateRule, *, elastic: bool = False) -> None:
+        """Make it of the rule that the script has set. In an elastic job ranks that join later have loaded no
+        states, so where these come from is not compared.
+        """
+        origin = f" from {rule.origin}" if elastic else ""
+        self.fingerprint: Final = rule.fixed_fingerprint.removesuffix(origin)
         self._updater: Final = rule.updater
         self._script: Final = rule.optimizer
         """The script's optimiser; None: the rule is a function."""
@@ -95,6 +98,11 @@ class OwnedRule:
         """Updates before this job's, by key."""
         if self._own is not None:
             self._own._all_index_update_counts = {}
+
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether there are states or counts of an earlier job."""
+        return bool(self._loaded or self._counts)
 
     def live(self) -> tuple[float, ...]:
         """Return what the script has set at this moment: learning rate and gradient scale."""

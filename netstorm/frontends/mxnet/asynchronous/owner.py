@@ -139,6 +139,11 @@ class _BlockStore:
         """Whether the rule needs whole tensors."""
         return self._owner.rule.whole
 
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether the rule has states or counts of earlier jobs."""
+        return self._owner.rule.begins_with_states
+
     def apply(
         self,
         block: int,

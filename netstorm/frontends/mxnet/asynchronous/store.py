@@ -198,7 +198,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
 
     def _use(self, rule: UpdateRule) -> None:
         self._check()
-        owned = OwnedRule(rule)
+        owned = OwnedRule(rule, elastic=self._is_elastic)
         if self._owner is None:
             self._owner = Owner(self._runtime, owned)
             for entry in self._all():

@@ -54,6 +54,11 @@ class OwnedBlocks:
         """Fingerprint of the update rule."""
         return self._rule.fingerprint
 
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether a checkpoint has been loaded."""
+        return False
+
     def apply(
         self,
         block: int,
