@@ -39,12 +39,14 @@ while before["small"][0, -1] == 0:
         gradient[:, NUMBER] = -1
         gradient[:, -1] = -float(ends)
         kv.push(key, mx.nd.array(gradient))
+    kv.clock()
     steps += 1
     pull()
     show("confirmed", steps)
     if kv.ranks != seen:
         seen = kv.ranks
         show("site of", seen)
+kv.clock()  # who is ahead may be in a last step, and wait for this rank
 mx.nd.waitall()
 kv._barrier()
 pull()

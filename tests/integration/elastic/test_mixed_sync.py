@@ -30,9 +30,13 @@ def check_counts(ended: list[Ended], steps: dict[int, tuple[int, int]]) -> None:
 
 
 @pytest.mark.slow
-def test_sites_go_on_without_their_leaders_and_every_sum_is_pushed_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("staleness", [-1, 2])
+def test_sites_go_on_without_their_leaders_and_every_sum_is_pushed_once(
+    tmp_path: Path, staleness: int
+) -> None:
     sites = "aabb"
-    with Job(tmp_path, 4, NETSTORM_ELASTIC="1:4", CHUNK_SIZE=5000, OPTIMIZER="SGD", **TIMEOUTS) as job:
+    settings = {"CHUNK_SIZE": 5000, "NETSTORM_STALENESS": staleness, "OPTIMIZER": "SGD", **TIMEOUTS}
+    with Job(tmp_path, 4, NETSTORM_ELASTIC="1:4", **settings) as job:
         for rank, site in enumerate(sites):
             start(job, rank, SUMS, NUMBER=rank, NETSTORM_SITE=site)
         for rank, site in enumerate(["(0, 1)", "(2, 3)"]):

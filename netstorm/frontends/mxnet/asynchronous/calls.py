@@ -70,6 +70,11 @@ class OwnerCalls:
         """Each push writes it, so that they are made one after the other. This bounds what other nodes buffer
         for this rank."""
 
+    @property
+    def applied(self) -> NDArray:
+        """May be read once the owners have applied all pushes that were queued before."""
+        return self._gate.array
+
     def own(self, owner: Owner, user_key: int | str, stored: NDArray, value: Callable[[], Array]) -> None:
         """Own this rank's blocks. `value` returns the initial value; called when `stored` may be read."""
         key = self.key

@@ -18,7 +18,7 @@ from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.local_updates.entry import check_averages, site_sums
 from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression
-from netstorm.frontends.mxnet.store.key_table import AnyEntry
+from netstorm.frontends.mxnet.store.key_table import AnyEntry, Given
 from netstorm.kvstore.operations.allreduce import Done
 from netstorm.kvstore.operations.asynchronous import UNBOUNDED
 from netstorm.kvstore.operations.site_lead import SiteLead
@@ -132,23 +132,25 @@ class MixedSync(AsynchronousKVStore):
 
     In an elastic job a site goes on without ranks that have left; if its lowest rank has, the next one pushes
     and pulls, and a push under way may be lost with the former. A rank that joins later is a site of its own.
+
+    Where NETSTORM_STALENESS bounds how far sites may be apart, all ranks call `clock` after each step.
     """
 
     _entry_type = _MixedEntry
+
+    _owners_count_pushes = False
+    """Of most ranks there are none: clocks are those that scripts count."""
 
     def __init__(self) -> None:
         """Join the job, as `NetStormKVStore` does.
 
         Raises:
-            UsageError: NETSTORM_STALENESS is set: only one rank of a site pushes, so the others' clocks stop;
-                or an elastic job has a store already in this process.
+            UsageError: NETSTORM_STALENESS is 0; or an elastic job has a store already in this process.
         """
         super().__init__()
-        staleness = self._runtime.settings.staleness
-        if staleness != UNBOUNDED:
+        if self._staleness == 0:
             raise UsageError(
-                f"MixedSync with NETSTORM_STALENESS={staleness}: sites wait for nobody; leave it out, or use "
-                "dist_async_netstorm, whose ranks it bounds"
+                "MixedSync with NETSTORM_STALENESS=0, which keeps all ranks in step: use dist_sync_netstorm"
             )
         live = self._runtime.node.requests.live
         members = live.first_members if self._is_elastic else self._runtime.node.members
@@ -181,6 +183,21 @@ class MixedSync(AsynchronousKVStore):
         """
         check_averages("MixedSync", key, value)
         super().init(key, value)
+
+    def _push_and_update(self, pushed: Given, priority: int) -> None:
+        if self._staleness != UNBOUNDED and self._clock == 0:
+            self._check_first_clock(pushed)
+        super()._push_and_update(pushed, priority)
+
+    def _check_first_clock(self, pushed: Given) -> None:
+        for entry, _ in pushed:
+            assert isinstance(entry, _MixedEntry)
+            if entry.calls.called:
+                raise UsageError(
+                    f"push of key {entry.user_key!r} for the second time, and no clock() before, under "
+                    f"NETSTORM_STALENESS={self._staleness}: only one rank of a site pushes, so the store "
+                    "cannot tell steps by pushes: call clock() after each step, on all ranks"
+                )
 
     def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
         assert isinstance(entry, _MixedEntry)
