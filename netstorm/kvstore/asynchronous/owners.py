@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Final
 
 from netstorm.kvstore.values.key import Key
@@ -51,12 +50,7 @@ class Owners:
         here = set(eligible)
         order = self._all if here & set(self._all) else tuple(sorted(here))  # else those without a weight
         self.ranks = tuple(sorted(here & set(order)))
-        two = []
-        for slot in range(len(order)):
-            following = (*order[slot:], *order[:slot])
-            first = list(islice(dict.fromkeys(rank for rank in following if rank in here), 2))
-            two.append((first[0], first[1] if len(first) > 1 else None))
-        self._two = tuple(two)
+        self._two = tuple(_next_two([rank if rank in here else None for rank in order]))
 
     def of_slot(self, slot: int) -> int:
         """Return the owner of the block whose first chunk has this slot."""
@@ -84,6 +78,21 @@ class Owners:
     def count(self, key: Key, *, whole: bool) -> Counter[int]:
         """Return how many blocks of a key each owner has."""
         return Counter(self.owner(key, block) for block in self.blocks(key, whole=whole))
+
+
+def _next_two(order: Sequence[int | None]) -> list[tuple[int, int | None]]:
+    """Return for each place of a circle the next two ranks from there on; None: there is no second one.
+
+    Args:
+        order: the ranks around the circle; None: nobody, at this place.
+    """
+    first, second = None, None
+    two = []
+    for rank in (*reversed(order), *reversed(order)):  # the second time around, both are known
+        if rank is not None and rank != first:
+            first, second = rank, first
+        two.append((first, second))
+    return [(first, second) for first, second in reversed(two[len(order) :]) if first is not None]
 
 
 def chunks_of(key: Key, block: int, *, whole: bool) -> range:
