@@ -14,7 +14,7 @@ lost. Both follow from who is in the job, so every node finds the same ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from netstorm.kvstore.values.key import Key
@@ -33,6 +33,7 @@ class Owners:
 
     def __init__(self, weights: Sequence[int], eligible: Iterable[int] | None = None) -> None:
         """Begin with these ranks; None: all."""
+        self._replicated: Final = eligible is not None
         ranks = [rank for rank, weight in enumerate(weights) if weight > 0]
         self._all: Final = tuple(ranks[index] for index in interleave([weights[rank] for rank in ranks]))
         """An owner for each slot, if all ranks are here."""
@@ -60,6 +61,15 @@ class Owners:
         """Return the rank that keeps a copy of a block; None: there is no second rank."""
         assert key.layout is not None
         return self._two[key.layout.slots[block] % len(self._two)][1]
+
+    def waited_for(self, key: Key, blocks: Collection[int]) -> str:
+        """Return for whom an operation on some blocks waits, for a person. In an elastic job owners wait for
+        replicas themselves.
+        """
+        text = f"their owners, ranks {sorted({self.owner(key, block) for block in blocks})}"
+        replicas = {self.replica(key, block) for block in blocks} if self._replicated else set()
+        found = sorted(rank for rank in replicas if rank is not None)
+        return f"{text}, which may wait for ranks {found} to confirm copies" if found else text
 
     def blocks(self, key: Key, *, whole: bool) -> list[int]:
         """Return the first chunks of a key's blocks."""

@@ -385,8 +385,9 @@ class Replication:
         text = self.handover.waiting_text()
         if text:
             return text
-        replicas = {self.replica(block) for block in blocks if block.shipped is not None} - {None}
-        return f"replicas are to confirm, ranks {sorted(map(str, replicas))}" if replicas else ""
+        replicas = {self.replica(block) for block in blocks if block.shipped is not None}
+        found = sorted(rank for rank in replicas if rank is not None)
+        return f"copies wait until ranks {found} have confirmed them" if found else ""
 
     def stop(self) -> None:
         """Drop everything."""

@@ -391,8 +391,9 @@ class Requests:
         found = table.get((operation.key.identity, operation.number))
         if found is None:
             return f"{operation}: it waits for the scheduler's answer"
-        owners = {self._owners.owner(operation.key, _block(operation, part)) for part in found.missing}
-        return f"{operation}: {len(found.missing)} parts wait for their owners, ranks {sorted(owners)}"
+        blocks = {_block(operation, part) for part in found.missing}
+        whom = self._owners.waited_for(operation.key, blocks)
+        return f"{operation}: {len(found.missing)} parts wait for {whom}"
 
 
 def _block(operation: AsyncOperation, chunk: int) -> int:

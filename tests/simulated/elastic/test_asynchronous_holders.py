@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from netstorm.errors import NodeLost
+from netstorm.errors import NodeLost, WaitTimeout
 from netstorm.kvstore.asynchronous.copies import BlockState
-from netstorm.protocol.messages import CopiesHeld, HeldCopy
+from netstorm.protocol.messages import CopiesHeld, CopyKept, HeldCopy
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster
 
@@ -185,6 +185,30 @@ def test_a_rank_that_sends_states_piece_by_piece_is_not_silent():
     assert job.cluster.now > began + WAIT_S / 4
     assert set(job.pull(3)) == {4 + 3 + 4}
     assert job.cluster.nodes[3].machine.counters.get("ranks_passed_over") == 0
+
+
+def test_a_silent_replica_stalls_owners_no_longer_than_the_scheduler_waits_for_its_heartbeats():
+    job = Job()
+    job.push(range(NODES))
+    began = job.cluster.now
+    job.cluster.faults.crash(2, silent=True)
+    job.push((0, 1, 3))
+    assert job.cluster.now - began < 4.0
+    assert set(job.pull(1)) == {4 + 3}
+
+
+def test_a_replica_that_confirms_nothing_is_named_by_whoever_waits():
+    job = Job()
+    job.push(range(NODES))
+    mute = job.replication(2)
+    send = mute._send
+    mute._send = lambda to, message, payload: isinstance(message, CopyKept) or send(to, message, payload)
+    pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 3)]
+    job.cluster.run_until_ended(pending, 2 * WAIT_S)
+    for one in pending:
+        assert isinstance(one.error, WaitTimeout)
+        assert "owners, ranks [1], which may wait for ranks [2] to confirm copies" in str(one.error)
+    assert "here copies wait until ranks [2] have confirmed them" in str(pending[1].error)
 
 
 def sends_no_states(replication):
