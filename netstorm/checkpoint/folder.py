@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.checkpoint.checksums import Bytes
-from netstorm.checkpoint.names import MANIFEST, step_of_folder
+from netstorm.checkpoint.names import MANIFEST, folder_of_step, step_of_folder
 from netstorm.errors import CheckpointError
 
-__all__ = ["complete_by_step", "explained_errors", "remove_checkpoint", "sync_folder", "write_whole"]
+__all__ = [
+    "claim_step",
+    "complete_by_step",
+    "explained_errors",
+    "remove_checkpoint",
+    "sync_folder",
+    "write_whole",
+]
 
 _ADVICE: Final = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints (keep=N)",
@@ -89,6 +96,23 @@ def complete_by_step(base: Path) -> dict[int, bool]:
             if step is not None:
                 found[step] = (entry / MANIFEST).exists()
     return found
+
+
+def claim_step(base: str | Path, least: int | None) -> int:
+    """Make the folder of a new checkpoint in another one, and return its step: after those of all others, and
+    not before `least`. No other process gets the same.
+
+    Raises:
+        CheckpointError: the folder cannot be read or written.
+    """
+    folder = Path(base)
+    with explained_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            step = max(max(complete_by_step(folder), default=-1) + 1, least or 0)
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                (folder / folder_of_step(step)).mkdir()
+                return step
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -338,7 +338,7 @@ class Serving:
         if served is None:
             return
         block.busy = False
-        ready = [pull for pull in self._ready(block) if wants_states(pull)]
+        ready = [pull for pull in self._ready(block) if wants_states(pull)] if block.serving else []
         self._send(block, ready, states_for(block, ready, values, states))
         self._advance(served, block)
         self._on_progress()

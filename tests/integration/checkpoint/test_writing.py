@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from netstorm.checkpoint import writing
-from netstorm.checkpoint.folder import complete_by_step
+from netstorm.checkpoint.folder import claim_step, complete_by_step
 from netstorm.checkpoint.layout import Layout
 from netstorm.checkpoint.manifest import TensorEntry
 from netstorm.checkpoint.names import MANIFEST
@@ -226,3 +226,16 @@ def test_a_rank_whose_program_is_over_does_not_wait_for_the_manifest(tmp_path: P
 def test_an_empty_folder_has_no_checkpoint(tmp_path: Path):
     assert find_checkpoint(tmp_path) is None
     assert latest_step(tmp_path / "missing") is None
+
+
+def test_two_processes_that_save_by_themselves_never_get_the_same_step(tmp_path):
+    base = tmp_path / "new" / "checkpoints"
+    assert claim_step(base, None) == 0
+    assert claim_step(base, 7) == 7
+    assert claim_step(base, 3) == 8
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        steps = list(threads.map(lambda _: claim_step(base, None), range(40)))
+    assert sorted(steps) == list(range(9, 49))
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="give the path of a folder"):
+        claim_step(tmp_path / "file", None)

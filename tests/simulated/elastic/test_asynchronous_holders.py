@@ -211,6 +211,29 @@ def test_a_replica_that_confirms_nothing_is_named_by_whoever_waits():
     assert "here copies wait until ranks [2] have confirmed them" in str(pending[1].error)
 
 
+def test_states_that_are_asked_for_wait_until_it_is_known_who_has_the_newest(monkeypatch):
+    job, late = Job(), []
+    job.push((1, 2, 3))
+    with monkeypatch.context() as patch:
+        slow = job.stores[1].blocks["w"]
+        patch.setattr(slow, "states", lambda _, done: late.append(functools.partial(done, b"1")))
+        pending, found = job.stores[0].pull_states("w")
+        job.cluster.run_until(lambda: len(late) == 2, 5.0, "the store is asked")
+    says_nothing(job.replication(0))  # rank 1 does not know for 10 s what rank 0 has of its blocks
+    job.crash(3)
+    for done in late:
+        job.cluster.nodes[1].process.call(functools.partial(_call, done))
+    job.cluster.run_for(0.5)
+    owners, key = job.stores[1].machine.owners, job.cluster.nodes[1].keys["w"]
+    assert 1 not in {owners.owner(key, block) for block in found}
+    job.cluster.run_until_ended([pending], WAIT_S)
+    assert len(found) == 2 * NODES
+
+
+def _call(done, _now):
+    done()
+
+
 def sends_no_states(replication):
     """Sends blocks with right values, and something else than its update rule's states."""
     ship = replication._ship

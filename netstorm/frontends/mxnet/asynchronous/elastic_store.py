@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.checkpoint.background import Saving, finished_saving, wait_for_last_saving
+from netstorm.checkpoint.folder import claim_step
 from netstorm.checkpoint.job_checkpoints import SaveOptions
-from netstorm.checkpoint.reading import next_step
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.asynchronous.calls import Freshness
 from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntry
@@ -115,7 +115,7 @@ class ElasticOwnersStore(NetStormKVStore):
         if not ranks.is_due:
             return finished_saving(step or 0, Path(path))
         wait_for_last_saving()
-        options = replace(options, step=next_step(path, step))
+        options = replace(options, step=claim_step(path, step))
         entries: Sequence[SavedEntry] = self._keys.entries()
         if self._owner is not None and rule is not None:
             mx.nd.waitall()  # all pushes of this rank have their numbers

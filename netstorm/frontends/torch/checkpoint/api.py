@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from netstorm.checkpoint.background import Saving, finished_saving, wait_for_last_saving
+from netstorm.checkpoint.folder import claim_step
 from netstorm.checkpoint.job_checkpoints import JobCheckpoints, SaveOptions
-from netstorm.checkpoint.reading import next_step
 from netstorm.errors import CheckpointError, UsageError
 from netstorm.frontends.torch.checkpoint.group_ranks import GroupRanks
 from netstorm.frontends.torch.checkpoint.tensor_bytes import TorchTensors
@@ -172,7 +172,7 @@ def _save_alone(
     if not rank.is_due:
         return finished_saving(options.step or 0, Path(path))
     wait_for_last_saving()
-    options = replace(options, step=next_step(path, options.step), shares=False)
+    options = replace(options, step=claim_step(path, options.step), shares=False)
     tree = {name: _state_of(value) for name, value in state.items()}
     job = Settings.from_environment().job
     with torch.no_grad():
