@@ -54,11 +54,15 @@ def hello(sender: int, incarnation: int, receiver: int) -> bytes:
 
 def answer(here: KeyedVan, port: int, said: bytes) -> m.Message:
     """Say one thing over a new connection, and return what comes back."""
-    before = len(events_of(here, Received))
-    here.van.open(Connection(time.monotonic_ns()), "127.0.0.1", port)
-    here.van.transmit(Connection(max(here.van._links)), said, None)
-    poll_all(lambda: len(events_of(here, Received)) > before, here)
-    frames = events_of(here, Received)[-1].frames
+    connection = Connection(time.monotonic_ns())
+    here.van.open(connection, "127.0.0.1", port)
+    here.van.transmit(connection, said, None)
+
+    def answers() -> list[Received]:
+        return [event for event in events_of(here, Received) if event.connection == connection]
+
+    poll_all(answers, here)
+    frames = answers()[0].frames
     return open_frames(frames[0], len(frames)).message
 
 
