@@ -43,6 +43,7 @@ class MemoryNetwork:
         traffic: bytes and messages delivered, by (source host, target host).
         watch: called with (source host, target host, frame 0, payload) of every delivered message.
         corrupted: number of payloads that were changed.
+        keyed: the job has a key, so each process has one of its own, and the receiver knows who has connected.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class MemoryNetwork:
         self.traffic: dict[tuple[str, str], tuple[int, int]] = {}
         self.watch: Callable[[str, str, bytes, Buffer | None], None] | None = None
         self.corrupted = 0
+        self.keyed = False
         self._keys = itertools.count(1)
         self._random = random.Random(f"faults {seed}")
         self._listeners: dict[tuple[str, int], NetworkVan] = {}
@@ -279,7 +281,8 @@ class MemoryNetwork:
         if way is pipe.backward:
             pipe.opener.deliver(Received(pipe.connection, frames))
         elif pipe.acceptor is not None and pipe.accepted_as is not None:
-            pipe.acceptor.deliver(Received(pipe.accepted_as, frames, pipe.opener.key))
+            user = pipe.opener.key if self.keyed else ""
+            pipe.acceptor.deliver(Received(pipe.accepted_as, frames, user))
 
     def _break(self, pipe: Pipe, reason: str) -> None:
         """Break a connection: everything in flight is lost, and both sides' kernels notice now."""

@@ -33,6 +33,7 @@ def run(seed: int, *, forges_parts: bool = False, impersonates: bool = False) ->
         link_timeout_s=2.0,
         detect_s=1.0,
     )
+    cluster.network.keyed = True
     cluster.join()
     hostile, dies = seed % NODES, (seed + 1) % NODES
     member = HostileMember(

@@ -31,6 +31,7 @@ def hostile_job(
         wait_timeout_s=WAIT_S,
         chunk_size=64,
     )
+    cluster.network.keyed = True
     cluster.join()
     member = HostileMember(
         cluster,
