@@ -43,7 +43,7 @@ class MemoryNetwork:
         traffic: bytes and messages delivered, by (source host, target host).
         watch: called with (source host, target host, frame 0, payload) of every delivered message.
         corrupted: number of payloads that were changed.
-        keyed: the job has a key, so each process has one of its own, and the receiver knows who has connected.
+        keyed: the job has a key, so each process has one of its own, by which the receiver knows it.
     """
 
     def __init__(
