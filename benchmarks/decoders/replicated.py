@@ -35,7 +35,7 @@ def _decode(data: bytes) -> Hashable:
     copies = Copies(_RANKS)
     whole = 0
     for message, payload in pieces[:16]:
-        state = copies.add(message, None if payload is None else bytearray(payload), _NBYTES)
+        state = copies.add(1, message, None if payload is None else bytearray(payload), _NBYTES)
         if state is None:
             continue
         whole += 1
@@ -50,7 +50,7 @@ def _use(copies: Copies, place: tuple[int, int], state: BlockState) -> None:
     again, received = Copies(_RANKS), None
     for message, payload in pieces_of(state, *place, view=2):
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=BlockCopy)
-        received = again.add(sent, payload, _NBYTES)
+        received = again.add(0, sent, payload, _NBYTES)
     if received is None or bytes(received.values) != bytes(state.values) or received.states != state.states:
         raise AssertionError(f"version {state.version} is another one at the next rank: {received}")
     np.frombuffer(received.values, np.float32)

@@ -16,7 +16,7 @@ from netstorm.checkpoint.manifest import File, Manifest, decode_manifest
 from netstorm.checkpoint.names import MANIFEST, folder_of_step
 from netstorm.errors import CheckpointError
 
-__all__ = ["Contents", "Found", "find_checkpoint", "latest_step", "read_checkpoint"]
+__all__ = ["Contents", "Found", "find_checkpoint", "latest_step", "next_step", "read_checkpoint"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,15 @@ def latest_step(path: str | Path) -> int | None:
         CheckpointError: the folder cannot be read.
     """
     return max((step for step, complete in complete_by_step(Path(path)).items() if complete), default=None)
+
+
+def next_step(path: str | Path, least: int | None) -> int:
+    """Return a step for a new checkpoint: after those of all others in a folder, and not before `least`.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    return max(max(complete_by_step(Path(path)), default=-1) + 1, least or 0)
 
 
 def find_checkpoint(base: Path, step: int | None = None) -> Found | None:

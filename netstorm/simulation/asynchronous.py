@@ -59,6 +59,11 @@ class BlockStore:
             if owners.owner(key, block) == store.node.rank:
                 self.install(block, None, b"")
 
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether a checkpoint has been loaded: here, never."""
+        return False
+
     def apply(
         self,
         block: int,
@@ -92,6 +97,11 @@ class BlockStore:
     def states(self, block: int, done: Callable[[bytes], None]) -> None:
         """Call `done` with the number of a block's updates as text, later."""
         self._store.later(lambda: done(str(self.updates[block]).encode()))
+
+    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
+        """Tell `done` whether states are a number, later."""
+        problem = "" if states.isdigit() else f"{states!r}: expected a number of updates"
+        self._store.later(lambda: done(problem))
 
     def install(self, block: int, values: Buffer | None, states: bytes) -> None:
         """Begin to hold a block."""

@@ -82,10 +82,12 @@ def values_for(block: Block, ready: Iterable[WaitingPull], staleness: Staleness)
             yield waiting.rank, message, part
 
 
-def states_for(block: Block, ready: Iterable[WaitingPull], states: bytes) -> Iterator[Answer]:
-    """Yield the answers to the pulls that wait for the states of a block."""
-    pieces = max(1, -(-len(states) // _PIECE_BYTES))
+def states_for(block: Block, ready: Iterable[WaitingPull], values: Buffer, states: bytes) -> Iterator[Answer]:
+    """Yield the answers to the pulls that wait for the states of a block; `values` belong to them."""
+    both = b"".join((memoryview(values).cast("B"), states))
     for waiting in ready:
+        whole = both if isinstance(waiting.pull, PullStates) and waiting.pull.with_values else states
+        pieces = max(1, -(-len(whole) // _PIECE_BYTES))
         for piece in range(pieces):
             message = States(
                 path=(),
@@ -97,4 +99,4 @@ def states_for(block: Block, ready: Iterable[WaitingPull], states: bytes) -> Ite
                 pieces=pieces,
                 priority=waiting.pull.priority,
             )
-            yield waiting.rank, message, states[piece * _PIECE_BYTES : (piece + 1) * _PIECE_BYTES]
+            yield waiting.rank, message, whole[piece * _PIECE_BYTES : (piece + 1) * _PIECE_BYTES]

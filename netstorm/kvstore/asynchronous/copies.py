@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.clocks import MOST_COUNTED
 from netstorm.protocol.frames import Buffer
-from netstorm.protocol.messages import BlockCopy
+from netstorm.protocol.messages import BlockCopy, CopyKept, CopyReleased, CopyWanted
 
-__all__ = ["BlockState", "Copies", "pieces_of"]
+__all__ = ["BlockState", "Copies", "about", "pieces_of"]
+
+_AboutCopy = TypeVar("_AboutCopy", CopyKept, CopyReleased, CopyWanted)
 
 _PIECE_BYTES: Final = 2**20
 """Size of a piece: far less than the largest message."""
@@ -41,6 +43,8 @@ class BlockState:
     """See `BlockCopy.begins`."""
     values: Buffer
     states: bytes
+    sender: int = -1
+    """The rank that it has come from; -1: it is this rank's own."""
 
     def forget(self, rank: int) -> None:
         """Record that a rank's process has left: another one counts from 0."""
@@ -67,6 +71,11 @@ def pieces_of(state: BlockState, key: int, block: int, *, view: int) -> Iterator
             begins=tuple(state.begins),
         )
         yield message, memoryview(whole)[piece * _PIECE_BYTES : (piece + 1) * _PIECE_BYTES]
+
+
+def about(kind: type[_AboutCopy], place: Place, version: int, view: int) -> _AboutCopy:
+    """Return a message, with an empty path, about a version of a block."""
+    return kind(path=(), hop=0, key=place[0], block=place[1], version=version, view=view)
 
 
 @dataclass(slots=True)
@@ -120,8 +129,9 @@ class Copies:
         self._kept.clear()
         self._arriving.clear()
 
-    def add(self, message: BlockCopy, payload: Buffer | None, nbytes: int) -> BlockState | None:
-        """Add a piece of the state of a block whose values have `nbytes`; return the state once it is whole.
+    def add(self, rank: int, message: BlockCopy, payload: Buffer | None, nbytes: int) -> BlockState | None:
+        """Add a piece, from a rank, of the state of a block whose values have `nbytes`; return the state once
+        it is whole.
 
         Raises:
             ProtocolViolation: no correct node sends it.
@@ -161,6 +171,7 @@ class Copies:
             begins=list(message.begins),
             values=memoryview(whole)[:nbytes],
             states=whole[nbytes:],
+            sender=rank,
         )
 
     def _check(self, message: BlockCopy, nbytes: int) -> None:

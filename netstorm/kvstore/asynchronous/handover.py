@@ -6,7 +6,7 @@ confirmed is at two processes, and a process that was away comes back without st
 all that was ever confirmed, unless both processes have left together.
 
 A rank may say that it has a state, and not send it, or say nothing. An owner waits for it for a bounded time,
-and goes on with the newest state of the others.
+and goes on with the newest state of the others. So it does if what comes is none that its update rule takes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Handover:
         """By block and rank; 0: it has not sent what it had."""
         self._asked: Final[dict[Place, tuple[int, int]]] = {}
         """By block: the version that is to come, and the rank that has it."""
+        self._checking: Final[set[Place]] = set()
+        """Blocks whose states are here, and are being checked."""
+        self._refused: Final[dict[Place, str]] = {}
+        """By block: which rank's state could not be taken, and why."""
         self._silent_since: Final[dict[int, float]] = {}
         """Of ranks that this one waits for."""
 
@@ -82,9 +86,30 @@ class Handover:
         self._silent_since.pop(rank, None)
         return True
 
-    def has_asked(self, place: Place) -> bool:
-        """Return whether a block's state is to come."""
-        return place in self._asked
+    def is_busy(self, place: Place) -> bool:
+        """Return whether a block's state is to come, or is being checked."""
+        return place in self._asked or place in self._checking
+
+    def begin_check(self, place: Place) -> None:
+        """Record that a block's state is being checked."""
+        self._checking.add(place)
+
+    def end_check(self, place: Place) -> None:
+        """Record that a block's state is being checked no longer."""
+        self._checking.discard(place)
+
+    def refuse(self, block: Block, rank: int, problem: str, *, was_kept: bool) -> str:
+        """Record that the states of the update rule that a rank has sent of a block are none; return that as
+        text. If the copy `was_kept` here for long, the rank may have a better one now; else it has none.
+        """
+        text = self._refused[block.place] = (
+            f"the states of the update rule that rank {rank} has sent of block {block.number} of key "
+            f"{block.key.name!r} are {problem}"
+        )
+        versions = self._versions.get(block.place, {})
+        if not was_kept and rank in versions:
+            versions[rank] = 0
+        return text
 
     def take(self, place: Place, version: int) -> bool:
         """Wait for a block's state no longer. Return whether this version is as new as what was announced; if
@@ -128,7 +153,9 @@ class Handover:
     def lost_text(self, block: Block, rank: int, confirmed: int, departed: Iterable[int]) -> str:
         """Return that pushes of a rank are in no state that is left of a block, and who may have had it."""
         cause, gone = "no rank that is here has a newer one", ", ".join(map(str, sorted(departed)))
-        if self.passed_over:
+        if block.place in self._refused:
+            cause = self._refused[block.place]
+        elif self.passed_over:
             cause = f"ranks {sorted(self.passed_over)} have not sent what they have of it"
         elif gone:
             cause = f"its owner and its replica have left together (ranks {gone})"
@@ -145,6 +172,8 @@ class Handover:
         if self._asked:
             ranks = sorted({rank for _, rank in self._asked.values()})
             return f"{len(self._asked)} blocks wait for their states from ranks {ranks}"
+        if self._checking:
+            return f"the states of {len(self._checking)} blocks are being checked"
         return ""
 
 

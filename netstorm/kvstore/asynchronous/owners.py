@@ -14,8 +14,7 @@ lost. Both follow from who is in the job, so every node finds the same ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from netstorm.kvstore.values.key import Key
@@ -34,6 +33,7 @@ class Owners:
 
     def __init__(self, weights: Sequence[int], eligible: Iterable[int] | None = None) -> None:
         """Begin with these ranks; None: all."""
+        self._replicated: Final = eligible is not None
         ranks = [rank for rank, weight in enumerate(weights) if weight > 0]
         self._all: Final = tuple(ranks[index] for index in interleave([weights[rank] for rank in ranks]))
         """An owner for each slot, if all ranks are here."""
@@ -51,12 +51,7 @@ class Owners:
         here = set(eligible)
         order = self._all if here & set(self._all) else tuple(sorted(here))  # else those without a weight
         self.ranks = tuple(sorted(here & set(order)))
-        two = []
-        for slot in range(len(order)):
-            following = (*order[slot:], *order[:slot])
-            first = list(islice(dict.fromkeys(rank for rank in following if rank in here), 2))
-            two.append((first[0], first[1] if len(first) > 1 else None))
-        self._two = tuple(two)
+        self._two = tuple(_next_two([rank if rank in here else None for rank in order]))
 
     def of_slot(self, slot: int) -> int:
         """Return the owner of the block whose first chunk has this slot."""
@@ -66,6 +61,15 @@ class Owners:
         """Return the rank that keeps a copy of a block; None: there is no second rank."""
         assert key.layout is not None
         return self._two[key.layout.slots[block] % len(self._two)][1]
+
+    def waited_for(self, key: Key, blocks: Collection[int]) -> str:
+        """Return for whom an operation on some blocks waits, for a person. In an elastic job owners wait for
+        replicas themselves.
+        """
+        text = f"their owners, ranks {sorted({self.owner(key, block) for block in blocks})}"
+        replicas = {self.replica(key, block) for block in blocks} if self._replicated else set()
+        found = sorted(rank for rank in replicas if rank is not None)
+        return f"{text}, which may wait for ranks {found} to confirm copies" if found else text
 
     def blocks(self, key: Key, *, whole: bool) -> list[int]:
         """Return the first chunks of a key's blocks."""
@@ -84,6 +88,21 @@ class Owners:
     def count(self, key: Key, *, whole: bool) -> Counter[int]:
         """Return how many blocks of a key each owner has."""
         return Counter(self.owner(key, block) for block in self.blocks(key, whole=whole))
+
+
+def _next_two(order: Sequence[int | None]) -> list[tuple[int, int | None]]:
+    """Return for each place of a circle the next two ranks from there on; None: there is no second one.
+
+    Args:
+        order: the ranks around the circle; None: nobody, at this place.
+    """
+    first, second = None, None
+    two = []
+    for rank in (*reversed(order), *reversed(order)):  # the second time around, both are known
+        if rank is not None and rank != first:
+            first, second = rank, first
+        two.append((first, second))
+    return [(first, second) for first, second in reversed(two[len(order) :]) if first is not None]
 
 
 def chunks_of(key: Key, block: int, *, whole: bool) -> range:

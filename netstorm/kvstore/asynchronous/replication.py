@@ -7,17 +7,19 @@ a block is on its way at a time; what is applied meanwhile goes with the next on
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from netstorm.errors import NetStormError, NodeLost, NotAuthorised, ProtocolViolation
+from netstorm.errors import NodeLost, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.asynchronous.block import Block
+from netstorm.kvstore.asynchronous.block_store import read_both
 from netstorm.kvstore.asynchronous.clocks import Clocks
-from netstorm.kvstore.asynchronous.copies import BlockState, Copies, pieces_of
+from netstorm.kvstore.asynchronous.copies import BlockState, Copies, about, pieces_of
 from netstorm.kvstore.asynchronous.handover import Handover, announcements
 from netstorm.kvstore.asynchronous.owners import Owners
-from netstorm.kvstore.asynchronous.served import Served
+from netstorm.kvstore.asynchronous.served import Actions, Served
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import (
@@ -30,7 +32,6 @@ from netstorm.protocol.messages import (
     CopyWanted,
     Push,
 )
-from netstorm.protocol.messages import AsynchronousMessage as Routed
 
 __all__ = ["Replication"]
 
@@ -54,11 +55,7 @@ class Replication:
         *,
         elastic: bool,
         patience_s: float,
-        send: Callable[[int, Routed, Buffer | None], None],
-        end_job: Callable[[NetStormError], None],
-        call: Callable[[Callable[[], None]], None],
-        advance: Callable[[Served, Block], None],
-        start: Callable[[Served, Block], None],
+        do: Actions,
     ) -> None:
         """Begin with the job's first view, in which no rank has any states.
 
@@ -68,22 +65,15 @@ class Replication:
             counters: of the process.
             elastic: the job is; in any other one, blocks have no replicas.
             patience_s: longest silence of a rank that this one waits for at the begin of a view.
-            send: sends a message (with an empty path) and a payload to a rank.
-            end_job: fails the whole job.
-            call: calls a store.
-            advance: goes on with a block.
-            start: serves a block whose state is here.
+            do: what it may have done.
         """
         self._rank: Final = rank
         self._owners: Final = owners
         self._counters: Final = counters
         self.is_used: Final = elastic
         self._patience_s: Final = patience_s
-        self._send: Final = send
-        self._end_job: Final = end_job
-        self._call: Final = call
-        self._advance: Final = advance
-        self._start: Final = start
+        self._do: Final = do
+        self._send, self._call = do.send, do.call
         self._copies: Final = Copies(ranks)
         self.handover = Handover()
         self._view = 0
@@ -147,7 +137,7 @@ class Replication:
         if not self.handover.is_complete:
             return
         for block in served.owned:
-            if not block.serving and not self.handover.has_asked(block.place):
+            if not block.serving and not self.handover.is_busy(block.place):
                 self._settle(served, block)
 
     def _settle(self, served: Served, block: Block) -> None:
@@ -158,30 +148,55 @@ class Replication:
         if version > max(here, kept.version if kept else 0):
             self._counters.add("blocks_handed_over")
             handover.ask(place)
-            wanted = CopyWanted(
-                path=(), hop=0, key=block.key.identity, block=block.number, version=version, view=self._view
-            )
-            self._send(rank, wanted, None)
+            self._send(rank, about(CopyWanted, place, version, self._view), None)
         elif kept is not None and kept.version > here:
-            self._counters.add("blocks_taken_over")
-            self._install(served, block, kept)
+            self._check(served, block, kept)
         else:
             if not block.installed:
                 block.installed = True
+                block.version = int(served.store.begins_with_states)
                 self._call(lambda: served.store.install(block.number, None, b""))
             if (version, rank) == (block.version, self.replica(block)):
                 block.shown = (version, tuple(block.applied))  # the replica has it from the view before
                 self._release_others(block)
-            self._start(served, block)
+            self._do.start(served, block)
+
+    def _check(self, served: Served, block: Block, state: BlockState) -> None:
+        """Install a state that another rank has sent if the store can take it, else look for another one."""
+        handover, place = self.handover, block.place
+        handover.begin_check(place)
+
+        def checked(problem: str) -> None:
+            if handover is not self.handover:
+                return  # of an earlier view
+            handover.end_check(place)
+            kept = self._copies.get(place) is state
+            if not problem:
+                self._counters.add("blocks_taken_over", int(kept))
+                self._install(served, block, state)
+            else:
+                self._refuse(block, state, problem, was_kept=kept)
+                self._settle(served, block)
+            self._do.on_progress()
+
+        self._call(lambda: served.store.check(block.number, state.states, checked))
+
+    def _refuse(self, block: Block, state: BlockState, problem: str, *, was_kept: bool) -> None:
+        if was_kept:
+            self._copies.drop(block.place)
+        text = self.handover.refuse(block, state.sender, problem, was_kept=was_kept)
+        self._counters.add("states_refused")
+        _log.error("%s; version %d is passed over for the newest state that is left", text, state.version)
 
     def _install(self, served: Served, block: Block, state: BlockState) -> None:
+        store = served.store
         if block.busy:  # what the store is asked for belongs to an earlier state
             block = served.renew(block)
         block.take(state)
         block.installed = True
         self._copies.drop(block.place)
-        self._call(lambda: served.store.install(block.number, state.values, state.states))
-        self._start(served, block)
+        self._call(lambda: store.install(block.number, state.values, state.states))
+        self._do.start(served, block)
 
     # ---------------------------------------------------------------------------------------- a block's owner
 
@@ -208,14 +223,7 @@ class Replication:
         if not self._is_due(block):
             return False
         block.busy = True
-        number, store = block.number, served.store
-
-        def read(values: Buffer) -> None:
-            self._call(
-                lambda: store.states(number, lambda states: self._taken(served, block, values, states))
-            )
-
-        self._call(lambda: store.read(number, read))
+        read_both(served.store, block.number, functools.partial(self._taken, served, block), self._call)
         return True
 
     def _taken(self, served: Served, block: Block, values: Buffer, states: bytes) -> None:
@@ -228,7 +236,7 @@ class Replication:
         if block.serving and block.shipped is None and replica is not None and self.lacks(block):
             block.shipped = state
             self._ship(replica, block.place, state)
-        self._advance(served, block)
+        self._do.advance(served, block)
 
     def _ship(self, rank: int, place: tuple[int, int], state: BlockState) -> None:
         for message, payload in pieces_of(state, *place, view=self._view):
@@ -248,7 +256,7 @@ class Replication:
         for _, rank, message in confirmed:
             self._send(rank, message, None)
         self._release_others(block)
-        self._advance(served, block)
+        self._do.advance(served, block)
 
     def confirm(self, block: Block, rank: int, push: Push, behind: int = 0) -> None:
         """Confirm a push that is in the state, once it is with the replica, too."""
@@ -261,15 +269,7 @@ class Replication:
     def _release_others(self, block: Block) -> None:
         """Let those drop a block's state who have had it before: the replica has a newer one."""
         for rank in self.handover.take_holders(block.place) - {self.replica(block)}:
-            released = CopyReleased(
-                path=(),
-                hop=0,
-                key=block.key.identity,
-                block=block.number,
-                version=block.shown[0],
-                view=self._view,
-            )
-            self._send(rank, released, None)
+            self._send(rank, about(CopyReleased, block.place, block.shown[0], self._view), None)
 
     # ------------------------------------------------------------------------------- messages about copies
 
@@ -315,7 +315,9 @@ class Replication:
             return
         elif owner == self._rank and block is not None:
             if self.handover.comes_from(place, rank):
-                self._arrive(rank, served, block, self._copies.add(message, payload, served.nbytes(number)))
+                self._arrive(
+                    rank, served, block, self._copies.add(rank, message, payload, served.nbytes(number))
+                )
             return
         raise NotAuthorised(
             f"rank {rank} sends {type(message).__name__} of block {number} of key {key.name!r}: rank {owner} "
@@ -327,7 +329,7 @@ class Replication:
         if state is None:
             return
         if self.handover.take(block.place, state.version):
-            self._install(served, block, state)
+            self._check(served, block, state)
             return
         self._settle(served, block)
         raise ProtocolViolation(
@@ -337,23 +339,21 @@ class Replication:
 
     def _keep(self, rank: int, served: Served, message: BlockCopy, payload: Buffer | None) -> None:
         """Keep a state for a block's owner."""
-        state = self._copies.add(message, payload, served.nbytes(message.block))
+        state = self._copies.add(rank, message, payload, served.nbytes(message.block))
         if state is None:
             return
-        self._copies.keep((message.key, message.block), state)
+        place = message.key, message.block
+        self._copies.keep(place, state)
         self._discard(served, message.block)
         self._counters.add("copies_kept")
-        kept = CopyKept(
-            path=(), hop=0, key=message.key, block=message.block, version=message.version, view=self._view
-        )
-        self._send(rank, kept, None)
+        self._send(rank, about(CopyKept, place, message.version, self._view), None)
 
     def _give(self, rank: int, served: Served, block: Block | None, place: tuple[int, int]) -> None:
         """Send a block's state to its new owner."""
         kept = self._copies.get(place)
         if block is not None and block.installed and block.version_soon > (kept.version if kept else 0):
             block.wanted_by.add(rank)
-            self._advance(served, block)
+            self._do.advance(served, block)
         elif kept is not None:
             self._ship(rank, place, kept)
 
@@ -377,7 +377,7 @@ class Replication:
         if not self.is_used or not block.serving or confirmed <= block.applied[rank]:
             return False
         reason = self.handover.lost_text(block, rank, confirmed, self._departed - self._eligible)
-        self._end_job(NodeLost(reason))
+        self._do.end_job(NodeLost(reason))
         return True
 
     def waiting_text(self, blocks: Collection[Block]) -> str:
@@ -385,9 +385,11 @@ class Replication:
         text = self.handover.waiting_text()
         if text:
             return text
-        replicas = {self.replica(block) for block in blocks if block.shipped is not None} - {None}
-        return f"replicas are to confirm, ranks {sorted(map(str, replicas))}" if replicas else ""
+        replicas = {self.replica(block) for block in blocks if block.shipped is not None}
+        found = sorted(rank for rank in replicas if rank is not None)
+        return f"copies wait until ranks {found} have confirmed them" if found else ""
 
     def stop(self) -> None:
         """Drop everything."""
         self._copies.clear()
+        self.handover = Handover()

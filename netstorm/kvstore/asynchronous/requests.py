@@ -251,6 +251,7 @@ class Requests:
             pushed=pull.pushed,
             priority=pull.priority,
             confirmed=self._confirmed(pull.key),
+            with_values=pull.with_values,
         )
         self._ask_owners(pull, message, blocks)
 
@@ -295,9 +296,7 @@ class Requests:
             )
         self._counters.add("staleness_total", message.behind)
         self._counters.add("pushes_of_blocks")
-        most = self._counters.get("staleness_max")
-        if message.behind > most:
-            self._counters.add("staleness_max", message.behind - most)
+        self._counters.add("staleness_max", max(0, message.behind - self._counters.get("staleness_max")))
         self._complete_part(self._pushes, found, message.block)
 
     def value(self, owner: int, message: Value, payload: Buffer | None) -> None:
@@ -392,8 +391,9 @@ class Requests:
         found = table.get((operation.key.identity, operation.number))
         if found is None:
             return f"{operation}: it waits for the scheduler's answer"
-        owners = {self._owners.owner(operation.key, _block(operation, part)) for part in found.missing}
-        return f"{operation}: {len(found.missing)} parts wait for their owners, ranks {sorted(owners)}"
+        blocks = {_block(operation, part) for part in found.missing}
+        whom = self._owners.waited_for(operation.key, blocks)
+        return f"{operation}: {len(found.missing)} parts wait for {whom}"
 
 
 def _block(operation: AsyncOperation, chunk: int) -> int:

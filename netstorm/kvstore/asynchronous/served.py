@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from netstorm.errors import Disagreement
+from netstorm.errors import Disagreement, NetStormError
 from netstorm.kvstore.asynchronous.block import Block
 from netstorm.kvstore.asynchronous.block_store import BlockStore
 from netstorm.kvstore.asynchronous.owners import chunks_of, extent
 from netstorm.kvstore.values.key import Key
+from netstorm.protocol.frames import Buffer
+from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.protocol.messages import Push
 
-__all__ = ["Served"]
+__all__ = ["Actions", "Served"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """What the parts of an owner may have done."""
+
+    send: Callable[[int, Routed, Buffer | None], None]
+    """Sends a message (with an empty path) and a payload to a rank, which may be this one."""
+    end_job: Callable[[NetStormError], None]
+    """Fails the whole job."""
+    call: Callable[[Callable[[], None]], None]
+    """Calls a store."""
+    advance: Callable[[Served, Block], None]
+    """Goes on with a block."""
+    start: Callable[[Served, Block], None]
+    """Serves a block whose state is here."""
+    on_progress: Callable[[], None]
+    """Called after each answer of a store has been handled."""
 
 
 class Served:

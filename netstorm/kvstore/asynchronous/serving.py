@@ -4,25 +4,25 @@ Values and the update rule belong to a *block store*, which a frontend makes. It
 time of each block, through calls that do not wait. So a push is applied as soon as the pushes before it are,
 and a pull sees all pushes that had come when the store was read.
 
-In an elastic job the state of a block is with a second rank before anybody hears of it, and blocks change
-owners with each view (`replication`).
+In an elastic job a second rank has a block's state before anybody hears of it (`replication`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final, TypeAlias
 
 from netstorm.errors import NetStormError, ProtocolViolation
 from netstorm.kvstore.asynchronous.answers import Answer, requested_rows, states_for, values_for, wants_states
 from netstorm.kvstore.asynchronous.block import Block, WaitingPull
-from netstorm.kvstore.asynchronous.block_store import BlockStore
+from netstorm.kvstore.asynchronous.block_store import BlockStore, read_both
 from netstorm.kvstore.asynchronous.early_messages import EarlyMessages, ToOwner
 from netstorm.kvstore.asynchronous.gradients import check_push
 from netstorm.kvstore.asynchronous.owners import Owners
 from netstorm.kvstore.asynchronous.replication import Replication
-from netstorm.kvstore.asynchronous.served import Served
+from netstorm.kvstore.asynchronous.served import Actions, Served
 from netstorm.kvstore.asynchronous.staleness import Staleness
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.values.key import Key
@@ -92,11 +92,14 @@ class Serving:
             counters,
             elastic=present is not None,
             patience_s=patience_s,
-            send=answer,
-            end_job=end_job,
-            call=self._call,
-            advance=self._advance,
-            start=self._start,
+            do=Actions(
+                send=answer,
+                end_job=end_job,
+                call=self._call,
+                advance=self._advance,
+                start=self._start,
+                on_progress=on_progress,
+            ),
         )
 
     # ---------------------------------------------------------------------------------------- what is served
@@ -292,8 +295,7 @@ class Serving:
         ready = self._ready(block)
         if any(wants_states(pull) for pull in ready):
             block.busy = True
-            store = served.store
-            self._call(lambda: store.states(block.number, lambda states: self._states(block, states)))
+            read_both(served.store, block.number, partial(self._states, block), self._call)
         elif ready and not self.replication.lacks(block):
             block.busy = True
             self._call(lambda: served.store.read(block.number, lambda value: self._read(block, value)))
@@ -331,13 +333,13 @@ class Serving:
         self._advance(served, block)
         self._on_progress()
 
-    def _states(self, block: Block, states: bytes) -> None:
+    def _states(self, block: Block, values: Buffer, states: bytes) -> None:
         served = self._served.get(block.key.identity)
         if served is None:
             return
         block.busy = False
         ready = [pull for pull in self._ready(block) if wants_states(pull)]
-        self._send(block, ready, states_for(block, ready, states))
+        self._send(block, ready, states_for(block, ready, values, states))
         self._advance(served, block)
         self._on_progress()
 

@@ -45,6 +45,12 @@ class LiveJob:
         return tuple(rank for rank in self.ranks if rank not in silent)
 
     @property
+    def training(self) -> tuple[int, ...]:
+        """Those of them whose programs have not ended."""
+        finished = self._life.roster.finished()
+        return tuple(rank for rank in self.contributors if rank not in finished)
+
+    @property
     def scheduler(self) -> tuple[str, int] | None:
         """Host and port of the scheduler that this node follows; None: it has not joined yet."""
         return self._life.scheduler.followed

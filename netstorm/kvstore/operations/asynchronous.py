@@ -24,7 +24,7 @@ class _Operation:
 
     key: Key
     number: int
-    """Counts the operations of this kind on this key, from 0. Taken when the user calls."""
+    """Counts the operations of this kind on this key, from 0, in the order of the user's calls."""
     done: Done
     whole: bool = False
     """The update rule needs whole tensors."""
@@ -57,7 +57,7 @@ class PushOperation(_Operation):
     live: tuple[float, ...] = ()
     """The hyper-parameters that scripts change between pushes."""
     clock: int = 0
-    """Taken, like the number, when the user calls."""
+    """Taken when the user calls."""
     codec: int = 0
     """The form in which the values travel."""
     threshold: float = 0.0
@@ -95,13 +95,15 @@ class StatesOperation(_Operation):
     pushed: int
     """How many of this rank's pushes must be in the states."""
     destination: dict[int, bytes]
+    with_values: bool = False
+    """Whether a block's bytes begin with its values, to which no push is applied before the state is read."""
 
 
 AsyncOperation: TypeAlias = PushOperation | PullOperation | StatesOperation
 
 
 class Pushes:
-    """What one rank has pushed and pulled of one key, counted where the user calls."""
+    """What one rank has pushed and pulled of one key, counted where numbers are taken."""
 
     __slots__ = ("in_clock", "pulls", "total")
 

@@ -44,6 +44,10 @@ class Sites:
             raise UsageError(f"rank {rank} is at none of the sites {', '.join(names)}")
         return cls(names=names, ranks=ranks, mine=mine, rank=rank)
 
+    def without_others(self) -> Sites:
+        """Return the own rank as a site of its own, the only one: of a rank that has joined later."""
+        return Sites(names=(self.name,), ranks=((self.rank,),), mine=0, rank=self.rank)
+
     @property
     def name(self) -> str:
         """The own site's name."""

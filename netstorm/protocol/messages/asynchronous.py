@@ -177,9 +177,14 @@ class PullRows(_KeyMessage, DataMessage, frozen=True, tag=85):
 class PullStates(_KeyRequest, frozen=True, tag=86):
     """A rank to an owner: send the state of your update rule for each block of a key that you own."""
 
+    with_values: bool = False
+    """And the block's values before it, of the same moment."""
+
 
 class States(_KeyMessage, DataMessage, frozen=True, tag=87):
-    """An owner to a rank: a piece of the state of its update rule for a block, in frame 1."""
+    """An owner to a rank: a piece of the state of its update rule for a block, in frame 1. What they
+    carry together begins with the block's values, if these were asked for.
+    """
 
     block: int
     number: int

@@ -259,3 +259,43 @@ found = {
 show(f"accuracy: {(found == labels[test]).mean():.4f}")
 """
 )
+
+LATE_GRADIENT = (
+    PROLOGUE
+    + """
+from netstorm.frontends.mxnet.engine.operations import push_async
+
+# Rank 0's gradient is not computed yet when its clock ends. Rank 1 must not go on without it.
+kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+kv.init("counts", mx.nd.zeros((2,)))
+gradient = np.zeros((2,), "float32")
+gradient[kv.rank] = -1
+gradient, out = mx.nd.array(gradient), mx.nd.zeros((2,))
+ASKED, ANNOUNCED = STOP.with_name("asked"), STOP.with_name("announced")
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+if kv.rank == 0:
+    def compute(completion):
+        import threading
+        threading.Thread(target=lambda: (wait_for(ASKED), completion.succeed())).start()
+
+    push_async(compute, reads=(), writes=(gradient,), name="compute")
+    kv.push("counts", gradient)
+    kv.clock()
+    ANNOUNCED.touch()
+else:
+    wait_for(ANNOUNCED)
+    for _ in range(2):
+        kv.push("counts", gradient)
+        kv.clock()
+    kv.pull("counts", out=out)
+    time.sleep(0.5)
+    ASKED.touch()
+    show("counts", *out.asnumpy().astype(int))
+mx.nd.waitall()
+kv._barrier()
+"""
+)

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.integration.elastic.asynchronous_scripts import ALONE, COUNTS, DIGITS, PLACES, RESTARTED
+from tests.integration.elastic.asynchronous_scripts import (
+    ALONE,
+    COUNTS,
+    DIGITS,
+    LATE_GRADIENT,
+    PLACES,
+    RESTARTED,
+)
 from tests.integration.elastic.scripts import (
     TIMEOUTS,
     accuracy_of,
@@ -89,6 +96,16 @@ def test_so_it_is_with_bounds_and_compression_and_a_users_own_function(
     tmp_path: Path, variables: dict[str, Any]
 ) -> None:
     run_with_deaths(tmp_path, **variables)
+
+
+@pytest.mark.slow
+def test_a_clock_ends_once_its_pushes_have_been_applied(tmp_path: Path) -> None:
+    with Job(tmp_path, 2, NETSTORM_ELASTIC="1:2", NETSTORM_STALENESS=1, **TIMEOUTS) as job:
+        for rank in range(2):
+            start(job, rank, LATE_GRADIENT, NUMBER=rank)
+        ended = job.end_all()
+    assert [one.code for one in ended] == [0, 0], [one.text for one in ended]
+    assert "counts 1 2" in ended[1].out
 
 
 @pytest.mark.slow

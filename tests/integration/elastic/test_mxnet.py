@@ -65,18 +65,6 @@ CODECS = [
 ]
 
 
-def test_a_store_that_cannot_be_elastic_is_refused_with_a_word_on_why(tmp_path: Path) -> None:
-    script = """
-from netstorm.frontends.mxnet.local_updates import MixedSync
-MixedSync()
-"""
-    with Job(tmp_path, 1, NETSTORM_ELASTIC="1:2", **TIMEOUTS) as job:
-        start(job, 0, script)
-        refused = job.end(0)
-    assert refused.code == 1
-    assert "MixedSync in an elastic job (NETSTORM_ELASTIC): the ranks of a site push together" in refused.err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", [{}, *CODECS, {"NETSTORM_RESCALE": 1}])
 def test_a_newcomer_gets_weights_and_states_that_the_store_keeps(

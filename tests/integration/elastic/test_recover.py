@@ -17,7 +17,7 @@ from tests.integration.jobs import SCHEDULER, Job
 RECOVERING = -2
 OTHER = -3
 
-QUICK = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 1.5, "NETSTORM_LINK_TIMEOUT": 2}
+QUICK = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 3, "NETSTORM_LINK_TIMEOUT": 2}
 
 
 def start(job, number, command, **variables):

@@ -57,7 +57,7 @@ def test_a_standby_takes_over_when_the_scheduler_is_killed_and_all_sums_are_righ
         "NETSTORM_ELASTIC": "1:3",
         "NETSTORM_STANDBYS": f"127.0.0.1:{port}",
         "PS_HEARTBEAT_INTERVAL": 0.5,
-        "PS_HEARTBEAT_TIMEOUT": 1.5,
+        "PS_HEARTBEAT_TIMEOUT": 3,
         "NETSTORM_LINK_TIMEOUT": 2,
     }
     with Job(tmp_path, 3, **settings) as job:

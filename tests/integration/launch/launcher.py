@@ -42,7 +42,7 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.program = folder / "program.py"
-        self.process: subprocess.Popen[str] | None = None
+        self.heartbeat_timeout_s = 0.5
 
     def words(self, *options: str) -> list[str]:
         command = [sys.executable, "-u", str(self.program)]
@@ -50,7 +50,7 @@ class Launcher:
 
     def environment(self, **variables: str) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        defaults = {"PS_HEARTBEAT_TIMEOUT": "0.5", "PS_HEARTBEAT_INTERVAL": "0.1"}
+        defaults = {"PS_HEARTBEAT_TIMEOUT": str(self.heartbeat_timeout_s), "PS_HEARTBEAT_INTERVAL": "0.1"}
         return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), **defaults, **variables}
 
     @contextlib.contextmanager

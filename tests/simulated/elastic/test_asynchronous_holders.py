@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from netstorm.errors import NodeLost
+from netstorm.errors import NodeLost, WaitTimeout
 from netstorm.kvstore.asynchronous.copies import BlockState
-from netstorm.protocol.messages import CopiesHeld, HeldCopy
+from netstorm.protocol.messages import CopiesHeld, CopyKept, HeldCopy
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster
 
@@ -185,3 +185,72 @@ def test_a_rank_that_sends_states_piece_by_piece_is_not_silent():
     assert job.cluster.now > began + WAIT_S / 4
     assert set(job.pull(3)) == {4 + 3 + 4}
     assert job.cluster.nodes[3].machine.counters.get("ranks_passed_over") == 0
+
+
+def test_a_silent_replica_stalls_owners_no_longer_than_the_scheduler_waits_for_its_heartbeats():
+    job = Job()
+    job.push(range(NODES))
+    began = job.cluster.now
+    job.cluster.faults.crash(2, silent=True)
+    job.push((0, 1, 3))
+    assert job.cluster.now - began < 4.0
+    assert set(job.pull(1)) == {4 + 3}
+
+
+def test_a_replica_that_confirms_nothing_is_named_by_whoever_waits():
+    job = Job()
+    job.push(range(NODES))
+    mute = job.replication(2)
+    send = mute._send
+    mute._send = lambda to, message, payload: isinstance(message, CopyKept) or send(to, message, payload)
+    pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 3)]
+    job.cluster.run_until_ended(pending, 2 * WAIT_S)
+    for one in pending:
+        assert isinstance(one.error, WaitTimeout)
+        assert "owners, ranks [1], which may wait for ranks [2] to confirm copies" in str(one.error)
+    assert "here copies wait until ranks [2] have confirmed them" in str(pending[1].error)
+
+
+def sends_no_states(replication):
+    """Sends blocks with right values, and something else than its update rule's states."""
+    ship = replication._ship
+    replication._ship = lambda rank, place, state: ship(rank, place, replace(state, states=b"many"))
+
+
+def test_a_state_that_the_update_rule_cannot_take_is_passed_over_for_that_of_another_holder(caplog):
+    job = Job()
+    job.push(range(NODES))
+    job.push(range(NODES))
+    job.crash(3)
+    job.push((0, 1, 2))
+    sends_no_states(job.replication(1))  # keeps copies of what was rank 3's, and is rank 0's now
+    with caplog.at_level(logging.ERROR):
+        job.come_back(3)
+        job.push(range(NODES))
+    for rank in range(NODES):
+        assert set(job.pull(rank)) == {2 * 4 + 3 + 4}
+    assert job.cluster.nodes[3].machine.counters.get("states_refused") == 2
+    assert re.search(
+        r"states of the update rule that rank 1 has sent of block \d of key 'w' are b'many': expected a "
+        r"number of updates; version 11 is passed over for the newest state that is left",
+        caplog.text,
+    )
+
+
+def test_a_block_of_which_no_state_is_left_names_the_rank_that_sent_something_else():
+    job = Job()
+    owners, key = job.stores[2].machine.owners, job.cluster.nodes[2].keys["w"]
+    pairs = {(owners.owner(key, block), owners.replica(key, block)) for block in range(2 * NODES)}
+    assert (3, 0) in pairs
+    sends_no_states(job.replication(3))
+    job.push(range(NODES))
+    job.crash(3)
+    pending = [job.stores[rank].push("w", np.full(NODES * 16, -1)) for rank in (0, 1, 2)]
+    job.cluster.run_until_ended(pending, WAIT_S)
+    failure = job.cluster.nodes[0].failure
+    assert isinstance(failure, NodeLost)
+    assert re.search(
+        r"1 pushes of rank \d were confirmed, and the newest state of block \d has 0: the states of the "
+        r"update rule that rank 3 has sent of block \d of key 'w' are b'many': expected a number of updates",
+        str(failure),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
 from netstorm.kvstore.operations.allreduce import Done
 from netstorm.kvstore.operations.asynchronous import (
-    AsyncOperation,
     PullOperation,
     Pushes,
     PushOperation,
@@ -24,7 +23,10 @@ from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.values.form import Values
 from netstorm.kvstore.values.key import Array, Key
 
-__all__ = ["Freshness", "OwnerCalls", "Target"]
+__all__ = ["Freshness", "Number", "OwnerCalls", "Target"]
+
+Number: TypeAlias = Callable[[], int | None]
+"""Returns the number of a push, once its values are ready; None: another rank pushes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,24 @@ class Target:
 class OwnerCalls:
     """The pushes and pulls of one key."""
 
-    __slots__ = ("_gate", "_on_skipped", "_runtime", "key", "pushes")
+    __slots__ = ("_gate", "_on_skipped", "_runtime", "called", "key", "pushes")
 
     def __init__(self, runtime: Runtime, key: Key, on_skipped: Callable[[NDArray], None]) -> None:
         """Prepare; `on_skipped` is that of `RowRounds`."""
         self.key: Final = key
+        self.called = 0
+        """How often the script has pushed the key."""
         self.pushes: Final = Pushes()
         self._runtime: Final = runtime
         self._on_skipped: Final = on_skipped
         self._gate: Final = StagingBuffer((1,), np.uint8)
         """Each push writes it, so that they are made one after the other. This bounds what other nodes buffer
         for this rank."""
+
+    @property
+    def applied(self) -> NDArray:
+        """May be read once the owners have applied all pushes that were queued before."""
+        return self._gate.array
 
     def own(self, owner: Owner, user_key: int | str, stored: NDArray, value: Callable[[], Array]) -> None:
         """Own this rank's blocks. `value` returns the initial value; called when `stored` may be read."""
@@ -87,6 +96,7 @@ class OwnerCalls:
         codec: int = 0,
         threshold: float = 0.0,
         also: Sequence[NDArray] = (),
+        number: Number | None = None,
     ) -> None:
         """Have the owners update their blocks.
 
@@ -99,29 +109,41 @@ class OwnerCalls:
             codec: the form.
             threshold: the value of a quantised 1.
             also: arrays that `source` changes.
+            number: of the push; if not given, the next one is taken now.
         """
         key, rule, live = self.key, owner.rule, owner.rule.live()
-        number = self.pushes.total
-        self.pushes.total += 1
-        self.pushes.in_clock += 1
+        taken = self.take_number() if number is None else None
+        self.called += 1
 
-        def operation(done: Done) -> AsyncOperation:
-            return PushOperation(
-                key=key,
-                number=number,
-                source=source(),
-                rule=rule.fingerprint,
-                live=live,
-                clock=clock,
-                whole=rule.whole,
-                codec=codec,
-                threshold=threshold,
-                priority=priority,
-                done=done,
+        def begin(done: Done) -> None:
+            own = taken if number is None else number()
+            if own is None:
+                done(None)
+                return
+            self._runtime.submit(
+                PushOperation(
+                    key=key,
+                    number=own,
+                    source=source(),
+                    rule=rule.fingerprint,
+                    live=live,
+                    clock=clock,
+                    whole=rule.whole,
+                    codec=codec,
+                    threshold=threshold,
+                    priority=priority,
+                    done=done,
+                )
             )
 
-        arrays = (array, self._gate.array, *also)
-        self._queue(operation, arrays, "netstorm_push", priority, owed=f"push {number} of key {key.name!r}")
+        owed = f"push {self.called - 1} of key {key.name!r}"
+        self.queue(begin, (array, self._gate.array, *also), "netstorm_push", priority, owed=owed)
+
+    def take_number(self) -> int:
+        """Return the number of this rank's next push. The push must follow, and pushes in their order."""
+        self.pushes.total += 1
+        self.pushes.in_clock += 1
+        return self.pushes.total - 1
 
     def pull(
         self,
@@ -142,53 +164,38 @@ class OwnerCalls:
             freshness: what must be in the value.
             reads: arrays that `target` reads.
         """
-        key, pushed, number = self.key, self.pushes.total, self._next_pull()
-        whole = owner is not None and owner.rule.whole
+        pushed, number = self.pushes.total, self._next_pull()
 
-        def operation(done: Done) -> AsyncOperation:
-            found = target()
+        def begin(done: Done) -> None:
+            self._submit_pull(target(), owner, freshness, done, pushed=pushed, number=number)
 
-            def ended(error: Exception | None) -> None:
-                if error is None and found.finish is not None:
-                    found.finish()
-                done(error)
+        self.queue(begin, arrays, "netstorm_pull", freshness.priority, reads=reads)
 
-            return PullOperation(
-                key=key,
-                number=number,
-                pushed=pushed,
-                destination=found.destination,
-                least=freshness.least,
-                counted=freshness.counted,
-                whole=whole,
-                of_all=owner is None,
-                rows=found.rows,
-                priority=freshness.priority,
-                done=ended,
-            )
-
-        self._queue(operation, arrays, "netstorm_pull", freshness.priority, reads=reads)
+    def pull_now(self, target: Target, owner: Owner | None, freshness: Freshness, done: Done) -> None:
+        """Get the newest value, with all pushes that have taken a number: within an operation of the engine,
+        on any thread. Arguments are those of `pull`; `done` hears of the end.
+        """
+        pushed, number = self.pushes.total, self._next_pull()
+        self._submit_pull(target, owner, freshness, done, pushed=pushed, number=number)
 
     def pull_states(self, array: NDArray, owner: Owner) -> dict[int, bytes]:
         """Return a dictionary that has the states of all blocks as soon as `array` of ours may be read."""
         found: dict[int, bytes] = {}
         key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self._next_pull()
 
-        def operation(done: Done) -> AsyncOperation:
-            return StatesOperation(
-                key=key, number=number, pushed=pushed, destination=found, whole=whole, done=done
+        def begin(done: Done) -> None:
+            self._runtime.submit(
+                StatesOperation(
+                    key=key, number=number, pushed=pushed, destination=found, whole=whole, done=done
+                )
             )
 
-        self._queue(operation, (array,), "netstorm_pull_states", 0)
+        self.queue(begin, (array,), "netstorm_pull_states", 0)
         return found
 
-    def _next_pull(self) -> int:
-        self.pushes.pulls += 1
-        return self.pushes.pulls - 1
-
-    def _queue(
+    def queue(
         self,
-        operation: Callable[[Done], AsyncOperation],
+        begin: Callable[[Done], None],
         arrays: Sequence[NDArray],
         name: str,
         priority: int,
@@ -196,20 +203,25 @@ class OwnerCalls:
         reads: Sequence[NDArray] = (),
         owed: str = "",
     ) -> None:
-        """Queue a network operation that writes `arrays`.
+        """Queue an operation of the engine that writes `arrays`, of ours.
 
-        `owed` names the operation if other ranks wait for it: if it cannot be made, the job fails.
+        Args:
+            begin: begins what ends with a call of `Done`. It must not block.
+            arrays: what it may use until then.
+            name: for MXNet's profiler.
+            priority: larger goes first on every link.
+            reads: what it reads.
+            owed: names the operation if other ranks wait for it: if it cannot begin, the job fails.
         """
         runtime, on_skipped = self._runtime, self._on_skipped
 
         def start(completion: Completion) -> None:
             try:
-                made = operation(completion.end)
+                begin(completion.end)
             except Exception as error:
                 if owed:
                     runtime.fail(f"{owed}: {error}")
                 raise
-            runtime.submit(made)
 
         def skipped() -> None:
             if owed:
@@ -217,3 +229,38 @@ class OwnerCalls:
                 runtime.fail(f"{owed} cannot be made: an operation that it depends on has failed")
 
         push_async(start, reads=reads, writes=arrays, name=name, priority=priority, skipped=skipped)
+
+    def _submit_pull(
+        self,
+        target: Target,
+        owner: Owner | None,
+        freshness: Freshness,
+        done: Done,
+        *,
+        pushed: int,
+        number: int,
+    ) -> None:
+        def ended(error: Exception | None) -> None:
+            if error is None and target.finish is not None:
+                target.finish()
+            done(error)
+
+        self._runtime.submit(
+            PullOperation(
+                key=self.key,
+                number=number,
+                pushed=pushed,
+                destination=target.destination,
+                least=freshness.least,
+                counted=freshness.counted,
+                whole=owner is not None and owner.rule.whole,
+                of_all=owner is None,
+                rows=target.rows,
+                priority=freshness.priority,
+                done=ended,
+            )
+        )
+
+    def _next_pull(self) -> int:
+        self.pushes.pulls += 1
+        return self.pushes.pulls - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from netstorm.errors import ProtocolViolation
 from netstorm.frontends.mxnet.asynchronous.owned_rule import with_counts
 from netstorm.frontends.mxnet.asynchronous.owned_states import decode, joined
 from netstorm.frontends.mxnet.compat import mx
@@ -20,10 +21,18 @@ class CollectedStates:
         self._all_updates = 0
 
     def add(self, key: int | str, shape: tuple[int, ...], blocks: dict[int, bytes]) -> None:
-        """Add the states of all blocks of a key; nothing if the key has never been updated."""
-        parts = [decode(blocks[block]) for block in sorted(blocks)]
+        """Add the states of all blocks of a key; nothing if the key has never been updated.
+
+        Raises:
+            ProtocolViolation: what an owner has sent is no state.
+        """
+        try:
+            parts = [decode(blocks[block]) for block in sorted(blocks)]
+            if any(part.begun for part in parts):
+                self._states[key] = joined([part.state for part in parts], shape)
+        except (ProtocolViolation, ValueError, TypeError) as error:
+            raise ProtocolViolation(f"key {key!r}: an owner has sent as a block's state {error}") from error
         if any(part.begun for part in parts):
-            self._states[key] = joined([part.state for part in parts], shape)
             self._counts[key] = max(part.updates for part in parts)
             self._all_updates = max(self._all_updates, *(part.all_updates for part in parts))
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
+from netstorm.checkpoint.background import Saving, finished_saving, wait_for_last_saving
+from netstorm.checkpoint.job_checkpoints import SaveOptions
+from netstorm.checkpoint.reading import next_step
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.asynchronous.calls import Freshness
 from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntry
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
+from netstorm.frontends.mxnet.asynchronous.saved_entries import collect_entries
+from netstorm.frontends.mxnet.checkpoint.kept_state import SavedEntry
+from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic.round_results import RoundResults
 from netstorm.frontends.mxnet.elastic.script_states import Get, Set
 from netstorm.frontends.mxnet.engine.operations import NDArray
@@ -16,8 +26,11 @@ from netstorm.frontends.mxnet.store.key_table import AnyEntry
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
 from netstorm.kvstore.process.enough_nodes import wait_for_enough_nodes
 from netstorm.kvstore.process.newcomer import Newcomer
+from netstorm.kvstore.process.owners_snapshot import SavingRank
 
 __all__ = ["ElasticOwnersStore", "owners_entry"]
+
+_log = logging.getLogger(__name__)
 
 
 @methods_raise_mxnet_errors
@@ -73,14 +86,50 @@ class ElasticOwnersStore(NetStormKVStore):
             )
         super().attach_state(name, get, set)
 
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        *,
+        step: int | None = None,
+        extra: object = None,
+        shares: bool = True,
+        keep: int | None = None,
+        timeout_s: float = 600.0,
+    ) -> Saving:
+        """Begin to write a checkpoint; see `CheckpointedStore.save_checkpoint`.
+
+        In an elastic job ranks have no step in common, so nobody waits for the others: each rank calls this
+        when it likes, and one of them writes, alone: the lowest that takes part and whose script has not
+        ended. At the others this does nothing. The writer asks the owners for values and states, with all of
+        its own pushes. Each block's are of one moment; others may have been updated a little more or less
+        often. `extra` is the writer's, and `step` the least number: it becomes larger if the folder has that
+        one. `shares` is of no effect, and what gradient compression has kept is not saved.
+        """
+        if not self._is_elastic:
+            return super().save_checkpoint(
+                path, step=step, extra=extra, shares=shares, keep=keep, timeout_s=timeout_s
+            )
+        self._check_checkpoint("save_checkpoint")
+        options = SaveOptions(step=step, shares=False, keep=keep, timeout_s=timeout_s, compares_tensors=False)
+        ranks, rule = SavingRank(self._runtime), self._rule
+        if not ranks.is_due:
+            return finished_saving(step or 0, Path(path))
+        wait_for_last_saving()
+        options = replace(options, step=next_step(path, step))
+        entries: Sequence[SavedEntry] = self._keys.entries()
+        if self._owner is not None and rule is not None:
+            mx.nd.waitall()  # all pushes of this rank have their numbers
+            entries, rule = collect_entries(self._runtime, self._all(), self._owner, rule)
+        return self._checkpoints.save(path, entries, rule, extra, options, ranks=ranks)
+
+    def _skips_checkpoint(self) -> bool:
+        if not self._newcomer.waits:
+            return super()._skips_checkpoint()
+        _log.warning("load_checkpoint: nothing is loaded, since the owners have newer values")
+        return True
+
     def _check_checkpoint(self, what: str) -> None:
         super()._check_checkpoint(what)
-        if self._is_elastic:
-            raise UsageError(
-                f"{what}: in an elastic job (NETSTORM_ELASTIC) ranks of an asynchronous store may join "
-                "later, and have no step in common with the others: pull the values on one rank and save "
-                "them with save_parameters, and the states with save_optimizer_states"
-            )
         if what == "load_checkpoint" and self._owner is not None:
             raise UsageError(
                 "load_checkpoint: the owners of an asynchronous store hold its values already: load before "
@@ -111,6 +160,7 @@ class ElasticOwnersStore(NetStormKVStore):
         elif self._is_elastic:
             entry.elastic = RoundResults(self._runtime.size, rescales=False)
             entry.initialise(initial)
+            self._checkpoints.initialised(entry)
         else:
             super()._initialise(entry, initial)
 

@@ -11,7 +11,7 @@ from netstorm.compression.two_bit import Signs
 from netstorm.frontends.mxnet.arrays.gil_calls import queue_copy
 from netstorm.frontends.mxnet.arrays.row_memory import empty_rows, replace_rows, rows_of
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
-from netstorm.frontends.mxnet.asynchronous.calls import Freshness, OwnerCalls, Target
+from netstorm.frontends.mxnet.asynchronous.calls import Freshness, Number, OwnerCalls, Target
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
@@ -70,9 +70,15 @@ class AsyncEntry(Entry):
             self._gradient = StagingBuffer(self.key.spec.shape, self.key.dtype)
         gradient = self._gradient
         gradient.sum_of(values, self.last)
+        number = self._number_of(gradient, owner, priority)
         if compression is None:
             self.calls.push(
-                gradient.array, lambda: self._flat(gradient), owner, clock=clock, priority=priority
+                gradient.array,
+                lambda: self._flat(gradient),
+                owner,
+                clock=clock,
+                priority=priority,
+                number=number,
             )
             return
         residual, codec = self.kept, compression.two_bit_of(self.tensor_name)
@@ -89,6 +95,7 @@ class AsyncEntry(Entry):
             codec=QUANTISED,
             threshold=float(codec.threshold),
             also=(residual.array,),
+            number=number,
         )
 
     def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
@@ -101,6 +108,10 @@ class AsyncEntry(Entry):
         """Return an array, and a dictionary that has the owners' states by block once it may be read."""
         array = mx.nd.zeros((1,))
         return array, self.calls.pull_states(array, owner)
+
+    def _number_of(self, gradient: StagingBuffer, owner: Owner, priority: int) -> Number | None:
+        """Return the number of a push of `gradient`, if that is not the next one."""
+        return None
 
     def _flat(self, array: StagingBuffer) -> Array:
         return np.frombuffer(array.memory(), self.key.dtype)
@@ -117,6 +128,11 @@ class AsyncRowEntry(RowEntry):
         """Register the key; see `RowEntry`."""
         super().__init__(runtime, namespace, user_key, shape, dtype)
         self.calls: Final = OwnerCalls(runtime, self.key, self._note_skipped)
+
+    def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
+        """Take over a value, with all its rows: a pull writes those of owners there. See `RowEntry`."""
+        super().restore(value, residual, rounds)
+        self._rounds.fill(self._stored)
 
     def own(self, owner: Owner) -> None:
         """Own this rank's blocks of the initial value, which is here. Called before any pull from owners."""

@@ -10,9 +10,16 @@ from __future__ import annotations
 import copy
 from typing import Final, NamedTuple
 
-from netstorm.errors import UsageError
+from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.asynchronous.delay_compensation import compensated_update
-from netstorm.frontends.mxnet.asynchronous.owned_states import BlockState, decode, encode, joined, part_of
+from netstorm.frontends.mxnet.asynchronous.owned_states import (
+    BlockState,
+    decode,
+    encode,
+    joined,
+    part_of,
+    problem_of,
+)
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
@@ -70,9 +77,12 @@ class OwnedRule:
         compensates: it asks on which value a gradient was computed: call `update_compensated`.
     """
 
-    def __init__(self, rule: UpdateRule) -> None:
-        """Make it of the rule that the script has set."""
-        self.fingerprint: Final = rule.fixed_fingerprint
+    def __init__(self, rule: UpdateRule, *, elastic: bool = False) -> None:
+        """Make it of the rule that the script has set. In an elastic job ranks that join later have loaded no
+        states, so where these come from is not compared.
+        """
+        origin = f" from {rule.origin}" if elastic else ""
+        self.fingerprint: Final = rule.fixed_fingerprint.removesuffix(origin)
         self._updater: Final = rule.updater
         self._script: Final = rule.optimizer
         """The script's optimiser; None: the rule is a function."""
@@ -88,6 +98,11 @@ class OwnedRule:
         """Updates before this job's, by key."""
         if self._own is not None:
             self._own._all_index_update_counts = {}
+
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether there are states or counts of an earlier job."""
+        return bool(self._loaded or self._counts)
 
     def live(self) -> tuple[float, ...]:
         """Return what the script has set at this moment: learning rate and gradient scale."""
@@ -141,6 +156,28 @@ class OwnedRule:
         updates = own._index_update_count.get(place.key, 0)
         return encode(BlockState.of(state, begun=begun, updates=updates, all_updates=own.num_update))
 
+    def problem_of(self, place: BlockPlace, like: NDArray, encoded: bytes) -> str:
+        """Return why `take_state` could not take these bytes, for a person; empty: it can.
+
+        Args:
+            place: of the block.
+            like: an array of the block's shape and type.
+            encoded: as another rank has sent it.
+        """
+        own = self._own
+        if own is None:
+            return f"{len(encoded)} bytes: expected none of {self.fingerprint}" if encoded else ""
+        try:
+            found = decode(encoded)
+        except ProtocolViolation as error:
+            return str(error)
+        if not found.begun:
+            return ""
+        problem = problem_of(found.state, own.create_state_multi_precision(place.key, like))
+        if problem and place.key in self._loaded and not problem_of(found.state, self._begun(place, like)):
+            return ""
+        return f"{problem} of {self.fingerprint}" if problem else ""
+
     def take_state(self, place: BlockPlace, stored: NDArray, encoded: bytes) -> None:
         """Go on with a block from what another rank's `encoded_state` has given; empty: from its begin."""
         own = self._own
@@ -175,12 +212,15 @@ class OwnedRule:
         self._counts_of(own, block)
         own._set_current_context(block)
         if (key, block) not in self._states:
-            if key in self._loaded:
-                found = part_of(self._loaded[key], str(key), place.shape, place.start, tuple(stored.shape))
-            else:
-                found = own.create_state_multi_precision(key, stored)
-            self._states[key, block] = found
+            in_file = key in self._loaded
+            self._states[key, block] = (
+                self._begun(place, stored) if in_file else own.create_state_multi_precision(key, stored)
+            )
         return self._states[key, block]
+
+    def _begun(self, place: BlockPlace, stored: NDArray) -> object:
+        """Return a block's part of the state that a file had of its key."""
+        return part_of(self._loaded[place.key], str(place.key), place.shape, place.start, tuple(stored.shape))
 
 
 def with_counts(

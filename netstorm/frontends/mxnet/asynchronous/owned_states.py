@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 
 from netstorm.compression.rows import Rows
-from netstorm.errors import UsageError
+from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.arrays.row_memory import filled_rows
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
+from netstorm.kvstore.asynchronous.clocks import MOST_COUNTED
 
-__all__ = ["BlockState", "decode", "encode", "joined", "part_of"]
+__all__ = ["BlockState", "decode", "encode", "joined", "part_of", "problem_of"]
 
 
 class _Array(msgspec.Struct, tag="array", array_like=True):
@@ -62,8 +63,67 @@ def encode(state: BlockState) -> bytes:
 
 
 def decode(data: bytes) -> BlockState:
-    """Return what `encode` was given."""
-    return msgspec.msgpack.decode(data, type=BlockState)
+    """Return what `encode` was given.
+
+    Raises:
+        ProtocolViolation: these bytes do not come from there.
+    """
+    try:
+        found = msgspec.msgpack.decode(data, type=BlockState)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolViolation(
+            f"{len(data)} bytes that are no optimizer's state, in MessagePack, with its counts: {error}"
+        ) from None
+    if (
+        not 0
+        <= min(found.updates, found.all_updates)
+        <= max(found.updates, found.all_updates)
+        <= MOST_COUNTED
+    ):
+        raise ProtocolViolation(
+            f"counted as {found.updates} and {found.all_updates} updates: expected 0 to {MOST_COUNTED}"
+        )
+    return found
+
+
+def problem_of(state: _State, expected: object) -> str:
+    """Return how a state differs in its form from one that the optimiser makes, for a person; empty: not at
+    all.
+    """
+    if isinstance(expected, (list, tuple)):
+        if not isinstance(state, _Several) or len(state.states) != len(expected):
+            return f"{_form(state)}: expected {len(expected)} states"
+        pairs = zip(state.states, expected, strict=True)
+        return next(filter(None, (problem_of(one, other) for one, other in pairs)), "")
+    if isinstance(expected, mx.nd.NDArray):
+        return _problem_of_array(state, tuple(expected.shape), np.dtype(expected.dtype))
+    if isinstance(state, (_Array, _Several)):
+        return f"{_form(state)}: expected a number or none, like {expected!r}"
+    return ""
+
+
+def _problem_of_array(state: _State, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> str:
+    expected = f"expected an array of {dtype.name}, of shape {shape}"
+    if not isinstance(state, _Array) or state.shape != shape or state.dtype != dtype.name:
+        return f"{_form(state)}: {expected}"
+    nbytes = math.prod(shape) * dtype.itemsize
+    if state.rows is not None:
+        if not shape or len(state.rows) % 8:
+            return f"rows with {len(state.rows)} bytes of numbers: {expected}"
+        rows = np.frombuffer(state.rows, np.int64)
+        if len(rows) and not (rows[0] >= 0 and (rows[1:] > rows[:-1]).all() and rows[-1] < shape[0]):
+            return f"{len(rows)} rows whose numbers do not rise from 0 to {shape[0] - 1}: {expected}"
+        nbytes = len(rows) * math.prod(shape[1:]) * dtype.itemsize
+    return "" if len(state.values) == nbytes else f"{len(state.values)} bytes of values: {expected}"
+
+
+def _form(state: _State) -> str:
+    """Return what a state is, for a person."""
+    if isinstance(state, _Several):
+        return f"{len(state.states)} states"
+    if isinstance(state, _Array):
+        return f"an array of {state.dtype[:20]!r}, of shape {state.shape[:8]}"
+    return repr(state)
 
 
 def joined(parts: Sequence[_State], shape: tuple[int, ...]) -> object:

@@ -139,6 +139,11 @@ class _BlockStore:
         """Whether the rule needs whole tensors."""
         return self._owner.rule.whole
 
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether the rule has states or counts of earlier jobs."""
+        return self._owner.rule.begins_with_states
+
     def apply(
         self,
         block: int,
@@ -205,6 +210,17 @@ class _BlockStore:
             self._post(lambda: done(state))
 
         self._owner.call(encode)
+
+    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
+        """Have the owner's thread compare a state with one that the optimiser makes."""
+
+        def compare() -> None:
+            assert self._initial is not None
+            like = self._stored(self._initial.of(block))
+            problem = self._owner.rule.problem_of(self._place(block), like, states)
+            self._post(lambda: done(problem))
+
+        self._owner.call(compare)
 
     def install(self, block: int, values: Buffer | None, states: bytes) -> None:
         """Have the owner's thread begin to hold a block, with the initial value or another owner's state.

@@ -8,10 +8,13 @@ of a clock are formed along the trees, which sends far less than N gradients to 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
+
+import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays.arguments import grouped
+from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 from netstorm.frontends.mxnet.asynchronous.calls import Freshness
 from netstorm.frontends.mxnet.asynchronous.collected_states import CollectedStates
 from netstorm.frontends.mxnet.asynchronous.elastic_store import ElasticOwnersStore, owners_entry
@@ -19,7 +22,7 @@ from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntr
 from netstorm.frontends.mxnet.asynchronous.owned_rule import OwnedRule
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import NDArray
+from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
 from netstorm.frontends.mxnet.store.gradient_compression import compression_of
 from netstorm.frontends.mxnet.store.key_table import Given
@@ -29,6 +32,7 @@ from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.operations.asynchronous import UNBOUNDED
 from netstorm.kvstore.process.lifetime import runtime_of_this_process
 from netstorm.kvstore.process.runtime import describe_compression
+from netstorm.kvstore.values.key import Key
 
 __all__ = ["AsynchronousKVStore", "create_asynchronous"]
 
@@ -70,11 +74,16 @@ class InStepKVStore(NetStormKVStore):
 class AsynchronousKVStore(ElasticOwnersStore):
     """A distributed key-value store whose values are each kept by one rank, which applies pushes at once."""
 
+    _owners_count_pushes: ClassVar[bool] = True
+    """Owners know by the number of a rank's pushes how far it is."""
+
     def __init__(self) -> None:
         """Join the job, as `ElasticOwnersStore` does."""
         super().__init__()
         self._staleness: Final = self._runtime.settings.staleness
         self._clock = 0
+        self._clocks_gate: Final = StagingBuffer((1,), np.uint8)
+        """Written by what announces clocks, so that they end in their order."""
 
     @property
     def type(self) -> str:
@@ -155,23 +164,23 @@ class AsynchronousKVStore(ElasticOwnersStore):
         """
         self._check()
         calls = [entry.calls for entry in self._all()]
-        twice = next((call for call in calls if self._clock == 0 and call.pushes.total > 1), None)
+        twice = next((call for call in calls if self._clock == 0 and call.called > 1), None)
         if twice is not None:
             raise UsageError(
-                f"clock() for the first time after {twice.pushes.total} pushes of key {twice.key.name!r}, "
+                f"clock() for the first time after {twice.called} pushes of key {twice.key.name!r}, "
                 "which have counted as clocks: call it after the first step, and after each that follows "
                 "(or once before the first push)"
             )
         self._clock += 1
-        clock, namespace = self._clock, self._namespace
-        whole = self._owner is not None and self._owner.rule.whole
         pushes = {call.key: call.pushes.in_clock for call in calls if call.pushes.in_clock}
         for call in calls:
             call.pushes.in_clock = 0
-        if self._staleness != UNBOUNDED:
-            self._runtime.post(
-                lambda node, _: node.requests.asynchronous.clock(namespace, clock, pushes, whole=whole)
-            )
+        if self._staleness == UNBOUNDED:
+            return
+        if self._owners_count_pushes and not self._is_elastic:
+            self._announce_clock(self._clock, pushes)
+        else:
+            self._announce_clock_once_applied(self._clock)
 
     # -------------------------------------------------------------------------------------------------
     # updating
@@ -198,13 +207,13 @@ class AsynchronousKVStore(ElasticOwnersStore):
 
     def _use(self, rule: UpdateRule) -> None:
         self._check()
-        owned = OwnedRule(rule)
+        owned = OwnedRule(rule, elastic=self._is_elastic)
         if self._owner is None:
             self._owner = Owner(self._runtime, owned)
             for entry in self._all():
                 entry.own(self._owner)
         else:
-            if self._is_elastic and any(entry.calls.pushes.total for entry in self._all()):
+            if self._is_elastic and any(entry.calls.called for entry in self._all()):
                 raise UsageError(
                     f"{owned.fingerprint} after pushes in an elastic job: other ranks keep states of "
                     f"{self._owner.rule.fingerprint}; set optimizers and load their states before the first "
@@ -272,6 +281,23 @@ class AsynchronousKVStore(ElasticOwnersStore):
     # --------------------------------------------------------------------------------------------------
     # helpers
 
+    def _announce_clock(self, clock: int, pushes: dict[Key, int]) -> None:
+        """Have owners know that a clock of this rank has ended once they have applied so many pushes."""
+        namespace, whole = self._namespace, self._owner is not None and self._owner.rule.whole
+        self._runtime.post(
+            lambda node, _: node.requests.asynchronous.clock(namespace, clock, pushes, whole=whole)
+        )
+
+    def _announce_clock_once_applied(self, clock: int) -> None:
+        """Have owners know that a clock has ended, once all pushes until now have been applied."""
+
+        def start(completion: Completion) -> None:
+            self._announce_clock(clock, {})
+            completion.succeed()
+
+        applied = [entry.calls.applied for entry in self._all()]
+        push_async(start, reads=applied, writes=(self._clocks_gate.array,), name="netstorm_clock")
+
     def _collect_states(self, owner: Owner) -> CollectedStates:
         """Return the optimiser's states of all keys, with all pushes of this rank."""
         asked = [(entry, *entry.pull_states(owner)) for entry in self._all()]
@@ -328,6 +354,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
 
     def _freshness(self, entry: AsyncEntry | AsyncRowEntry, priority: int) -> Freshness:
         """Return which pushes a pull must have now."""
-        clock = self._clock or entry.calls.pushes.total
+        counted = self._clock > 0 or not self._owners_count_pushes
+        clock = self._clock if counted else entry.calls.called
         least = 0 if self._staleness == UNBOUNDED else clock - self._staleness
-        return Freshness(least, self._clock > 0, priority)
+        return Freshness(least, counted, priority)

@@ -16,13 +16,13 @@ from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 
-__all__ = ["KeptEntry", "KeptState", "state_of_store"]
+__all__ = ["KeptEntry", "KeptState", "SavedEntry", "state_of_store"]
 
 _log = logging.getLogger(__name__)
 
 
-class KeptEntry(Protocol):
-    """One key of a store."""
+class SavedEntry(Protocol):
+    """One key of a store as a checkpoint saves it."""
 
     @property
     def user_key(self) -> int | str:
@@ -43,12 +43,16 @@ class KeptEntry(Protocol):
     def wait_for_updates(self) -> None:
         """Wait until all updates are queued."""
 
+
+class KeptEntry(SavedEntry, Protocol):
+    """One key of a store."""
+
     def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
         """Replace the value (None: leave it), the residual and the number of the last round."""
 
 
 def state_of_store(
-    entries: Sequence[KeptEntry],
+    entries: Sequence[SavedEntry],
     rule: UpdateRule | None,
     extra: object,
     *,

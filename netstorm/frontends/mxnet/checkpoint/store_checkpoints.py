@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from netstorm.checkpoint.background import Saving
-from netstorm.checkpoint.job_checkpoints import JobCheckpoints, SaveOptions
+from netstorm.checkpoint.job_checkpoints import JobCheckpoints, Ranks, SaveOptions
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.checkpoint.array_bytes import MXNetArrays, as_tree
-from netstorm.frontends.mxnet.checkpoint.kept_state import KeptEntry, KeptState, state_of_store
+from netstorm.frontends.mxnet.checkpoint.kept_state import (
+    KeptEntry,
+    KeptState,
+    SavedEntry,
+    state_of_store,
+)
 from netstorm.frontends.mxnet.checkpoint.store_ranks import StoreRanks
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
@@ -74,12 +79,13 @@ class StoreCheckpoints:
     def save(
         self,
         path: str | Path,
-        entries: Sequence[KeptEntry],
+        entries: Sequence[SavedEntry],
         rule: UpdateRule | None,
         extra: object,
         options: SaveOptions,
         *,
         progress: object = None,
+        ranks: Ranks | None = None,
     ) -> Saving:
         """Begin to write a checkpoint; see `NetStormKVStore.save_checkpoint`.
 
@@ -90,6 +96,7 @@ class StoreCheckpoints:
             extra: as there.
             options: as there.
             progress: plain values of the store's own, the same at all ranks.
+            ranks: who saves together; None: all.
         """
         if not entries:
             raise UsageError("save_checkpoint: the store has no keys yet; init some, or make a first step")
@@ -107,13 +114,13 @@ class StoreCheckpoints:
                 own["optimizer"], own["states"] = state["optimizer"], state["states"]
                 state["optimizer"], state["states"] = None, {}
             rounds = {str(entry.user_key): entry.rounds for entry in entries}
-            return self._checkpoints(path).save(
+            return self._checkpoints(path, ranks).save(
                 state, own if own and options.shares else None, options, rounds=rounds
             )
 
-    def _checkpoints(self, path: str | Path) -> JobCheckpoints:
+    def _checkpoints(self, path: str | Path, ranks: Ranks | None = None) -> JobCheckpoints:
         job = self._runtime.settings.job
-        return JobCheckpoints(path, self.ranks, MXNetArrays(), framework="MXNet", job=job)
+        return JobCheckpoints(path, ranks or self.ranks, MXNetArrays(), framework="MXNet", job=job)
 
     # ----------------------------------------------------------------------------------------------- loading
 

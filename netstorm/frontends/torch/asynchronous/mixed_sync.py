@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -104,6 +104,7 @@ class MixedSync(AsynchronousSGD):
         momentum: from 0 to below 1; over corrected gradients.
         lamda: weight of the correction; 0: none.
         weight_decay: as in `torch.optim.SGD`.
+        state: as in `AsynchronousSGD`.
         site_group: the ranks of this rank's site, over any backend; None: NetStorm's groups of the sites.
 
     Raises:
@@ -119,8 +120,9 @@ class MixedSync(AsynchronousSGD):
         lamda: float = 0.04,
         weight_decay: float = 0.0,
         site_group: dist.ProcessGroup | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(model, lr, momentum=momentum, lamda=lamda, weight_decay=weight_decay)
+        super().__init__(model, lr, momentum=momentum, lamda=lamda, weight_decay=weight_decay, state=state)
         runtime = self._runtime
         # Ranks that are no leaders push nothing, so their pushes cannot be their clocks.
         self._counts_clocks = runtime.settings.staleness != UNBOUNDED

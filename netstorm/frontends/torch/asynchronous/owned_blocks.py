@@ -8,6 +8,12 @@ from typing import Final, cast
 import numpy as np
 
 from netstorm.errors import UsageError
+from netstorm.frontends.torch.asynchronous.saved_state import (
+    Begun,
+    decoded_states,
+    encoded_states,
+    problem_of_states,
+)
 from netstorm.frontends.torch.asynchronous.update_rule import Floats, UpdateRule
 from netstorm.kvstore.asynchronous.gradients import Gradient
 from netstorm.kvstore.asynchronous.owners import extent
@@ -24,15 +30,20 @@ class OwnedBlocks:
     whole: Final = False
     """The rule treats each element alone."""
 
-    def __init__(self, runtime: Runtime, key: Key, initial: Floats, rule: UpdateRule) -> None:
+    def __init__(
+        self, runtime: Runtime, key: Key, initial: Floats, rule: UpdateRule, begun: Begun | None = None
+    ) -> None:
         """Copy this rank's blocks of a key's initial value, or in an elastic job all blocks, which may become
-        this rank's. The key has been granted.
+        this rank's. The key has been granted. A checkpoint may have `begun` its states.
         """
         self._runtime: Final = runtime
         self._rule: Final = rule
         self._dtype: Final = key.dtype
         self._values: Final[dict[int, Floats]] = {}
         self._velocities: Final[dict[int, Floats]] = {}
+        self._updates: Final[dict[int, int]] = {}
+        self._key: Final = key
+        self._begun: Final = begun
         self._initial: Final[dict[int, Floats]] = {}
         """What all ranks began with: for corrections, and for blocks that are installed later."""
         self._from_initial: Final[set[int]] = set()
@@ -53,6 +64,11 @@ class OwnedBlocks:
     def rule(self) -> str:
         """Fingerprint of the update rule."""
         return self._rule.fingerprint
+
+    @property
+    def begins_with_states(self) -> bool:
+        """Whether a checkpoint has been loaded."""
+        return self._begun is not None
 
     def apply(
         self,
@@ -77,6 +93,7 @@ class OwnedBlocks:
                     base = self._initial[block]
             velocity, values = self._velocities.get(block), cast("Floats", gradient)
             self._rule.update(weight, velocity, values, base=base, rate=live[0])
+            self._updates[block] += 1
 
         self._compute(update, done)
 
@@ -91,12 +108,17 @@ class OwnedBlocks:
             self._pulled[block, rank] = value
 
     def states(self, block: int, done: Callable[[bytes], None]) -> None:
-        """Give `done` the momentum's bytes; none without one."""
+        """Give `done` the count of updates and the momentum, if there is one, as bytes."""
         found: list[bytes] = []
-        empty = np.empty(0, self._dtype)
         self._compute(
-            lambda: found.append(self._velocities.get(block, empty).tobytes()), lambda: done(found[0])
+            lambda: found.append(encoded_states(self._updates[block], self._velocities.get(block))),
+            lambda: done(found[0]),
         )
+
+    def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
+        """Tell `done` whether states are a count of updates and a momentum of this size."""
+        problem = problem_of_states(states, self._initial[block].nbytes if self._rule.momentum else 0)
+        self._compute(lambda: None, lambda: done(f"{problem}, for {self.rule}" if problem else ""))
 
     def install(self, block: int, values: Buffer | None, states: bytes) -> None:
         """Begin to hold a block, with the initial value or another owner's state.
@@ -112,7 +134,9 @@ class OwnedBlocks:
                 self._begin(block, _floats(values, self._dtype))
                 self._from_initial.discard(block)
             if states:
-                self._velocities[block] = _floats(states, self._dtype).copy()
+                self._updates[block], velocity = decoded_states(states, self._dtype)
+                if velocity is not None:
+                    self._velocities[block] = velocity.copy()
 
         self._compute(begin, lambda: None)
 
@@ -123,14 +147,22 @@ class OwnedBlocks:
         def drop() -> None:
             self._values.pop(block, None)
             self._velocities.pop(block, None)
+            self._updates.pop(block, None)
 
         self._compute(drop, lambda: None)
 
     def _begin(self, block: int, value: Floats) -> None:
         self._values[block] = value.copy()
         self._from_initial.add(block)
-        if self._rule.momentum:
+        begun = self._begun
+        self._updates[block] = 0 if begun is None else begun.updates
+        if not self._rule.momentum:
+            return
+        if begun is None or begun.momentum is None:
             self._velocities[block] = np.zeros(value.size, self._dtype)
+        else:
+            begin, end = extent(self._key, block)
+            self._velocities[block] = begun.momentum[begin:end].copy()
 
     def _forget_pulled(self, block: int) -> None:
         for place in [place for place in self._pulled if place[0] == block]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from netstorm.errors import NetStormError, UsageError, WaitTimeout
 from netstorm.frontends.torch.asynchronous.owned_blocks import OwnedBlocks
+from netstorm.frontends.torch.asynchronous.saved_state import Begun, NamedVector, restore_parameters
 from netstorm.frontends.torch.asynchronous.update_rule import Floats, UpdateRule
 from netstorm.frontends.torch.local_updates.parameters import FlatParameters, by_kind
 from netstorm.frontends.torch.names import NAME
@@ -20,6 +22,7 @@ from netstorm.kvstore.operations.asynchronous import UNBOUNDED, PullOperation, P
 from netstorm.kvstore.process.enough_nodes import wait_for_enough_nodes
 from netstorm.kvstore.process.lifetime import runtime_of_this_process
 from netstorm.kvstore.process.newcomer import Newcomer
+from netstorm.kvstore.process.owners_snapshot import SavingRank, collect_from_owners
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.values.key import Key
 
@@ -54,8 +57,12 @@ class AsynchronousSGD:
         momentum: from 0 to below 1; over corrected gradients.
         lamda: weight of the correction; 0: plain asynchronous SGD.
         weight_decay: as in `torch.optim.SGD`.
+        state: begin with this, which `state_dict` has returned in an earlier job, instead of rank 0's
+            parameters: all ranks give the same, from a checkpoint. A rank that joins later needs none.
+            Momenta that it does not have begin with zeros.
 
     Raises:
+        CheckpointError: `state` is of another model.
         UsageError: a value is not allowed, there is nothing to train; the default process group is not
             NetStorm's; or this rank has joined an elastic job later, and trains another model already.
         NetStormError: the job has failed.
@@ -69,6 +76,7 @@ class AsynchronousSGD:
         momentum: float = 0.0,
         lamda: float = 0.04,
         weight_decay: float = 0.0,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         self.lr = lr
         """Learning rate of the next step."""
@@ -85,11 +93,15 @@ class AsynchronousSGD:
         kinds = by_kind(parameter for parameter in model.parameters() if parameter.requires_grad)
         if not kinds:
             raise UsageError(f"the model ({type(model).__name__}) has no parameters that need a gradient")
-        namespace = self._runtime.open_namespace()
+        vectors = [NamedVector(model, flat) for flat in kinds]
         self._newcomer = Newcomer(self._runtime)
+        begun: list[Begun] | list[None] = [None] * len(vectors)
+        if state is not None and not self._newcomer.waits:
+            begun = restore_parameters(vectors, state)
+        namespace = self._runtime.open_namespace()
         self._tensors = [
-            _Tensor(self._runtime, namespace, number, flat, rule=self._rule, newcomer=self._newcomer)
-            for number, flat in enumerate(kinds)
+            _Tensor(self._runtime, namespace, number, vector, own, rule=self._rule, newcomer=self._newcomer)
+            for number, (vector, own) in enumerate(zip(vectors, begun, strict=True))
         ]
         self._namespace = namespace
         self._counts_clocks = False
@@ -134,6 +146,46 @@ class AsynchronousSGD:
         """Wait for the newest parameters, as to evaluate a model that others still train."""
         self._wait([tensor.pull(0) for tensor in self._tensors])
 
+    @property
+    def saving_rank(self) -> SavingRank | None:
+        """Decides in an elastic job which rank saves; None: all ranks do, together."""
+        return SavingRank(self._runtime) if self._runtime.node.requests.live.is_elastic else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what owners hold, for a checkpoint: parameters, momenta and how often they were updated.
+
+        In a job that is not elastic all ranks call this at the same place. They wait for each other, and get
+        the same: all pushes before, and none after. In an elastic job each rank asks for itself. It gets at
+        least its own pushes, and each block's parameters and momenta are of one moment.
+
+        Raises:
+            WaitTimeout: an owner, or a rank, does not come for too long.
+            NetStormError: the job has failed.
+        """
+        together = self.saving_rank is None
+        if together:
+            self._runtime.barrier()
+        keys = [(tensor.key, tensor.pushes) for tensor in self._tensors]
+        held = collect_from_owners(self._runtime, keys, whole=OwnedBlocks.whole)
+        if together:
+            self._runtime.barrier()
+        parameters: dict[str, torch.Tensor] = {}
+        momenta: dict[str, torch.Tensor] = {}
+        updates = []
+        for tensor, one in zip(self._tensors, held, strict=True):
+            values, moved, count = tensor.vector.state_of(tensor.key, one)
+            parameters |= values
+            momenta |= moved
+            updates.append(count)
+        return {"parameters": parameters, "momenta": momenta, "updates": torch.tensor(updates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise `UsageError`: owners have begun already. Give the state to the constructor."""
+        raise UsageError(
+            "AsynchronousSGD takes what a checkpoint has when it is made, since owners begin to serve then: "
+            "AsynchronousSGD(model, lr, state=loaded.state['training'])"
+        )
+
     def _wait(self, futures: list[concurrent.futures.Future[None]]) -> None:
         _wait(futures, self._runtime)
         for tensor in self._tensors:
@@ -148,15 +200,17 @@ class _Tensor:
         runtime: Runtime,
         namespace: int,
         number: int,
-        flat: FlatParameters,
+        vector: NamedVector,
+        begun: Begun | None,
         *,
         rule: UpdateRule,
         newcomer: Newcomer,
     ) -> None:
         self._runtime: Final = runtime
-        self._flat: Final = flat
-        self._pushes: Final = Pushes()
-        values = _on_host(flat.read())
+        self.vector: Final = vector
+        self._flat: Final = vector.flat
+        self.pushes: Final = Pushes()
+        values = _on_host(vector.flat.read())
         self._key: Final[Key] = runtime.register(
             namespace, f"parameters {number}", values.shape, values.dtype.name
         )
@@ -173,7 +227,7 @@ class _Tensor:
         else:
             self._receive_initial()
         self.take()
-        self._serve(rule)
+        self._serve(rule, begun)
 
     def _receive_initial(self) -> None:
         """Receive rank 0's parameters, or in an elastic job those of the lowest rank that is there."""
@@ -189,10 +243,10 @@ class _Tensor:
         )
         runtime.allreduce(operation)
 
-    def _serve(self, rule: UpdateRule) -> None:
+    def _serve(self, rule: UpdateRule, begun: Begun | None) -> None:
         """Begin to serve this rank's blocks."""
         key, runtime, values = self._key, self._runtime, self._pulled
-        blocks = OwnedBlocks(runtime, key, values, rule)
+        blocks = OwnedBlocks(runtime, key, values, rule, begun)
         runtime.post(lambda node, _: node.requests.asynchronous.serve(key, blocks))
 
     @property
@@ -208,8 +262,8 @@ class _Tensor:
         ]
         self._gradient[:] = _on_host(FlatParameters(parts).read().to(self._flat.dtype))
         future, done = _future()
-        number = self._pushes.total
-        self._pushes.total += 1
+        number = self.pushes.total
+        self.pushes.total += 1
         operation = PushOperation(
             key=self._key,
             number=number,
@@ -227,14 +281,14 @@ class _Tensor:
         future, done = _future()
         operation = PullOperation(
             key=self._key,
-            number=self._pushes.pulls,
-            pushed=self._pushes.total,
+            number=self.pushes.pulls,
+            pushed=self.pushes.total,
             destination=self._pulled,
             least=least,
             counted=counted,
             done=done,
         )
-        self._pushes.pulls += 1
+        self.pushes.pulls += 1
         self._runtime.submit(operation)
         return future
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from netstorm.checkpoint.background import Saving
+from netstorm.checkpoint.background import Saving, finished_saving, wait_for_last_saving
 from netstorm.checkpoint.job_checkpoints import JobCheckpoints, SaveOptions
-from netstorm.errors import CheckpointError
+from netstorm.checkpoint.reading import next_step
+from netstorm.errors import CheckpointError, UsageError
 from netstorm.frontends.torch.checkpoint.group_ranks import GroupRanks
 from netstorm.frontends.torch.checkpoint.tensor_bytes import TorchTensors
 from netstorm.frontends.torch.errors import raises_torch_errors
+from netstorm.kvstore.process.owners_snapshot import SavingRank
 from netstorm.settings import Settings
 
 __all__ = ["LoadedCheckpoint", "load", "save"]
@@ -75,6 +77,11 @@ def save(
 
     A tensor that ranks have different values of, such as BatchNorm's running mean under DDP, is rank 0's.
 
+    With an `AsynchronousSGD` in an elastic job ranks have no step in common, so none waits for another one.
+    One rank writes, alone: the lowest that trains. At the others this does nothing. The state is its own;
+    `step` is the least number then, and becomes larger if the folder has that one. `own` is refused; `shares`
+    and `group` have no effect.
+
     Args:
         path: folder of the job's checkpoints, on a file system that all ranks share.
         state: by name, objects with a `state_dict()`, or trees of dictionaries, lists, tuples, numbers,
@@ -98,6 +105,9 @@ def save(
         Disagreement: ranks give different states; what differs belongs in `own`.
     """
     options = SaveOptions(step=step, shares=shares, keep=keep, timeout_s=timeout_s, compares_tensors=True)
+    alone = next(filter(None, (getattr(value, "saving_rank", None) for value in state.values())), None)
+    if alone is not None:
+        return _save_alone(path, state, options, alone, own=own)
     tree = {name: _state_of(value) for name, value in state.items()}
     with torch.no_grad():
         return _checkpoints(path, group).save(tree, own, options)
@@ -146,6 +156,29 @@ def load(
 def _checkpoints(path: str | Path, group: dist.ProcessGroup | None) -> JobCheckpoints:
     job = Settings.from_environment().job
     return JobCheckpoints(path, GroupRanks(group), TorchTensors(), framework="PyTorch", job=job)
+
+
+def _save_alone(
+    path: str | Path,
+    state: Mapping[str, Any],
+    options: SaveOptions,
+    rank: SavingRank,
+    *,
+    own: Mapping[str, Any] | None,
+) -> Saving:
+    """Save if it is this rank's turn, for all."""
+    if own is not None:
+        raise UsageError("own= with AsynchronousSGD in an elastic job: one rank writes alone; leave it out")
+    if not rank.is_due:
+        return finished_saving(options.step or 0, Path(path))
+    wait_for_last_saving()
+    options = replace(options, step=next_step(path, options.step), shares=False)
+    tree = {name: _state_of(value) for name, value in state.items()}
+    job = Settings.from_environment().job
+    with torch.no_grad():
+        return JobCheckpoints(path, rank, TorchTensors(), framework="PyTorch", job=job).save(
+            tree, None, options
+        )
 
 
 def _state_of(value: Any) -> Any:

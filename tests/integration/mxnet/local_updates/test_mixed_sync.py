@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.local_updates import MixedSync
+from tests.integration.jobs import Job
 from tests.integration.mxnet.on_nodes import everywhere, on_nodes, same_everywhere
 
 VARIABLES = {rank: {"NETSTORM_SITE": site} for rank, site in enumerate(("east", "east", "west"))}
@@ -80,7 +82,7 @@ def test_gluon_trains_with_it_and_dcasgd(kv: Any) -> None:
         with mx.autograd.record():
             loss = (net(x) ** 2).sum()
         loss.backward()
-        trainer.step(16 * len(kv.sites.local))
+        trainer.step(16 * len(kv.ranks))
     mx.nd.waitall()
     kv._barrier()
     weight = mx.nd.zeros((1, 4))
@@ -98,3 +100,57 @@ def test_sparse_and_whole_values_are_refused(kv: Any) -> None:
     kv.init("w", full(0))
     with pytest.raises(UsageError, match="dense gradients"):
         kv.push("w", full(0).tostype("row_sparse"))
+
+
+BOUNDED = """
+import os, time
+import numpy as np
+from netstorm.errors import UsageError
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.local_updates import MixedSync
+
+kv, STEPS, BOUND = MixedSync(), 6, int(os.environ["NETSTORM_STALENESS"])
+kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+kv.init("steps", mx.nd.zeros((2, 1000)))  # of both sites; each rank counts for half a step
+kv.init("never pushed", mx.nd.zeros((10,)))
+mine = kv.rank % 2
+gradient, out = np.zeros((2, 1000), "float32"), mx.nd.zeros((2, 1000))
+gradient[mine] = -0.5
+for step in range(1, STEPS + 1):
+    if mine == 1:
+        time.sleep(0.1)
+    kv.push("steps", mx.nd.array(gradient))
+    if step == 1:
+        try:
+            kv.push("steps", mx.nd.array(gradient))
+        except UsageError as error:
+            assert "call clock() after each step" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    kv.clock()
+    kv.pull("steps", out=out)
+    found = out.asnumpy()
+    assert (found[mine] == step).all(), (step, found)
+    assert (found[1 - mine] >= step - BOUND).all(), (step, found)
+    print("ahead by", step - int(found[1 - mine].min()), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_site_is_ahead_of_the_slowest_by_no_more_than_the_bound(tmp_path: Path) -> None:
+    with Job(tmp_path, 4, NETSTORM_STALENESS=2) as job:
+        for rank in range(4):
+            job.start(rank, BOUNDED, forked=True, NETSTORM_SITE="ab"[rank % 2])
+        ended = job.end_all()
+    assert [one.code for one in ended] == [0] * 4, [one.text for one in ended]
+    assert "ahead by 2" in ended[0].out
+
+
+@pytest.mark.slow
+def test_a_bound_of_0_is_refused(tmp_path: Path) -> None:
+    script = "from netstorm.frontends.mxnet.local_updates import MixedSync\nMixedSync()\n"
+    with Job(tmp_path, 1, NETSTORM_STALENESS=0) as job:
+        job.start(0, script, forked=True)
+        refused = job.end(0)
+    assert refused.code == 1
+    assert "NETSTORM_STALENESS=0, which keeps all ranks in step" in refused.err

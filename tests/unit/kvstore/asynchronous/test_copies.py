@@ -27,8 +27,8 @@ def test_a_state_arrives_whole_in_whatever_order_its_pieces_come():
     pieces = list(pieces_of(state(), 7, 2, view=4))
     copies = Copies(2)
     assert len(pieces) == 2
-    assert copies.add(*pieces[1], NBYTES) is None
-    found = copies.add(*pieces[0], NBYTES)
+    assert copies.add(1, *pieces[1], NBYTES) is None
+    found = copies.add(1, *pieces[0], NBYTES)
     assert found is not None
     assert (bytes(found.values), found.states) == (state().values, b"momentum")
     assert (found.version, found.applied, found.begins) == (5, [3, 2], [0, -1])
@@ -37,10 +37,10 @@ def test_a_state_arrives_whole_in_whatever_order_its_pieces_come():
 def test_a_later_state_takes_the_place_of_one_that_is_still_coming():
     copies = Copies(2)
     early, later = list(pieces_of(state(5), 0, 0, view=1)), list(pieces_of(state(6), 0, 0, view=1))
-    assert copies.add(*early[0], NBYTES) is None
-    assert copies.add(*later[0], NBYTES) is None
-    assert copies.add(*early[1], NBYTES) is None
-    found = copies.add(*later[1], NBYTES)
+    assert copies.add(1, *early[0], NBYTES) is None
+    assert copies.add(1, *later[0], NBYTES) is None
+    assert copies.add(1, *early[1], NBYTES) is None
+    found = copies.add(1, *later[1], NBYTES)
     assert found is not None
     assert found.version == 6
 
@@ -65,21 +65,21 @@ def test_a_later_state_takes_the_place_of_one_that_is_still_coming():
 def test_states_are_of_the_block_and_no_larger_than_one_can_be(wrong, text):
     message, payload = next(pieces_of(state(), 0, 0, view=1))
     with pytest.raises(ProtocolViolation, match=text):
-        Copies(2).add(msgspec.structs.replace(message, **wrong), payload, NBYTES)
+        Copies(2).add(1, msgspec.structs.replace(message, **wrong), payload, NBYTES)
 
 
 @pytest.mark.parametrize("wrong", [{"pieces": 3}, {"applied": (2, 2)}, {"begins": (0, 0)}], ids=str)
 def test_pieces_of_two_states_are_not_put_together(wrong):
     copies, (first, second) = Copies(2), list(pieces_of(state(), 0, 0, view=1))
-    assert copies.add(*first, NBYTES) is None
+    assert copies.add(1, *first, NBYTES) is None
     with pytest.raises(ProtocolViolation, match="as with the first that came"):
-        copies.add(msgspec.structs.replace(second[0], **wrong), second[1], NBYTES)
+        copies.add(1, msgspec.structs.replace(second[0], **wrong), second[1], NBYTES)
 
 
 def test_a_piece_is_no_larger_than_those_that_a_node_sends():
     message, payload = next(pieces_of(state(), 0, 0, view=1))
     with pytest.raises(ProtocolViolation, match=r"piece 0 of version 5 .* has 1048577 bytes"):
-        Copies(2).add(message, bytes(payload) + b"x", NBYTES)
+        Copies(2).add(1, message, bytes(payload) + b"x", NBYTES)
 
 
 def held(*copies: HeldCopy) -> CopiesHeld:
@@ -96,6 +96,18 @@ def test_the_newest_state_is_known_once_all_have_said_what_they_have():
     assert handover.newest((0, 4)) == (0, -1)
     assert handover.take_holders((0, 3)) == {1, 2}
     assert handover.take_holders((0, 3)) == set()
+
+
+def test_a_rank_that_sends_no_state_of_a_block_has_none_unless_it_was_a_copy_of_long_ago():
+    handover, block = Handover({1, 2}), Block(key(), 0, range(1), ranks=3)
+    for rank, version in ((1, 7), (2, 9)):
+        handover.add(rank, held(HeldCopy(key=block.place[0], block=0, version=version)))
+    handover.refuse(block, 2, "four bytes: expected eight", was_kept=True)
+    assert handover.newest(block.place) == (9, 2)
+    said = handover.refuse(block, 2, "four bytes: expected eight", was_kept=False)
+    assert said.endswith("rank 2 has sent of block 0 of key 'k' are four bytes: expected eight")
+    assert handover.newest(block.place) == (7, 1)
+    assert said in handover.lost_text(block, 0, 3, departed=())
 
 
 def test_a_lost_owners_blocks_are_its_replicas_and_a_returned_one_has_its_own_again():

@@ -1,0 +1,149 @@
+"""What `AsynchronousSGD` saves, and begins with: parameters, momenta and counts of updates, by name.
+
+Owners know nothing of names: they hold blocks of vectors. A checkpoint has tensors of the model's shapes, so
+a job of any number of ranks, with any size of blocks, can begin with it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from netstorm.errors import CheckpointError
+from netstorm.frontends.torch.asynchronous.update_rule import Floats
+from netstorm.frontends.torch.local_updates.parameters import FlatParameters
+from netstorm.kvstore.asynchronous.owners import extent
+from netstorm.kvstore.process.owners_snapshot import HeldKey
+from netstorm.kvstore.values.key import Array, Key
+
+__all__ = [
+    "Begun",
+    "NamedVector",
+    "decoded_states",
+    "encoded_states",
+    "problem_of_states",
+    "restore_parameters",
+]
+
+_COUNT: Final = struct.Struct("<q")
+"""Number of updates of a block, before its momentum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a checkpoint has of a vector besides its values."""
+
+    momentum: Floats | None
+    """Of all its elements; None: it has none."""
+    updates: int
+
+
+def encoded_states(updates: int, momentum: Floats | None) -> bytes:
+    """Return what an owner's rule has of a block as bytes."""
+    return _COUNT.pack(updates) + (b"" if momentum is None else momentum.tobytes())
+
+
+def decoded_states(data: bytes, dtype: np.dtype[np.generic]) -> tuple[int, Floats | None]:
+    """Return what `encoded_states` was given."""
+    (updates,) = _COUNT.unpack_from(data)
+    momentum: Floats = np.frombuffer(data, dtype, offset=_COUNT.size)
+    return updates, momentum if momentum.size else None
+
+
+def problem_of_states(data: bytes, nbytes: int) -> str:
+    """Return why `decoded_states` could not take these bytes, of a momentum of `nbytes`; empty: it can."""
+    if len(data) != _COUNT.size + nbytes:
+        return f"{len(data)} bytes: expected a count of {_COUNT.size} bytes and a momentum of {nbytes}"
+    (updates,) = _COUNT.unpack_from(data)
+    return "" if updates >= 0 else f"counted as {updates} updates: expected 0 or more"
+
+
+class NamedVector:
+    """Parameters of one type on one device, by their names in the model.
+
+    Attributes:
+        flat: they.
+    """
+
+    def __init__(self, model: nn.Module, flat: FlatParameters) -> None:
+        self.flat: Final = flat
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names: Final = [names[id(parameter)] for parameter in flat.parameters]
+
+    def state_of(
+        self, key: Key, held: HeldKey
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]:
+        """Return parameters and momenta (empty: there are none) by name, and how often most blocks have been
+        updated at most, as owners hold them.
+        """
+        momentum, updates = np.zeros_like(held.values), 0
+        has_momentum = False
+        for block, data in held.states.items():
+            count, part = decoded_states(data, key.dtype)
+            updates = max(count, updates)
+            if part is not None:
+                begin, end = extent(key, block)
+                momentum[begin:end] = part
+                has_momentum = True
+        return self._divided(held.values), self._divided(momentum) if has_momentum else {}, updates
+
+    def begun(self, state: Mapping[str, Any], place: int) -> Begun:
+        """Return what a saved state has of this vector, which is at `place` among all of the model.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
+        momenta, updates = state["momenta"], state["updates"]
+        momentum = self.gathered(momenta).numpy() if momenta else None
+        return Begun(momentum, int(updates[place]) if place < len(updates) else 0)
+
+    def gathered(self, tensors: Mapping[str, Any]) -> torch.Tensor:
+        """Return tensors by name as one vector, on the CPU.
+
+        Raises:
+            CheckpointError: they are of another model.
+        """
+        members = zip(self._names, self.flat.parameters, strict=True)
+        return FlatParameters([_tensor(tensors, name, one) for name, one in members]).read().cpu()
+
+    def _divided(self, vector: Array) -> dict[str, torch.Tensor]:
+        shapes = self.flat.shapes
+        parts = torch.split(torch.from_numpy(vector), [int(np.prod(shape, dtype=int)) for shape in shapes])
+        return {
+            name: part.reshape(shape) for name, part, shape in zip(self._names, parts, shapes, strict=True)
+        }
+
+
+def restore_parameters(vectors: Sequence[NamedVector], state: Mapping[str, Any]) -> list[Begun]:
+    """Give the model the parameters of a saved state; return what else it has of each vector.
+
+    Raises:
+        CheckpointError: it is no state of `AsynchronousSGD`, or one of another model; the model is unchanged.
+    """
+    if not {"parameters", "momenta", "updates"} <= state.keys():
+        raise CheckpointError(
+            "state= is none of AsynchronousSGD's: give what checkpoint.load has returned of an object of "
+            "that class, such as loaded.state['training']"
+        )
+    values = [vector.gathered(state["parameters"]) for vector in vectors]
+    begun = [vector.begun(state, place) for place, vector in enumerate(vectors)]
+    for vector, one in zip(vectors, values, strict=True):
+        vector.flat.write(one.to(vector.flat.device))
+    return begun
+
+
+def _tensor(tensors: Mapping[str, Any], name: str, like: torch.Tensor) -> torch.Tensor:
+    found = tensors.get(name)
+    if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (like.shape, like.dtype):
+        form = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+        raise CheckpointError(
+            f"the checkpoint has {form} for parameter {name!r}, which is {like.dtype} {tuple(like.shape)}: "
+            "it is of another model"
+        )
+    return found
