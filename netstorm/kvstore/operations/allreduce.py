@@ -85,8 +85,8 @@ class Operation:
         self.destination = destination
         self.done = done
         self.priority = priority
-        self.rule = rule
-        """Fingerprint of what this rank does with the sum; ranks must agree."""
+        self.rule = rule if call is None else str(call)
+        """Fingerprint of what this rank does with the sum, or of the call; ranks must agree."""
         self.form: Final[Form] = form or key.form
         """How the values travel; ranks must agree, round by round."""
         self.for_others = for_others
@@ -96,7 +96,7 @@ class Operation:
         """For each segment of a collective round: bit set of the ranks that want its result. Others get
         headers alone. Empty: all ranks want everything."""
         self.call: Final = call
-        self.digest: Final = 0 if call is None else crc32(str(call).encode())
+        self.digest: Final = 0 if call is None else crc32(self.rule.encode())
         """Of the call: travels with every part, so that ranks whose calls differ never mix their values."""
         self.from_lowest: Final = from_lowest
         """Only the lowest rank of the job contributes its source, as to an initial value."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -42,8 +41,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     """By key, of the sums that are made by a codec: what that has agreed on (`compression.codec`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """What a call does: all members give the same `text`, `reduction`, `element` and `segment_bytes`."""
 
     text: str
@@ -141,7 +139,6 @@ class GroupCalls:
             done=done,
             priority=exchange.priority,
             loss=exchange.loss,
-            rule=str(call),
             form=form,
             receivers=tuple(1 << self.members[index] for index in exchange.receivers),
             call=call,

@@ -175,7 +175,7 @@ class Runtime:
         operation.done = ended
         busy.begin(clock.monotonic())
         try:
-            self._driver.tell(lambda now: self.node.requests.submit(operation, now), ended)
+            self._driver.thread.tell(lambda now: self.node.requests.submit(operation, now), ended)
         except Closed as error:
             ended(error)
 

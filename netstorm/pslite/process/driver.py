@@ -70,16 +70,8 @@ class Driver(Generic[M]):
             else:
                 future.set_exception(error)
 
-        self.tell(lambda now: method(done, now), done)
+        self.thread.tell(lambda now: method(done, now), done)
         return future
-
-    def tell(self, function: Callable[[float], None], failed: Callable[[Exception], None]) -> None:
-        """Call a function on the I/O thread; `failed` is called if that never happens, or if it raises.
-
-        Raises:
-            Closed: as for `ask`.
-        """
-        self.thread.tell(function, failed)
 
 
 def start_driver(

@@ -179,8 +179,7 @@ class IoThread(Generic[M]):
     def wake(self) -> None:
         """Make the thread check everything; may be called by any thread."""
         if self._asleep and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):  # the thread has just ended
-                self._van.wake()
+            self._van.wake()
 
     def is_current(self) -> bool:
         """Return whether the caller runs on the thread."""
@@ -227,7 +226,7 @@ class IoThread(Generic[M]):
             raise self._closed_error()
         self._inbox.append(call)
         if self._asleep:
-            self.wake()
+            self._van.wake()
         if self._thread_is_over():  # in the meantime, maybe without having seen this call
             self._fail_calls()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import threading
@@ -10,6 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 __all__ = ["DescriptorPoller"]
+
+_write_eventfd: Final = ctypes.PyDLL(None).eventfd_write
+"""Adds to an eventfd, as `os.eventfd_write`, but keeps the interpreter lock meanwhile. Otherwise the woken
+thread takes the lock at once, and the caller gets it back only after a switch interval."""
+_write_eventfd.argtypes = (ctypes.c_int, ctypes.c_uint64)
 
 
 class DescriptorPoller:
@@ -47,7 +53,7 @@ class DescriptorPoller:
         """Make a waiting `poll` return. May be called by any thread."""
         with self._lock:  # otherwise the descriptor could be closed, and its number belong to another file
             if not self._closed:
-                os.eventfd_write(self._wake_fd, 1)
+                _write_eventfd(self._wake_fd, 1)
 
     def stop_waking(self) -> None:
         """Ignore `wake` from now on."""

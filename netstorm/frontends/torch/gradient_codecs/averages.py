@@ -134,13 +134,13 @@ class EncodedAverages:
             done(None)
             return
         self._has_agreed = True
-        exchange = self._exchanges.all_reduce(torch.zeros(1), Reduction.SUM, "SUM")
+        exchange = self._exchanges.all_reduce(torch.zeros(1), Reduction.SUM)
         text = f"average of {self._what} with codec {self.rules.fingerprint}"
         self._member.begin(dataclasses.replace(exchange, text=text), done)
 
     def _begin_plain(self, unit: Unit, memory: Staged, priority: int, done: Done) -> None:
         part = PartOf(memory, unit.places, memory.host.dtype)
-        exchange = self._exchanges.all_reduce(part.host, Reduction.AVERAGE, "AVG", priority)
+        exchange = self._exchanges.all_reduce(part.host, Reduction.AVERAGE, priority)
         self._member.begin(exchange, done, (part,))
 
     def _begin_encoded(self, unit: Unit, codec: Codec, memory: Staged, priority: int, done: Done) -> None:

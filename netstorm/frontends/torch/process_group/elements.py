@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from netstorm.protocol.collectives import Element, Reduction, can_reduce
 
-__all__ = ["element_of", "reduction_name", "reduction_of", "type_name"]
+__all__ = ["NAMES", "element_of", "reduction_name", "reduction_of", "type_name"]
 
 _ELEMENTS: Final = {
     torch.float16: Element.FLOAT16,
@@ -30,16 +31,20 @@ _ELEMENTS: Final = {
 }
 """A complex number is reduced as two real ones, which is right for sums alone."""
 
-_REDUCTIONS: Final[dict[Any, Reduction]] = {
-    dist.ReduceOp.SUM: Reduction.SUM,
-    dist.ReduceOp.AVG: Reduction.AVERAGE,
-    dist.ReduceOp.PRODUCT: Reduction.PRODUCT,
-    dist.ReduceOp.MIN: Reduction.MINIMUM,
-    dist.ReduceOp.MAX: Reduction.MAXIMUM,
-    dist.ReduceOp.BAND: Reduction.AND,
-    dist.ReduceOp.BOR: Reduction.OR,
-    dist.ReduceOp.BXOR: Reduction.XOR,
+NAMES: Final = {
+    Reduction.SUM: "SUM",
+    Reduction.AVERAGE: "AVG",
+    Reduction.PRODUCT: "PRODUCT",
+    Reduction.MINIMUM: "MIN",
+    Reduction.MAXIMUM: "MAX",
+    Reduction.AND: "BAND",
+    Reduction.OR: "BOR",
+    Reduction.XOR: "BXOR",
 }
+"""What PyTorch calls each reduction."""
+
+_REDUCTIONS: Final = {int(getattr(dist.ReduceOp, name)): reduction for reduction, name in NAMES.items()}
+"""By number: PyTorch makes a new object of a reduction whenever it is read, and compares them slowly."""
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -58,15 +63,16 @@ def reduction_of(op: Any) -> Reduction:
     Raises:
         NotImplementedError: there is no such reduction here; the message says what to use.
     """
-    found = _REDUCTIONS.get(getattr(op, "op", op))
+    found = _REDUCTIONS.get(int(getattr(op, "op", op)))
     if found is None:
         raise NotImplementedError(
             f"the netstorm backend has no ReduceOp.{reduction_name(op)}; use one of "
-            f"{', '.join(reduction_name(known) for known in _REDUCTIONS)}"
+            f"{', '.join(NAMES.values())}"
         )
     return found
 
 
+@functools.lru_cache(maxsize=256)
 def element_of(dtype: torch.dtype, reduction: Reduction) -> Element:
     """Return the type of a tensor's elements, if they can be reduced so.
 

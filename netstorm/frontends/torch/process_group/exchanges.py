@@ -13,14 +13,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import torch
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.process_group.elements import element_of, type_name
+from netstorm.frontends.torch.process_group.elements import NAMES, element_of, type_name
 from netstorm.frontends.torch.process_group.memory import array_of, described
 from netstorm.kvstore.operations.group_calls import Exchange
 from netstorm.kvstore.values.collective import Segments
@@ -39,28 +39,26 @@ class Exchanges:
         self._rank: Final = rank
         self._size: Final = size
 
-    def all_reduce(
-        self, tensor: torch.Tensor, reduction: Reduction, name: str, priority: int = 0
-    ) -> Exchange:
+    def all_reduce(self, tensor: torch.Tensor, reduction: Reduction, priority: int = 0) -> Exchange:
         """Reduce a tensor in place; a higher `priority` goes first on every link."""
-        text = f"all_reduce({name}) of {described([tensor])}"
+        text = f"all_reduce({NAMES[reduction]}) of {described(tensor)}"
         return self._reduced(tensor, reduction, text, priority=priority)
 
     def sum_with_loss(
         self, kept: torch.Tensor, result: torch.Tensor, terms: LossTerms, priority: int
     ) -> Exchange:
         """Sum `kept` into `result`, maybe without late contributions, which stay in `kept`."""
-        text = f"all_reduce(SUM) of {described([kept])} with {terms}"
+        text = f"all_reduce(SUM) of {described(kept)} with {terms}"
         exchange = self._reduced(kept, Reduction.SUM, text, priority=priority)
         element = element_of(result.dtype, Reduction.SUM)
-        return dataclasses.replace(exchange, destination=(array_of(result, element),), loss=terms)
+        return msgspec.structs.replace(exchange, destination=(array_of(result, element),), loss=terms)
 
-    def reduce(self, tensor: torch.Tensor, reduction: Reduction, name: str, root: int) -> Exchange:
+    def reduce(self, tensor: torch.Tensor, reduction: Reduction, root: int) -> Exchange:
         """Reduce a tensor in place at `root`; it stays as it is elsewhere."""
         return self._reduced(
             tensor,
             reduction,
-            f"reduce({name}) to rank {root} of {described([tensor])}",
+            f"reduce({NAMES[reduction]}) to rank {root} of {described(tensor)}",
             in_place=root == self._rank,
             receivers=(root,),
         )
@@ -70,7 +68,7 @@ class Exchanges:
         array = array_of(tensor, Element.BYTES)
         mine = root == self._rank
         return Exchange(
-            text=f"broadcast from rank {root} of {described([tensor])}",
+            text=f"broadcast from rank {root} of {described(tensor)}",
             reduction=Reduction.COPY,
             element=Element.BYTES,
             segment_bytes=array.nbytes,
@@ -89,7 +87,7 @@ class Exchanges:
         """Copy every rank's tensor to all; `outputs` by rank."""
         self._check(outputs, mine, name)
         return self._copied(
-            f"{name} of {described([mine])}",
+            f"{name} of {described(mine)}",
             source=tuple(mine if rank == self._rank else None for rank in range(self._size)),
             destination=tuple(outputs),
             size=mine.nbytes,
@@ -100,7 +98,7 @@ class Exchanges:
         if outputs is not None:
             self._check(outputs, mine, "gather")
         return self._copied(
-            f"gather to rank {root} of {described([mine])}",
+            f"gather to rank {root} of {described(mine)}",
             source=tuple(mine if rank == self._rank else None for rank in range(self._size)),
             destination=(None,) * self._size if outputs is None else tuple(outputs),
             size=mine.nbytes,
@@ -112,7 +110,7 @@ class Exchanges:
         if inputs is not None:
             self._check(inputs, output, "scatter")
         return self._copied(
-            f"scatter from rank {root} of {described([output])}",
+            f"scatter from rank {root} of {described(output)}",
             source=(None,) * self._size if inputs is None else tuple(inputs),
             destination=tuple(output if rank == self._rank else None for rank in range(self._size)),
             size=output.nbytes,
@@ -124,14 +122,12 @@ class Exchanges:
         output: torch.Tensor,
         inputs: Sequence[torch.Tensor],
         reduction: Reduction,
-        name: str,
-        called: str = "reduce_scatter",
     ) -> Exchange:
         """Reduce the tensors of each place, and give the result to the rank of that place."""
-        self._check(inputs, output, called)
+        self._check(inputs, output, "reduce_scatter")
         element = element_of(output.dtype, reduction)
         return Exchange(
-            text=f"{called}({name}) of {described([output])}",
+            text=f"reduce_scatter({NAMES[reduction]}) of {described(output)}",
             reduction=reduction,
             element=element,
             segment_bytes=output.nbytes,

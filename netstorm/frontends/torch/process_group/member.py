@@ -274,22 +274,26 @@ class Member:
         """Submit an operation once its memory can be read; copy results back before `done`."""
         copies = [] if isinstance(operation, SendOperation) else [each for each in memory if each.is_copy]
         waits = [each for each in memory if each.must_wait]
-        thread = self.thread.for_caller()
         if work is not None:
             for each in memory:
                 work.on_device(each.device)
-
-        def ended(error: Exception | None) -> None:
-            if error is not None or not copies:
-                done(error)
-            else:
-                thread.run(lambda: copy_back(copies, done, work))
-
-        operation.done = ended
+        operation.done = self._copies_back(copies, done, work) if copies else done
         if waits:
-            thread.run(lambda: self._submit_when_read(operation, waits, done))
+            self.thread.for_caller().run(lambda: self._submit_when_read(operation, waits, done))
         else:
             self.runtime.submit(operation)
+
+    def _copies_back(self, copies: Sequence[Staged], done: Done, work: CallWork | None) -> Done:
+        """Return what copies results back when an operation has ended well, and then calls `done`."""
+        thread = self.thread.for_caller()
+
+        def ended(error: Exception | None) -> None:
+            if error is None:
+                thread.run(lambda: copy_back(copies, done, work))
+            else:
+                done(error)
+
+        return ended
 
     def _submit_when_read(
         self, operation: Operation | PointToPointOperation, waits: Sequence[Staged], done: Done

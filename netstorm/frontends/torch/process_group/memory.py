@@ -7,8 +7,7 @@ whose result is copied back when the call is done.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,6 @@ from netstorm.kvstore.values.elements import STORED
 from netstorm.protocol.collectives import Element
 
 __all__ = ["Staged", "array_of", "described"]
-
-_VIEWED_AS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Staged:
@@ -45,7 +42,7 @@ class Staged:
             write: it gets a result.
         """
         self._write = write
-        self.tensor = tensor.detach()
+        self.tensor = tensor.detach() if tensor.requires_grad else tensor
         self.host: torch.Tensor = self.tensor
         if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
             self.host = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -68,23 +65,37 @@ class Staged:
         """Let the current stream of the tensor's device wait for the result."""
 
 
+class _Memory:
+    """A tensor's memory, as NumPy takes it: an array of it refers to this object, and so to the tensor.
+
+    PyTorch's own views and `numpy()` go through its dispatcher, which takes several times as long.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.nbytes // dtype.itemsize,),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
 def array_of(tensor: torch.Tensor, element: Element) -> npt.NDArray[Any]:
     """Return the memory of a contiguous CPU tensor as a flat array, of the type in which elements are
     stored.
     """
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    if flat.numel() == 0:
-        return np.empty(0, STORED[element])
-    return flat.view(_VIEWED_AS[flat.element_size()]).numpy().view(STORED[element])
+    dtype = STORED[element]
+    return np.asarray(_Memory(tensor, dtype)) if tensor.nbytes else np.empty(0, dtype)
 
 
-def described(tensors: Sequence[torch.Tensor]) -> str:
-    """Return types and shapes as error messages show them: equal texts mean equal types and shapes."""
-    shown = [_described(tensor.dtype, tensor.shape) for tensor in tensors[:4]]
-    more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
-    return ", ".join(shown) + more
+def described(tensor: torch.Tensor) -> str:
+    """Return a tensor's type and shape as error messages show them: equal texts mean equal types and
+    shapes.
+    """
+    return _described(tensor.dtype, tensor.shape)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -36,7 +36,7 @@ class Messages(Calls):
         self._check_open()
         tensor = only(tensors, "send")
         self._checked(dstRank)
-        memory, what = staged(tensor, write=False), described([tensor])
+        memory, what = staged(tensor, write=False), described(tensor)
         operation = self._member.send(memory, what, dstRank, tag)
         text = f"send to rank {dstRank} (tag {tag}) of {what}"
         return self._member.exchange_messages(text, [(operation, memory)], [tensor], timeout_of(None))
@@ -85,7 +85,7 @@ class Messages(Calls):
 
     def _received(self, tensor: Tensor, source: int | None, tag: int) -> CallWork:
         self._check_open()
-        memory, what = staged(tensor, read=False), described([tensor])
+        memory, what = staged(tensor, read=False), described(tensor)
         operation = self._member.receive(memory, what, source, tag)
         origin = "any rank" if source is None else f"rank {source}"
         text = f"receive from {origin} (tag {tag}) of {what}"
@@ -105,10 +105,10 @@ class Messages(Calls):
         for rank in range(member.size):
             target, source = targets[rank], sources[rank]
             if source.host.numel():
-                what = described([source.tensor])
+                what = described(source.tensor)
                 messages.append((member.send(source, what, rank, 0, _ALL_TO_ALL), source))
             if target.host.numel():
-                what = described([target.tensor])
+                what = described(target.tensor)
                 messages.append((member.receive(target, what, rank, 0, _ALL_TO_ALL), target))
         return member.exchange_messages("all_to_all", messages, result, timeout_of(options), whole)
 

@@ -15,7 +15,7 @@ from netstorm.frontends.torch.process_group.calls import (
     only,
     timeout_of,
 )
-from netstorm.frontends.torch.process_group.elements import reduction_name, reduction_of
+from netstorm.frontends.torch.process_group.elements import reduction_of
 from netstorm.frontends.torch.process_group.member import after_all
 from netstorm.frontends.torch.process_group.sparse import SparseSums
 from netstorm.frontends.torch.process_group.staging import staged
@@ -40,15 +40,15 @@ class Reductions(Calls):
         if tensor.layout is not torch.strided:
             return self._sparse.all_reduce(tensor, op, timeout_of(options))
         memory = staged(tensor)
-        exchange = self._exchanges.all_reduce(memory.host, reduction_of(op), reduction_name(op))
+        exchange = self._exchanges.all_reduce(memory.host, reduction_of(op))
         return self._member.call(exchange, [tensor], timeout_of(options), (memory,))
 
     def allreduce_with_priority(self, tensor: Tensor, priority: int, *, average: bool = False) -> CallWork:
         """Sum a tensor over all ranks, or average it, in place; sums of higher priority overtake others."""
         self._check_open()
         memory = staged(tensor)
-        reduction, name = (Reduction.AVERAGE, "AVG") if average else (Reduction.SUM, "SUM")
-        exchange = self._exchanges.all_reduce(memory.host, reduction, name, priority)
+        reduction = Reduction.AVERAGE if average else Reduction.SUM
+        exchange = self._exchanges.all_reduce(memory.host, reduction, priority)
         return self._member.call(exchange, [tensor], timeout_of(None), (memory,))
 
     def allreduce_with_loss(self, kept: Tensor, result: Tensor, terms: LossTerms, priority: int) -> CallWork:
@@ -70,7 +70,7 @@ class Reductions(Calls):
         done = after_all(len(tensors), work.finish)
         for tensor in tensors:
             memory = staged(tensor)
-            exchange = self._exchanges.all_reduce(memory.host, reduction_of(op), reduction_name(op))
+            exchange = self._exchanges.all_reduce(memory.host, reduction_of(op))
             self._member.begin(exchange, done, (memory,))
         return work
 
@@ -80,7 +80,7 @@ class Reductions(Calls):
         tensor = only(tensors, "reduce")
         op, root = _op(options), self._root(options)
         memory = staged(tensor, write=root == self._member.rank)
-        exchange = self._exchanges.reduce(memory.host, reduction_of(op), reduction_name(op), root)
+        exchange = self._exchanges.reduce(memory.host, reduction_of(op), root)
         return self._member.call(exchange, [tensor], timeout_of(options), (memory,))
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[list[Tensor]], options: Any = None) -> CallWork:
@@ -108,9 +108,7 @@ class Reductions(Calls):
         for output, source in zip(outputs, inputs, strict=True):
             target, given = staged(output, read=False), staged(source, write=False)
             parts = self._parts(given.host, target.host, "reduce_scatter_tensor")
-            exchange = self._exchanges.reduce_scatter(
-                target.host, parts, reduction_of(op), reduction_name(op)
-            )
+            exchange = self._exchanges.reduce_scatter(target.host, parts, reduction_of(op))
             self._member.begin(exchange, done, (target, given))
         return work
 
@@ -128,7 +126,7 @@ class Reductions(Calls):
         target = staged(output, read=False)
         given = [staged(tensor, write=False) for tensor in inputs]
         exchange = self._exchanges.reduce_scatter(
-            target.host, [each.host for each in given], reduction_of(op), reduction_name(op)
+            target.host, [each.host for each in given], reduction_of(op)
         )
         return self._member.call(exchange, [output], timeout_of(options), (target, *given))
 

@@ -50,7 +50,7 @@ class SparseSums:
             )
         if self._calls is None:
             self._calls = self._member.calls("/sparse")
-        work = self._member.work(f"all_reduce(SUM) of sparse {described([tensor])}", [tensor], timeout)
+        work = self._member.work(f"all_reduce(SUM) of sparse {described(tensor)}", [tensor], timeout)
         self._thread.run(lambda: self._run(tensor, work))
         return work
 

@@ -26,9 +26,9 @@ def staged(tensor: torch.Tensor, *, read: bool = True, write: bool = True) -> St
             f"the netstorm backend takes sparse tensors (COO) in all_reduce with SUM alone; this one is "
             f"{tensor.layout}: call to_dense() first"
         )
-    if tensor.device.type == "cpu":
+    if tensor.is_cpu:
         return Staged(tensor, read=read, write=write)
-    if tensor.device.type == "cuda":
+    if tensor.is_cuda:
         return StagedOnGpu(tensor, read=read, write=write)
     raise NotImplementedError(
         f"the netstorm backend takes tensors of the CPU and of CUDA devices; this one is on {tensor.device}"
