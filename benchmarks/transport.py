@@ -106,7 +106,7 @@ def start(rank: int, arguments: argparse.Namespace) -> tuple[Bench, Endpoint, Io
     """Put a machine to work."""
     keep_freed_memory()
     machine = Bench(arguments.elements)
-    credentials = Credentials.of_job(JobKey.load(Path(arguments.key))) if arguments.key else None
+    credentials = Credentials.of_process(JobKey.load(Path(arguments.key))) if arguments.key else None
     van = ZmqVan(credentials=credentials)
     port = van.bind("127.0.0.1", 0)
     endpoint = Endpoint(

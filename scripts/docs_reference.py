@@ -101,10 +101,11 @@ this page to judge what a member that is hostile, or broken, can do.
   for the message, or where ranks contradict each other.
 
 **Who is who.** The scheduler numbers processes by a random number of their own, and tells members
-each other's. With [a key for each node](../guides/security.md#a-key-for-each-node) a number belongs
-to the key with which its process has joined, and no other key opens a session under it, at the
-scheduler or at nodes. With the job's key alone, a member that lies about its number is taken for
-another one: give nodes keys of their own if they do not trust each other.
+each other's. In a job with [a key](../guides/security.md) each process connects with a key pair of
+its own, or its node's. A number belongs to the key with which its process has come, and no other key
+opens a session under it, at the scheduler or at nodes: that is refused, counted as `refused_hellos`,
+and logged with the rank whose key it was. Without a key (`NETSTORM_SECURITY=off`, or loopback alone)
+a member that lies about its number is taken for another one.
 
 **Paths.** Some messages carry the path from the rank that they come from to their receiver. It must
 lead from the node that has sent it. If that node forwards for another one, the path must be one that

@@ -72,7 +72,7 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
         # ------------------------------------------------------------------------------------------ sessions
         m.Hello: _session(
             "job and receiver are those of this process; a rank's incarnation is the one that the scheduler "
-            "has named, and its connection has the key with which that process has joined (NETSTORM_ALLOW)"
+            "has named, and its connection has the key with which that process has joined (NETSTORM_KEY_FILE)"
         ),
         m.Welcome: _session("it answers a Hello of this process, over the same connection"),
         m.Refused: _session("it answers a Hello of this process, over the same connection"),

@@ -9,13 +9,13 @@ A process is three layers, the same on real sockets and in the simulated cluster
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from netstorm.protocol.frames import Buffer, Checksum
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import Hello, Message
+from netstorm.protocol.messages import Hello, Member, Message
 
 __all__ = [
     "URGENT",
@@ -34,7 +34,7 @@ __all__ = [
     "Rerouter",
     "Send",
     "TakeBack",
-    "is_other_user",
+    "refuse_other_key",
 ]
 
 Order: TypeAlias = tuple[int, ...]
@@ -135,20 +135,24 @@ class Refuse:
 Admission: TypeAlias = Admit | NotYet | Refuse
 
 
-def is_other_user(known: str, user: str) -> bool:
-    """Return whether a process with a user's key cannot be the one that is known by another. Without keys of
-    their own (empty) nobody can tell.
+def refuse_other_key(speaks_for: str, user: str, members: Iterable[Member]) -> Refuse:
+    """Return the refusal of a process that has another key than the one in whose name it speaks.
+
+    Args:
+        speaks_for: that one, for a person.
+        user: text of the key that it has.
+        members: of the job. If one of them has this key, it is named.
     """
-    return bool(known and user) and known != user
+    ranks = [member.rank for member in members if user and member.user == user]
+    whose = f", which has the key of rank {ranks[0]}" if ranks else ""
+    return Refuse(f"{speaks_for} has another key than this process{whose}: nobody speaks for another one")
 
 
 class Machine(Protocol):
     """A general node or the scheduler."""
 
     def admit(self, hello: Hello, user: str = "") -> Admission:
-        """Decide who may open a session. `user`: text of the key that the process has proved to have, where
-        nodes have keys of their own.
-        """
+        """Decide who may open a session. `user`: text of the key of its process; empty: the job has none."""
 
     def receive(
         self, peer: Peer, message: Message, payload: Buffer | None, payload_crc: int | None, now: float

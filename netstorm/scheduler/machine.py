@@ -19,7 +19,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, not_authorised
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse
+from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse, refuse_other_key
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.job_lifecycle import JobLifecycle, abort_reason
 from netstorm.scheduler.job_phase import Outcome, Phase
@@ -171,7 +171,7 @@ class SchedulerMachine:
         if departed is not None:
             return Refuse(departed)
         if self._registry.is_taken(hello.incarnation, user):
-            return Refuse("the process of this number has another key: nobody speaks for another one")
+            return refuse_other_key("the process of this number", user, self.view.members)
         peer = self._registry.find(hello.incarnation)
         if peer is None and hello.sender >= 0:
             return Refuse(

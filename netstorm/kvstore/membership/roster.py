@@ -9,7 +9,7 @@ from netstorm.errors import NodeLost, UnevenRounds
 from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Hello, Member
-from netstorm.pslite.machine import Admission, Admit, NotYet, Refuse, is_other_user
+from netstorm.pslite.machine import Admission, Admit, NotYet, Refuse, refuse_other_key
 
 __all__ = ["Roster"]
 
@@ -80,8 +80,8 @@ class Roster:
             if self.elastic and hello.incarnation not in self._gone:
                 return NotYet()  # it has just joined, and the scheduler's message is on its way
             return Refuse(f"another process is rank {hello.sender} of this job")
-        if is_other_user(self.members[hello.sender].user, user):
-            return Refuse(f"rank {hello.sender} of this job has another key than this process")
+        if self.members[hello.sender].user != user:
+            return refuse_other_key(f"rank {hello.sender} of this job", user, self.present())
         return Admit(Peer(hello.sender))
 
     def record_finished(self, rank: int, last_rounds: dict[int, int]) -> None:

@@ -53,7 +53,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
     site: str
     incarnation: int
     user: str = ""
-    """Text of the public key with which it connects; empty: it has none of its own."""
+    """Text of the public key with which it connects; empty: the job has no key."""
 
 
 class Joined(Message, frozen=True, tag=61):

@@ -1,8 +1,9 @@
-"""The decision about the key of a process that connects, from the job's key and the allow list.
+"""The decision about the key of a process that connects: without an allow list it is admitted.
 
-ZeroMQ has verified that the process holds the secret part of the key (CURVE's INITIATE command). The allow
-list is read again when its file changes. While the file cannot be read, or is wrong, the last list that could
-be read stays in force: an editor's half-written file must not end a job.
+ZeroMQ has verified that the process holds the secret part of the key (CURVE's INITIATE command). That it also
+holds the job's key, its first message proves (`process_proof`). The list is read again when its file changes.
+While the file cannot be read, or is wrong, the last list that could be read stays in force: an editor's
+half-written file must not end a job.
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ from netstorm.pslite.security.curve import key_text
 __all__ = ["Admission", "Answer"]
 
 _log = logging.getLogger(__name__)
-
-_JOB: Final = "the job's key"
-"""How messages call the key that is the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +45,9 @@ class Admission:
             SettingsError: it cannot be read, or is wrong.
         """
         self._path: Final = credentials.allow_file
-        self._job_key: Final = credentials.job.public
         self._stamp: tuple[int, ...] = ()
         self._problem = ""
-        self._names: Mapping[str, str] = {key_text(self._job_key): _JOB}
+        self._names: Mapping[str, str] = {}
         if self._path is not None:
             self._stamp = _stamp(self._path)
             self._names = _read(self._path)
@@ -63,17 +60,13 @@ class Admission:
     def decide(self, key: bytes) -> Answer:
         """Return whether a public key is admitted, by the list as it is now."""
         user = key_text(key)
-        if user in self._names:
+        if self.admits(user):
             return Answer(user)
-        if self._path is None:
-            return Answer("", "its key is not the job's")
-        if key == self._job_key:
-            return Answer("", f"it has the job's key alone, but {self._path} (NETSTORM_ALLOW) lists nodes")
-        return Answer("", f"its key is not in {self._path} (NETSTORM_ALLOW)")
+        return Answer("", f"its key is not in {self._path} (NETSTORM_ALLOW), or it has none of its own")
 
     def admits(self, user: str) -> bool:
         """Return whether a user is still admitted."""
-        return user in self._names
+        return self._path is None or user in self._names
 
     def refresh(self) -> Mapping[str, str]:
         """Read the allow list again if its file has changed; return the names of users that were removed."""

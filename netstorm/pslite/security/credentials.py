@@ -10,6 +10,7 @@ from netstorm.protocol.addresses import is_loopback
 from netstorm.pslite.security.curve import CurveKeys
 from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.security.node_key import NodeKey
+from netstorm.pslite.security.process_proof import ProcessProof
 from netstorm.settings import Settings
 
 __all__ = ["Credentials", "job_key_of", "load_credentials"]
@@ -22,17 +23,32 @@ class Credentials:
     job: CurveKeys
     """With which a process proves, to those that connect to it, that it holds the job's key."""
     own: CurveKeys
-    """With which it proves who it is where it connects: the node's own pair, or the job's."""
+    """With which it proves who it is where it connects: the node's own pair, or one that it has just made."""
+    proof: ProcessProof
+    """With which it proves there that it holds the job's key."""
     allow_file: Path | None = None
     """The nodes that are admitted; None: whoever holds the job's key."""
     name: str = ""
     """Of the node's own key; empty: it has none."""
 
     @classmethod
-    def of_job(cls, key: JobKey) -> Credentials:
-        """Return the credentials of a process that has the job's key alone."""
-        pair = key.curve_keys()
-        return cls(job=pair, own=pair)
+    def of_process(
+        cls, key: JobKey, node: NodeKey | None = None, allow_file: Path | None = None
+    ) -> Credentials:
+        """Return the credentials of a process that begins.
+
+        Args:
+            key: the job's.
+            node: the node's own key; None: it has the job's alone, and the process makes a pair of its own.
+            allow_file: see above.
+        """
+        return cls(
+            job=key.curve_keys(),
+            own=CurveKeys.fresh() if node is None else node.keys,
+            proof=ProcessProof(key),
+            allow_file=allow_file,
+            name="" if node is None else node.name,
+        )
 
 
 def job_key_of(settings: Settings) -> JobKey | None:
@@ -65,11 +81,8 @@ def load_credentials(settings: Settings, bind_host: str) -> Credentials | None:
                 "nodes; or set NETSTORM_SECURITY=off for all, if only the job can reach the network (a VPN)"
             )
         return None
-    pair = key.curve_keys()
-    node = NodeKey.load(Path(settings.node_key_file)) if settings.node_key_file else None
-    return Credentials(
-        job=pair,
-        own=pair if node is None else node.keys,
-        allow_file=Path(settings.allow_file) if settings.allow_file else None,
-        name="" if node is None else node.name,
+    return Credentials.of_process(
+        key,
+        NodeKey.load(Path(settings.node_key_file)) if settings.node_key_file else None,
+        Path(settings.allow_file) if settings.allow_file else None,
     )

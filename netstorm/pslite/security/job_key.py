@@ -81,5 +81,5 @@ class JobKey:
         ).digest()
 
     def curve_keys(self) -> CurveKeys:
-        """Return the key pair with which the job's processes prove to each other that they hold the key."""
+        """Return the key pair with which processes that accept connections prove that they hold the key."""
         return CurveKeys.from_secret(self.derive("curve"))

@@ -30,8 +30,8 @@ class Received:
     connection: Connection
     frames: tuple[Buffer, ...]
     user: str = ""
-    """Text of the key that the sender has proved to have, where nodes have keys of their own; empty: they
-    have not, or the connection was opened here."""
+    """Text of the key of the sender's process, or node; empty: the job has no key, or the connection was
+    opened here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ sessions' windows bound them; names are not resolved.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class MemoryNetwork:
         traffic: bytes and messages delivered, by (source host, target host).
         watch: called with (source host, target host, frame 0, payload) of every delivered message.
         corrupted: number of payloads that were changed.
-        keyed: each host has a key of its own, with its name, so that the receiver knows who has connected.
+        keyed: the job has a key, so each process has one of its own, by which the receiver knows it.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class MemoryNetwork:
         self.watch: Callable[[str, str, bytes, Buffer | None], None] | None = None
         self.corrupted = 0
         self.keyed = False
+        self._keys = itertools.count(1)
         self._random = random.Random(f"faults {seed}")
         self._listeners: dict[tuple[str, int], NetworkVan] = {}
         self._pipes: dict[int, Pipe] = {}
@@ -74,6 +76,10 @@ class MemoryNetwork:
         self._partitions: Final = Partitions()
 
     # ------------------------------------------------------------------------------------------- for the vans
+
+    def new_key(self) -> str:
+        """Return what stands for the public key of a process."""
+        return f"key {next(self._keys)}"
 
     def listen(self, van: NetworkVan, host: str, port: int) -> int:
         """Accept connections to `van`; return its port."""
@@ -275,7 +281,7 @@ class MemoryNetwork:
         if way is pipe.backward:
             pipe.opener.deliver(Received(pipe.connection, frames))
         elif pipe.acceptor is not None and pipe.accepted_as is not None:
-            user = pipe.opener.host if self.keyed else ""
+            user = pipe.opener.key if self.keyed else ""
             pipe.acceptor.deliver(Received(pipe.accepted_as, frames, user))
 
     def _break(self, pipe: Pipe, reason: str) -> None:

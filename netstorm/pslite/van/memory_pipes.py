@@ -61,9 +61,11 @@ class NetworkVan(Protocol):
 
     Attributes:
         host: name of its host.
+        key: stands for the public key of its process.
     """
 
     host: str
+    key: str
 
     def deliver(self, event: VanEvent) -> None:
         """Receive an event."""

@@ -34,13 +34,19 @@ _SILENT: Final = Progress(
 
 
 class MemoryVan:
-    """One process's end of a `MemoryNetwork`. Implements `pslite.van.interface.Van`."""
+    """One process's end of a `MemoryNetwork`. Implements `pslite.van.interface.Van`.
+
+    Attributes:
+        host: on which it is.
+        key: stands for the key pair that a process makes when it begins.
+        notify: called when there is an event to poll for and there was none before.
+    """
 
     def __init__(self, network: MemoryNetwork, host: str) -> None:
         """Put a van on host `host`; several may share one."""
         self.host = host
+        self.key = network.new_key()
         self.notify: Callable[[], None] | None = None
-        """Called when there is an event to poll for and there was none before."""
         self._network: Final = network
         self._opened: dict[Connection, Pipe] = {}
         self._accepted: dict[Connection, Pipe] = {}

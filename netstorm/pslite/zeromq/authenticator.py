@@ -15,7 +15,7 @@ from netstorm import clock
 from netstorm.observe.drops import Drops
 from netstorm.pslite.security.admission import Admission
 from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.curve import KEY_BYTES, CurveKeys
+from netstorm.pslite.security.curve import KEY_BYTES
 
 __all__ = ["MESSAGE_OVERHEAD", "Authenticator"]
 
@@ -52,6 +52,7 @@ class Authenticator:
         self.name: Final = credentials.name
         self._job: Final = credentials.job
         self._own: Final = credentials.own
+        self._proof: Final = credentials.proof
         self._refusals: Final = refusals
         self._next_refresh = clock.monotonic() + _REFRESH_S
         self.socket: Final = context.socket(zmq.REP)
@@ -59,7 +60,9 @@ class Authenticator:
         self.socket.bind(_ENDPOINT)
 
     def encrypt_accepting(self, router: zmq.Socket[bytes]) -> None:
-        """Let a socket accept connections of those alone that hold the job's key and are admitted."""
+        """Let a socket accept connections of those alone that are admitted, and prove to them that this
+        process holds the job's key. That they hold it, too, their first messages prove (`Senders`).
+        """
         router.setsockopt(zmq.CURVE_SERVER, 1)
         router.setsockopt(zmq.CURVE_SECRETKEY, self._job.secret)
         router.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
@@ -67,8 +70,13 @@ class Authenticator:
 
     def encrypt_opening(self, dealer: zmq.Socket[bytes]) -> None:
         """Let a socket connect to holders of the job's key alone."""
-        _set_pair(dealer, self._own)
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._own.public)
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, self._own.secret)
         dealer.setsockopt(zmq.CURVE_SERVERKEY, self._job.public)
+
+    def fresh_proof(self) -> bytes:
+        """Return the proof, for one connection that is opened here, that this process holds the job's key."""
+        return self._proof.fresh(self._own.public)
 
     def answer(self) -> None:
         """Answer all questions that have come."""
@@ -102,8 +110,3 @@ class Authenticator:
             sender = request[3].decode("ascii", errors="replace")
             self._refusals.note("not_admitted", sender, answer.reason, clock.monotonic())
         return answer.user
-
-
-def _set_pair(socket: zmq.Socket[bytes], pair: CurveKeys) -> None:
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)

@@ -12,9 +12,12 @@ from netstorm.observe.drops import Drops
 from netstorm.pslite.security.admission import Admission
 from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.handshake_texts import Mismatch
+from netstorm.pslite.security.process_proof import fresh_number
 from netstorm.pslite.van.interface import Broken, VanEvent
 from netstorm.pslite.zeromq.authenticator import Authenticator
+from netstorm.pslite.zeromq.identities import LETTER
 from netstorm.pslite.zeromq.refused_connections import RefusedConnections
+from netstorm.pslite.zeromq.senders import Senders
 from netstorm.pslite.zeromq.users import Users
 from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
 
@@ -26,7 +29,8 @@ class Guard:
 
     Attributes:
         authenticator: encrypts and answers; None: connections are plain.
-        users: whose connections were accepted; None: nobody can be expelled.
+        senders: whose connections were accepted; None: connections are plain, and nobody knows.
+        users: those of them that can be expelled; None: nobody can.
         waiting: connections over which no message has come yet.
         mismatches: why handshakes with other processes have failed, by host and port. The side that notices
             first closes the connection, and the other one may see no more than that.
@@ -53,9 +57,15 @@ class Guard:
             if credentials is not None and admission is not None
             else None
         )
+        self.senders: Final = None if credentials is None else Senders(credentials.proof, self._refusals)
         self.users: Final = (
             Users(admission.admits) if admission is not None and admission.can_change else None
         )
+
+    def fresh_identity(self) -> bytes:
+        """Return the identity of a connection that is opened here."""
+        own = self.authenticator
+        return LETTER + (fresh_number() if own is None else own.fresh_proof())
 
     def watch(self, watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None]) -> None:
         """Have ZeroMQ's questions answered; `watch` watches a socket."""
@@ -80,6 +90,8 @@ class Guard:
         if self._refused is not None:
             watch(self._refused.socket, self._refused.read)
         self.waiting.port = port
+        if self.senders is not None:
+            self.senders.port = port
         if self.users is not None:
             self.users.port = port
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable
 from typing import Final
@@ -14,7 +13,6 @@ from netstorm.pslite.security.handshake_texts import Mismatch, reason_of_opener
 from netstorm.pslite.van.interface import Connection
 from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.options import SocketOption
-from netstorm.pslite.zeromq.reader import LETTER
 
 __all__ = ["ZmqLink", "bracketed"]
 
@@ -87,7 +85,7 @@ class ZmqLink:
         try:
             for option in options:
                 self.socket.setsockopt(getattr(zmq, option.name), option.value)
-            self.socket.setsockopt(zmq.ROUTING_ID, LETTER + os.urandom(8))
+            self.socket.setsockopt(zmq.ROUTING_ID, guard.fresh_identity())
             if guard.authenticator is not None:
                 guard.authenticator.encrypt_opening(self.socket)
             self.monitor: Final = self.socket.get_monitor_socket(int(_MONITORED))

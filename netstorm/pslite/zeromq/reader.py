@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
 import zmq
@@ -11,42 +10,34 @@ from netstorm import clock
 from netstorm.observe.drops import Drops
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.van.interface import Connection, Received, VanEvent
+from netstorm.pslite.zeromq.identities import connection_of, is_identity
+from netstorm.pslite.zeromq.senders import Senders
+from netstorm.pslite.zeromq.tcp_info import descriptor_of
 from netstorm.pslite.zeromq.users import Users
 from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
 
-__all__ = ["LETTER", "ZmqReader", "identity_of"]
-
-_IDENTITY: Final = struct.Struct(">cQ")
-
-LETTER: Final = b"N"
-"""First byte of every connection's identity, before 8 random bytes: ZeroMQ reserves identities that begin
-with 0."""
+__all__ = ["ZmqReader"]
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 
 
-def identity_of(connection: Connection) -> bytes:
-    """Return the identity of a connection that was opened by another process."""
-    return _IDENTITY.pack(LETTER, -connection)
-
-
 class ZmqReader:
-    """Sockets that may have something to read.
+    """Sockets that may have something to read."""
 
-    A connection that the ROUTER accepted is numbered by its identity. So there is no table that strangers
-    could fill by connecting.
-    """
-
-    def __init__(self, drops: Drops, users: Users | None, waiting: WaitingConnections) -> None:
+    def __init__(
+        self, drops: Drops, senders: Senders | None, users: Users | None, waiting: WaitingConnections
+    ) -> None:
         """Begin without sockets.
 
         Args:
             drops: counts what is dropped.
+            senders: knows who has sent a message; None: nobody does, since there is no key.
             users: decides whose messages are dropped; None: nobody's.
             waiting: is told of connections over which messages come.
         """
         self._drops: Final = drops
         self._waiting: Final = waiting
+        self._senders: Final = senders
         self._users: Final = users
         self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
         """In the order of their turns; None stands for the ROUTER."""
@@ -102,18 +93,19 @@ class ZmqReader:
         else:
             frames = (header.bytes,)
         if connection is None:
+            if self._senders is not None:
+                user = self._senders.of(identity, header)
+                if not user:
+                    return True
             if self._waiting:
-                self._waiting.heard(_descriptor_of(header))
-            letter, number = _IDENTITY.unpack(identity) if len(identity) == _IDENTITY.size else (b"", 0)
-            if letter != LETTER or not number:
+                self._waiting.heard(descriptor_of(header))
+            if not is_identity(identity):
                 self._drop("identity", header, "its identity is not one of a NetStorm process")
                 return True
-            connection = Connection(-number)
-            if self._users is not None:
-                user = self._users.of(connection, header)
-                if not user:
-                    self._drop("expelled", header, "the key of its sender is not admitted any more")
-                    return True
+            connection = connection_of(identity)
+            if self._users is not None and not self._users.admits(user, connection, header):
+                self._drop("expelled", header, "the key of its sender is not admitted any more")
+                return True
         events.append(Received(connection, frames, user))
         return True
 
@@ -128,10 +120,3 @@ class ZmqReader:
         except zmq.ZMQError:
             sender = "an unknown address"
         self._drops.note(reason, sender, detail, clock.monotonic())
-
-
-def _descriptor_of(frame: zmq.Frame) -> int:
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return -1

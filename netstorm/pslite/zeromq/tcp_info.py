@@ -1,4 +1,4 @@
-"""Reads the state of a TCP connection from Linux, and restarts BBR on it.
+"""Reads the state of a TCP connection from Linux, restarts BBR on it, and shuts it down.
 
 The values are in `struct tcp_info` of linux/tcp.h and in `struct tcp_bbr_info` of linux/inet_diag.h.
 """
@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+import zmq
+
 from netstorm.pslite.measurement.tcp_progress import Progress
 
-__all__ = ["borrowed_socket", "bytes_received", "progress_of", "restart_bbr"]
+__all__ = ["borrowed_socket", "bytes_received", "descriptor_of", "progress_of", "restart_bbr", "shut_down"]
 
 _BYTES: Final = 196
 """Size up to `tcpi_delivered`, which Linux has since 4.18; older versions return less."""
@@ -107,6 +109,25 @@ def restart_bbr(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def descriptor_of(frame: zmq.Frame) -> int:
+    """Return the descriptor of the connection over which a frame has come; -1: unknown."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def shut_down(descriptor: int, port: int) -> None:
+    """Shut down a connection to a port of this process. A ROUTER cannot disconnect a peer.
+
+    If libzmq has closed it, and its number has become that of another connection to this port, that one
+    breaks, and its session makes a new one.
+    """
+    with contextlib.suppress(OSError), borrowed_socket(descriptor) as connection:
+        if connection.getsockname()[1] == port:
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

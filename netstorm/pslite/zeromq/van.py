@@ -37,8 +37,9 @@ from netstorm.pslite.zeromq import options as zmq_options
 from netstorm.pslite.zeromq.authenticator import MESSAGE_OVERHEAD
 from netstorm.pslite.zeromq.descriptors import DescriptorPoller
 from netstorm.pslite.zeromq.guard import Guard
+from netstorm.pslite.zeromq.identities import identity_of
 from netstorm.pslite.zeromq.link import ZmqLink, bracketed
-from netstorm.pslite.zeromq.reader import ZmqReader, identity_of
+from netstorm.pslite.zeromq.reader import ZmqReader
 from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
 
 __all__ = ["ZmqVan"]
@@ -95,7 +96,9 @@ class ZmqVan:
         self._guard: Final = Guard(
             self._context, credentials, admission, counters, link_timeout_s=link_timeout_s
         )
-        self._reader: Final = ZmqReader(Drops(counters), self._guard.users, self._guard.waiting)
+        self._reader: Final = ZmqReader(
+            Drops(counters), self._guard.senders, self._guard.users, self._guard.waiting
+        )
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}

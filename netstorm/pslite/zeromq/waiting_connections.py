@@ -8,12 +8,10 @@ down, the oldest first. A process of the job says Hello as soon as it is connect
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from typing import Final
 
 from netstorm.observe.drops import Drops
-from netstorm.pslite.zeromq.tcp_info import borrowed_socket, bytes_received
+from netstorm.pslite.zeromq.tcp_info import bytes_received, shut_down
 
 __all__ = ["WaitingConnections"]
 
@@ -86,8 +84,4 @@ class WaitingConnections:
     def _refuse(self, descriptor: int, reason: str, detail: str, now: float) -> None:
         _, sender = self._waiting.pop(descriptor)
         self._refusals.note(reason, sender, detail, now)
-        # If ZeroMQ has closed it, and its number is that of another connection to this port by now, that one
-        # breaks, and its session makes a new one.
-        with contextlib.suppress(OSError), borrowed_socket(descriptor) as connection:
-            if connection.getsockname()[1] == self.port:
-                connection.shutdown(socket.SHUT_RDWR)
+        shut_down(descriptor, self.port)

@@ -24,7 +24,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
 from netstorm.scheduler.job_lifecycle import abort_reason
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.job_policies import FirstPolicy
@@ -186,7 +186,7 @@ class SeveralJobs:
         if slot is not None:
             return slot.machine.admit(hello, user)
         if self._registry.is_taken(hello.incarnation, user):
-            return Refuse("the process of this number has another key: nobody speaks for another one")
+            return refuse_other_key("the process of this number", user, ())
         if hello.sender >= 0:
             for slot in self._slots:
                 verdict = slot.machine.admit(hello, user) if slot.name == hello.job else None

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.protocol.ids import Peer
-from netstorm.pslite.machine import is_other_user
 
 __all__ = ["ProcessRegistry"]
 
@@ -39,7 +38,7 @@ class ProcessRegistry:
 
     def register(self, incarnation: int, job: str, user: str = "") -> Peer:
         """Return the number of a process. A new one gets it now, and belongs to the `job` that it names, and
-        to the `user` whose key it has (empty: it has none of its own).
+        to the `user` whose key it has (empty: the job has no key).
         """
         known = self._numbers.get(incarnation)
         if known is not None:
@@ -56,7 +55,7 @@ class ProcessRegistry:
     def is_taken(self, incarnation: int, user: str) -> bool:
         """Return whether the process of that number has another key."""
         peer = self._numbers.get(incarnation)
-        return peer is not None and is_other_user(self._processes[peer].user, user)
+        return peer is not None and self._processes[peer].user != user
 
     def pin(self, peer: Peer) -> None:
         """Never forget a process: it has a rank."""
@@ -71,7 +70,7 @@ class ProcessRegistry:
         return self._processes[peer].job
 
     def user_of(self, peer: Peer) -> str:
-        """Return the user whose key a process has; empty: it has none of its own."""
+        """Return the text of the key that a process came with; empty: the job has none."""
         return self._processes[peer].user
 
     def incarnation_of(self, peer: Peer) -> int:

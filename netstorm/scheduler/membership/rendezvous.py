@@ -39,7 +39,7 @@ class Applicant:
     came_at: float = -math.inf
     """When it first asked."""
     user: str = ""
-    """Text of its key; empty: it has none of its own."""
+    """Text of its key; empty: the job has none."""
 
     def __str__(self) -> str:
         return format_address(self.join.host, self.join.port, self.join.site)

@@ -16,12 +16,13 @@ from netstorm.scheduler.rounds.key_registry import MOST_KEYS
 __all__ = ["check_report"]
 
 
-def check_report(message: Resume, incarnation: int, places: int) -> None:
+def check_report(message: Resume, incarnation: int, user: str, places: int) -> None:
     """Check a node's report of its job, if there is one.
 
     Args:
         message: the node's.
         incarnation: of the node's process.
+        user: text of the key that it has; empty: the job has none.
         places: most nodes that the job can have.
 
     Raises:
@@ -30,7 +31,7 @@ def check_report(message: Resume, incarnation: int, places: int) -> None:
     report = message.job
     if report is None:
         return
-    if incarnation not in {member.incarnation for member in report.members if member.port}:
+    if (incarnation, user) not in {(one.incarnation, one.user) for one in report.members if one.port}:
         raise ProtocolViolation("a node reports a job that it is not a member of")
     problem = _problem(message, report, places)
     if problem:

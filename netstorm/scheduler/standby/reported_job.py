@@ -32,18 +32,22 @@ class ReportedJob:
         """Begin without reports."""
         self._reports: Final[dict[int, tuple[tuple[int, bool], JobReport]]] = {}
         """By incarnation: the view that a node knows, whether it was agreed on, and its report."""
+        self._users: Final[dict[int, str]] = {}
+        """By incarnation: the text of the key with which the node has come."""
 
     def __bool__(self) -> bool:
         return bool(self._reports)
 
-    def add(self, incarnation: int, message: Resume) -> None:
-        """Record the report of a node; without one, the node is not counted."""
+    def add(self, incarnation: int, user: str, message: Resume) -> None:
+        """Record the report of a node that has a user's key; without a report, the node is not counted."""
         if message.job is not None:
+            self._users[incarnation] = user
             self._reports[incarnation] = ((message.view, not message.changing), message.job)
 
     def remove(self, incarnation: int) -> None:
         """Forget a node that has gone back to the other scheduler."""
         self._reports.pop(incarnation, None)
+        self._users.pop(incarnation, None)
 
     def remove_rank(self, rank: int) -> None:
         """Forget a rank that has gone over to another scheduler."""
@@ -55,8 +59,9 @@ class ReportedJob:
         return [member for member in self._newest().members if member.port] if self._reports else []
 
     def present(self) -> list[int]:
-        """Return the ranks of these that have reported."""
-        return [member.rank for member in self.members() if member.incarnation in self._reports]
+        """Return the ranks of these that have reported, each with the key with which it had joined."""
+        users = self._users
+        return [member.rank for member in self.members() if users.get(member.incarnation) == member.user]
 
     @property
     def majority(self) -> bool:

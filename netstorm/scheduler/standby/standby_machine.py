@@ -22,7 +22,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
-from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.membership.process_registry import ProcessRegistry
@@ -152,7 +152,7 @@ class StandbyMachine:
                 "the nodes have lost the scheduler before it, and lets nodes join then"
             )
         if self._registry.is_taken(hello.incarnation, user):
-            return Refuse("the process of this number has another key: nobody speaks for another one")
+            return refuse_other_key("the process of this number", user, self._reported.members())
         return Admit(self._registry.register(hello.incarnation, hello.job, user))
 
     def receive(
@@ -172,10 +172,11 @@ class StandbyMachine:
             return
         check_authority(message, Role.MEMBER, Role.SCHEDULER, f"process {peer}")
         if isinstance(message, m.Resume):
-            check_report(message, self._registry.incarnation_of(peer), self.options.num_workers)
+            incarnation, user = self._registry.incarnation_of(peer), self._registry.user_of(peer)
+            check_report(message, incarnation, user, self.options.num_workers)
             if not self._reported:
                 self._since = now
-            self._reported.add(self._registry.incarnation_of(peer), message)
+            self._reported.add(incarnation, user, message)
             self._resumes[peer] = message
             _log.warning("%s", self._reported.waiting_text())
             self._take_over_if_due(now)

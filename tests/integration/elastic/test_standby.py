@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 
+from netstorm.pslite.security.job_key import JobKey
 from tests.integration.jobs import SCHEDULER, Job
 
 STANDBY = -2
@@ -50,7 +51,9 @@ def free_port() -> int:
 
 def test_a_standby_takes_over_when_the_scheduler_is_killed_and_all_sums_are_right(tmp_path):
     port = free_port()
+    JobKey.create(tmp_path / "job.key")
     settings = {
+        "NETSTORM_KEY_FILE": tmp_path / "job.key",
         "NETSTORM_ELASTIC": "1:3",
         "NETSTORM_STANDBYS": f"127.0.0.1:{port}",
         "PS_HEARTBEAT_INTERVAL": 0.5,

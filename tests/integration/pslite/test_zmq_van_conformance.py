@@ -66,8 +66,7 @@ class TestEncryptedZmqVan(VanConformance):
     def world(self, tmp_path):
         node = NodeKey.create(tmp_path / "node.key", "node")
         (tmp_path / "allow").write_text(node.line)
-        job = JobKey.fresh().curve_keys()
-        world = ProxiedWorld(Credentials(job=job, own=node.keys, allow_file=tmp_path / "allow"))
+        world = ProxiedWorld(Credentials.of_process(JobKey.fresh(), node, tmp_path / "allow"))
         yield world
         world.close()
 

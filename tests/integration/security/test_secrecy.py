@@ -46,7 +46,9 @@ def forms(key: JobKey) -> dict[str, bytes]:
     for name, secret in (
         ("the secret", key.secret),
         ("curve", key.curve_keys().secret),
+        ("curve, public part", key.curve_keys().public),
         ("sntp", key.derive("sntp")),
+        ("processes", key.derive("processes")),
     ):
         found |= {
             f"{name}, raw": secret,

@@ -10,6 +10,7 @@ import socket
 import pytest
 
 from netstorm.pslite.security.credentials import Credentials
+from netstorm.pslite.security.curve import key_text
 from netstorm.pslite.security.handshake_texts import is_about_keys
 from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.security.node_key import NodeKey
@@ -129,7 +130,7 @@ def allow(tmp_path, *nodes: NodeKey):
 
 
 def as_node(key: NodeKey, allow_file=None) -> Credentials:
-    return Credentials(job=KEY.curve_keys(), own=key.keys, allow_file=allow_file, name=key.name)
+    return Credentials.of_process(KEY, key, allow_file)
 
 
 def test_a_node_that_is_not_in_the_list_is_refused_by_name(keyed, tmp_path, caplog):
@@ -158,7 +159,8 @@ def test_whose_key_the_sender_of_a_message_has_is_known_where_nodes_are_listed(k
         holder,
     )
     assert events_of(listed, Received)[0].user == paris.line.split()[1]
-    assert events_of(open_to_all, Received)[0].user == "", "all have the same key there"
+    own = holder.van._guard.authenticator._own
+    assert events_of(open_to_all, Received)[0].user == key_text(own.public), "one that it has made itself"
 
 
 def test_the_jobs_key_alone_does_not_do_where_nodes_are_listed(keyed, tmp_path):

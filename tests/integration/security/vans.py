@@ -20,7 +20,7 @@ class KeyedVan:
 
     def __init__(self, credentials: Credentials | JobKey | None, **options: Any) -> None:
         if isinstance(credentials, JobKey):
-            credentials = Credentials.of_job(credentials)
+            credentials = Credentials.of_process(credentials)
         self.counters = Counters()
         self.van = ZmqVan(counters=self.counters, credentials=credentials, **options)
         self.port = self.van.bind("127.0.0.1", 0)

@@ -32,6 +32,7 @@ class ElasticRun:
         pause_s: float = 0.2,
         states_differ: bool = False,
         group: tuple[int, ...] = (),
+        keyed: bool = False,
         **more,
     ) -> None:
         chance = random.Random(f"elastic {seed}")
@@ -46,7 +47,9 @@ class ElasticRun:
             scheduler_timeout_s=60.0,
             **SHORT,
             **more,
-        ).join()
+        )
+        self.cluster.network.keyed = keyed
+        self.cluster.join()
         self.plan = ProgramPlan(
             keys=KEYS,
             steps=steps,

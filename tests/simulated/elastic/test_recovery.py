@@ -42,7 +42,7 @@ def refusal(scheduler):
 def test_one_peer_that_is_alive_is_enough_to_take_the_job_over(seed, nodes, silent, dies):
     """With `dies`, one of the peers dies with the scheduler: the machine had a rank, too."""
     chance = random.Random(f"recovery {seed}")
-    run = ElasticRun(seed, nodes, recoverable=True)
+    run = ElasticRun(seed, nodes, recoverable=True, keyed=True)
     cluster, end = run.cluster, run.cluster.now + chance.random()
     cluster.at(end, lambda: cluster.faults.crash(SCHEDULER, silent=silent))
     if dies:
@@ -60,7 +60,7 @@ def test_one_peer_that_is_alive_is_enough_to_take_the_job_over(seed, nodes, sile
 @settings(max_examples=3)
 def test_of_two_that_recover_the_job_one_wins(seed, nodes):
     chance = random.Random(f"two {seed}")
-    run = ElasticRun(seed, nodes, steps=2 * STEPS, recoverable=True)
+    run = ElasticRun(seed, nodes, steps=2 * STEPS, recoverable=True, keyed=True)
     cluster = run.cluster
     cluster.faults.crash(SCHEDULER, silent=chance.random() < 0.5)
     found: list[Any] = []
@@ -81,7 +81,7 @@ def test_of_two_that_recover_the_job_one_wins(seed, nodes):
 @settings(max_examples=5)
 def test_a_scheduler_that_comes_back_with_its_log_does_not_get_the_nodes_again(seed, nodes, recoverable):
     chance = random.Random(f"back {seed}")
-    run = ElasticRun(seed, nodes, keep_log=True, recoverable=recoverable)
+    run = ElasticRun(seed, nodes, keep_log=True, recoverable=recoverable, keyed=True)
     cluster = run.cluster
     cluster.faults.crash(SCHEDULER)
     cluster.run_for(4.0)

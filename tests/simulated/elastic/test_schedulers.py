@@ -31,7 +31,7 @@ def test_results_are_exact_whatever_dies_with_the_scheduler_many_seeds(seed, nod
 
 def check_with_restarts(seed, nodes, *, deaths):
     chance = random.Random(f"restarts {seed}")
-    run = ElasticRun(seed, nodes, keep_log=True)
+    run = ElasticRun(seed, nodes, keep_log=True, keyed=True)
     cluster, at = run.cluster, run.cluster.now
 
     def end_scheduler():
@@ -67,7 +67,7 @@ def check_with_restarts(seed, nodes, *, deaths):
 @settings(max_examples=5)
 def test_a_standby_takes_over_whether_or_not_a_node_dies_with_the_scheduler(seed, nodes, silent, dies):
     chance = random.Random(f"standby {seed}")
-    run = ElasticRun(seed, nodes, standbys="standby:9091")
+    run = ElasticRun(seed, nodes, standbys="standby:9091", keyed=True)
     cluster = run.cluster
     standby = cluster.start_standby("standby")
     end = cluster.now + chance.random()

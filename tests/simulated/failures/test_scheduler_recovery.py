@@ -37,7 +37,9 @@ def test_sums_are_exact_and_no_round_has_two_policies_many_seeds(job):
 def check_with_recoveries(job):
     """The scheduler ends, and so does the first one that takes over; policies change all the time."""
     chance = random.Random(f"recoveries {job.seed}")
-    cluster = job.cluster(recoverable=True, **QUICK).join()
+    cluster = job.cluster(recoverable=True, **QUICK)
+    cluster.network.keyed = True
+    cluster.join()
     versions = versions_of_rounds(cluster)
     at = begin = cluster.now
     running: list[Any] = [cluster.scheduler]

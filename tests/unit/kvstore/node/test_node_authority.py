@@ -114,11 +114,13 @@ def test_a_rank_is_who_has_the_key_that_it_joined_with():
     assert node.admit(hello(2, 102), "key 2") == Admit(Peer(2))
     refused = node.admit(hello(2, 102), "key 3")
     assert isinstance(refused, Refuse)
-    assert "another key" in refused.reason
-
-
-def test_without_keys_of_their_own_nobody_is_refused_for_his_key():
-    assert new_node().admit(hello(2, 102), "") == Admit(Peer(2))
+    assert (
+        "rank 2 of this job has another key than this process, which has the key of rank 3" in refused.reason
+    )
+    unknown = node.admit(hello(2, 102), "a key that nobody has joined with")
+    assert isinstance(unknown, Refuse)
+    assert "has another key than this process: nobody" in unknown.reason
+    assert isinstance(node.admit(hello(2, 102), ""), Refuse)
 
 
 def small(path, number=0):

@@ -22,24 +22,24 @@ def listed(path, *nodes):
     os.utime(
         path, ns=(0, path.stat().st_mtime_ns + 1_000_000 * len(nodes))
     )  # whatever the clock's resolution
-    return Credentials(job=KEY.curve_keys(), own=TOKYO.keys, allow_file=path)
+    return Credentials.of_process(KEY, TOKYO, path)
 
 
-def test_without_a_list_the_jobs_key_is_admitted_and_no_other():
-    admission = Admission(Credentials.of_job(KEY))
-    assert admission.decide(KEY.curve_keys().public).user
+def test_without_a_list_every_key_is_admitted_since_whose_it_is_is_proved_with_the_first_message():
+    admission = Admission(Credentials.of_process(KEY))
     assert not admission.can_change
-    for key in (JobKey.fresh().curve_keys().public, TOKYO.keys.public, bytes(32)):
-        answer = admission.decide(key)
-        assert not answer.user
-        assert answer.reason == "its key is not the job's"
+    assert admission.refresh() == {}
+    for key in (CurveKeys.fresh().public, TOKYO.keys.public):
+        assert admission.decide(key).user == key_text(key)
+        assert admission.admits(key_text(key))
 
 
-def test_with_a_list_its_nodes_are_admitted_and_the_jobs_key_alone_is_not(tmp_path):
+def test_with_a_list_its_nodes_are_admitted_and_no_others(tmp_path):
     admission = Admission(listed(tmp_path / "allow", TOKYO))
     assert admission.decide(TOKYO.keys.public).user == key_text(TOKYO.keys.public)
     assert "is not in" in admission.decide(PARIS.keys.public).reason
-    assert "has the job's key alone" in admission.decide(KEY.curve_keys().public).reason
+    for key in (KEY.curve_keys().public, CurveKeys.fresh().public):
+        assert "or it has none of its own" in admission.decide(key).reason
 
 
 def test_a_list_that_changes_names_those_who_were_removed(tmp_path):
@@ -77,8 +77,8 @@ def test_a_list_that_cannot_be_read_any_more_removes_nobody_and_is_reported_once
 
 def test_a_list_that_is_wrong_at_the_start_is_an_error(tmp_path):
     with pytest.raises(SettingsError, match=r"NETSTORM_ALLOW=.*/allow: cannot read the allow list"):
-        Admission(Credentials(job=KEY.curve_keys(), own=TOKYO.keys, allow_file=tmp_path / "allow"))
+        Admission(Credentials.of_process(KEY, TOKYO, tmp_path / "allow"))
     listed(tmp_path / "allow", TOKYO)
     (tmp_path / "allow").chmod(0o666)
     with pytest.raises(SettingsError, match="mode 0666 lets everybody add keys"):
-        Admission(Credentials(job=KEY.curve_keys(), own=TOKYO.keys, allow_file=tmp_path / "allow"))
+        Admission(Credentials.of_process(KEY, TOKYO, tmp_path / "allow"))

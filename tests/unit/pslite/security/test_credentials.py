@@ -35,7 +35,8 @@ def test_with_a_key_loopback_is_encrypted_too_and_off_wins_over_it(tmp_path):
     for host in ("127.0.0.1", "*"):
         found = load_credentials(settings, host)
         assert found is not None
-        assert found.job == found.own == key.curve_keys()
+        assert found.job == key.curve_keys()
+        assert found.own.public != key.curve_keys().public
     off = Settings(key_file=str(tmp_path / "job.key"), security="off")
     assert load_credentials(off, "*") is job_key_of(off) is None
 

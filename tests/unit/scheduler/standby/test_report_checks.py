@@ -22,19 +22,21 @@ REPORT = JobReport(
 )
 
 
-def check(incarnation=10, **fields):
+def check(incarnation=10, user="", **fields):
     report = msgspec.structs.replace(REPORT, **fields)
-    check_report(Resume(keys=(), begun=(), barriers=(), job=report), incarnation, 3)
+    check_report(Resume(keys=(), begun=(), barriers=(), job=report), incarnation, user, 3)
 
 
 def test_the_report_of_a_correct_node_is_taken():
     check()
-    check_report(Resume(keys=(), begun=(), barriers=()), 99, 3)
+    check_report(Resume(keys=(), begun=(), barriers=()), 99, "", 3)
 
 
 def test_nobody_reports_a_job_that_it_is_not_in():
     with pytest.raises(ProtocolViolation, match="not a member of"):
         check(12)
+    with pytest.raises(ProtocolViolation, match="not a member of"):
+        check(10, "another key than in its report")
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ REPORT = JobReport(
 )
 
 
-def reported(*reports, views=None):
+def reported(*reports, views=None, users=("",) * 3):
     job = ReportedJob()
     for rank, changes in enumerate(reports):
         report = msgspec.structs.replace(REPORT, **changes)
         view = 0 if views is None else views[rank]
-        job.add(10 + rank, Resume(keys=(), begun=(), barriers=(), job=report, view=view))
+        job.add(10 + rank, users[rank], Resume(keys=(), begun=(), barriers=(), job=report, view=view))
     return job
 
 
@@ -55,6 +55,15 @@ def test_a_majority_counts_only_if_the_scheduler_before_needs_one(majority):
     assert "2 of 3 nodes have come, without rank 2 (n2:4000)" in text
     assert needed in text
     assert "nodes may not leave this job" in job.missing_text(elastic=False)
+
+
+def test_who_comes_with_another_key_than_the_one_of_the_member_that_it_says_it_is_does_not_count():
+    members = tuple(Member(rank, f"n{rank}", 4000, "", 10 + rank, f"key {rank}") for rank in range(3))
+    job = reported({"members": members}, {"members": members}, users=("key 0", "key 2"))
+    assert job.present() == [0]
+    assert not job.has_majority()
+    job.add(11, "key 1", Resume(keys=(), begun=(), barriers=(), job=REPORT))
+    assert job.present() == [0, 1]
 
 
 def test_the_newest_view_says_who_decides():
