@@ -235,7 +235,7 @@ class AsynchronousStore:
             number=count.pulls,
             pushed=count.total,
             destination=destination,
-            least=0 if self._staleness == UNBOUNDED else (self._clock or count.total) - self._staleness,
+            least=None if self._staleness == UNBOUNDED else (self._clock or count.total) - self._staleness,
             counted=self._clock > 0,
             whole=self.whole,
             rows=rows,

@@ -224,7 +224,7 @@ class Requests:
 
     def _least(self, pull: PullOperation) -> int:
         """Return how many clocks of the other ranks a pull demands, as owners count them."""
-        if pull.least == 0:  # staleness is not bounded
+        if pull.least is None:
             return 0
         key = pull.key
         begins = self._clock_begins.get(key.spec.namespace, 0) if pull.counted else None

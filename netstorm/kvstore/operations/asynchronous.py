@@ -73,8 +73,8 @@ class PullOperation(_Operation):
     pushed: int
     """How many of this rank's pushes must be in the values: those that the user made before."""
     destination: Array
-    least: int = 0
-    """How many clocks of every other rank must be in them."""
+    least: int | None = None
+    """How many clocks of every other rank must be in them, from where this rank began; None: any number."""
     counted: bool = False
     """Whether clocks are those that the script counts; otherwise each push of the key is one."""
     of_all: bool = False

@@ -33,8 +33,8 @@ Number: TypeAlias = Callable[[], int | None]
 class Freshness:
     """Which pushes must be in a pulled value, in addition to all earlier ones of this rank."""
 
-    least: int
-    """Those of this many clocks of every rank."""
+    least: int | None
+    """Those of this many clocks of every rank; None: of any number."""
     counted: bool
     """The script counts the clocks."""
     priority: int

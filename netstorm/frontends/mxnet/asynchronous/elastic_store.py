@@ -151,7 +151,7 @@ class ElasticOwnersStore(NetStormKVStore):
         if newcomer.waits:
             newcomer.begin_key(entry.key)
             entry.restore(initial, None, 0)
-            owners_entry(entry).pull_from_owners((), self._owner, Freshness(0, counted=False, priority=0))
+            owners_entry(entry).pull_from_owners((), self._owner, Freshness(None, counted=False, priority=0))
         elif newcomer.knows(entry.key):
             raise UsageError(
                 f"init of key {entry.user_key!r} after a push, on a rank that has joined later: the others "

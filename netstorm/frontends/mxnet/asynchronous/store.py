@@ -315,7 +315,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
         mx.nd.waitall()  # as in `_use`: after the barrier all ranks' pushes have been applied
         self._barrier()
         for entry in self._all():
-            entry.pull_from_owners((), owner, Freshness(0, counted=False, priority=0))
+            entry.pull_from_owners((), owner, Freshness(None, counted=False, priority=0))
         optimizer = rule.optimizer
         if optimizer is not None:
             rule = self._collect_states(owner).rule(optimizer)
@@ -356,5 +356,5 @@ class AsynchronousKVStore(ElasticOwnersStore):
         """Return which pushes a pull must have now."""
         counted = self._clock > 0 or not self._owners_count_pushes
         clock = self._clock if counted else entry.calls.called
-        least = 0 if self._staleness == UNBOUNDED else clock - self._staleness
+        least = None if self._staleness == UNBOUNDED else clock - self._staleness
         return Freshness(least, counted, priority)

@@ -111,7 +111,7 @@ class _MixedEntry(AsyncEntry):
             def summed(error: Exception | None) -> None:
                 if error is None and lead.leads and not led:
                     dropped = Target(np.empty(key.elements, key.dtype))
-                    calls.pull_now(dropped, owner, Freshness(0, counted=False, priority=priority), take)
+                    calls.pull_now(dropped, owner, Freshness(None, counted=False, priority=priority), take)
                 else:
                     take(error)
 

@@ -125,7 +125,7 @@ class AsynchronousSGD:
             self._newcomer.take_part()
         wait_for_enough_nodes(self._runtime)
         self._steps += 1
-        least = 0 if self._staleness == UNBOUNDED else self._steps - self._staleness
+        least = None if self._staleness == UNBOUNDED else self._steps - self._staleness
         begun = [tensor.push(self._rule, self.lr, clock=self._steps - 1) for tensor in self._tensors]
         if self._counts_clocks:
             self._end_clock(pushed=True)
@@ -144,7 +144,7 @@ class AsynchronousSGD:
 
     def pull(self) -> None:
         """Wait for the newest parameters, as to evaluate a model that others still train."""
-        self._wait([tensor.pull(0) for tensor in self._tensors])
+        self._wait([tensor.pull(None) for tensor in self._tensors])
 
     @property
     def saving_rank(self) -> SavingRank | None:
@@ -218,7 +218,7 @@ class _Tensor:
         self._gradient: Final[Floats] = np.zeros_like(values)
         if newcomer.waits:
             newcomer.begin_key(self._key)
-            _wait([self.pull(0)], runtime)
+            _wait([self.pull(None)], runtime)
         elif newcomer.knows(self._key):
             raise UsageError(
                 "AsynchronousSGD of another model after a step, on a rank that has joined later: make all of "
@@ -276,7 +276,7 @@ class _Tensor:
         self._runtime.submit(operation)
         return future
 
-    def pull(self, least: int, *, counted: bool = False) -> concurrent.futures.Future[None]:
+    def pull(self, least: int | None, *, counted: bool = False) -> concurrent.futures.Future[None]:
         """Begin a pull; `least` clocks of all other ranks are in it: pushes, or what they have counted."""
         future, done = _future()
         operation = PullOperation(
