@@ -15,7 +15,7 @@ def test_options_come_from_the_settings_with_all_that_nodes_may_have_to_agree_on
     assert (options.num_workers, options.job) == (7, "j")
     assert (options.chunks, options.local_chunks) == (
         ChunkSizes(500, 1000, 256, 2**23),
-        ChunkSizes(500, 16_000, 8, 2**23),
+        ChunkSizes(500, 16_000, 6, 2**23),
     )
     assert options.wait_timeout_s == 9.0
     assert options.job_wide["CHUNK_SIZE"] == "500"
