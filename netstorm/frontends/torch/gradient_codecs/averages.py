@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 
@@ -136,7 +136,7 @@ class EncodedAverages:
         self._has_agreed = True
         exchange = self._exchanges.all_reduce(torch.zeros(1), Reduction.SUM)
         text = f"average of {self._what} with codec {self.rules.fingerprint}"
-        self._member.begin(dataclasses.replace(exchange, text=text), done)
+        self._member.begin(msgspec.structs.replace(exchange, text=text), done)
 
     def _begin_plain(self, unit: Unit, memory: Staged, priority: int, done: Done) -> None:
         part = PartOf(memory, unit.places, memory.host.dtype)
