@@ -44,21 +44,11 @@ def function(name, lines, argument=""):
 
 
 def test_what_keeps_all_limits_has_no_problems(house, tmp_path):
-    write(tmp_path, **{f"m{number}": "" for number in range(15)})
-    write(tmp_path, m0="x = 0\n" * 400, m1=function("f", 60), m2="import netstorm.m3\n", __init__="")
+    write(tmp_path, **{f"m{number}": "" for number in range(50)})
+    write(tmp_path, m0="x = 0\n" * 2000, m1=function("f", 60), m2="import netstorm.m3\n", __init__="")
     (tmp_path / "README.md").write_text("word\n" * 150)
     (tmp_path / "docs" / "page.md").write_text("word\n" * 250)
     assert problems(house) == []
-
-
-def test_a_folder_with_too_many_modules_is_named_and_init_does_not_count(house, tmp_path):
-    write(tmp_path, __init__="", **{f"m{number}": "" for number in range(16)})
-    assert problems(house) == ["netstorm/: 16 modules, at most 15"]
-
-
-def test_a_long_module_is_named(house, tmp_path):
-    write(tmp_path, long="x = 0\n" * 401)
-    assert problems(house) == ["netstorm/long.py: 401 lines, at most 400"]
 
 
 def test_a_long_function_is_named_unless_it_declares_a_command(house, tmp_path):
@@ -66,13 +56,6 @@ def test_a_long_function_is_named_unless_it_declares_a_command(house, tmp_path):
         tmp_path, one=function("slow", 61), two=function("command", 61, "x: Annotated[int, typer.Option()]")
     )
     assert problems(house) == ["netstorm/one.py: slow(): 61 lines, at most 60"]
-
-
-def test_a_class_with_too_many_public_methods_is_named(house, tmp_path):
-    public = "".join(f"    def f{number}(self): ...\n" for number in range(16))
-    private = "".join(f"    def _g{number}(self): ...\n" for number in range(16))
-    write(tmp_path, one=f"class Big:\n{public}", two=f"class Small:\n{private}")
-    assert problems(house) == ["netstorm/one.py: class Big: 16 public methods, at most 15"]
 
 
 @pytest.mark.parametrize(
