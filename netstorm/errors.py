@@ -20,6 +20,7 @@ __all__ = [
     "NodeLost",
     "NodeRemoved",
     "NotAuthorised",
+    "OtherProtocol",
     "PeerError",
     "ProtocolViolation",
     "SchedulerLost",
@@ -83,6 +84,18 @@ class PeerError(NetStormError):
 
 class FrameError(PeerError):
     """A frame that does not decode: wrong magic, version, checksum, length or contents."""
+
+
+class OtherProtocol(FrameError):
+    """A frame of a process that speaks another version of the protocol.
+
+    Attributes:
+        version: the sender's.
+    """
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 class ProtocolViolation(PeerError):

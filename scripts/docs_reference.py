@@ -76,6 +76,9 @@ Bit 2: other links out of the sender were busy too. Bit 3: the payload has no ch
 | 12 | 8 | sequence number; 0: not sequenced |
 | 20 | 8 | time of sending, in ns on the cluster clock |
 
+A process that gets a `Hello` of another version answers with `Refused`, in that version: the prefix
+and `Refused` are the same in all versions.
+
 A message is an array. Its first element is the message's tag; the others are the fields below, by
 their place. Fields are append-only: a new one goes to the end and has a default.
 

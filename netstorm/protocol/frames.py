@@ -13,6 +13,9 @@ Frame 0 is a fixed prefix and a MessagePack body; frame 1, if there is one, is t
     20      8     sent_at, ns on the cluster clock
 
 The body is apart from the prefix so that it is encoded once, however often a message is transmitted.
+
+All versions of the protocol share this prefix and the message `Refused`: so a process can tell one of another
+version that it cannot take part, and that one can read why.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ import google_crc32c
 import msgspec
 import numpy as np
 
-from netstorm.errors import FrameError
+from netstorm import __version__
+from netstorm.errors import FrameError, OtherProtocol
 from netstorm.protocol import messages as m
 
 __all__ = [
     "MAX_HEADER_BYTES",
     "PROTOCOL_VERSION",
+    "SPEAKS_VERSION",
     "Buffer",
     "Checksum",
     "Header",
@@ -44,7 +49,12 @@ __all__ = [
 Buffer = Any
 """Anything with the buffer protocol, contiguous: bytes, a NumPy array, a ZeroMQ frame."""
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""Raised by whoever changes a message: its fields, or what they mean. Processes of different versions refuse
+each other. `tests/unit/protocol/test_wire_digest.py` knows how the messages of this version look."""
+SPEAKS_VERSION: Final = "speaks NetStorm's protocol in version"
+"""How the refusal of a process of another version begins, or goes on."""
+
 MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 """A `Joined` with hundreds of nodes or a batch of 10,000 keys is large; nothing legal is larger than this."""
 
@@ -134,6 +144,7 @@ def seal(
     unchecked: bool = False,
     resent: bool = False,
     contended: bool = False,
+    version: int = PROTOCOL_VERSION,
 ) -> bytes:
     """Return frame 0 for an encoded body.
 
@@ -145,6 +156,7 @@ def seal(
         unchecked: there is a payload, without a checksum.
         resent: see `Header`.
         contended: see `Header`.
+        version: of the protocol; another one only for the `Refused` that its process is to read.
     """
     flags = (
         (_HAS_PAYLOAD | _UNCHECKED if unchecked else 0 if payload_crc is None else _HAS_PAYLOAD)
@@ -152,7 +164,7 @@ def seal(
         | (_CONTENDED if contended else 0)
     )
     rest = _REST.pack(payload_crc or 0, sequence, sent_at) + body
-    return _BEGIN.pack(_MAGIC, PROTOCOL_VERSION, flags, google_crc32c.value(rest)) + rest
+    return _BEGIN.pack(_MAGIC, version, flags, google_crc32c.value(rest)) + rest
 
 
 def tag_in(frame: Buffer) -> int | None:
@@ -175,7 +187,8 @@ def open_frames(frame: Buffer, frames: int) -> Header:
     The payload is not checked: compare `checksum(payload)` with `payload_crc` where it is stored.
 
     Raises:
-        FrameError: anything is wrong with the frame; no other exception is raised, whatever the bytes.
+        OtherProtocol: the sender speaks another version.
+        FrameError: anything else is wrong with the frame; no other exception is raised, whatever the bytes.
     """
     data = bytes(frame)
     if len(data) < _PREFIX.size or len(data) > MAX_HEADER_BYTES:
@@ -184,9 +197,10 @@ def open_frames(frame: Buffer, frames: int) -> Header:
     if magic != _MAGIC:
         raise FrameError(f"frame 0 begins with {magic!r}, not with NetStorm's {_MAGIC!r}")
     if version != PROTOCOL_VERSION:
-        raise FrameError(
-            f"the sender speaks protocol version {version}, this process {PROTOCOL_VERSION}: "
-            "install the same NetStorm release everywhere"
+        raise OtherProtocol(
+            f"its sender {SPEAKS_VERSION} {version}, this process (NetStorm {__version__}) {PROTOCOL_VERSION}: "
+            "install the same release everywhere",
+            version,
         )
     if google_crc32c.value(data[8:]) != header_crc:
         raise FrameError("frame 0 fails its checksum")

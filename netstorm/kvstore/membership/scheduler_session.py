@@ -14,6 +14,7 @@ from netstorm.kvstore.membership.scheduler_outage import SchedulerOutage
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
+from netstorm.protocol.frames import SPEAKS_VERSION
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.machine import Connect, Disconnect, Send
 from netstorm.pslite.security.handshake_texts import is_about_keys
@@ -111,7 +112,7 @@ class SchedulerSession:
         """
         if _REMOVED in reason:  # perhaps before this node has heard that it had joined
             return NodeRemoved(_removed(reason))
-        if self._rank < 0 and is_about_keys(reason):
+        if self._rank < 0 and (is_about_keys(reason) or SPEAKS_VERSION in reason):
             return JoinRefused(f"cannot join {self._options.scheduler_name()}: {reason}")
         if self._rank < 0 and now < self._join_by:
             _log.warning(

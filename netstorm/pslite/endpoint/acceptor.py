@@ -10,10 +10,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from netstorm.errors import ProtocolViolation
+from netstorm import __version__
+from netstorm.errors import OtherProtocol, ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.protocol import messages as m
+from netstorm.protocol.frames import PROTOCOL_VERSION, SPEAKS_VERSION, tag_in
 from netstorm.protocol.ids import UNKNOWN, Peer
 from netstorm.pslite.endpoint.endpoint_context import EndpointContext
 from netstorm.pslite.endpoint.link_statistics import LinkStatistics
@@ -22,11 +24,13 @@ from netstorm.pslite.endpoint.pending_hellos import NewSessions, PendingHellos
 from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.machine import Admit, Machine, NotYet, Refuse
 from netstorm.pslite.session.accepted import AcceptedSession
-from netstorm.pslite.van.interface import Connection
+from netstorm.pslite.van.interface import Connection, Received
 
 __all__ = ["Acceptor"]
 
 _log = logging.getLogger(__name__)
+
+_HELLO: Final = m.Hello.__struct_config__.tag
 
 _MOST_CHARACTERS: Final = 2000
 """Of the reason of a refusal, which may quote what the other side has sent."""
@@ -36,7 +40,7 @@ class Acceptor:
     """Answers Hellos.
 
     Attributes:
-        answers: to be sent over connections that have no session.
+        answers: to be sent over connections that have no session, each in a version of the protocol.
         pending: Hellos that the machine cannot decide on yet, or for which there are too many new sessions.
     """
 
@@ -53,7 +57,7 @@ class Acceptor:
         drops: Drops,
     ) -> None:
         """`ordered`: whether sessions with a peer deliver in order, see `Endpoint`."""
-        self.answers: Final[list[tuple[Connection, m.SessionMessage]]] = []
+        self.answers: Final[list[tuple[Connection, m.SessionMessage, int]]] = []
         self.pending: Final = PendingHellos(context.limits.pending_hellos)
         self._new_sessions: Final = NewSessions()
         self._machine: Final = machine
@@ -70,7 +74,7 @@ class Acceptor:
         from now on, if it is admitted.
         """
         if self._sessions.has_ended(hello):
-            self.answers.append((connection, m.Goodbye()))
+            self.answers.append((connection, m.Goodbye(), PROTOCOL_VERSION))
             return None
         admission = self._machine.admit(hello, user)
         if isinstance(admission, Admit):
@@ -83,8 +87,20 @@ class Acceptor:
             self.pending.add(connection, hello, now, user)
             return None
         self._refusals.note("hellos", f"rank {hello.sender} of job {hello.job[:60]!r}", admission.reason, now)
-        self.answers.append((connection, m.Refused(reason=admission.reason[:_MOST_CHARACTERS])))
+        refusal = m.Refused(reason=admission.reason[:_MOST_CHARACTERS])
+        self.answers.append((connection, refusal, PROTOCOL_VERSION))
         return None
+
+    def refuse_other_protocol(self, hello: Received, error: OtherProtocol, now: float) -> None:
+        """Answer the Hello of a process that speaks another version of the protocol, in that version: it
+        would wait for an answer until its time-out.
+        """
+        if hello.connection < 0 and tag_in(hello.frames[0]) == _HELLO and self._new_sessions.take(now):
+            reason = (
+                f"it {SPEAKS_VERSION} {PROTOCOL_VERSION} (NetStorm {__version__}), and this process in "
+                f"version {error.version}: install the same release of NetStorm everywhere"
+            )
+            self.answers.append((hello.connection, m.Refused(reason=reason), error.version))
 
     def _admit(
         self, connection: Connection, hello: m.Hello, peer: Peer, now: float

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from netstorm.errors import FrameError, NotAuthorised, PeerError, ProtocolViolation
+from netstorm.errors import FrameError, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.observe.trace import Trace
@@ -203,6 +203,8 @@ class Endpoint:
         try:
             self._received(event, now)
         except PeerError as error:
+            if isinstance(error, OtherProtocol):
+                self._acceptor.refuse_other_protocol(event, error, now)
             reason = "frame" if isinstance(error, FrameError) else "protocol"
             self._drop(reason, event.connection, str(error), now)
 
@@ -330,8 +332,10 @@ class Endpoint:
 
     def flush(self, van: Transmitter, now: float) -> None:
         """Hand over to the van the acknowledgements and all messages that windows allow."""
-        for connection, message in self._acceptor.answers:
-            header = seal(encode_body(message), sequence=0, sent_at=self._stamp(), payload_crc=None)
+        for connection, message, version in self._acceptor.answers:
+            header = seal(
+                encode_body(message), sequence=0, sent_at=self._stamp(), payload_crc=None, version=version
+            )
             van.transmit(connection, header, None)
         self._acceptor.answers.clear()
         sessions = self._sessions

@@ -138,3 +138,20 @@ def test_missing_nodes_are_reported_with_who_is_here(tmp_path: Path) -> None:
     assert "waiting for 2 of 3 nodes; here: 1 (127.0.0.1:" in end.err
     assert "not here: 0, 2" in end.err
     assert_tidy(end)
+
+
+def test_a_node_of_another_protocol_version_is_refused_at_once_and_the_job_goes_on(tmp_path: Path) -> None:
+    older = """
+from netstorm.protocol import frames
+frames.PROTOCOL_VERSION = frames.seal.__kwdefaults__["version"] = 1
+"""
+    with Job(tmp_path, 1) as job:
+        job.start(0, older + PLAIN_PROLOGUE + "runtime_of_this_process()")
+        end = job.end(0, 60)
+        assert end.code == 1
+        assert "netstorm.errors.JoinRefused: cannot join the scheduler at 127.0.0.1:" in end.err
+        assert "refused this process: it speaks NetStorm's protocol in version" in end.err
+        assert "and this process in version 1: install" in end.err
+        start_plain(job, 0, "show('joined')")
+        [end] = job.end_all(60)
+    assert (end.code, end.out) == (0, "joined\n")

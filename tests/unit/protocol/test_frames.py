@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.errors import FrameError
+from netstorm.errors import FrameError, OtherProtocol
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import (
     MAX_HEADER_BYTES,
@@ -218,8 +218,11 @@ def test_hostile_messagepack_is_a_frame_error(body):
 def test_another_protocol_version_is_named_with_ours():
     frame = bytearray(seal(encode_body(m.Query()), sequence=0, sent_at=0, payload_crc=None))
     frame[2] = PROTOCOL_VERSION + 1
-    with pytest.raises(FrameError, match=f"version {PROTOCOL_VERSION + 1}, this process {PROTOCOL_VERSION}"):
+    with pytest.raises(
+        OtherProtocol, match=f"version {PROTOCOL_VERSION + 1}, this process .* {PROTOCOL_VERSION}: install"
+    ) as raised:
         open_frames(bytes(frame), 1)
+    assert raised.value.version == PROTOCOL_VERSION + 1
 
 
 def test_a_header_larger_than_any_legal_one_is_not_even_looked_at():
