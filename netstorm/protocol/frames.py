@@ -198,8 +198,8 @@ def open_frames(frame: Buffer, frames: int) -> Header:
         raise FrameError(f"frame 0 begins with {magic!r}, not with NetStorm's {_MAGIC!r}")
     if version != PROTOCOL_VERSION:
         raise OtherProtocol(
-            f"its sender {SPEAKS_VERSION} {version}, this process (NetStorm {__version__}) {PROTOCOL_VERSION}: "
-            "install the same release everywhere",
+            f"its sender {SPEAKS_VERSION} {version}, this process {PROTOCOL_VERSION} (NetStorm {__version__})"
+            ": install the same release everywhere",
             version,
         )
     if google_crc32c.value(data[8:]) != header_crc:

@@ -131,9 +131,13 @@ class JobLifecycle:
         if now < self._end_at or self.phase is Phase.OVER:
             return None
         self.phase = Phase.OVER
-        keys = 0 if self.job is None else len(self.job.rounds.keys)
-        options = self._options
-        self.outcome = Outcome.of(options.job, self.failure, nodes=options.num_workers, keys=keys)
+        job = self.job
+        self.outcome = Outcome.of(
+            self._options.job,
+            self.failure,
+            nodes=self._options.num_workers if job is None else len(job.members.present),
+            keys=0 if job is None else len(job.rounds.keys),
+        )
         self._outbox.record(Ended(text=self.outcome.text))
         return self.outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["top"]
 
 _EVERY_S: Final = 1.0
+_WIDE: Final = 200
+"""Columns of output that no terminal shows, unless COLUMNS says otherwise."""
 _TRIES: Final = 3
 """Attempts without an answer, after which the job counts as ended."""
 
@@ -82,6 +85,8 @@ def _show(source: StatusSource, status: JobStatus, *, once: bool) -> None:
     from netstorm.cli.top.view import view
 
     console = Console()
+    if not console.is_terminal:  # a file or a pipe has no width: nothing is to be cut
+        console.width = shutil.get_terminal_size((_WIDE, 0)).columns
     if once or not console.is_terminal:
         _repeat(source, status, lambda now: console.print(view(now, console.width)), once=once)
     else:

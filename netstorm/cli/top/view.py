@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -47,7 +49,7 @@ def view(status: JobStatus, width: int) -> RenderableType:
         status: of the job.
         width: of the terminal, in columns.
     """
-    parts: list[RenderableType] = [*_head(status), Text(""), _nodes(status.nodes[:_MOST_NODES])]
+    parts: list[RenderableType] = [*_head(status), Text(""), *_nodes(status.nodes[:_MOST_NODES], width)]
     if len(status.nodes) > _MOST_NODES:
         parts.append(Text(f"and {len(status.nodes) - _MOST_NODES} more nodes", "dim"))
     parts += [Text(""), *_trees(status), *_compression(status)]
@@ -110,51 +112,73 @@ def _view_lines(view: ViewStatus) -> Iterator[Text]:
         yield Text(f"  view {change.view}, {_ago(change.ago_s)} ago: {change.text}", "dim")
 
 
-def _nodes(nodes: Sequence[NodeView]) -> Table:
+def _nodes(nodes: Sequence[NodeView], width: int) -> Iterator[RenderableType]:
+    """Show the nodes: as many columns as have room whole, and what ranks wait for on lines of their own where
+    it has none.
+    """
+    columns = [column for column in _COLUMNS if column.heading != "site" or any(node.site for node in nodes)]
+    cells = {column.heading: [column.cell(node) for node in nodes] for column in columns}
+    needed = {
+        heading: _GAP + max(cell_len(heading), *(text.cell_len for text in texts), 0)
+        for heading, texts in cells.items()
+    }
+    for heading in _DROPPED_FIRST:
+        if sum(needed.values()) > width:
+            needed.pop(heading, None)
+    waits = [(node, node.waits_for or ("" if node.state == "running" else node.state)) for node in nodes]
+    room = width - sum(needed.values())
+    beside = all(cell_len(text) <= room for _, text in waits)
     table = _table()
-    headings = (
-        "rank",
-        "node",
-        "site",
-        "heard",
-        "round",
-        "took",
-        "waiting",
-        "sending",
-        "sent",
-        "clock",
-        "waits for",
-    )
-    sites = any(node.site for node in nodes)
-    for heading in headings:
-        if heading == "site" and not sites:
-            continue
-        left = heading in {"node", "site", "waits for"}
-        table.add_column(
-            heading,
-            justify="left" if left else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=1 if heading == "waits for" else None,
-            header_style="dim",
-        )
-    for node in nodes:
-        silent = node.heard_s >= _SILENT_S and node.state != "left"
-        cells: list[str | Text] = [
-            "any" if node.rank is None else str(node.rank),
-            Text(f"{node.host}:{node.port}"),
-            *([Text(node.site or _UNKNOWN)] if sites else []),
-            Text(_ago(node.heard_s), "bold red" if silent else ""),
-            _or(node.last_round, str),
-            _or(node.round_s, time_text),
-            _or(node.waiting, "{:.0%}".format),
-            _or(node.sending, _rate),
-            _or(node.bytes_sent, size_text),
-            _clock(node),
-            Text(node.waits_for or ("" if node.state == "running" else node.state)),
-        ]
-        table.add_row(*cells)
-    return table
+    for column in columns:
+        if column.heading in needed:
+            justify: Literal["left", "right"] = "left" if column.left else "right"
+            table.add_column(column.heading, justify=justify, no_wrap=True, header_style="dim")
+    if beside:
+        table.add_column("waits for", no_wrap=True, header_style="dim")
+    for number, (_, text) in enumerate(waits):
+        table.add_row(*(cells[heading][number] for heading in needed), *([Text(text)] if beside else ()))
+    yield table
+    if not beside:
+        yield Text("")
+        for node, text in waits:
+            if text:
+                yield Text.assemble((f"rank {_rank(node)}: ", "dim"), text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column of the table of nodes."""
+
+    heading: str
+    cell: Callable[[NodeView], Text]
+    left: bool = False
+
+
+_GAP: Final = 2
+"""Columns of the terminal between two of the table."""
+
+_COLUMNS: Final = (
+    _Column("rank", lambda node: Text(_rank(node))),
+    _Column("node", lambda node: Text(f"{node.host}:{node.port}"), left=True),
+    _Column("site", lambda node: Text(node.site or _UNKNOWN), left=True),
+    _Column("heard", lambda node: Text(_ago(node.heard_s), "bold red" if _is_silent(node) else "")),
+    _Column("round", lambda node: _or(node.last_round, str)),
+    _Column("took", lambda node: _or(node.round_s, time_text)),
+    _Column("waiting", lambda node: _or(node.waiting, "{:.0%}".format)),
+    _Column("sending", lambda node: _or(node.sending, _rate)),
+    _Column("sent", lambda node: _or(node.bytes_sent, size_text)),
+    _Column("clock", lambda node: Text(_clock(node))),
+)
+_DROPPED_FIRST: Final = ("clock", "sent", "site", "heard", "node", "sending", "waiting")
+"""The columns that a narrow terminal can do without, from the least important one on."""
+
+
+def _rank(node: NodeView) -> str:
+    return "any" if node.rank is None else str(node.rank)
+
+
+def _is_silent(node: NodeView) -> bool:
+    return node.heard_s >= _SILENT_S and node.state != "left"
 
 
 def _trees(status: JobStatus) -> Iterator[Text]:
@@ -261,11 +285,11 @@ def _former(status: JobStatus) -> list[RenderableType]:
 
 
 def _table() -> Table:
-    return Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    return Table(box=None, pad_edge=False, show_edge=False, padding=(0, _GAP, 0, 0))
 
 
-def _or(value: T | None, show: Callable[[T], str]) -> str:
-    return _UNKNOWN if value is None else show(value)
+def _or(value: T | None, show: Callable[[T], str]) -> Text:
+    return Text(_UNKNOWN if value is None else show(value))
 
 
 def _clock(node: NodeView) -> str:

@@ -69,6 +69,8 @@ class HostingPlan:
     """"job 'alexnet'", or how many jobs."""
     details: str
     """The rest of the first line that the user sees."""
+    planning: str
+    """What its trees are planned for, for the log."""
     make_machine: Callable[[Counters, int], HostedMachine]
     """Makes it, given the port at which nodes reach it."""
     close: Callable[[], None] = lambda: None
@@ -118,7 +120,7 @@ def _standby(settings: Settings) -> HostingPlan:
     else:
         title = f"standby of job {settings.job!r}"
         details = "which waits until a majority of the nodes have lost the scheduler before it"
-    return HostingPlan(title=title, details=details, make_machine=make_machine)
+    return HostingPlan(title=title, details=details, planning=_network(settings), make_machine=make_machine)
 
 
 def _one_job(settings: Settings) -> HostingPlan:
@@ -144,14 +146,18 @@ def _one_job(settings: Settings) -> HostingPlan:
     return HostingPlan(
         title=f"job {settings.job!r}",
         details=(
-            f"waiting for {settings.num_workers} nodes; network: "
-            f"{settings.network_file or 'all links assumed equal'}; {policy.reason or settings.topology}"
+            f"waiting for {settings.num_workers} nodes"
             if state is None or replayed is None
             else f"which goes on: {len(replayed.members)} nodes, as {state.path} says"
         ),
+        planning=f"{_network(settings)}; {policy.reason or settings.topology}",
         make_machine=make_machine,
         close=(lambda: None) if state is None else state.close,
     )
+
+
+def _network(settings: Settings) -> str:
+    return f"network: {settings.network_file or 'all links assumed equal'}"
 
 
 def _check_same_job(settings: Settings, state: StateFile, replayed: ReplayedJob) -> None:
@@ -198,9 +204,9 @@ def _several_jobs(settings: Settings) -> HostingPlan:
 
     return HostingPlan(
         title=f"{settings.jobs} jobs" if settings.jobs else "any number of jobs",
-        details=f"at most {settings.most_jobs} at once, waiting for nodes; network: "
-        f"{settings.network_file or 'all links assumed equal'}"
+        details=f"at most {settings.most_jobs} at once, waiting for nodes"
         + (f"; going on with {len(resumed)} jobs" if resumed else ""),
+        planning=_network(settings),
         make_machine=make_machine,
         close=(lambda: None) if logs is None else logs.close,
     )

@@ -20,6 +20,7 @@ from netstorm.observe.log import configure_logging
 from netstorm.observe.web_access import web_access
 from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
 from netstorm.pslite.process.driver import Driver, start_driver
+from netstorm.pslite.security.credentials import job_key_of
 from netstorm.pslite.system.addresses import resolve
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.policies.formation import FormationResult
@@ -35,6 +36,8 @@ from netstorm.scheduler.process.status_server import open_status_server
 from netstorm.settings import Settings
 
 __all__ = ["run_scheduler"]
+
+_log = logging.getLogger(__name__)
 
 _SLICE_S: Final = 0.2
 """How long it takes at most to notice a signal."""
@@ -80,10 +83,11 @@ def run_scheduler(
         stack.enter_context(naming_jobs(running.driver.machine))
         host = settings.scheduler_host
         _write(ready_file, f"{host}:{running.driver.port}\n")
+        encrypted = "not encrypted" if job_key_of(settings) is None else "encrypted"
         print_line(
-            f"netstorm scheduler: {plan.title} at {host}:{running.driver.port} (time at UDP port "
-            f"{running.sntp.port}), {plan.details}"
+            f"netstorm scheduler: {plan.title} at {host}:{running.driver.port}, {encrypted}; {plan.details}"
         )
+        _log.debug("time at UDP port %d; %s", running.sntp.port, plan.planning)
         status_server = open_status_server(settings, running.driver, access)
         if status_server is not None:
             stack.callback(status_server.close)

@@ -47,8 +47,7 @@ def _packing(network: Network, options: Options) -> Forest:
 
 def _auto(network: Network, options: Options) -> Forest:
     if not options.known:  # predictions from assumed rates mean nothing
-        forest = _fapt(network, options)
-        return dataclasses.replace(forest, reason=f"auto: fapt, since no rates are known; {forest.reason}")
+        return dataclasses.replace(_fapt(network, options), reason="auto: fapt")
     from netstorm.topology.schemes.auto import auto
 
     return auto(network, options)
@@ -97,7 +96,13 @@ def form_with_options(network: Network, topology: str, options: Options, *, vers
     scheme = SCHEMES.get(topology)
     if scheme is None:
         raise UsageError(f"topology {topology!r}: expected one of {', '.join(SCHEMES)}")
-    return with_auxiliary_paths(network, scheme(network, options).policy(version), options)
+    forest = scheme(network, options)
+    if not options.known:  # the times in its reason mean nothing
+        name = forest.reason.split(";")[0] if topology == "auto" else topology
+        forest = dataclasses.replace(
+            forest, reason=f"{name}, for links taken to be equal: no rates are known yet"
+        )
+    return with_auxiliary_paths(network, forest.policy(version), options)
 
 
 def with_auxiliary_paths(network: Network, policy: Policy, options: Options) -> Policy:

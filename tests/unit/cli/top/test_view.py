@@ -57,6 +57,23 @@ def test_a_node_s_line_has_its_times_and_what_it_waits_for():
     assert "contributions of ranks [2]" in line
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_a_narrow_terminal_cuts_no_number_and_has_what_ranks_wait_for_on_lines_of_their_own(width):
+    driven = running(3)
+    for rank in range(3):
+        driven.say(rank, report())
+    wait = "round 42 of key 'w': 3 of 9 chunks wait for contributions of ranks [2]"
+    driven.say(1, m.Heartbeat(busy=wait))
+    lines = shown(driven, width)
+    heading, *rows = lines[lines.index(line_with(lines, "rank  ")) :][:4]
+    assert "waits for" not in heading
+    for rank, row in enumerate(rows):
+        cells = dict(zip(heading.split(), row.split(), strict=True))
+        assert (cells["rank"], cells["round"], cells["took"]) == (str(rank), "41", "1.25s")
+    assert wait in " ".join(" ".join(lines).split())
+    assert "…" not in "".join(rows)
+
+
 def test_trees_are_shown_as_brackets_and_both_ways_where_they_differ():
     driven = running(4)
     chain = Tree(root=Rank(0), reduce_parent=(-1, 0, 1, 1), broadcast_parent=(-1, 2, 0, 0))

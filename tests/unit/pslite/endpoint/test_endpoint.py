@@ -559,28 +559,20 @@ def test_whoever_missed_the_goodbye_hears_it_again(pause):
     assert world.network.connections() == 0
 
 
-def test_a_process_of_another_protocol_version_is_refused_in_that_version_so_that_it_can_read_why():
+def test_a_process_of_another_protocol_version_is_refused_in_that_version_so_that_it_can_read_why(
+    monkeypatch,
+):
     world = World()
     there = world.processes[1]
     other = seal(encode_body(hello()), sequence=0, sent_at=0, payload_crc=None, version=7)
     for greeting in (other, seal(encode_body(m.Query()), sequence=0, sent_at=0, payload_crc=None, version=7)):
         there.endpoint.handle(Received(STRANGER, (greeting,)), world.now)
     sent = []
-    there.endpoint.flush(Sent(sent), world.now)
+    monkeypatch.setattr(there.van, "transmit", lambda _, header, __: sent.append(header))
+    there.endpoint.flush(there.van, world.now)
     [answer] = sent  # to the Hello alone
     assert answer[2] == 7
     refused = open_frames(answer[:2] + bytes([PROTOCOL_VERSION]) + answer[3:], 1).message
     assert isinstance(refused, m.Refused)
     assert "this process in version 7: install" in refused.reason
     assert there.endpoint.counters.snapshot()["dropped_frame"] == 2
-
-
-class Sent:
-    """A van that only keeps what is sent."""
-
-    def __init__(self, headers):
-        self.headers = headers
-
-    def transmit(self, connection, header, payload):
-        self.headers.append(header)
-        return True
