@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -24,7 +26,7 @@ def bench(
         list[str] | None, typer.Argument(metavar="NAME [OPTIONS]", help="wan, loopback, train, ...")
     ] = None,
 ) -> None:
-    """Run a benchmark of a checkout: wan, loopback, train, compression, blocking, equivalence.
+    """Run a benchmark of a checkout; `netstorm bench --help` lists those that there are.
 
     \b
       netstorm bench wan examples/networks/internet2.yaml --systems mxnet-star-best,gloo,netstorm-packing
@@ -35,11 +37,14 @@ def bench(
         folder = _folder()
         known = sorted(path.stem for path in folder.glob("*.py") if path.read_bytes().startswith(b"#!"))
         if name in ("--help", "-h"):
-            usage = f"Usage: netstorm bench NAME [OPTIONS]\n\n{bench.__doc__}".replace("\b\n", "")
+            about = inspect.cleandoc(bench.__doc__ or "").replace("\b\n", "")
+            usage = f"Usage: netstorm bench NAME [OPTIONS]\n\n{about}\n"
             typer.echo(f"{usage}\nBenchmarks in {folder}: {', '.join(known)}")
             return
         if name not in known:
-            raise UsageError(f"no benchmark {name!r} in {folder}; there are {', '.join(known)}")
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {close[0]}? There are" if close else "there are"
+            raise UsageError(f"no benchmark {name!r} in {folder}; {meant} {', '.join(known)}")
         _become([sys.executable, str(folder / f"{name}.py"), *rest])
 
 

@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "plan": "Compare topologies on a network: time, traffic, distance from the optimum.",
         "wan": "Emulate a network on this machine, in namespaces, for any program.",
         "keys": "Make the key of a job, or of one of its nodes.",
+        "check": "Check an installation: two ranks form a sum, with each framework.",
         "env": "Print every setting, its value and its source.",
     }
 )
@@ -38,13 +39,9 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
 class LazyGroup(TyperGroup):
     """A group that knows its subcommands' names and help, and imports the one that is run."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return all names."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what `--help` needs of a subcommand."""
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the subcommand that the command line names, ready to run; usage errors are typer's."""
@@ -69,7 +66,6 @@ def _load(name: str | None) -> Any:
 app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # a traceback is for a bug report: plain, complete, without colours
     help="Data-parallel training across data centres, along topologies that follow the network.",
 )

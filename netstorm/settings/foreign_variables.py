@@ -50,7 +50,7 @@ def child_environment(base: Mapping[str, str] | None = None, **variables: object
     """
     environment = dict(os.environ if base is None else base)
     by_variable = {declaration.variable: (name, declaration) for name, declaration in declarations().items()}
-    problems = unknown_variables(variables)
+    problems = unknown_variables(name for name in variables if name.startswith("NETSTORM_"))
     for variable, value in variables.items():
         if value is None:
             environment.pop(variable, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from netstorm.settings.problems import not_allowed, raise_problems, unknown_name
 from netstorm.settings.rendezvous import with_standbys
 from netstorm.settings.sections import Sections
 
-__all__ = ["Settings", "Source", "declarations", "unknown_variables"]
+__all__ = ["WITHOUT_EFFECT", "Settings", "Source", "declarations", "unknown_variables"]
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class Settings(Sections):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
-        """Read the settings of this process. Unknown variables `NETSTORM_*` are logged.
+        """Read the settings of this process. Variables that are probably meant as settings are
+        logged.
 
         Args:
             environ: variables; this process's if None. An empty variable counts as not set, because scripts
@@ -98,15 +100,56 @@ def declarations() -> Mapping[str, Declaration]:
     return _DECLARATIONS
 
 
+_OTHERS_PREFIXES: Final = ("ENABLE_", "DMLC_", "PS_", "MXNET_KVSTORE_")
+"""Of settings whose names are older than NetStorm. Other programs have variables that begin so, too."""
+
+_LIKE: Final = 0.85
+"""How like a setting's name one with such a prefix must be, to be a misspelling of it (difflib's ratio)."""
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "ADAPTIVE_K_FLAG", "DMLC_ENABLE_CENTRAL_WORKER", "DMLC_LOCAL", "DMLC_NUM_ALL_WORKER",
+        "DMLC_NUM_GLOBAL_SERVER", "DMLC_NUM_GLOBAL_WORKER", "DMLC_PS_GLOBAL_ROOT_PORT",
+        "DMLC_PS_GLOBAL_ROOT_URI", "DMLC_PS_VAN_TYPE", "DMLC_PS_WATER_MARK", "DMLC_RANK", "DMLC_ROLE_GLOBAL",
+        "DMLC_ROLE_MASTER_WORKER", "DMLC_UDP_CHANNEL_NUM", "ENABLE_INTER_TS", "ENABLE_INTRA_TS", "ENABLE_P3",
+        "MAX_GREED_RATE_TS", "MXNET_ENABLE_GPU_P2P", "MXNET_KVSTORE_BIGARRAY_BOUND",
+        "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE", "MXNET_KVSTORE_LOGTREE",
+        "MXNET_KVSTORE_REDUCTION_NTHREADS", "MXNET_KVSTORE_SERIAL_PUSH",
+        "MXNET_KVSTORE_SLICE_THRESHOLD", "MXNET_KVSTORE_TREE_ARRAY_BOUND", "MXNET_KVSTORE_TREE_BACKTRACK",
+        "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", "MXNET_KVSTORE_USETREE", "PS_DROP_MSG", "PS_RESEND",
+        "PS_RESEND_TIMEOUT",
+    }
+)  # fmt: skip
+"""Variables of MXNet and GeoMX that their users may have set, and that do nothing here. What there is instead
+say docs/guides/moving-from-dist-sync.md and docs/guides/geomx.md."""
+
+
 def unknown_variables(environ: Iterable[str] | None = None) -> list[str]:
-    """Return a message for each variable `NETSTORM_*` that is no setting: it is probably misspelled."""
+    """Return a message for each variable that is no setting and is probably a misspelled one, and one for all
+    that have no effect here.
+    """
     known = [declaration.variable for declaration in declarations().values()]
-    names = os.environ if environ is None else environ
-    return [
+    names = [name for name in (os.environ if environ is None else environ) if name not in known]
+    problems = [
         unknown_name("variable", name, known)
         for name in names
-        if name.startswith("NETSTORM_") and name not in known
+        if name.startswith("NETSTORM_") or (name not in WITHOUT_EFFECT and _is_misspelled(name, known))
     ]
+    idle = sorted(WITHOUT_EFFECT.intersection(names))
+    if idle:
+        problems.append(
+            f"{', '.join(idle)}: without effect here; docs/guides/moving-from-dist-sync.md and "
+            "docs/guides/geomx.md say what there is instead"
+        )
+    return problems
+
+
+def _is_misspelled(name: str, known: Iterable[str]) -> bool:
+    return any(
+        name.startswith(prefix)
+        and difflib.get_close_matches(name, [one for one in known if one.startswith(prefix)], 1, _LIKE)
+        for prefix in _OTHERS_PREFIXES
+    )
 
 
 def _given(

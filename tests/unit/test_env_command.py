@@ -86,6 +86,7 @@ def test_an_unknown_subcommand_is_exit_code_2():
     result = run("nonsuch")
     assert result.exit_code == 2
     assert "nonsuch" in result.stderr
+    assert "Did you mean 'launch'" in run("lanch").stderr
 
 
 def test_the_version_is_that_of_the_package():

@@ -3,6 +3,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -17,7 +19,9 @@ from netstorm.settings import (
     set_for_children,
 )
 from netstorm.settings.table import describe, notes
+from netstorm.settings.values import WITHOUT_EFFECT, unknown_variables
 
+ROOT = Path(__file__).parents[2]
 VARIABLES = [declaration.variable for declaration in declarations().values()]
 
 
@@ -194,6 +198,28 @@ def test_an_unknown_variable_is_a_warning_with_the_name_that_was_meant(caplog):
         "NETSTORM_RNAK: there is no setting of that name (variable); did you mean NETSTORM_RANK?",
         "NETSTORM_QQQQQ: there is no setting of that name (variable); `netstorm env` lists all settings",
     ]
+
+
+def test_misspelled_names_of_mxnets_and_the_papers_settings_are_warned_about_and_other_programs_are_not():
+    meant = {"ENABLE_AWARENES": "ENABLE_AWARENESS", "DMLC_PS_ROOT_URL": "DMLC_PS_ROOT_URI"}
+    meant["PS_VERBOS"] = "PS_VERBOSE"
+    assert unknown_variables(["PS_FORMAT", "ENABLE_IPV6", "DMLC_TRACKER_URI", *meant]) == [
+        f"{name}: there is no setting of that name (variable); did you mean {setting}?"
+        for name, setting in meant.items()
+    ]
+
+
+def test_variables_that_do_nothing_here_are_named_in_one_line_and_are_those_of_the_guides():
+    (line,) = unknown_variables(["MXNET_KVSTORE_BIGARRAY_BOUND", "DMLC_PS_VAN_TYPE", "DMLC_NUM_SERVER"])
+    assert line.startswith("DMLC_PS_VAN_TYPE, MXNET_KVSTORE_BIGARRAY_BOUND: without effect here")
+    rows = [
+        row
+        for page in ("moving-from-dist-sync", "geomx")
+        for row in (ROOT / f"docs/guides/{page}.md").read_text().splitlines()
+        if re.search(r"^\| .* \| (not read|not needed|no effect) \|", row)
+    ]
+    named = set(re.findall(r"`([A-Z0-9_]+)`", " ".join(row.split("|")[1] for row in rows)))
+    assert named - {"PORT"} == WITHOUT_EFFECT  # many programs have one of that name
 
 
 def test_asking_for_servers_gets_a_note():

@@ -38,7 +38,7 @@ def test_an_unknown_benchmark_is_a_usage_error_that_names_those_there_are(became
     result = run("wam")
     assert result.exit_code == 2
     assert "'wam'" in result.stderr
-    assert "wan" in result.stderr
+    assert "did you mean wan? There are " in result.stderr
     assert became == []
 
 
