@@ -42,15 +42,20 @@ class NodeSettings:
         "address to listen on; *: all interfaces; empty: the advertised address only",
     )
     port: int = setting(
-        "NETSTORM_PORT", whole(0, 65535), 0, "", "TCP port that this node listens on; 0: any free port"
+        "NETSTORM_PORT",
+        whole(0, 65535),
+        0,
+        "",
+        "TCP port that the first node of a machine listens on, and node n at n above it, where LOCAL_RANK is "
+        "n (`netstorm launch` and torchrun set it); 0: any free port",
     )
     advertised_port: int = setting(
         "NETSTORM_ADVERTISED_PORT",
         whole(0, 65535),
         0,
         "",
-        "TCP port that this node advertises to other nodes, for hosts behind a port mapping; 0: the port it "
-        "listens on",
+        "TCP port that the first node of a machine advertises to other nodes, for hosts behind a port "
+        "mapping, and node n at n above it; 0: the port it listens on",
     )
     restart: int = setting(
         "NETSTORM_RESTART",

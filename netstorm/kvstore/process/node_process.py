@@ -27,7 +27,7 @@ from netstorm.protocol.messages import Measured
 from netstorm.pslite.clock.source import Address
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.system.addresses import advertised_host, resolve
-from netstorm.settings import Settings
+from netstorm.settings import Settings, foreign_variable
 
 if TYPE_CHECKING:
     from netstorm.observe.web import WebServer
@@ -62,6 +62,7 @@ class NodeProcess:
             SettingsError: an address cannot be used, or strangers could see the node's metrics.
         """
         self._pid: Final = os.getpid()
+        settings = _with_own_ports(settings)
         self._settings: Final = settings
         self._counters: Final = counters
         self._metrics: WebServer | None = None
@@ -188,3 +189,18 @@ class NodeProcess:
             trace.write(path, self.node.rank, machine=clock.boot_identity(), cluster_offset_s=offset_s)
         except OSError as error:
             _log.error("NETSTORM_TRACE: %s cannot be written: %s", path, error.strerror)
+
+
+def _with_own_ports(settings: Settings) -> Settings:
+    """Return the settings of this one of a machine's nodes, which were given one port for all of them.
+
+    Raises:
+        SettingsError: there is no port of that number.
+    """
+    place = foreign_variable("LOCAL_RANK") or "0"
+    if not place.isdecimal() or int(place) == 0 or not (settings.port or settings.advertised_port):
+        return settings
+    return settings.changed(
+        port=settings.port and settings.port + int(place),
+        advertised_port=settings.advertised_port and settings.advertised_port + int(place),
+    )

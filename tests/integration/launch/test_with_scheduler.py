@@ -49,17 +49,27 @@ def scheduler_of(launcher_pid: int) -> psutil.Process:
 
 
 def test_a_job_runs_from_the_schedulers_start_to_its_end(job):
-    end = job.run(JOIN + "print('met')", "-n", "3", "--site", "a,b,c", "--topology", "star")
+    end = job.run(
+        JOIN + "print('met')", "-n", "3", "--site", "a,b,c", "--topology", "star", NETSTORM_LOG="debug"
+    )
     assert end.code == 0
     lines = end.out.splitlines()
     assert sorted(line for line in lines if not line.startswith("[scheduler]")) == [
         f"[{r}] met" for r in range(3)
     ]
-    assert "star" in lines[0]
+    assert lines[0].endswith(", encrypted; waiting for 3 nodes")
+    assert "network: all links assumed equal; star" in end.err
     said = [line for line in lines if line.startswith("[scheduler]")]  # Python prints at a process's very end
     assert said[-1] == "[scheduler] netstorm scheduler: job 'default' has ended well: 3 nodes, 0 keys"
     assert "netstorm-verdict" not in end.out
     assert "[launch]" not in end.err
+
+
+def test_the_nodes_of_a_machine_listen_at_the_port_that_was_given_and_those_above_it(job):
+    port = free_port()
+    end = job.run(JOIN, "-n", "2", NETSTORM_PORT=str(port))
+    assert end.code == 0, end.err
+    assert f"rank 0 (127.0.0.1:{port}), rank 1 (127.0.0.1:{port + 1})" in end.err
 
 
 def test_the_rank_whose_exception_ended_the_job_is_the_first_failure_however_late_its_process_ends(job):
