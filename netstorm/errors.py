@@ -6,6 +6,9 @@ time-out.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Final
+
 __all__ = [
     "BarrierTimeout",
     "CheckpointError",
@@ -18,6 +21,7 @@ __all__ = [
     "NetworkFileError",
     "NodeFailed",
     "NodeLost",
+    "NoRoom",
     "NodeRemoved",
     "NotAuthorised",
     "PeerError",
@@ -91,6 +95,17 @@ class ProtocolViolation(PeerError):
 
 class NotAuthorised(ProtocolViolation):
     """A message that its sender may never send, or that speaks for another process."""
+
+
+class NoRoom(PeerError):
+    """A legal message that cannot be kept now, since too much of its sender waits already. Its sender keeps it
+    until it is asked for again.
+    """
+
+    def __init__(self, text: str, waits_for: Hashable) -> None:
+        super().__init__(text)
+        self.waits_for: Final = waits_for
+        """Names what the message waits for (`pslite.waiting_bytes`)."""
 
 
 class Unavailable(NetStormError, ConnectionError):

@@ -84,6 +84,7 @@ class Acceptor:
             return None
         self._refusals.note("hellos", f"rank {hello.sender} of job {hello.job[:60]!r}", admission.reason, now)
         self.answers.append((connection, m.Refused(reason=admission.reason[:_MOST_CHARACTERS])))
+        self._sessions.released.append(connection)
         return None
 
     def _admit(
@@ -115,6 +116,7 @@ class Acceptor:
         if session is not ending:
             accepted[peer] = session
         self._sessions.by_connection[connection] = session
+        self._sessions.admitted.append(connection)
         self._sessions.dirty[session] = None
         return None
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from netstorm.errors import FrameError, NotAuthorised, PeerError, ProtocolViolation
+from netstorm.errors import FrameError, NoRoom, NotAuthorised, PeerError, ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.observe.trace import Trace
@@ -29,7 +29,7 @@ from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.endpoint.timers import Timers
 from netstorm.pslite.endpoint.traffic_observer import TrafficObserver
 from netstorm.pslite.endpoint.watched_connections import WatchedConnections
-from netstorm.pslite.machine import Connect, Disconnect, Machine, Rerouter, Send, TakeBack
+from netstorm.pslite.machine import Bounded, Connect, Disconnect, Machine, Rerouter, Send, TakeBack
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.link_state import LinkState
 from netstorm.pslite.session.opened import OpenedSession
@@ -61,6 +61,7 @@ class Endpoint:
         incarnation: int,
         ordered: Callable[[Peer], bool],
         stamp: Callable[[], int],
+        payloads: Callable[[Peer], bool] = lambda _: True,
         rank: int = -1,
         boot: int = 0,
         limits: Limits | None = None,
@@ -77,6 +78,8 @@ class Endpoint:
             ordered: whether sessions with a peer deliver in the order of transmission: control messages need
                 that, chunks do not.
             stamp: returns the cluster clock, in ns.
+            payloads: whether messages from a peer may have values: those of schedulers, and to them, have
+                none.
             rank: this process's rank, for every Hello; -1 while it has none.
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
@@ -89,11 +92,16 @@ class Endpoint:
         self._machine: Final = machine
         any_machine: object = machine
         self._rerouter: Final = any_machine if isinstance(any_machine, Rerouter) else None
+        self._bounded: Final = any_machine if isinstance(any_machine, Bounded) else None
         self._watched: Final = WatchedConnections(machine)
+        self._payloads: Final = payloads
+        self._refusing: Final[dict[Session, None]] = {}
+        """Sessions with messages for which there is no room yet."""
         self._ordered: Final = ordered
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
+        self._waiting_drops: Final = Drops(self.counters, counted_as="messages", what="cannot keep a message")
         self._observer: TrafficObserver | None = None
         limits = limits or Limits()
         self._sessions: Final = SessionTable()
@@ -250,6 +258,10 @@ class Endpoint:
             payload = frames[1]
             if not isinstance(message, m.DataMessage):
                 raise ProtocolViolation(f"{type(message).__name__} with a payload")
+            if not self._payloads(session.peer):
+                what = f"{type(message).__name__} with {len(payload)} bytes of values"
+                self._end(session, f"{what}, which no message between these two processes has", now)
+                return
             if (
                 not (header.payload_crc is None and session.unchecked)
                 and checksum(payload) != header.payload_crc
@@ -257,6 +269,7 @@ class Endpoint:
                 session.request_again(sequence)
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
+        arrival = message, payload, header.payload_crc
         if self._observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
             self._observer.arrived(
@@ -267,8 +280,56 @@ class Endpoint:
                 resent=header.resent,
                 contended=header.contended,
             )
-        for arrival in receiving.receive(sequence, (message, payload, header.payload_crc)):
-            self._deliver(session, *arrival, now)
+        try:
+            if receiving.ordered:
+                arrivals = receiving.receive(sequence, arrival, sum(map(len, frames)))
+            else:
+                receiving.check(sequence)
+                arrivals = [arrival]
+        except ProtocolViolation as error:
+            self._end(session, str(error), now)
+            return
+        for one in arrivals:
+            try:
+                self._deliver(session, *one, now)
+            except NoRoom as error:
+                self._refuse_for_now(session, sequence, frames, error, now)
+                return
+        if not receiving.ordered:
+            receiving.receive(sequence, arrival)
+
+    def _refuse_for_now(
+        self, session: Session, sequence: int, frames: tuple[Buffer, ...], error: NoRoom, now: float
+    ) -> None:
+        """Leave a message to its sender, as if it had not come, until there is room for it."""
+        self._waiting_drops.note("no_room", self.process.name_of(session.peer), str(error), now)
+        try:
+            session.refuse_for_now(sequence, sum(map(len, frames)), error.waits_for)
+        except ProtocolViolation as violation:
+            self._end(session, str(violation), now)
+        self._refusing[session] = None
+
+    def _request_refused(self) -> None:
+        """Ask for messages for which there is room now, or which need not wait any more."""
+        if not self._refusing or self._bounded is None:
+            return
+        waiting = self._bounded.waiting
+        ready = waiting.take_ready()
+        for session in list(self._refusing):
+            session.request_refused(waiting.room(session.peer), ready)
+            self._sessions.dirty[session] = None
+            if not session.without_room:
+                del self._refusing[session]
+
+    def _end(self, session: Session, reason: str, now: float) -> None:
+        """End the session with a peer that does what no correct process does."""
+        session.counters.drop("protocol")
+        text = f"{reason}: the session with it is ended"
+        self._drops.note("protocol", self.process.name_of(session.peer), text, now)
+        if session.connection is not None and session.connection < 0:
+            self._sessions.refused.append((session.connection, reason))
+        session.expel(f"{self.process.name_of(session.peer)} has sent a {reason}", now)
+        self._check_end(session, now)
 
     def _deliver(
         self,
@@ -280,6 +341,11 @@ class Endpoint:
     ) -> None:
         try:
             self._machine.receive(session.peer, message, payload, payload_crc, now)
+        except NoRoom as error:
+            if not session.receiving.ordered:
+                raise
+            session.counters.drop("refused")
+            self._drops.note("refused", self.process.name_of(session.peer), str(error), now)
         except PeerError as error:
             reason = "authority" if isinstance(error, NotAuthorised) else "refused"
             session.counters.drop(reason)
@@ -335,6 +401,13 @@ class Endpoint:
             van.transmit(connection, header, None)
         self._acceptor.answers.clear()
         sessions = self._sessions
+        for connection in sessions.admitted:
+            van.admit(connection)
+        sessions.admitted.clear()
+        for connection, reason in sessions.refused:
+            van.refuse(connection, reason)
+        sessions.refused.clear()
+        self._request_refused()
         while sessions.dirty or sessions.released:
             while sessions.released:
                 van.close(sessions.released.pop())
@@ -391,7 +464,9 @@ class Endpoint:
     def _drop(self, reason: str, connection: Connection | None, detail: str, now: float) -> None:
         session = None if connection is None else self._sessions.by_connection.get(connection)
         if session is None:
-            sender = f"connection {connection}"
+            sender = "a connection without a session"
+            if connection is not None and connection < 0:
+                self._sessions.refused.append((connection, detail))
         else:
             session.counters.drop(reason)
             sender = self.process.name_of(session.peer)

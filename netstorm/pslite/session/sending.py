@@ -20,6 +20,10 @@ from netstorm.pslite.session.window import Window
 
 __all__ = ["OnAcknowledged", "SendingHalf"]
 
+_SPAN: Final = 8192
+"""Numbers that may pass a message which the other side has no room for: it keeps the number of each
+(`receiving`)."""
+
 OnAcknowledged = Callable[[Outgoing, float], None]
 """Called with each message that is acknowledged, and the time."""
 
@@ -29,6 +33,7 @@ class SendingHalf:
 
     __slots__ = (
         "_acknowledged",
+        "_later",
         "_on_acknowledged",
         "_resend",
         "_sequence",
@@ -47,6 +52,8 @@ class SendingHalf:
         """By sequence number."""
         self._resend: deque[Outgoing] = deque()
         """Those of `unacknowledged` that must be retransmitted, in sequence order."""
+        self._later: Final[dict[int, Outgoing]] = {}
+        """Those of `unacknowledged` that the other side will ask for; they are not in flight."""
         self._sequence = 0
         self._acknowledged = 0
         """Everything up to here has been acknowledged."""
@@ -87,6 +94,8 @@ class SendingHalf:
             if not urgent:
                 return None
         if first is None or not (urgent or self.window.allows(first.size)):
+            return None
+        if self._later and not urgent and self._sequence - min(self._later) >= _SPAN:
             return None
         self.queue.pop()
         self._sequence += 1
@@ -146,16 +155,29 @@ class SendingHalf:
     def resend(self, sequence: int) -> bool:
         """Retransmit a message; False if it has been acknowledged, or is waiting for that already."""
         message = self.unacknowledged.get(sequence)
-        if message is None or message.resend:
+        kept = self._later.pop(sequence, None)
+        if message is None or (message.resend and kept is None):
             return False
-        self._lose([message])
+        if kept is None:
+            self._lose([message])
+        else:
+            self._resend = deque(sorted((*self._resend, kept), key=lambda message: message.sequence))
         return True
+
+    def keep(self, sequence: int) -> None:
+        """Keep a message that has arrived where there is no room for it, until `resend`."""
+        message = self.unacknowledged.get(sequence)
+        if message is not None and not message.resend:
+            self.window.returned(message)
+            message.resend = True
+            self._later[sequence] = message
 
     def disconnected(self) -> None:
         """Note that everything in flight is lost; what the next Welcome does not acknowledge is
         retransmitted.
         """
         self.window.restart()
+        self._later.clear()
         for message in self.unacknowledged.values():
             message.resend = True
         self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
@@ -183,6 +205,7 @@ class SendingHalf:
         self.queue.clear()
         self.unacknowledged.clear()
         self._resend.clear()
+        self._later.clear()
         self.window.restart()
 
     def _transmitted(self, message: Outgoing, now: float) -> Outgoing:
@@ -195,7 +218,8 @@ class SendingHalf:
     def _arrived(self, message: Outgoing, now: float) -> int:
         """Record an acknowledged message; return its position in the order of transmissions."""
         if message.resend:  # it was taken for lost: a nack and an acknowledgement have crossed
-            self._resend.remove(message)
+            if self._later.pop(message.sequence, None) is None:
+                self._resend.remove(message)
             return 0
         self.window.acknowledged(message, now)
         if self._on_acknowledged is not None:
