@@ -16,14 +16,14 @@ from typing import Final
 from netstorm.errors import NoRoom
 from netstorm.protocol.ids import Peer
 
-__all__ = ["Charge", "WaitingBytes"]
+__all__ = ["OF_MESSAGE", "Charge", "WaitingBytes"]
 
 _OF_ONE: Final = 256 * 2**20
 """Bytes of one peer: four times what may be under way on its link (`session.window`), so that an early peer
 does not notice the bound for as long as links take to be filled."""
 _OF_ALL: Final = 1024 * 2**20
 
-_OF_MESSAGE: Final = 1024
+OF_MESSAGE: Final = 1024
 """What a message counts besides: a decoded one takes memory, too."""
 
 
@@ -74,7 +74,7 @@ class WaitingBytes:
         Raises:
             NoRoom: the bound is reached; the message must be left as if it had not come.
         """
-        nbytes += _OF_MESSAGE
+        nbytes += OF_MESSAGE
         if self._may_refuse and nbytes > self.room(self._sender):
             self._refused.add(waits_for)
             raise NoRoom(

@@ -34,6 +34,7 @@ class SendingHalf:
     __slots__ = (
         "_acknowledged",
         "_later",
+        "_later_bytes",
         "_on_acknowledged",
         "_resend",
         "_sequence",
@@ -54,6 +55,7 @@ class SendingHalf:
         """Those of `unacknowledged` that must be retransmitted, in sequence order."""
         self._later: Final[dict[int, Outgoing]] = {}
         """Those of `unacknowledged` that the other side will ask for; they are not in flight."""
+        self._later_bytes = 0
         self._sequence = 0
         self._acknowledged = 0
         """Everything up to here has been acknowledged."""
@@ -95,13 +97,20 @@ class SendingHalf:
                 return None
         if first is None or not (urgent or self.window.allows(first.size)):
             return None
-        if self._later and not urgent and self._sequence - min(self._later) >= _SPAN:
+        if self._later and not urgent and not self._may_pass():
             return None
         self.queue.pop()
         self._sequence += 1
         first.sequence = self._sequence
         self.unacknowledged[first.sequence] = first
         return self._transmitted(first, now)
+
+    def _may_pass(self) -> bool:
+        """Return whether a message may pass those for which the other side has no room: one at a time once they
+        would fill the window, since it is likely to have no room there, either.
+        """
+        full = self._later_bytes >= self.window.size and self.window.in_flight > 0
+        return not full and self._sequence - min(self._later) < _SPAN
 
     def mark(self) -> int:
         """Return a position in the order of transmissions: everything transmitted so far is before it."""
@@ -155,7 +164,7 @@ class SendingHalf:
     def resend(self, sequence: int) -> bool:
         """Retransmit a message; False if it has been acknowledged, or is waiting for that already."""
         message = self.unacknowledged.get(sequence)
-        kept = self._later.pop(sequence, None)
+        kept = self._no_longer_later(sequence)
         if message is None or (message.resend and kept is None):
             return False
         if kept is None:
@@ -171,6 +180,13 @@ class SendingHalf:
             self.window.returned(message)
             message.resend = True
             self._later[sequence] = message
+            self._later_bytes += message.size
+
+    def _no_longer_later(self, sequence: int) -> Outgoing | None:
+        message = self._later.pop(sequence, None)
+        if message is not None:
+            self._later_bytes -= message.size
+        return message
 
     def disconnected(self) -> None:
         """Note that everything in flight is lost; what the next Welcome does not acknowledge is
@@ -178,6 +194,7 @@ class SendingHalf:
         """
         self.window.restart()
         self._later.clear()
+        self._later_bytes = 0
         for message in self.unacknowledged.values():
             message.resend = True
         self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
@@ -206,6 +223,7 @@ class SendingHalf:
         self.unacknowledged.clear()
         self._resend.clear()
         self._later.clear()
+        self._later_bytes = 0
         self.window.restart()
 
     def _transmitted(self, message: Outgoing, now: float) -> Outgoing:
@@ -218,7 +236,7 @@ class SendingHalf:
     def _arrived(self, message: Outgoing, now: float) -> int:
         """Record an acknowledged message; return its position in the order of transmissions."""
         if message.resend:  # it was taken for lost: a nack and an acknowledgement have crossed
-            if self._later.pop(message.sequence, None) is None:
+            if self._no_longer_later(message.sequence) is None:
                 self._resend.remove(message)
             return 0
         self.window.acknowledged(message, now)

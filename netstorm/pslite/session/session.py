@@ -25,7 +25,7 @@ from netstorm.pslite.session.receiving import ReceivingHalf
 from netstorm.pslite.session.sending import SendingHalf
 from netstorm.pslite.session.states import TRANSITIONS, Event, State
 from netstorm.pslite.van.interface import Connection, Transmitter
-from netstorm.pslite.waiting_bytes import WaitingBytes
+from netstorm.pslite.waiting_bytes import OF_MESSAGE, WaitingBytes
 
 __all__ = ["Session", "SessionContext"]
 
@@ -194,7 +194,7 @@ class Session:
         """
         if len(self.without_room) >= _MOST_REFUSED:
             raise ProtocolViolation(f"message {sequence}, and {_MOST_REFUSED} have no room here already")
-        self.without_room[sequence] = nbytes, waits_for
+        self.without_room[sequence] = nbytes + OF_MESSAGE, waits_for
         self._control.append(m.Nack(sequence=sequence, later=True))
 
     def request_refused(self, room: float, ready: Container[Hashable]) -> None:
