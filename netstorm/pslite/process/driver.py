@@ -152,7 +152,7 @@ def _make_endpoint(
         rank=rank,
         boot=boot_number() if settings.checksums == "auto" else 0,
         ordered=ordered,
-        payloads=lambda peer: not ordered(peer),  # control messages have none, and nothing else needs order
+        payloads=lambda peer: peer >= 0 and not ordered(peer),  # schedulers are sent none, and send none
         stamp=stamp,
         limits=Limits(
             link_timeout_s=settings.link_timeout_s,

@@ -44,6 +44,9 @@ _YOUNG_S: Final = 1.0
 _GREETING_BYTES: Final = 10
 """First part of ZeroMQ's greeting: its signature (ZMTP 3.1), which no side waits to send."""
 
+_GREETING_S: Final = 0.25
+"""By then the greeting has come: it leaves with the last packet of TCP's handshake."""
+
 _MOST_BYTES: Final = 2**20
 """Of a connection before its first message, and of that: a Hello with all that it has received."""
 
@@ -54,11 +57,11 @@ _PAUSE_S: Final = 1.0
 class _Stage(enum.IntEnum):
     """How far a connection has come; the first are shut down first."""
 
-    SILENT = 0
-    GREETED = 1
-    """Its handshake is under way, or its first message."""
-    LEFT = 2
+    LEFT = 0
     """It has no session, or has one no more: the other side is about to close it."""
+    SILENT = 1
+    GREETED = 2
+    """Its handshake is under way, or its first message."""
     HEARD = 3
     """A message has come over it, and nothing was decided yet."""
 
@@ -231,16 +234,26 @@ class WaitingConnections:
     def _evict(self, group: dict[_Stage, dict[int, _Entry]], where: str, now: float) -> None:
         """Shut down one connection of an address."""
         detail = f"{_size(group) - 1} others wait {where}, too"
-        while silent := group.get(_Stage.SILENT):
-            # not one of the newest, whose greeting may be on its way
-            older = list(silent.values())[: len(silent) // 2 + 1]
+        self._refuse(self._whom_to_evict(group, now), "waiting", detail, now)
+
+    def _whom_to_evict(self, group: dict[_Stage, dict[int, _Entry]], now: float) -> _Entry:
+        left = group.get(_Stage.LEFT)
+        if left:
+            return next(iter(left.values()))
+        while silent := list(group.get(_Stage.SILENT, {}).values()):
+            # The greeting of the newest may be on its way, unless they are nearly all.
+            older = silent[: (len(silent) + 1) // 2]
+            crowded = 2 * len(silent) > _size(group)
+            if not crowded:
+                older = [entry for entry in older if now - entry.since > _GREETING_S]
+            if not older:
+                break
             entry = self._random.choice(older)
             if bytes_received(entry.descriptor) < _GREETING_BYTES:
-                self._refuse(entry, "waiting", detail, now)
-                return
+                return entry
             self._move(entry, _Stage.GREETED)
-        stage = min(stage for stage, entries in group.items() if entries)
-        self._refuse(self._random.choice(list(group[stage].values())), "waiting", detail, now)
+        others = group.get(_Stage.GREETED) or group.get(_Stage.HEARD) or group[_Stage.SILENT]
+        return self._random.choice(list(others.values()))
 
     def _refuse(self, entry: _Entry, reason: str, detail: str, now: float) -> None:
         self._take(entry)

@@ -141,6 +141,26 @@ def test_the_newest_silent_connections_are_not_the_ones_to_go() -> None:
         assert not is_shut(newest), "its greeting may be on its way"
 
 
+def test_a_newcomer_is_not_shut_down_because_all_others_have_said_the_greeting() -> None:
+    with accepting(most=40) as here:
+        for stranger in [here.connect(100.0)[0] for _ in range(20)]:
+            stranger.sendall(bytes(64))
+        here.table.check(100.3)
+        newcomer, _ = here.connect(100.3)
+        assert not is_shut(newcomer)
+        assert here.counters.get("refused_waiting") == 1
+
+
+def test_connections_that_nobody_uses_go_first() -> None:
+    with accepting(most=8) as here:
+        used, descriptor = here.connect(100.0)
+        here.table.heard(A, descriptor, "")
+        here.table.left(A, 100.0)
+        others = [here.connect(100.0)[0] for _ in range(4)]
+        assert is_shut(used)
+        assert not any(map(is_shut, others))
+
+
 def test_of_connections_that_may_have_announced_frames_few_are_kept() -> None:
     with accepting(most=400, max_message_bytes=2**29) as here:
         clients = [here.connect(100.0)[0] for _ in range(40)]
