@@ -19,9 +19,9 @@ __all__ = [
     "KeyMismatch",
     "NetStormError",
     "NetworkFileError",
+    "NoRoom",
     "NodeFailed",
     "NodeLost",
-    "NoRoom",
     "NodeRemoved",
     "NotAuthorised",
     "PeerError",
@@ -98,9 +98,7 @@ class NotAuthorised(ProtocolViolation):
 
 
 class NoRoom(PeerError):
-    """A legal message that cannot be kept now, since too much of its sender waits already. Its sender keeps it
-    until it is asked for again.
-    """
+    """A legal message that cannot be kept now, since too much waits. Its sender keeps it until it is asked for."""
 
     def __init__(self, text: str, waits_for: Hashable) -> None:
         super().__init__(text)

@@ -2,10 +2,10 @@
 all. Pure.
 
 What comes before something that it refers to is known has to wait: a part of a key that this rank's program
-has not made yet, or a push of a later view. Correct peers may send as much of it as a model has. So nothing is
-lost at the bound: the message is not taken, and its sender keeps it until it is asked for again, once there is
-room, or once it need not wait any more (`Endpoint`). Meanwhile other messages pass it, so that what it waits
-for can come. A peer that sends on and on gains nothing.
+has not made yet, or a push of a later view. Correct peers may send as much of it as a model has. So nothing
+is lost at the bound: the message is not taken, and its sender keeps it until it is asked for again, once
+there is room, or once it need not wait any more (`Endpoint`). Meanwhile other messages pass it, so that what
+it waits for can come. A peer that sends on and on gains nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WaitingBytes:
 
     def __init__(self, *, of_one: int = _OF_ONE, of_all: int = _OF_ALL) -> None:
         """`of_one`, `of_all`: most bytes of one peer, and of all. A single message may always wait."""
-        self._of_one: Final = of_one
+        self._of_one = of_one
         self._of_all: Final = of_all
         self._of: Final[dict[Peer | None, int]] = {}
         self._total = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -59,11 +60,11 @@ def test_sums_are_right(data, job):
 @common(max_examples=6)
 @given(asynchronous.trainings)
 def test_pushes_are_applied_once(training):
-    training = asynchronous.replace(training, breaks=0.02)
+    training = replace(training, breaks=0.02)
     asynchronous.check_total(training, asynchronous.run(training))
 
 
-@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_views_change(seed):
     chaos.run(seed, steps=8, faults=3)
     asynchronous_chaos.run(seed, steps=8, faults=3)

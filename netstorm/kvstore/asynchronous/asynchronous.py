@@ -96,23 +96,19 @@ class Asynchronous:
             counters: of the process.
             end_job: fails the whole job.
             elastic: ranks may leave the job and join it; this one has perhaps joined `later`.
-            waiting: counts the messages that come early.
-            wait_timeout_s: NETSTORM_WAIT_TIMEOUT.
+            waiting, wait_timeout_s: see `Serving`, and NETSTORM_WAIT_TIMEOUT.
         """
         self.owners: Final = Owners(weights, _eligible(policy) if elastic else None)
         self._elastic: Final = elastic
-        self._view = policy.version if elastic else 0
-        """Version of the policy with which the present owners came."""
-        self._silent = policy.silent
+        self._view, self._silent = policy.version if elastic else 0, policy.silent
+        """Version of the policy with which the present owners came, and who is silent in it."""
         self._waiting_bytes: Final = waiting or WaitingBytes()
         self._early: list[tuple[int, Routed, Buffer | None, Charge]] = []
         """Messages of later views, with the ranks that they are from, and what they count."""
         self._clocks: Final[dict[int, int]] = {}
         """Newest clock that owners have heard of, by namespace."""
-        self._rank, self._counters = rank, counters
-        self._paths = paths_from(policy, rank)
-        self._version = policy.version
-        self._size: Final = policy.size
+        self._rank, self._counters, self._size = rank, counters, policy.size
+        self._version, self._paths = policy.version, paths_from(policy, rank)
         self._keys: dict[int, Key] = {}
         self._waiting: list[AsyncOperation] = []
         self._stores: Final[dict[Key, BlockStore]] = {}

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 ToOwner: TypeAlias = Push | Pull | PullRows | PullStates | CopyMessage
 
+
 @dataclass(frozen=True, slots=True)
 class EarlyMessage:
     """A message that waits."""

@@ -328,11 +328,10 @@ class Serving:
                 )
             )
 
-    def _charge_ahead(
-        self, block: Block, rank: int, push: Push, payload: Buffer | None
-    ) -> Charge | None:
-        """Charge the sender of a push for a part of it; None if that is applied next, which always has room: a
-        push has at most the size of what this rank owns.
+    def _charge_ahead(self, block: Block, rank: int, push: Push, payload: Buffer | None) -> Charge | None:
+        """Charge the sender of a push for a part of it; None if it is applied next.
+
+        That one always has room: it is as large as what this rank owns, at most.
         """
         if push.number <= block.next_to_apply(rank) or rank == self._rank:
             return None

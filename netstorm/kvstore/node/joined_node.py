@@ -68,22 +68,20 @@ class JoinedNode:
 
         Args:
             joined: the scheduler's message that all nodes have joined.
-            roster: the members of the job.
-            detours: around failed links.
-            outbox: takes instructions.
-            counters: of the process.
+            roster, detours: the members of the job, and ways around failed links.
+            outbox, counters: take instructions, and count.
             auxiliary: rules for auxiliary paths.
             waiting: counts the messages that come early.
             wait_timeout_s: NETSTORM_WAIT_TIMEOUT.
             end_job: fails the whole job.
         """
+        self._counters: Final = counters
         self.bindings: Final = Bindings(roster.rank)
         self.bindings.install(joined.policy)
-        self._counters: Final = counters
         self.first_rounds: Final[dict[Key, int]] = {}
-        self._waiting: Final = waiting
+        self._waiting, elastic = waiting, roster.elastic
         self.aggregation: Final = Aggregation(
-            roster.rank, self.bindings, outbox, counters, auxiliary, elastic=roster.elastic, waiting=waiting
+            roster.rank, self.bindings, outbox, counters, auxiliary, elastic=elastic, waiting=waiting
         )
         self.asynchronous: Final = Asynchronous(
             roster.rank,
@@ -92,13 +90,13 @@ class JoinedNode:
             outbox=outbox,
             counters=counters,
             end_job=end_job,
-            elastic=roster.elastic,
+            elastic=elastic,
             later=joined.later,
             waiting=waiting,
             wait_timeout_s=wait_timeout_s,
         )
         self.point_to_point: Final = PointToPoint(
-            roster.rank, joined.policy, outbox=outbox, counters=counters, elastic=roster.elastic
+            roster.rank, joined.policy, outbox=outbox, counters=counters, elastic=elastic
         )
         self.routes: Final = KnownRoutes(roster.rank, joined.policy, counters, waiting)
         self.neighbours: Final = Neighbours(roster, self.aggregation, detours, outbox)

@@ -16,6 +16,7 @@ from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
 
 __all__ = ["EarlyPart", "EarlyParts"]
 
+
 @dataclass(frozen=True, slots=True)
 class EarlyPart:
     """A part that waits."""

@@ -75,11 +75,9 @@ class Endpoint:
             machine: decides who may open a session; receives what arrives.
             job: name of the job, for every Hello.
             incarnation: random number of this process.
-            ordered: whether sessions with a peer deliver in the order of transmission: control messages need
-                that, chunks do not.
+            ordered: whether sessions with a peer deliver in order: control messages need it, chunks do not.
             stamp: returns the cluster clock, in ns.
-            payloads: whether messages from a peer may have values: those of schedulers, and to them, have
-                none.
+            payloads: whether messages of a peer may have values.
             rank: this process's rank, for every Hello; -1 while it has none.
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
@@ -90,19 +88,14 @@ class Endpoint:
         self.process: Final = LocalProcess(job=job, incarnation=incarnation, rank=rank, boot=boot)
         self.counters: Final = counters or Counters()
         self._machine: Final = machine
-        any_machine: object = machine
-        self._rerouter: Final = any_machine if isinstance(any_machine, Rerouter) else None
-        self._bounded: Final = any_machine if isinstance(any_machine, Bounded) else None
+        self._rerouter: Final = _rerouter_of(machine)
         self._watched: Final = WatchedConnections(machine)
         self._payloads: Final = payloads
-        self._refusing: Final[dict[Session, None]] = {}
-        """Sessions with messages for which there is no room yet."""
+        self._without_room: Final = _WithoutRoom(machine, self.counters)
         self._ordered: Final = ordered
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
-        self._waiting_drops: Final = Drops(self.counters, counted_as="messages", what="cannot keep a message")
-        self._observer: TrafficObserver | None = None
         limits = limits or Limits()
         self._sessions: Final = SessionTable()
         self._timers: Final[Timers[Session]] = Timers()
@@ -124,11 +117,11 @@ class Endpoint:
     @property
     def observer(self) -> TrafficObserver | None:
         """Told of what arrives and what is acknowledged, for passive measurement."""
-        return self._observer
+        return self._context.observer
 
     @observer.setter
     def observer(self, observer: TrafficObserver | None) -> None:
-        self._observer = self._context.observer = observer
+        self._context.observer = observer
 
     # ---------------------------------------------------------------------------- the machine's instructions
 
@@ -270,9 +263,9 @@ class Endpoint:
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
         arrival = message, payload, header.payload_crc
-        if self._observer is not None and isinstance(message, m.DataMessage):
+        if self._context.observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
-            self._observer.arrived(
+            self._context.observer.arrived(
                 session.peer,
                 size,
                 header.sent_at,
@@ -293,33 +286,21 @@ class Endpoint:
             try:
                 self._deliver(session, *one, now)
             except NoRoom as error:
-                self._refuse_for_now(session, sequence, frames, error, now)
+                self._leave(session, sequence, frames, error, now)
                 return
         if not receiving.ordered:
             receiving.receive(sequence, arrival)
 
-    def _refuse_for_now(
+    def _leave(
         self, session: Session, sequence: int, frames: tuple[Buffer, ...], error: NoRoom, now: float
     ) -> None:
         """Leave a message to its sender, as if it had not come, until there is room for it."""
-        self._waiting_drops.note("no_room", self.process.name_of(session.peer), str(error), now)
         try:
             session.refuse_for_now(sequence, sum(map(len, frames)), error.waits_for)
         except ProtocolViolation as violation:
             self._end(session, str(violation), now)
-        self._refusing[session] = None
-
-    def _request_refused(self) -> None:
-        """Ask for messages for which there is room now, or which need not wait any more."""
-        if not self._refusing or self._bounded is None:
-            return
-        waiting = self._bounded.waiting
-        ready = waiting.take_ready()
-        for session in list(self._refusing):
-            session.request_refused(waiting.room(session.peer), ready)
-            self._sessions.dirty[session] = None
-            if not session.without_room:
-                del self._refusing[session]
+        else:
+            self._without_room.add(session, self.process.name_of(session.peer), str(error), now)
 
     def _end(self, session: Session, reason: str, now: float) -> None:
         """End the session with a peer that does what no correct process does."""
@@ -357,8 +338,8 @@ class Endpoint:
         if header.sequence or header.has_payload:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
         self._context.acknowledgement_stamp = header.sent_at
-        if self._observer is not None and session.state is State.UP:
-            self._observer.control_arrived(session.peer, header.sent_at, self._stamp())
+        if self._context.observer is not None and session.state is State.UP:
+            self._context.observer.control_arrived(session.peer, header.sent_at, self._stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
@@ -407,7 +388,7 @@ class Endpoint:
         for connection, reason in sessions.refused:
             van.refuse(connection, reason)
         sessions.refused.clear()
-        self._request_refused()
+        sessions.dirty.update(self._without_room.request())
         while sessions.dirty or sessions.released:
             while sessions.released:
                 van.close(sessions.released.pop())
@@ -471,3 +452,34 @@ class Endpoint:
             session.counters.drop(reason)
             sender = self.process.name_of(session.peer)
         self._drops.note(reason, sender, detail, now)
+
+
+def _rerouter_of(machine: object) -> Rerouter | None:
+    return machine if isinstance(machine, Rerouter) else None
+
+
+class _WithoutRoom:
+    """Sessions with messages for which the machine has no room yet."""
+
+    def __init__(self, machine: object, counters: Counters) -> None:
+        self.machine = machine if isinstance(machine, Bounded) else None
+        self._drops: Final = Drops(counters, counted_as="messages", what="cannot keep a message")
+        self._sessions: Final[dict[Session, None]] = {}
+
+    def add(self, session: Session, sender: str, reason: str, now: float) -> None:
+        """Note a session that has such a message."""
+        self._drops.note("no_room", sender, reason, now)
+        self._sessions[session] = None
+
+    def request(self) -> dict[Session, None]:
+        """Ask for messages that have room now, or need not wait any more; return the sessions."""
+        if not self._sessions or self.machine is None:
+            return {}
+        waiting = self.machine.waiting
+        ready = waiting.take_ready()
+        asked = dict(self._sessions)
+        for session in asked:
+            session.request_refused(waiting.room(session.peer), ready)
+            if not session.without_room:
+                del self._sessions[session]
+        return asked

@@ -105,9 +105,7 @@ class SessionTable:
         self.dirty[session] = None
 
     def remove(self, session: Session) -> bool:
-        """Take a session that has ended, or will not receive any more, out of the table; False if its peer has
-        another one, or none.
-        """
+        """Take a session that is over out of the table; False if its peer has another one, or none."""
         session.receiving.drop_held()
         if session.opened_here:
             if self.opened.get(session.peer) is not session:

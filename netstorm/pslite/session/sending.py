@@ -106,8 +106,9 @@ class SendingHalf:
         return self._transmitted(first, now)
 
     def _may_pass(self) -> bool:
-        """Return whether a message may pass those for which the other side has no room: one at a time once they
-        would fill the window, since it is likely to have no room there, either.
+        """Return whether a message may pass those for which the other side has no room.
+
+        Once they would fill the window, one at a time: it is likely to have no room there, either.
         """
         full = self._later_bytes >= self.window.size and self.window.in_flight > 0
         return not full and self._sequence - min(self._later) < _SPAN

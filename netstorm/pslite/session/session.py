@@ -92,7 +92,7 @@ class Session:
         ending: it is to end once everything is acknowledged.
         undelivered: what was not acknowledged when the session was lost, in order.
         acknowledge: something was received that has to be acknowledged.
-        without_room: sequence numbers, sizes, and what they wait for, of messages for which there is no room yet.
+        without_room: messages for which there is no room yet: by number, the size and what it waits for.
         unchecked: payloads go without checksums: the present connection does not leave the machine.
     """
 

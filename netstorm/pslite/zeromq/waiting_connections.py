@@ -32,7 +32,7 @@ _MOST_DESCRIPTORS: Final = 65_536
 """To which the limit on open files is raised: enough for sessions with 16,384 processes."""
 
 _SHARE: Final = 4
-"""Part of the descriptors that waiting connections may take: the others are for sessions and for the script."""
+"""Part of the descriptors that waiting connections may take; others are for sessions and for the script."""
 
 _ANNOUNCED_BYTES: Final = 8 * 2**30
 """Most virtual memory for frames that connections have announced, and not sent, before their first message.
@@ -95,7 +95,12 @@ class WaitingConnections:
     """
 
     def __init__(
-        self, refusals: Drops, *, limit_s: float, max_message_bytes: int = 2**26, rng: random.Random | None = None
+        self,
+        refusals: Drops,
+        *,
+        limit_s: float,
+        max_message_bytes: int = 2**26,
+        rng: random.Random | None = None,
     ) -> None:
         """Begin without connections.
 
@@ -212,7 +217,9 @@ class WaitingConnections:
                 elif received >= _GREETING_BYTES and entry.stage is _Stage.SILENT:
                     self._move(entry, _Stage.GREETED)
         for group in list(self._groups.values()):
-            self._bound_announced(list(group.get(_Stage.GREETED, {}).values()), self._most_announcing // 2, now)
+            self._bound_announced(
+                list(group.get(_Stage.GREETED, {}).values()), self._most_announcing // 2, now
+            )
         greeted = [entry for entry in self._entries.values() if entry.stage is _Stage.GREETED]
         self._bound_announced(greeted, self._most_announcing, now)
 
@@ -308,7 +315,7 @@ def _size(group: dict[_Stage, dict[int, _Entry]]) -> int:
 def _group_of(address: str) -> str:
     """Return an address, or the network of an IPv6 one: whoever has one of these has all."""
     try:
-        found = ipaddress.ip_address(address.split("%")[0])
+        found = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
     except ValueError:
         return address
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:

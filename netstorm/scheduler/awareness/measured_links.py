@@ -106,8 +106,8 @@ class MeasuredLinks:
         """Return the shortest latency between two nodes, in s; 0: unknown.
 
         It is half the shortest round trip that a kernel has seen, or else that of small messages there and
-        back: the sum of both ways does not depend on how far the two clocks differ. Of two ends the one that has
-        seen less is right, but not if it says that it has seen hardly any.
+        back: the sum of both ways does not depend on how far the two clocks differ. Of two ends the one that
+        has seen less is right, but not if it says that it has seen hardly any.
         """
         both = [self._reports.get(way) for way in (pair, pair[::-1])]
         trips = [reports.trip for reports in both if reports is not None and reports.trip]

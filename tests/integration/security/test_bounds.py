@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from netstorm.protocol.frames import checksum, encode_body, open_frames, seal
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.process.driver import Driver
 from netstorm.pslite.van.interface import Broken, Connection, Received
-from netstorm.pslite.waiting_bytes import WaitingBytes
 from tests.integration.security.test_impersonation import KEY, hello, node_of, started, user_of
 from tests.integration.security.vans import KeyedVan, events_of, poll_all
 from tests.unit.scheduler.driving import Driven
@@ -94,10 +94,8 @@ def test_parts_of_keys_that_there_are_not_are_kept_up_to_a_bound_and_the_member_
 ):
     hostile, other = keyed(KEY), keyed(KEY)
     node = node_of(hostile, other)
-    waiting = WaitingBytes(of_one=8 * MIB)
-    joined = node._life.joined
-    assert joined is not None
-    node._life.waiting = joined._waiting = joined.aggregation.incoming._early._waiting = waiting
+    waiting = node.waiting
+    waiting._of_one = 8 * MIB
     driver, counters = started(node, 0, ordered=lambda _: False)
     one = Hostile(hostile, driver.port)
     one.greets(hello(1, 101, 0))
@@ -144,7 +142,11 @@ def test_a_key_holder_that_says_what_no_process_says_is_cut_and_named_by_address
     held = [Hostile(hostile, driver.port) for _ in range(5)]
     for number, one in enumerate(held):
         # a message of a session, garbage, and values that nobody has asked for
-        said = [seal(encode_body(m.Query(number=1)), sequence=0, sent_at=1, payload_crc=None), b"x", b"x" * 99]
+        said = [
+            seal(encode_body(m.Query(number=1)), sequence=0, sent_at=1, payload_crc=None),
+            b"x",
+            b"x" * 99,
+        ]
         one.says(said[number % 3], bytes(MIB) if number % 2 else None)
     poll_all(lambda: all(one.is_cut() for one in held), hostile)
     assert counters.get("refused_message") == 5
@@ -175,7 +177,7 @@ def test_strangers_that_say_nothing_do_not_keep_out_who_has_the_key(keyed, stran
         here.van.open(Connection(number), "127.0.0.1", there.port)
         here.van.transmit(Connection(number), b"hello", None)
         strangers(there.port, 50)
-        poll_all(lambda wanted=number: len(events_of(there, Received)) == wanted, here, there)
+        poll_all(partial(lambda wanted: len(events_of(there, Received)) == wanted, number), here, there)
     assert there.counters.get("refused_waiting") >= 250
     assert not events_of(here, Broken)
 

@@ -26,7 +26,7 @@ def test_each_peer_has_a_bound_and_all_have_one():
         some.take(1, "a key", "a key")
     some.begin(TWO)
     some.take(3 * KIB, "a key", "a key")
-    with pytest.raises(NoRoom, match="4096 bytes from it .* and 14336 in all: at most 10240 and 15360 may"):
+    with pytest.raises(NoRoom, match=r"4096 bytes from it .* and 14336 in all: at most 10240 and 15360 may"):
         some.take(KIB, "a key", "a key")
     some.begin(THREE)
     some.take(100 * KIB, "a key", "a key")  # a single message may always wait, however large

@@ -85,6 +85,6 @@ def test_what_waits_of_one_sender_is_bounded_in_bytes():
     waiting.begin(Peer(2))
     node.receive(Peer(2), legal_part(round=2), bytes(5000), None)
     node.incoming.receive_early(legal_part().key)
-    assert waiting.take_ready() == {legal_part().key}, "what had no room is wanted as soon as it need not wait"
+    assert waiting.take_ready() == {legal_part().key}, "what had no room is wanted now"
     node.fail_all(Closed("the end"))
     assert waiting.room(Peer(1)) == waiting.room(Peer(2)) == math.inf

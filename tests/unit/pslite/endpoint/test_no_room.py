@@ -24,7 +24,7 @@ class Keeper:
         self.machine = process.machine
         self.machine.waiting = self.waiting = WaitingBytes(of_one=3000)
         assert isinstance(self.machine, Bounded)
-        process.endpoint._bounded = self.machine
+        process.endpoint._without_room.machine = self.machine
         self.kept: list[Charge] = []
         self.keeps = True
         self.machine.on_receive = self.receive

@@ -158,7 +158,7 @@ def test_what_is_taken_back_is_not_sent_and_what_was_sent_no_longer_uses_its_own
     assert half.unacknowledged[3].tag == 2
 
 
-# ------------------------------------------------------------------------------- where there is no room for one
+# ----------------------------------------------------------------------------- where there is no room for one
 
 
 def test_what_has_no_room_is_sent_again_when_it_is_asked_for_and_others_pass_it():

@@ -23,13 +23,13 @@ def rate_of(known: Collector, source: int, target: int, now: float = 5.0) -> flo
     return known.estimate(now).network.link(Rank(source), Rank(target)).rate
 
 
-def test_a_member_that_says_its_links_are_fast_is_believed_four_times_what_receivers_see():
+def test_a_member_that_says_its_links_are_fast_is_believed_five_times_what_receivers_see():
     assert rate_of(both_ends(1e13, 1e7), 0, 1) == pytest.approx(5e7)
-    assert rate_of(both_ends(3e7, 1e7), 0, 1) == pytest.approx(3e7), "its kernel is right at once after a change"
+    assert rate_of(both_ends(3e7, 1e7), 0, 1) == pytest.approx(3e7), "a kernel is right at once"
     assert rate_of(both_ends(1e6, 1e7), 0, 1) == pytest.approx(1e6)
 
 
-def test_a_member_that_says_it_receives_fast_is_believed_four_times_what_senders_see():
+def test_a_member_that_says_it_receives_fast_is_believed_five_times_what_senders_see():
     known = both_ends(1e7, 1e7)
     for second in range(5, 20):
         known.record(1, Measured(links=(LinkMeasure(source=0, rate=1e13, error=0.02),)), float(second))
