@@ -98,7 +98,7 @@ class NotAuthorised(ProtocolViolation):
 
 
 class NoRoom(PeerError):
-    """A legal message that cannot be kept now, since too much waits. Its sender keeps it until it is asked for."""
+    """A legal message for which there is no room now. Its sender keeps it until it is asked for."""
 
     def __init__(self, text: str, waits_for: Hashable) -> None:
         super().__init__(text)

@@ -90,7 +90,7 @@ class Endpoint:
         self._machine: Final = machine
         self._rerouter: Final = _rerouter_of(machine)
         self._watched: Final = WatchedConnections(machine)
-        self._payloads: Final = payloads
+        self._payloads = payloads
         self._without_room: Final = _WithoutRoom(machine, self.counters)
         self._ordered: Final = ordered
         self._stamp: Final = stamp

@@ -21,13 +21,12 @@ class Keeper:
     """Has a recorder keep parts with even numbers until `let_go`; its room is for two of them."""
 
     def __init__(self, process: RecordingProcess) -> None:
-        self.machine = process.machine
-        self.machine.waiting = self.waiting = WaitingBytes(of_one=3000)
-        assert isinstance(self.machine, Bounded)
-        process.endpoint._without_room.machine = self.machine
+        self.waiting = WaitingBytes(of_one=3000)
+        assert isinstance(self, Bounded)
+        process.endpoint._without_room.machine = self
         self.kept: list[Charge] = []
         self.keeps = True
-        self.machine.on_receive = self.receive
+        process.machine.on_receive = self.receive
 
     def receive(self, message: m.Message) -> None:
         assert isinstance(message, m.Part)
