@@ -6,6 +6,9 @@ time-out.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Final
+
 __all__ = [
     "BarrierTimeout",
     "CheckpointError",
@@ -16,6 +19,7 @@ __all__ = [
     "KeyMismatch",
     "NetStormError",
     "NetworkFileError",
+    "NoRoom",
     "NodeFailed",
     "NodeLost",
     "NodeRemoved",
@@ -104,6 +108,15 @@ class ProtocolViolation(PeerError):
 
 class NotAuthorised(ProtocolViolation):
     """A message that its sender may never send, or that speaks for another process."""
+
+
+class NoRoom(PeerError):
+    """A legal message for which there is no room now. Its sender keeps it until it is asked for."""
+
+    def __init__(self, text: str, waits_for: Hashable) -> None:
+        super().__init__(text)
+        self.waits_for: Final = waits_for
+        """Names what the message waits for (`pslite.waiting_bytes`)."""
 
 
 class Unavailable(NetStormError, ConnectionError):

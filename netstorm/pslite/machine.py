@@ -16,12 +16,14 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from netstorm.protocol.frames import Buffer, Checksum
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Hello, Member, Message
+from netstorm.pslite.waiting_bytes import WaitingBytes
 
 __all__ = [
     "URGENT",
     "Admission",
     "Admit",
     "Become",
+    "Bounded",
     "Call",
     "Connect",
     "ConnectionWatcher",
@@ -190,6 +192,15 @@ class ConnectionWatcher(Protocol):
         """Learn that the connection which a peer opened is gone, and it may connect again; or, `refused`,
         that no process listens at its address: it has probably ended.
         """
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A machine that may refuse messages for now, by `NoRoom`, while too much waits."""
+
+    @property
+    def waiting(self) -> WaitingBytes:
+        """What waits."""
 
 
 @runtime_checkable

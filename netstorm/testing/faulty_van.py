@@ -48,6 +48,14 @@ class FaultyVan:
         """See `Van`."""
         self._van.close(connection)
 
+    def admit(self, connection: Connection) -> None:
+        """See `Transmitter`."""
+        self._van.admit(connection)
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """See `Transmitter`."""
+        self._van.refuse(connection, reason)
+
     def progress(self, connection: Connection) -> Progress | None:
         """See `Van`."""
         return self._van.progress(connection)

@@ -43,6 +43,7 @@ from netstorm.protocol.messages import (
 )
 from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.pslite.machine import Send
+from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
 from netstorm.topology.owners import paths_from
 from netstorm.topology.policy import Policy
 
@@ -50,8 +51,8 @@ __all__ = ["Asynchronous"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_EARLY: Final = 100_000
-"""Messages of a view that is not here yet: some for each chunk of a large model."""
+_LATER_VIEW: Final = "a later view"
+"""What messages of a view that is not here yet wait for (`pslite.waiting_bytes`)."""
 
 _PATIENT_FOR: Final = 4
 """A rank that does not send what another one needs may hold it up for such a part of NETSTORM_WAIT_TIMEOUT:
@@ -82,6 +83,7 @@ class Asynchronous:
         end_job: Callable[[NetStormError], None],
         elastic: bool = False,
         later: bool = False,
+        waiting: WaitingBytes | None = None,
         wait_timeout_s: float = math.inf,
     ) -> None:
         """Begin without keys.
@@ -94,21 +96,19 @@ class Asynchronous:
             counters: of the process.
             end_job: fails the whole job.
             elastic: ranks may leave the job and join it; this one has perhaps joined `later`.
-            wait_timeout_s: NETSTORM_WAIT_TIMEOUT.
+            waiting, wait_timeout_s: see `Serving`, and NETSTORM_WAIT_TIMEOUT.
         """
         self.owners: Final = Owners(weights, _eligible(policy) if elastic else None)
         self._elastic: Final = elastic
-        self._view = policy.version if elastic else 0
-        """Version of the policy with which the present owners came."""
-        self._silent = policy.silent
-        self._early: list[tuple[int, Routed, Buffer | None]] = []
-        """Messages of later views, with the ranks that they are from."""
+        self._view, self._silent = policy.version if elastic else 0, policy.silent
+        """Version of the policy with which the present owners came, and who is silent in it."""
+        self._waiting_bytes: Final = waiting or WaitingBytes()
+        self._early: list[tuple[int, Routed, Buffer | None, Charge]] = []
+        """Messages of later views, with the ranks that they are from, and what they count."""
         self._clocks: Final[dict[int, int]] = {}
         """Newest clock that owners have heard of, by namespace."""
-        self._rank, self._counters = rank, counters
-        self._paths = paths_from(policy, rank)
-        self._version = policy.version
-        self._size: Final = policy.size
+        self._rank, self._counters, self._size = rank, counters, policy.size
+        self._version, self._paths = policy.version, paths_from(policy, rank)
         self._keys: dict[int, Key] = {}
         self._waiting: list[AsyncOperation] = []
         self._stores: Final[dict[Key, BlockStore]] = {}
@@ -128,6 +128,7 @@ class Asynchronous:
             answer=self._send,
             end_job=end_job,
             on_progress=self._deliver_local,
+            waiting=self._waiting_bytes,
             present=(policy.members or range(policy.size)) if elastic else None,
             patience_s=wait_timeout_s / _PATIENT_FOR,
         )
@@ -208,7 +209,11 @@ class Asynchronous:
         for namespace, clock in self._clocks.items():
             self._send_clock(namespace, clock)
         early, self._early = self._early, []
-        for origin, message, payload in early:
+        self._waiting_bytes.ready(_LATER_VIEW)
+        for *_, charge in early:
+            self._waiting_bytes.give_back(charge)
+        for origin, message, payload, charge in early:
+            self._waiting_bytes.begin(charge.peer, again=True)
             try:
                 self._receive(origin, message, payload)
             except ProtocolViolation as error:
@@ -252,13 +257,14 @@ class Asynchronous:
             self._handle(origin, message, payload)
         elif message.view < self._view:
             self._counters.add("messages_of_earlier_views")
-        elif not self._elastic or len(self._early) >= _MOST_EARLY:
+        elif not self._elastic:
             raise ProtocolViolation(
-                f"rank {origin} sends {type(message).__name__} of view {message.view}; this rank has view "
-                f"{self._view}, and {len(self._early)} messages of later ones"
+                f"rank {origin} sends {type(message).__name__} of view {message.view}, and there are no views"
             )
         else:
-            self._early.append((origin, message, payload))
+            size = 0 if payload is None else memoryview(payload).nbytes
+            charge = self._waiting_bytes.take(size, _LATER_VIEW, f"views after {self._view}")
+            self._early.append((origin, message, payload, charge))
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -361,6 +367,8 @@ class Asynchronous:
 
     def _deliver_local(self) -> None:
         """Handle what this rank has sent to itself, until nothing is left."""
+        if self._local:
+            self._waiting_bytes.end()  # it is no peer's
         while self._local:
             messages, self._local = self._local, []
             for message, payload in messages:

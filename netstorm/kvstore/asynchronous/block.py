@@ -9,10 +9,12 @@ from typing import Final
 
 from netstorm.compression.rows import Numbers
 from netstorm.kvstore.asynchronous.copies import BlockState
+from netstorm.kvstore.asynchronous.early_messages import EarlyMessage
 from netstorm.kvstore.asynchronous.gradients import GradientAssembly
 from netstorm.kvstore.values.key import Key
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push
+from netstorm.pslite.waiting_bytes import Charge
 
 __all__ = ["Block", "WaitingPull"]
 
@@ -41,6 +43,7 @@ class Block:
     __slots__ = (
         "_arrived",
         "_assembling",
+        "ahead",
         "applied",
         "begins",
         "being_applied",
@@ -85,8 +88,10 @@ class Block:
         """This rank answers for the block; otherwise it only keeps its state, or waits for it."""
         self.installed = True
         """The store holds it."""
-        self.early: dict[tuple[int, int, int], tuple[int, Push, Buffer | None]] = {}
+        self.early: dict[tuple[int, int, int], EarlyMessage] = {}
         """Parts that have come before the state was here, by rank, push and chunk."""
+        self.ahead: Final[dict[tuple[int, int], list[Charge]]] = {}
+        """What pushes after the next one count, by rank and push."""
         self.shown: tuple[int, tuple[int, ...]] = (0, (0,) * ranks)
         """`version` and `applied` of the state that the replica has."""
         self.shipped: BlockState | None = None
@@ -131,6 +136,10 @@ class Block:
     def arrived(self, rank: int) -> int:
         """Return how many pushes of a rank have come, without gaps."""
         return self._arrived[rank]
+
+    def next_to_apply(self, rank: int) -> int:
+        """Return the number of a rank's next push that the store has not been asked to apply."""
+        return self.applied[rank] + (self.being_applied == rank)
 
     def others(self, rank: int) -> int:
         """Return how many updates by other ranks are in the value."""

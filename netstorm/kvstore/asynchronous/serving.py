@@ -31,6 +31,7 @@ from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.protocol.messages import CopiesHeld, CopyMessage, Pull, PullRows, PullStates, Push, Tick
 from netstorm.pslite.machine import Call
+from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
 
 __all__ = ["Serving"]
 
@@ -58,6 +59,7 @@ class Serving:
         answer: Callable[[int, Routed, Buffer | None], None],
         end_job: Callable[[NetStormError], None],
         on_progress: Callable[[], None],
+        waiting: WaitingBytes | None = None,
         present: Iterable[int] | None = None,
         patience_s: float = math.inf,
     ) -> None:
@@ -71,6 +73,7 @@ class Serving:
             answer: sends a message (with an empty path) and a payload to a rank, which may be this one.
             end_job: fails the whole job.
             on_progress: called after each answer of a store has been handled.
+            waiting: counts the messages that come early.
             present: ranks that are in an elastic job at first; None: the job is not elastic.
             patience_s: see `Replication`.
         """
@@ -82,7 +85,8 @@ class Serving:
         self._end_job: Final = end_job
         self._on_progress: Final = on_progress
         self._served: dict[int, Served] = {}
-        self._early: Final = EarlyMessages(counters, self._handle)
+        self._bytes: Final = waiting or WaitingBytes()
+        self._early: Final = EarlyMessages(counters, self._handle, self._bytes)
         self._staleness: Final = Staleness(ranks, present)
         self._outbox: Final = outbox
         self.replication: Final = Replication(
@@ -133,6 +137,9 @@ class Serving:
 
     def stop(self) -> None:
         """Drop everything: the job has failed, or is over."""
+        for served in self._served.values():
+            for block in served.blocks.values():
+                self._drop_waiting(block)
         self._served.clear()
         self._early.clear()
         self.replication.stop()
@@ -165,6 +172,7 @@ class Serving:
         self.replication.begin(view, set(members) - set(silent))
         for served in self._served.values():
             for block in served.blocks.values():
+                self._drop_waiting(block)
                 block.interrupt()
                 block.serving = False
             self._own(served, installed=False)
@@ -181,6 +189,7 @@ class Serving:
 
         Raises:
             ProtocolViolation: it cannot belong to what the scheduler has fixed.
+            NoRoom: it would have to wait, and too much waits already.
         """
         served = self._served.get(push.key)
         if served is None:
@@ -203,15 +212,22 @@ class Serving:
                 "the last one"
             )
         if not block.serving:
-            block.early[rank, push.number, push.chunk] = rank, push, payload
+            place = rank, push.number, push.chunk
+            if place not in block.early:
+                block.early[place] = self._early.charged(rank, push, payload)
             return
         if self.replication.has_lost(block, rank, push.confirmed):
             return
         if block.begins[rank] < 0:
             block.begins[rank] = max(0, push.begin)
+        charge = self._charge_ahead(block, rank, push, payload)
         if block.add_part(rank, push, payload):
+            if charge is not None:
+                block.ahead.setdefault((rank, push.number), []).append(charge)
             self._advance(served, block)
             return
+        if charge is not None:
+            self._bytes.give_back(charge)
         self._counters.add("pushes_known_before")
         if self.replication.is_used and push.number < block.applied[rank]:
             self.replication.confirm(block, rank, push)
@@ -278,8 +294,9 @@ class Serving:
     def _start(self, served: Served, block: Block) -> None:
         """Serve a block, whose state is here now."""
         block.serving = True
+        self._bytes.all_ready()  # which pushes come next, another rank has said
         early, block.early = list(block.early.values()), {}
-        self._early.handle_all(early)
+        self._early.handle_all(block.key.identity, early)
         self._advance(served, block)
 
     def _advance(self, served: Served, block: Block) -> None:
@@ -303,12 +320,38 @@ class Serving:
             block.busy = True
             rank, assembly = block.queue.popleft()
             block.being_applied = rank
+            self._release_ahead(block, rank)
             gradient, push = assembly.gradient, assembly.push
             self._call(
                 lambda: served.store.apply(
                     block.number, rank, gradient, push.live, lambda: self._applied(block, rank, push)
                 )
             )
+
+    def _charge_ahead(self, block: Block, rank: int, push: Push, payload: Buffer | None) -> Charge | None:
+        """Charge the sender of a push for a part of it; None if it is applied next.
+
+        That one always has room: it is as large as what this rank owns, at most.
+        """
+        if push.number <= block.next_to_apply(rank) or rank == self._rank:
+            return None
+        size = 0 if payload is None else memoryview(payload).nbytes
+        return self._bytes.take(size, _turn(block, rank, push.number), "pushes before it")
+
+    def _release_ahead(self, block: Block, rank: int) -> None:
+        """Let the push of a rank have room that is applied next."""
+        number = block.next_to_apply(rank)
+        self._bytes.ready(_turn(block, rank, number))
+        for charge in block.ahead.pop((rank, number), ()):
+            self._bytes.give_back(charge)
+
+    def _drop_waiting(self, block: Block) -> None:
+        """Count no more what waits for a block: it is dropped."""
+        self._early.drop(block.key.identity, block.early.values())
+        for charges in block.ahead.values():
+            for charge in charges:
+                self._bytes.give_back(charge)
+        block.ahead.clear()
 
     def _ready(self, block: Block) -> list[WaitingPull]:
         """Return the pulls that may be answered now."""
@@ -398,3 +441,8 @@ class Serving:
 
     def _call(self, function: Callable[[], None]) -> None:
         self._outbox.add(Call(function=function))
+
+
+def _turn(block: Block, rank: int, number: int) -> tuple[object, ...]:
+    """Return the name of what a push waits for."""
+    return "turn", block.place, rank, number

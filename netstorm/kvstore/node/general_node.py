@@ -30,6 +30,7 @@ from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
 from netstorm.pslite.machine import Admission, Instruction, NotYet, Refuse, Send
 from netstorm.pslite.measurement.link_meter import LinkMeter
 from netstorm.pslite.session.link_state import Links
+from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.topology.policy import Policy
 
 __all__ = ["GeneralNode", "State"]
@@ -80,6 +81,11 @@ class GeneralNode:
     def state(self) -> State:
         """Where the node is in its life."""
         return self._life.state
+
+    @property
+    def waiting(self) -> WaitingBytes:
+        """What messages that cannot be used yet count. See `Bounded`."""
+        return self._life.waiting
 
     @property
     def failure(self) -> NetStormError | None:

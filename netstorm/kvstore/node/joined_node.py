@@ -28,6 +28,7 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
+from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.topology.policy import Policy
 
 __all__ = ["JoinedNode", "add_granted_keys"]
@@ -59,6 +60,7 @@ class JoinedNode:
         outbox: Outbox,
         counters: Counters,
         auxiliary: AuxiliaryOptions,
+        waiting: WaitingBytes,
         wait_timeout_s: float,
         end_job: Callable[[NetStormError], None],
     ) -> None:
@@ -66,20 +68,20 @@ class JoinedNode:
 
         Args:
             joined: the scheduler's message that all nodes have joined.
-            roster: the members of the job.
-            detours: around failed links.
-            outbox: takes instructions.
-            counters: of the process.
+            roster, detours: the members of the job, and ways around failed links.
+            outbox, counters: take instructions, and count.
             auxiliary: rules for auxiliary paths.
+            waiting: counts the messages that come early.
             wait_timeout_s: NETSTORM_WAIT_TIMEOUT.
             end_job: fails the whole job.
         """
+        self._counters: Final = counters
         self.bindings: Final = Bindings(roster.rank)
         self.bindings.install(joined.policy)
-        self._counters: Final = counters
         self.first_rounds: Final[dict[Key, int]] = {}
+        self._waiting, elastic = waiting, roster.elastic
         self.aggregation: Final = Aggregation(
-            roster.rank, self.bindings, outbox, counters, auxiliary, elastic=roster.elastic
+            roster.rank, self.bindings, outbox, counters, auxiliary, elastic=elastic, waiting=waiting
         )
         self.asynchronous: Final = Asynchronous(
             roster.rank,
@@ -88,14 +90,15 @@ class JoinedNode:
             outbox=outbox,
             counters=counters,
             end_job=end_job,
-            elastic=roster.elastic,
+            elastic=elastic,
             later=joined.later,
+            waiting=waiting,
             wait_timeout_s=wait_timeout_s,
         )
         self.point_to_point: Final = PointToPoint(
-            roster.rank, joined.policy, outbox=outbox, counters=counters, elastic=roster.elastic
+            roster.rank, joined.policy, outbox=outbox, counters=counters, elastic=elastic
         )
-        self.routes: Final = KnownRoutes(roster.rank, joined.policy, counters)
+        self.routes: Final = KnownRoutes(roster.rank, joined.policy, counters, waiting)
         self.neighbours: Final = Neighbours(roster, self.aggregation, detours, outbox)
         self.state: Final = StateTransfer(
             roster.rank,
@@ -121,7 +124,17 @@ class JoinedNode:
 
         Raises:
             ProtocolViolation: no correct node sends it.
+            NoRoom: it would have to wait, and too much waits already.
         """
+        self._waiting.begin(peer)
+        try:
+            self._receive(peer, message, payload, payload_crc, now)
+        finally:
+            self._waiting.end()
+
+    def _receive(
+        self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
+    ) -> None:
         match message:
             case m.Part(is_aux=False):
                 self.aggregation.receive(peer, message, payload, payload_crc)
@@ -155,9 +168,10 @@ class JoinedNode:
 
     def _receive_held(self, now: float) -> None:
         """Handle the messages whose path is known by now."""
-        for peer, message, payload, crc in self.routes.release():
+        for peer, message, payload, crc, charge in self.routes.release():
+            self._waiting.begin(charge.peer, again=True)
             try:
-                self.receive(peer, message, payload, crc, now)
+                self._receive(peer, message, payload, crc, now)
             except ProtocolViolation as error:
                 self._counters.add("protocol_violations")
                 _log.warning("dropped a message that rank %d sent early: %s", peer, error)

@@ -25,6 +25,7 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Become, Connect, Disconnect
+from netstorm.pslite.waiting_bytes import WaitingBytes
 
 __all__ = ["Lifecycle", "State"]
 
@@ -46,6 +47,7 @@ class Lifecycle:
         failure: why nothing works any more; None while it does.
         roster: the members of the job; empty until the scheduler has all nodes.
         joined: what a node that has joined works with; None before.
+        waiting: counts the messages of others that cannot be used yet.
         elastic: fewest and most nodes, of a job that nodes may leave and join.
         registration, barriers, local_steps, detours, scheduler: what this node has asked for, and its peers.
         outbox: what its driver is to do.
@@ -60,6 +62,7 @@ class Lifecycle:
         self.roster = Roster(-1, ())
         self.joined: JoinedNode | None = None
         self.elastic: tuple[int, int] | None = None
+        self.waiting: Final = WaitingBytes()
         self.outbox: Final = Outbox()
         self.registration: Final = Registration()
         self.barriers: Final = Barriers(self.outbox)
@@ -116,6 +119,7 @@ class Lifecycle:
             outbox=self.outbox,
             counters=self.counters,
             auxiliary=self.options.auxiliary,
+            waiting=self.waiting,
             wait_timeout_s=self.options.wait_timeout_s,
             end_job=self.end_job,
         )

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from netstorm.errors import NoRoom
 from netstorm.kvstore.membership.roster import Roster
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.kvstore.paths.failed_links import Detours
@@ -53,12 +54,19 @@ class Neighbours:
 
         Raises:
             ProtocolViolation: its path does not lead here.
+            NoRoom: it would have to wait, and too much waits already.
         """
         check_path(part, peer, self._roster.rank, len(self._roster.members))
         if not self._aggregation.incoming.relay(part, payload, payload_crc):
-            if not part.around:
-                self._outbox.add(delivery_confirmation(part))
-            self._aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
+            confirmation = None if part.around else delivery_confirmation(part)
+            try:
+                self._aggregation.receive(Peer(part.path[0]), part, payload, payload_crc)
+            except NoRoom:
+                confirmation = None  # it has not arrived, so path[0] is not to send more
+                raise
+            finally:
+                if confirmation is not None:
+                    self._outbox.add(confirmation)
 
     def delivered(self, peer: Peer, message: m.Delivered, now: float) -> None:
         """Handle the confirmation that a part has arrived at the end of its auxiliary path.

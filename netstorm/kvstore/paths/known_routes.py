@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from netstorm.errors import NotAuthorised
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import FailedLinks, Part, Phase, Routed
+from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
 from netstorm.topology.member_tree import MemberTree
 from netstorm.topology.owners import paths_from
 from netstorm.topology.policy import Policy
@@ -32,27 +32,28 @@ _log = logging.getLogger(__name__)
 _KEPT: Final = 64
 """Newest policies whose paths count: messages that follow earlier ones have arrived long ago."""
 
-_MOST_HELD: Final = 1024
-_MOST_HELD_BYTES: Final = 2**26
-"""Of one forwarding node: what may come in the time by which a policy may be late, 0.2 s, at 2.5 Gbit/s."""
+_PATHS: Final = "the paths that messages are on"
+"""What they wait for (`pslite.waiting_bytes`)."""
 
 _Path: TypeAlias = tuple[int, ...]
 
-Held: TypeAlias = tuple[Peer, Part | Routed, Buffer | None, int | None]
-"""Sender, message, payload, and the payload's checksum."""
+Held: TypeAlias = tuple[Peer, Part | Routed, Buffer | None, int | None, Charge]
+"""Sender, message, payload, the payload's checksum, and what it counts."""
 
 
 class KnownRoutes:
     """The paths to one node, and the messages that wait until their path is known."""
 
-    def __init__(self, rank: int, policy: Policy, counters: Counters) -> None:
+    def __init__(self, rank: int, policy: Policy, counters: Counters, waiting: WaitingBytes) -> None:
         """Begin with the paths of a policy.
 
         Args:
             rank: of this node.
             policy: the first one.
             counters: of the process.
+            waiting: counts what is held.
         """
+        self._waiting: Final = waiting
         self._rank: Final = rank
         self._counters: Final = counters
         self._policies: Final[dict[int, Policy]] = {policy.version: policy}
@@ -65,8 +66,6 @@ class KnownRoutes:
         self._known: Final[set[tuple[_Path, bool]]] = set()
         """Paths that policies have, and whether parts come along them, as far as messages have come."""
         self._held: list[Held] = []
-        self._held_of: Final[dict[Peer, tuple[int, int]]] = {}
-        """By forwarding node: how many messages are held, and their bytes."""
         self._changed = False
 
     def new_policy(self, policy: Policy) -> None:
@@ -89,37 +88,33 @@ class KnownRoutes:
         """Return whether a message may be handled; if not, it is held until its path may be known.
 
         Raises:
-            NotAuthorised: too much is held already.
+            NoRoom: it would have to be held, and too much waits already.
         """
         path = message.path
         if len(path) < 3 or (path, isinstance(message, Part)) in self._known:
             return True
         if path[-1] != self._rank or message.hop != len(path) - 1 or self._knows(message):
             return True
-        count, size = self._held_of.get(peer, (0, 0))
-        size += 0 if payload is None else memoryview(payload).nbytes
-        if count >= _MOST_HELD or size > _MOST_HELD_BYTES:
-            raise NotAuthorised(
-                f"rank {peer} forwards a {type(message).__name__} of rank {path[0]} along {list(path[:16])}, "
-                "a path that no policy has, and no failed link explains"
-            )
-        if not count:
+        size = 0 if payload is None else memoryview(payload).nbytes
+        charge = self._waiting.take(size, _PATHS, f"paths such as {list(path[:16])}, which no policy has")
+        if not self._held:
             _log.info("rank %d forwards messages of rank %d along a path not known yet", peer, path[0])
         self._counters.add("messages_held")
-        self._held.append((peer, message, payload, crc))
-        self._held_of[peer] = (count + 1, size)
+        self._held.append((peer, message, payload, crc, charge))
         return False
 
     @property
     def has_news(self) -> bool:
-        """Whether the path of a message that is held may be known by now."""
-        return self._changed and bool(self._held)
+        """Whether the path of a message that is held, or had no room, may be known by now."""
+        return self._changed
 
     def release(self) -> Iterator[Held]:
         """Yield the messages that are held, once, for another try."""
         held, self._held = self._held, []
-        self._held_of.clear()
         self._changed = False
+        self._waiting.ready(_PATHS)
+        for one in held:
+            self._waiting.give_back(one[-1])
         yield from held
 
     # ------------------------------------------------------------------------------------------------ inside

@@ -39,6 +39,7 @@ from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Moved, Part, RoundBegun, ViewAgreed
 from netstorm.pslite.session.link_state import Links
+from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.topology.policy import Plan
 
 __all__ = ["Aggregation"]
@@ -69,6 +70,7 @@ class Aggregation:
         auxiliary: AuxiliaryOptions | None = None,
         *,
         elastic: bool = False,
+        waiting: WaitingBytes | None = None,
     ) -> None:
         self.topology_requests: Final = TopologyRequests()
         self.completed_rounds: Final[list[int]] = []
@@ -114,7 +116,7 @@ class Aggregation:
             topology_requests=self.topology_requests,
             end_round=self._complete_round,
         )
-        self.incoming: Final = self._make_incoming()
+        self.incoming: Final = self._make_incoming(waiting or WaitingBytes())
         self._changed: Final[deque[int]] = deque()
         """Keys of which something may begin now."""
 
@@ -127,7 +129,7 @@ class Aggregation:
             deliver=self._deliver,
         )
 
-    def _make_incoming(self) -> Incoming:
+    def _make_incoming(self, waiting: WaitingBytes) -> Incoming:
         return Incoming(
             keys=self._keys,
             rounds=self._rounds,
@@ -138,6 +140,7 @@ class Aggregation:
             outgoing=self._outgoing,
             loss=self._sums.loss,
             counters=self._counters,
+            waiting=waiting,
             find_round=self._round,
             forward=self._sums.forward,
             deliver=self._deliver,

@@ -5,55 +5,63 @@ The paper's case 2 (arXiv 2404.11352 §VII-A): a contribution is never dropped b
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
-from netstorm.errors import ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Part
+from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
 
-__all__ = ["EarlyParts"]
+__all__ = ["EarlyPart", "EarlyParts"]
 
-_MOST: Final = 2**20
-"""Parts of one sender: a rank that has registered no key yet gets a whole model."""
 
-_EarlyPart: TypeAlias = tuple[Peer, Part, Buffer | None, int | None]
-"""Sender, part, payload, and the payload's checksum, if it has one."""
+@dataclass(frozen=True, slots=True)
+class EarlyPart:
+    """A part that waits."""
+
+    peer: Peer
+    """Its sender, or the first rank of its path."""
+    part: Part
+    payload: Buffer | None
+    payload_crc: int | None
+    charge: Charge
 
 
 class EarlyParts:
-    """The early parts of one node, by key."""
+    """The early parts of one node, by key. Their bytes are bounded (`pslite.waiting_bytes`)."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, waiting: WaitingBytes) -> None:
         self._counters: Final = counters
-        self._by_key: Final[dict[int, list[_EarlyPart]]] = {}
-        self._of: Final[dict[Peer, int]] = {}
-        """By sender: how many of its parts are kept."""
+        self._waiting: Final = waiting
+        self._by_key: Final[dict[int, list[EarlyPart]]] = {}
 
     def keep(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
         """Keep a part until `take`.
 
         Raises:
-            ProtocolViolation: more parts of its sender are kept than any job has.
+            NoRoom: too much waits already.
         """
-        count = self._of.get(peer, 0)
-        if count >= _MOST:
-            raise ProtocolViolation(
-                f"{count} parts of rank {peer} wait here for what they refer to: too many"
-            )
-        self._of[peer] = count + 1
-        self._by_key.setdefault(part.key, []).append((peer, part, payload, payload_crc))
+        size = 0 if payload is None else memoryview(payload).nbytes
+        charge = self._waiting.take(size, part.key, f"keys that are new here, as {part.key} is, or a policy")
+        self._by_key.setdefault(part.key, []).append(EarlyPart(peer, part, payload, payload_crc, charge))
         self._counters.add("parts_kept_early")
 
-    def take(self, key: int) -> list[_EarlyPart]:
-        """Return the parts of a key, once."""
+    def take(self, key: int) -> list[EarlyPart]:
+        """Return the parts of a key, once. The caller handles each, after `begin_again`."""
+        self._waiting.ready(key)
         taken = self._by_key.pop(key, [])
-        for peer, *_ in taken:
-            self._of[peer] -= 1
+        for early in taken:
+            self._waiting.give_back(early.charge)
         return taken
+
+    def begin_again(self, early: EarlyPart) -> None:
+        """Charge its sender for a part that has waited, if it has to wait again."""
+        self._waiting.begin(early.charge.peer, again=True)
 
     def clear(self) -> None:
         """Drop all parts."""
-        self._by_key.clear()
-        self._of.clear()
+        for key in list(self._by_key):
+            self.take(key)
+        self._waiting.all_ready()

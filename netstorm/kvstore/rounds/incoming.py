@@ -27,6 +27,7 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import LossTerms, Part, Phase
+from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.topology.policy import Plan
 
 __all__ = ["Incoming"]
@@ -49,6 +50,7 @@ class Incoming:
         outgoing: Outgoing,
         loss: BoundedLoss,
         counters: Counters,
+        waiting: WaitingBytes,
         find_round: Callable[[Key, int, int, Form, int], Round],
         forward: Callable[[Round, int], None],
         deliver: Callable[[Round, int, Buffer | None, int], None],
@@ -65,6 +67,7 @@ class Incoming:
             outgoing: sends results to the children.
             loss: ends rounds without some contributions.
             counters: of the process.
+            waiting: counts what is kept early.
             find_round: returns a round of a key by number, policy version, form and call; it is made if there
                 is none.
             forward: sends a chunk's sum on if it is complete for this subtree.
@@ -82,13 +85,14 @@ class Incoming:
         self._find_round: Final = find_round
         self._forward: Final = forward
         self._deliver: Final = deliver
-        self._early: Final = EarlyParts(counters)
+        self._early: Final = EarlyParts(counters, waiting)
 
     def receive(self, peer: Peer, part: Part, payload: Buffer | None, payload_crc: int | None) -> None:
         """Handle a part of a tree neighbour.
 
         Raises:
             ProtocolViolation: the part cannot belong to what the scheduler has fixed.
+            NoRoom: it would have to wait, and too much waits already.
         """
         key = self._keys.get(part.key)
         plan = None if key is None else self._bindings.plan(part.version, key.spec.members)
@@ -105,12 +109,13 @@ class Incoming:
 
     def receive_early(self, key: int) -> None:
         """Handle the parts of a key that came before something about it had changed."""
-        for peer, part, payload, crc in self._early.take(key):
+        for early in self._early.take(key):
+            self._early.begin_again(early)
             try:
-                self.receive(peer, part, payload, crc)
+                self.receive(early.peer, early.part, early.payload, early.payload_crc)
             except ProtocolViolation as error:
                 self._counters.add("protocol_violations")
-                _log.warning("dropped a part that rank %d sent early: %s", peer, error)
+                _log.warning("dropped a part that rank %d sent early: %s", early.peer, error)
 
     def clear(self) -> None:
         """Drop all parts that came early."""

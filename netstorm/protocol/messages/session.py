@@ -59,9 +59,11 @@ class Ack(SessionMessage, frozen=True, tag=4):
 
 
 class Nack(SessionMessage, frozen=True, tag=5):
-    """The payload of message `sequence` failed its checksum: send it again."""
+    """Message `sequence` was not taken: its payload failed its checksum, or had no room. Send it again."""
 
     sequence: int
+    later: bool = False
+    """There is no room for it yet: keep it until another Nack asks for it. Others may be sent meanwhile."""
 
 
 class Query(SessionMessage, frozen=True, tag=6):

@@ -89,6 +89,7 @@ class Acceptor:
         self._refusals.note("hellos", f"rank {hello.sender} of job {hello.job[:60]!r}", admission.reason, now)
         refusal = m.Refused(reason=admission.reason[:_MOST_CHARACTERS])
         self.answers.append((connection, refusal, PROTOCOL_VERSION))
+        self._sessions.released.append(connection)
         return None
 
     def refuse_other_protocol(self, hello: Received, error: OtherProtocol, now: float) -> None:
@@ -101,6 +102,7 @@ class Acceptor:
                 f"version {error.version}: install the same release of NetStorm everywhere"
             )
             self.answers.append((hello.connection, m.Refused(reason=reason), error.version))
+            self._sessions.released.append(hello.connection)
 
     def _admit(
         self, connection: Connection, hello: m.Hello, peer: Peer, now: float
@@ -131,6 +133,7 @@ class Acceptor:
         if session is not ending:
             accepted[peer] = session
         self._sessions.by_connection[connection] = session
+        self._sessions.admitted.append(connection)
         self._sessions.dirty[session] = None
         return None
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from netstorm.errors import FrameError, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
+from netstorm.errors import FrameError, NoRoom, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.observe.trace import Trace
@@ -29,7 +29,7 @@ from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.endpoint.timers import Timers
 from netstorm.pslite.endpoint.traffic_observer import TrafficObserver
 from netstorm.pslite.endpoint.watched_connections import WatchedConnections
-from netstorm.pslite.machine import Connect, Disconnect, Machine, Rerouter, Send, TakeBack
+from netstorm.pslite.machine import Bounded, Connect, Disconnect, Machine, Rerouter, Send, TakeBack
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.link_state import LinkState
 from netstorm.pslite.session.opened import OpenedSession
@@ -61,6 +61,7 @@ class Endpoint:
         incarnation: int,
         ordered: Callable[[Peer], bool],
         stamp: Callable[[], int],
+        payloads: Callable[[Peer], bool] = lambda _: True,
         rank: int = -1,
         boot: int = 0,
         limits: Limits | None = None,
@@ -74,9 +75,9 @@ class Endpoint:
             machine: decides who may open a session; receives what arrives.
             job: name of the job, for every Hello.
             incarnation: random number of this process.
-            ordered: whether sessions with a peer deliver in the order of transmission: control messages need
-                that, chunks do not.
+            ordered: whether sessions with a peer deliver in order: control messages need it, chunks do not.
             stamp: returns the cluster clock, in ns.
+            payloads: whether messages of a peer may have values.
             rank: this process's rank, for every Hello; -1 while it has none.
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
@@ -87,14 +88,14 @@ class Endpoint:
         self.process: Final = LocalProcess(job=job, incarnation=incarnation, rank=rank, boot=boot)
         self.counters: Final = counters or Counters()
         self._machine: Final = machine
-        any_machine: object = machine
-        self._rerouter: Final = any_machine if isinstance(any_machine, Rerouter) else None
+        self._rerouter: Final = _rerouter_of(machine)
         self._watched: Final = WatchedConnections(machine)
+        self._payloads = payloads
+        self._without_room: Final = _WithoutRoom(machine, self.counters)
         self._ordered: Final = ordered
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
-        self._observer: TrafficObserver | None = None
         limits = limits or Limits()
         self._sessions: Final = SessionTable()
         self._timers: Final[Timers[Session]] = Timers()
@@ -116,11 +117,11 @@ class Endpoint:
     @property
     def observer(self) -> TrafficObserver | None:
         """Told of what arrives and what is acknowledged, for passive measurement."""
-        return self._observer
+        return self._context.observer
 
     @observer.setter
     def observer(self, observer: TrafficObserver | None) -> None:
-        self._observer = self._context.observer = observer
+        self._context.observer = observer
 
     # ---------------------------------------------------------------------------- the machine's instructions
 
@@ -252,6 +253,10 @@ class Endpoint:
             payload = frames[1]
             if not isinstance(message, m.DataMessage):
                 raise ProtocolViolation(f"{type(message).__name__} with a payload")
+            if not self._payloads(session.peer):
+                what = f"{type(message).__name__} with {len(payload)} bytes of values"
+                self._end(session, f"{what}, which no message between these two processes has", now)
+                return
             if (
                 not (header.payload_crc is None and session.unchecked)
                 and checksum(payload) != header.payload_crc
@@ -259,9 +264,10 @@ class Endpoint:
                 session.request_again(sequence)
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
-        if self._observer is not None and isinstance(message, m.DataMessage):
+        arrival = message, payload, header.payload_crc
+        if self._context.observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
-            self._observer.arrived(
+            self._context.observer.arrived(
                 session.peer,
                 size,
                 header.sent_at,
@@ -269,8 +275,44 @@ class Endpoint:
                 resent=header.resent,
                 contended=header.contended,
             )
-        for arrival in receiving.receive(sequence, (message, payload, header.payload_crc)):
-            self._deliver(session, *arrival, now)
+        try:
+            if receiving.ordered:
+                arrivals = receiving.receive(sequence, arrival, sum(map(len, frames)))
+            else:
+                receiving.check(sequence)
+                arrivals = [arrival]
+        except ProtocolViolation as error:
+            self._end(session, str(error), now)
+            return
+        for one in arrivals:
+            try:
+                self._deliver(session, *one, now)
+            except NoRoom as error:
+                self._leave(session, sequence, frames, error, now)
+                return
+        if not receiving.ordered:
+            receiving.receive(sequence, arrival)
+
+    def _leave(
+        self, session: Session, sequence: int, frames: tuple[Buffer, ...], error: NoRoom, now: float
+    ) -> None:
+        """Leave a message to its sender, as if it had not come, until there is room for it."""
+        try:
+            session.refuse_for_now(sequence, sum(map(len, frames)), error.waits_for)
+        except ProtocolViolation as violation:
+            self._end(session, str(violation), now)
+        else:
+            self._without_room.add(session, self.process.name_of(session.peer), str(error), now)
+
+    def _end(self, session: Session, reason: str, now: float) -> None:
+        """End the session with a peer that does what no correct process does."""
+        session.counters.drop("protocol")
+        text = f"{reason}: the session with it is ended"
+        self._drops.note("protocol", self.process.name_of(session.peer), text, now)
+        if session.connection is not None and session.connection < 0:
+            self._sessions.refused.append((session.connection, reason))
+        session.expel(f"{self.process.name_of(session.peer)} has sent a {reason}", now)
+        self._check_end(session, now)
 
     def _deliver(
         self,
@@ -282,6 +324,11 @@ class Endpoint:
     ) -> None:
         try:
             self._machine.receive(session.peer, message, payload, payload_crc, now)
+        except NoRoom as error:
+            if not session.receiving.ordered:
+                raise
+            session.counters.drop("refused")
+            self._drops.note("refused", self.process.name_of(session.peer), str(error), now)
         except PeerError as error:
             reason = "authority" if isinstance(error, NotAuthorised) else "refused"
             session.counters.drop(reason)
@@ -293,8 +340,8 @@ class Endpoint:
         if header.sequence or header.has_payload:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
         self._context.acknowledgement_stamp = header.sent_at
-        if self._observer is not None and session.state is State.UP:
-            self._observer.control_arrived(session.peer, header.sent_at, self._stamp())
+        if self._context.observer is not None and session.state is State.UP:
+            self._context.observer.control_arrived(session.peer, header.sent_at, self._stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
@@ -339,6 +386,13 @@ class Endpoint:
             van.transmit(connection, header, None)
         self._acceptor.answers.clear()
         sessions = self._sessions
+        for connection in sessions.admitted:
+            van.admit(connection)
+        sessions.admitted.clear()
+        for connection, reason in sessions.refused:
+            van.refuse(connection, reason)
+        sessions.refused.clear()
+        sessions.dirty.update(self._without_room.request())
         while sessions.dirty or sessions.released:
             while sessions.released:
                 van.close(sessions.released.pop())
@@ -395,8 +449,41 @@ class Endpoint:
     def _drop(self, reason: str, connection: Connection | None, detail: str, now: float) -> None:
         session = None if connection is None else self._sessions.by_connection.get(connection)
         if session is None:
-            sender = f"connection {connection}"
+            sender = "a connection without a session"
+            if connection is not None and connection < 0:
+                self._sessions.refused.append((connection, detail))
         else:
             session.counters.drop(reason)
             sender = self.process.name_of(session.peer)
         self._drops.note(reason, sender, detail, now)
+
+
+def _rerouter_of(machine: object) -> Rerouter | None:
+    return machine if isinstance(machine, Rerouter) else None
+
+
+class _WithoutRoom:
+    """Sessions with messages for which the machine has no room yet."""
+
+    def __init__(self, machine: object, counters: Counters) -> None:
+        self.machine = machine if isinstance(machine, Bounded) else None
+        self._drops: Final = Drops(counters, counted_as="messages", what="cannot keep a message")
+        self._sessions: Final[dict[Session, None]] = {}
+
+    def add(self, session: Session, sender: str, reason: str, now: float) -> None:
+        """Note a session that has such a message."""
+        self._drops.note("no_room", sender, reason, now)
+        self._sessions[session] = None
+
+    def request(self) -> dict[Session, None]:
+        """Ask for messages that have room now, or need not wait any more; return the sessions."""
+        if not self._sessions or self.machine is None:
+            return {}
+        waiting = self.machine.waiting
+        ready = waiting.take_ready()
+        asked = dict(self._sessions)
+        for session in asked:
+            session.request_refused(waiting.room(session.peer), ready)
+            if not session.without_room:
+                del self._sessions[session]
+        return asked

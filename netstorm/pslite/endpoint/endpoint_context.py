@@ -14,6 +14,7 @@ from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.endpoint.traffic_observer import TrafficObserver
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.queue import Outgoing
+from netstorm.pslite.session.receiving import new_held_bytes
 from netstorm.pslite.session.sending import SendingHalf
 from netstorm.pslite.session.session import Session
 from netstorm.pslite.session.traced_sending import TracedSendingHalf
@@ -31,6 +32,7 @@ class EndpointContext:
     """Implements `pslite.session.session.SessionContext`.
 
     Attributes:
+        held_bytes: see `SessionContext`.
         observer: told of acknowledgements, for passive measurement.
         acknowledgement_stamp: `sent_at` of the acknowledgement that is being processed, in ns.
     """
@@ -47,6 +49,7 @@ class EndpointContext:
     ) -> None:
         """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries."""
         self.limits: Final = limits
+        self.held_bytes: Final = new_held_bytes()
         self.incarnation: Final = process.incarnation
         self.random: Final = rng
         self.stamp: Final = stamp

@@ -32,6 +32,8 @@ class SessionTable:
             them.
         dirty: sessions that may have something to send, in order.
         released: connections to close.
+        admitted: connections opened by others that sessions use now.
+        refused: connections opened by others that are to be cut, and why.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,8 @@ class SessionTable:
         self.ending: Final[dict[Session, None]] = {}
         self.dirty: dict[Session, None] = {}
         self.released: Final[list[Connection]] = []
+        self.admitted: Final[list[Connection]] = []
+        self.refused: Final[list[tuple[Connection, str]]] = []
         self._numbers: Final = itertools.count(1)
         self._retired: Final[RecentSet[Connection]] = RecentSet(_REMEMBERED)
         self._ended: Final[RecentSet[tuple[int, int]]] = RecentSet(_REMEMBERED)
@@ -101,7 +105,8 @@ class SessionTable:
         self.dirty[session] = None
 
     def remove(self, session: Session) -> bool:
-        """Take a session out of the table; False if its peer has another one, or none."""
+        """Take a session that is over out of the table; False if its peer has another one, or none."""
+        session.receiving.drop_held()
         if session.opened_here:
             if self.opened.get(session.peer) is not session:
                 return False
@@ -123,6 +128,7 @@ class SessionTable:
         """Record whether a session is ending or has ended."""
         if session.state in (State.CLOSED, State.LOST):
             self.ending.pop(session, None)
+            session.receiving.drop_held()
         if isinstance(session, AcceptedSession) and session.state in (State.CLOSING, State.CLOSED):
             self._ended.add((session.incarnation, session.identity))
 

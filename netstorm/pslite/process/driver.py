@@ -24,6 +24,7 @@ from netstorm.pslite.system.allocator import keep_freed_memory
 from netstorm.pslite.system.boot import boot_number
 from netstorm.pslite.van.interface import progress_by_peer
 from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.zeromq.waiting_connections import most_sessions
 from netstorm.settings import Settings
 
 __all__ = ["Ask", "Driver", "start_driver"]
@@ -151,11 +152,13 @@ def _make_endpoint(
         rank=rank,
         boot=boot_number() if settings.checksums == "auto" else 0,
         ordered=ordered,
+        payloads=lambda peer: peer >= 0 and not ordered(peer),  # schedulers are sent none, and send none
         stamp=stamp,
         limits=Limits(
             link_timeout_s=settings.link_timeout_s,
             window_bytes=settings.window_bytes,
             shallow_windows=bool(settings.loss_bound or settings.dgt),
+            sessions=min(Limits().sessions, most_sessions()),
         ),
         rng=random.Random(incarnation),
         counters=counters,

@@ -1,14 +1,16 @@
 """The decision about the key of a process that connects: without an allow list it is admitted.
 
 ZeroMQ has verified that the process holds the secret part of the key (CURVE's INITIATE command). That it also
-holds the job's key, its first message proves (`process_proof`). The list is read again when its file changes.
-While the file cannot be read, or is wrong, the last list that could be read stays in force: an editor's
+holds the job's key, its first message proves (`process_proof`). The list is read again and again: it is
+short, and so neither its file's times nor a read that has failed once can hide that a node was removed. While
+the file cannot be read, or is wrong, the last list that could be read stays in force: an editor's
 half-written file must not end a job.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,12 +47,13 @@ class Admission:
             SettingsError: it cannot be read, or is wrong.
         """
         self._path: Final = credentials.allow_file
-        self._stamp: tuple[int, ...] = ()
         self._problem = ""
+        self._text = ""
+        """What `_names` was read from."""
         self._names: Mapping[str, str] = {}
         if self._path is not None:
-            self._stamp = _stamp(self._path)
-            self._names = _read(self._path)
+            self._text = _read(self._path)
+            self._names = _parse(self._text, self._path)
 
     @property
     def can_change(self) -> bool:
@@ -69,20 +72,20 @@ class Admission:
         return self._path is None or user in self._names
 
     def refresh(self) -> Mapping[str, str]:
-        """Read the allow list again if its file has changed; return the names of users that were removed."""
+        """Read the allow list again; return the names of users that were removed."""
         path = self._path
         if path is None:
             return {}
         try:
-            stamp = _stamp(path)
-            if stamp == self._stamp:
+            text = _read(path)
+            if text == self._text:
+                self._problem = ""
                 return {}
-            self._stamp = stamp
-            names = _read(path)
+            names = _parse(text, path)
         except SettingsError as error:
             self._complain(str(error))
             return {}
-        self._problem = ""
+        self._problem, self._text = "", text
         before, self._names = self._names, names
         removed = {user: name for user, name in before.items() if user not in names}
         added = [name for user, name in names.items() if user not in before]
@@ -102,25 +105,21 @@ class Admission:
             _log.error("%s; the list that was read before stays in force", problem)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Return what changes whenever a file is written or replaced."""
+def _read(path: Path) -> str:
     try:
-        state = path.stat()
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    return state.st_mtime_ns, state.st_size, state.st_ino
-
-
-def _read(path: Path) -> Mapping[str, str]:
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read()
     except (OSError, UnicodeError) as error:
         raise _unreadable(path, error) from None
     if mode & stat.S_IWOTH:
         raise SettingsError(
             f"NETSTORM_ALLOW={path}: mode {stat.S_IMODE(mode):04o} lets everybody add keys: expected 0644"
         )
+    return text
+
+
+def _parse(text: str, path: Path) -> Mapping[str, str]:
     return {key_text(key): name for key, name in parse_allow_list(text, str(path)).items()}
 
 

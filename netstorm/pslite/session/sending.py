@@ -20,6 +20,10 @@ from netstorm.pslite.session.window import Window
 
 __all__ = ["OnAcknowledged", "SendingHalf"]
 
+_SPAN: Final = 8192
+"""Numbers that may pass a message which the other side has no room for: it keeps the number of each
+(`receiving`)."""
+
 OnAcknowledged = Callable[[Outgoing, float], None]
 """Called with each message that is acknowledged, and the time."""
 
@@ -29,6 +33,8 @@ class SendingHalf:
 
     __slots__ = (
         "_acknowledged",
+        "_later",
+        "_later_bytes",
         "_on_acknowledged",
         "_resend",
         "_sequence",
@@ -47,6 +53,9 @@ class SendingHalf:
         """By sequence number."""
         self._resend: deque[Outgoing] = deque()
         """Those of `unacknowledged` that must be retransmitted, in sequence order."""
+        self._later: Final[dict[int, Outgoing]] = {}
+        """Those of `unacknowledged` that the other side will ask for; they are not in flight."""
+        self._later_bytes = 0
         self._sequence = 0
         self._acknowledged = 0
         """Everything up to here has been acknowledged."""
@@ -88,11 +97,21 @@ class SendingHalf:
                 return None
         if first is None or not (urgent or self.window.allows(first.size)):
             return None
+        if self._later and not urgent and not self._may_pass():
+            return None
         self.queue.pop()
         self._sequence += 1
         first.sequence = self._sequence
         self.unacknowledged[first.sequence] = first
         return self._transmitted(first, now)
+
+    def _may_pass(self) -> bool:
+        """Return whether a message may pass those for which the other side has no room.
+
+        Once they would fill the window, one at a time: it is likely to have no room there, either.
+        """
+        full = self._later_bytes >= self.window.size and self.window.in_flight > 0
+        return not full and self._sequence - min(self._later) < _SPAN
 
     def mark(self) -> int:
         """Return a position in the order of transmissions: everything transmitted so far is before it."""
@@ -146,16 +165,37 @@ class SendingHalf:
     def resend(self, sequence: int) -> bool:
         """Retransmit a message; False if it has been acknowledged, or is waiting for that already."""
         message = self.unacknowledged.get(sequence)
-        if message is None or message.resend:
+        kept = self._no_longer_later(sequence)
+        if message is None or (message.resend and kept is None):
             return False
-        self._lose([message])
+        if kept is None:
+            self._lose([message])
+        else:
+            self._resend = deque(sorted((*self._resend, kept), key=lambda message: message.sequence))
         return True
+
+    def keep(self, sequence: int) -> None:
+        """Keep a message that has arrived where there is no room for it, until `resend`."""
+        message = self.unacknowledged.get(sequence)
+        if message is not None and not message.resend:
+            self.window.returned(message)
+            message.resend = True
+            self._later[sequence] = message
+            self._later_bytes += message.size
+
+    def _no_longer_later(self, sequence: int) -> Outgoing | None:
+        message = self._later.pop(sequence, None)
+        if message is not None:
+            self._later_bytes -= message.size
+        return message
 
     def disconnected(self) -> None:
         """Note that everything in flight is lost; what the next Welcome does not acknowledge is
         retransmitted.
         """
         self.window.restart()
+        self._later.clear()
+        self._later_bytes = 0
         for message in self.unacknowledged.values():
             message.resend = True
         self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
@@ -183,6 +223,8 @@ class SendingHalf:
         self.queue.clear()
         self.unacknowledged.clear()
         self._resend.clear()
+        self._later.clear()
+        self._later_bytes = 0
         self.window.restart()
 
     def _transmitted(self, message: Outgoing, now: float) -> Outgoing:
@@ -195,7 +237,8 @@ class SendingHalf:
     def _arrived(self, message: Outgoing, now: float) -> int:
         """Record an acknowledged message; return its position in the order of transmissions."""
         if message.resend:  # it was taken for lost: a nack and an acknowledgement have crossed
-            self._resend.remove(message)
+            if self._no_longer_later(message.sequence) is None:
+                self._resend.remove(message)
             return 0
         self.window.acknowledged(message, now)
         if self._on_acknowledged is not None:

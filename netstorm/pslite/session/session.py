@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Container, Hashable
 from typing import Final, Protocol
 
 from netstorm.errors import ProtocolViolation
@@ -24,8 +25,13 @@ from netstorm.pslite.session.receiving import ReceivingHalf
 from netstorm.pslite.session.sending import SendingHalf
 from netstorm.pslite.session.states import TRANSITIONS, Event, State
 from netstorm.pslite.van.interface import Connection, Transmitter
+from netstorm.pslite.waiting_bytes import OF_MESSAGE, WaitingBytes
 
 __all__ = ["Session", "SessionContext"]
+
+
+_MOST_REFUSED: Final = 16_384
+"""Messages without room whose numbers are kept: a correct sender has fewer under way (`sending`)."""
 
 
 class SessionContext(Protocol):
@@ -42,6 +48,10 @@ class SessionContext(Protocol):
     @property
     def random(self) -> random.Random:
         """Source of random numbers."""
+
+    @property
+    def held_bytes(self) -> WaitingBytes:
+        """What messages of ordered sessions that wait for others count."""
 
     def stamp(self) -> int:
         """Return the cluster clock, in ns."""
@@ -82,6 +92,7 @@ class Session:
         ending: it is to end once everything is acknowledged.
         undelivered: what was not acknowledged when the session was lost, in order.
         acknowledge: something was received that has to be acknowledged.
+        without_room: messages for which there is no room yet: by number, the size and what it waits for.
         unchecked: payloads go without checksums: the present connection does not leave the machine.
     """
 
@@ -105,12 +116,13 @@ class Session:
         self.connection: Connection | None = None
         self.incarnation: int | None = None
         self.sending: Final = context.new_sending(peer)
-        self.receiving: Final = ReceivingHalf(ordered=ordered)
+        self.receiving: Final = ReceivingHalf(ordered=ordered, held_bytes=context.held_bytes, peer=peer)
         self.counters: Final = counters
         self.reason = ""
         self.ending = False
         self.undelivered: list[Outgoing] = []
         self.acknowledge = False
+        self.without_room: Final[dict[int, tuple[int, Hashable]]] = {}
         self.unchecked = False
         self._control: list[m.SessionMessage] = []
         self._datagrams: list[bytes] = []
@@ -158,7 +170,9 @@ class Session:
         if isinstance(message, m.Ack):
             self._acknowledged(message, now)
         elif isinstance(message, m.Nack):
-            if self.sending.resend(message.sequence):
+            if message.later:
+                self.sending.keep(message.sequence)
+            elif self.sending.resend(message.sequence):
                 self.counters.drop("nacked")
         elif isinstance(message, m.Query):
             self._answer_to = message.number
@@ -171,6 +185,26 @@ class Session:
     def request_again(self, sequence: int) -> None:
         """Ask for a message again: its payload failed its checksum."""
         self._control.append(m.Nack(sequence=sequence))
+
+    def refuse_for_now(self, sequence: int, nbytes: int, waits_for: Hashable) -> None:
+        """Leave a message to its sender until `request_refused`: there is no room for it.
+
+        Raises:
+            ProtocolViolation: no correct sender has so many under way.
+        """
+        if len(self.without_room) >= _MOST_REFUSED:
+            raise ProtocolViolation(f"message {sequence}, and {_MOST_REFUSED} have no room here already")
+        self.without_room[sequence] = nbytes + OF_MESSAGE, waits_for
+        self._control.append(m.Nack(sequence=sequence, later=True))
+
+    def request_refused(self, room: float, ready: Container[Hashable]) -> None:
+        """Ask for refused messages: as many as there is `room` for, and all that need not wait any more."""
+        for sequence, (nbytes, waits_for) in list(self.without_room.items()):
+            if room >= nbytes or waits_for in ready:
+                del self.without_room[sequence]
+                if not self.receiving.has(sequence):
+                    self.request_again(sequence)
+                room -= nbytes
 
     def broken(self, reason: str, now: float) -> None:
         """Note that the present connection is gone."""
@@ -360,4 +394,5 @@ class Session:
             self.connection = None
         self._control.clear()
         self._datagrams.clear()
+        self.without_room.clear()  # all that is missing comes again over the next connection
         self.acknowledge = False

@@ -61,8 +61,16 @@ class Transmitter(Protocol):
     def close(self, connection: Connection) -> None:
         """See `Van`."""
 
+    def admit(self, connection: Connection) -> None:
+        """Note that a session uses a connection that another process has opened."""
 
-class Van(Protocol):
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """Cut a connection that another process has opened, and that does what no process of a job does; the
+        reason is for a person.
+        """
+
+
+class Van(Transmitter, Protocol):
     """Moves frames. All methods but `wake` are called from one thread."""
 
     def bind(self, host: str, port: int) -> int:

@@ -90,6 +90,15 @@ class MemoryVan:
         if pipe is not None:
             pipe.acceptor_knows_end = True
 
+    def admit(self, connection: Connection) -> None:
+        """See `Transmitter`."""
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """Cut a connection."""
+        pipe = self._accepted.pop(connection, None)
+        if pipe is not None:
+            self._network.hang_up(pipe, from_opener=False, drop=True, reason=f"closed by {self.host}")
+
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """Return events; if there are none, let at most `timeout_s` of virtual time pass first."""
         if timeout_s > 0 and not self._events and not self._woken:

@@ -13,11 +13,12 @@ from netstorm.pslite.security.admission import Admission
 from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.handshake_texts import Mismatch
 from netstorm.pslite.security.process_proof import fresh_number
-from netstorm.pslite.van.interface import Broken, VanEvent
+from netstorm.pslite.van.interface import Broken, Connection, VanEvent
 from netstorm.pslite.zeromq.authenticator import Authenticator
 from netstorm.pslite.zeromq.identities import LETTER
 from netstorm.pslite.zeromq.refused_connections import RefusedConnections
 from netstorm.pslite.zeromq.senders import Senders
+from netstorm.pslite.zeromq.tcp_info import descriptor_of
 from netstorm.pslite.zeromq.users import Users
 from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
 
@@ -31,7 +32,7 @@ class Guard:
         authenticator: encrypts and answers; None: connections are plain.
         senders: whose connections were accepted; None: connections are plain, and nobody knows.
         users: those of them that can be expelled; None: nobody can.
-        waiting: connections over which no message has come yet.
+        waiting: connections that have no session.
         mismatches: why handshakes with other processes have failed, by host and port. The side that notices
             first closes the connection, and the other one may see no more than that.
     """
@@ -44,13 +45,16 @@ class Guard:
         counters: Counters,
         *,
         link_timeout_s: float,
+        max_message_bytes: int,
     ) -> None:
         """Begin before the van listens."""
         self._context: Final = context
         self._counters: Final = counters
         self._refusals: Final = Drops(counters, counted_as="refused", what="refused a connection")
         self._refused: RefusedConnections | None = None
-        self.waiting: Final = WaitingConnections(self._refusals, limit_s=link_timeout_s)
+        self.waiting: Final = WaitingConnections(
+            self._refusals, limit_s=link_timeout_s, max_message_bytes=max_message_bytes
+        )
         self.mismatches: Final[dict[tuple[str, int], Mismatch]] = {}
         self.authenticator: Final = (
             Authenticator(context, credentials, admission, self._refusals)
@@ -94,6 +98,12 @@ class Guard:
             self.senders.port = port
         if self.users is not None:
             self.users.port = port
+
+    def heard(self, connection: Connection, frame: zmq.Frame, user: str) -> None:
+        """Record the first message over a connection that another process has opened."""
+        if self._refused is not None:
+            self._refused.read()  # its descriptor may be that of one whose end is not known here yet
+        self.waiting.heard(connection, descriptor_of(frame), user)
 
     def expelled(self) -> list[VanEvent]:
         """Return the connections of users that were removed since the last call; they are cut."""

@@ -10,11 +10,9 @@ from netstorm import clock
 from netstorm.observe.drops import Drops
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.van.interface import Connection, Received, VanEvent
+from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.identities import connection_of, is_identity
-from netstorm.pslite.zeromq.senders import Senders
-from netstorm.pslite.zeromq.tcp_info import descriptor_of
-from netstorm.pslite.zeromq.users import Users
-from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
+from netstorm.pslite.zeromq.tcp_info import descriptor_of, shut_down
 
 __all__ = ["ZmqReader"]
 
@@ -24,21 +22,19 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 class ZmqReader:
     """Sockets that may have something to read."""
 
-    def __init__(
-        self, drops: Drops, senders: Senders | None, users: Users | None, waiting: WaitingConnections
-    ) -> None:
+    def __init__(self, drops: Drops, guard: Guard) -> None:
         """Begin without sockets.
 
         Args:
             drops: counts what is dropped.
-            senders: knows who has sent a message; None: nobody does, since there is no key.
-            users: decides whose messages are dropped; None: nobody's.
-            waiting: is told of connections over which messages come.
+            guard: knows who has sent a message, and whose are dropped; it is told of connections over which
+                messages come.
         """
         self._drops: Final = drops
-        self._waiting: Final = waiting
-        self._senders: Final = senders
-        self._users: Final = users
+        self._guard: Final = guard
+        self._waiting: Final = guard.waiting
+        self._senders: Final = guard.senders
+        self._users: Final = guard.users
         self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
         """In the order of their turns; None stands for the ROUTER."""
 
@@ -97,12 +93,13 @@ class ZmqReader:
                 user = self._senders.of(identity, header)
                 if not user:
                     return True
-            if self._waiting:
-                self._waiting.heard(descriptor_of(header))
             if not is_identity(identity):
                 self._drop("identity", header, "its identity is not one of a NetStorm process")
+                shut_down(descriptor_of(header), self._waiting.port)
                 return True
             connection = connection_of(identity)
+            if not self._waiting.knows(connection):
+                self._guard.heard(connection, header, user)
             if self._users is not None and not self._users.admits(user, connection, header):
                 self._drop("expelled", header, "the key of its sender is not admitted any more")
                 return True

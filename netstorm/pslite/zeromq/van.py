@@ -41,6 +41,7 @@ from netstorm.pslite.zeromq.identities import identity_of
 from netstorm.pslite.zeromq.link import ZmqLink, bracketed
 from netstorm.pslite.zeromq.reader import ZmqReader
 from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
+from netstorm.pslite.zeromq.waiting_connections import raise_descriptor_limit
 
 __all__ = ["ZmqVan"]
 
@@ -83,22 +84,24 @@ class ZmqVan:
         self._marking: Final = zmq_options.marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
         overhead = 0 if credentials is None else MESSAGE_OVERHEAD
-        common = zmq_options.both(
-            max_message_bytes=max(max_message_bytes, MAX_HEADER_BYTES) + overhead,
-            link_timeout_s=link_timeout_s,
-        )
+        largest = max(max_message_bytes, MAX_HEADER_BYTES) + overhead
+        common = zmq_options.both(max_message_bytes=largest, link_timeout_s=link_timeout_s)
         self._accepting: Final = (*common, *zmq_options.accepting(), *self._marking)
         self._opening: Final = (*common, *zmq_options.opening(link_timeout_s=link_timeout_s))
         self._context: Final[zmq.Context[zmq.Socket[bytes]]] = zmq.Context()
         for option in zmq_options.context_options():
             self._context.set(getattr(zmq, option.name), option.value)
         counters = counters or Counters()
+        raise_descriptor_limit()
         self._guard: Final = Guard(
-            self._context, credentials, admission, counters, link_timeout_s=link_timeout_s
+            self._context,
+            credentials,
+            admission,
+            counters,
+            link_timeout_s=link_timeout_s,
+            max_message_bytes=largest,
         )
-        self._reader: Final = ZmqReader(
-            Drops(counters), self._guard.senders, self._guard.users, self._guard.waiting
-        )
+        self._reader: Final = ZmqReader(Drops(counters), self._guard)
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}
@@ -217,12 +220,22 @@ class ZmqVan:
         return True
 
     def close(self, connection: Connection) -> None:
-        """Close a connection; unsent frames are dropped. Connections that others opened are theirs to
-        close.
+        """Close a connection; unsent frames are dropped. Connections that others opened are theirs to close,
+        within the link time-out.
         """
+        if connection < 0:
+            self._guard.waiting.left(connection, clock.monotonic())
         link = self._links.pop(connection, None)
         if link is not None:
             self._close_link(link, 0)
+
+    def admit(self, connection: Connection) -> None:
+        """See `Transmitter`."""
+        self._guard.waiting.admitted(connection)
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """See `Transmitter`."""
+        self._guard.waiting.refuse(connection, "message", reason, clock.monotonic())
 
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """Wait for events, at most `timeout_s`; return a bounded number of those that have happened."""

@@ -32,6 +32,13 @@ scheduler knows, and when").
 _SILENT_S: Final = 60.0
 """After so long without a report of the target the source's counts."""
 
+_BELIEVED: Final = 5.0
+"""So many times what the other end has seen one end may report: after a change of the link they agree within
+seconds, and a member that says it has fast links, to attract trees, gets no further."""
+
+_SHARES: Final = 8.0
+"""So many times more if the other end has seen the link beside others alone."""
+
 
 class EndReadings:
     """The rate of a link, as one of its ends reports it."""
@@ -48,6 +55,17 @@ class EndReadings:
         """Treat all readings so far as contended: others shared a line that was not known yet."""
         best = self.uncontended if self.uncontended.value >= self.contended.value else self.contended
         self.uncontended, self.contended = Readings(), best
+
+    def most_believed(self, now: float) -> float:
+        """Return what the other end may report of the link, in bit/s: the more, the older this end's readings
+        are.
+        """
+        believed = (
+            readings.value * factor * max(1.0, readings.age(now) / _SILENT_S)
+            for readings, factor in ((self.uncontended, 1.0), (self.contended, _SHARES))
+            if readings
+        )
+        return _BELIEVED * max(believed, default=math.inf)
 
     def best(self, now: float) -> Readings | None:
         """Return the readings that count; None: there are none."""
@@ -66,11 +84,13 @@ class Rate:
     readings: Readings
     contended: tuple[bool, bool]
     """By its source, and by its target: it was measured under contention, or that end has not reported."""
+    bound: float = math.inf
+    """Bit/s: most that is believed, by what the other end has seen."""
 
     @property
     def value(self) -> float:
         """Bit/s."""
-        return self.readings.value
+        return min(self.readings.value, self.bound)
 
 
 Rates: TypeAlias = dict[tuple[int, int], Rate]
@@ -127,11 +147,13 @@ class LinkReports:
         readings = source or target
         if readings is None:
             return None
+        other = self.target
         if source and target and target.age(now) <= _SILENT_S:
             exact = self.delivered_at >= now - target.age(now) - _LATER_S
-            readings = source if exact else target
+            readings, other = (source, self.target) if exact else (target, self.source)
         return Rate(
             readings,
+            bound=other.most_believed(now),
             contended=(
                 source is None or source is self.source.contended,
                 target is None or target is self.target.contended,

@@ -20,6 +20,10 @@ _SHARED: Final = 0.3
 _MOST_SIGNAL_S: Final = 86_400.0
 """Clocks that differ by more are an error."""
 
+_MOST_APART: Final = 4.0
+"""Round trips of one pair that its two kernels have seen: the shortest ones differ by queues alone. A member
+that reports less, to attract trees, gets no further."""
+
 _CHANGES: Final = 256
 """Changes that are kept: those between two polls of the scheduler."""
 
@@ -102,12 +106,13 @@ class MeasuredLinks:
         """Return the shortest latency between two nodes, in s; 0: unknown.
 
         It is half the shortest round trip that a kernel has seen, or else that of small messages there and
-        back: the sum of both ways does not depend on how far the two clocks differ.
+        back: the sum of both ways does not depend on how far the two clocks differ. Of two ends the one that
+        has seen less is right, but not if it says that it has seen hardly any.
         """
         both = [self._reports.get(way) for way in (pair, pair[::-1])]
         trips = [reports.trip for reports in both if reports is not None and reports.trip]
         if trips:
-            return min(trips) / 2
+            return max(min(trips), max(trips) / _MOST_APART) / 2
         signals = sum(math.inf if reports is None else reports.signal for reports in both)
         return max(0.0, signals / 2) if signals < math.inf else 0.0
 

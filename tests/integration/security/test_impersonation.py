@@ -17,7 +17,7 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import encode_body, open_frames, seal
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.curve import CurveKeys, key_text
@@ -78,7 +78,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[Any, int], Started]]:
     KEY.write(tmp_path / "job.key")
     drivers = []
 
-    def start(machine: Any, rank: int) -> Started:
+    def start(machine: Any, rank: int, ordered: Callable[[Peer], bool] = lambda _: True) -> Started:
         counters = Counters()
         driver = start_driver(
             lambda _: machine,
@@ -87,7 +87,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[Any, int], Started]]:
             bind_host="127.0.0.1",
             port=0,
             rank=rank,
-            ordered=lambda _: True,
+            ordered=ordered,
             stamp=time.time_ns,
             name="victim",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -9,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from netstorm.errors import NotAuthorised, ProtocolViolation
-from netstorm.kvstore.asynchronous import early_messages
+from netstorm.errors import NoRoom, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.asynchronous.gradients import Gradient
 from netstorm.kvstore.asynchronous.owners import Owners
 from netstorm.kvstore.asynchronous.requests import Requests
@@ -21,7 +21,9 @@ from netstorm.kvstore.operations.asynchronous import PullOperation, PushOperatio
 from netstorm.kvstore.operations.outbox import Outbox
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
+from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Applied, HeldClocks, Pull, States, Tick, Value
+from netstorm.pslite.waiting_bytes import WaitingBytes
 from tests.unit.kvstore.asynchronous.test_owners import key, push
 
 OWNERS = Owners((1, 0, 1))
@@ -102,7 +104,7 @@ def test_pieces_of_states_are_some_of_a_few(piece, pieces):
         asking.requests.states(2, states(1, piece, pieces), b"state")
 
 
-def new_serving(rank=0):
+def new_serving(rank=0, waiting=None):
     return Serving(
         rank,
         3,
@@ -112,6 +114,7 @@ def new_serving(rank=0):
         answer=lambda *_: None,
         end_job=lambda _: None,
         on_progress=lambda: None,
+        waiting=waiting,
     )
 
 
@@ -146,13 +149,31 @@ def test_who_owns_nothing_is_asked_for_nothing():
         new_serving(rank=1).push(2, push(), b"")
 
 
-def test_what_waits_for_a_key_is_bounded(monkeypatch):
-    monkeypatch.setattr(early_messages, "_MOST", 2)
-    owner = new_serving()
+def test_what_waits_for_a_key_is_bounded_in_bytes():
+    waiting = WaitingBytes(of_one=3000)
+    owner = new_serving(waiting=waiting)
+    waiting.begin(Peer(1))
     for number in range(2):
-        owner.push(1, push(number), b"")
-    with pytest.raises(ProtocolViolation, match="while 2 messages wait"):
+        owner.push(1, push(number), bytes(16))
+    with pytest.raises(NoRoom, match="wait here for key 9, which is not served yet"):
         owner.pull(1, Pull(path=(), hop=0, key=9, number=0, pushed=0), None)
+    owner.serve(key(), Store())
+    owner.stop()
+    assert waiting.room(Peer(1)) == math.inf
+
+
+def test_of_pushes_that_wait_for_others_a_bounded_number_of_bytes_is_kept():
+    waiting = WaitingBytes(of_one=3000)
+    owner = new_serving(waiting=waiting)
+    owner.serve(key(), Store())
+    waiting.begin(Peer(1))
+    owner.push(1, push(1), bytes(16))
+    owner.push(1, push(2), bytes(16))
+    with pytest.raises(NoRoom, match="wait here for pushes before it"):
+        owner.push(1, push(3), bytes(16))
+    assert not waiting.take_ready()
+    owner.push(1, push(0), bytes(16))  # what the others wait for always has room
+    owner.push(1, push(3), bytes(16))  # push 1 waits for the store alone
 
 
 @pytest.mark.parametrize(

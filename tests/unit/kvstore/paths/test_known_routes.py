@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
-from netstorm.errors import NotAuthorised
-from netstorm.kvstore.paths import known_routes
+from netstorm.errors import NoRoom
 from netstorm.kvstore.paths.known_routes import KnownRoutes
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
+from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.testing.recorder import part
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Detour, Policy, Tree
@@ -19,8 +21,8 @@ CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1, 2)),), weig
 STAR = Policy(version=2, trees=(Tree.undirected(Rank(2), (2, 2, -1, 2)),), weights=(1,))
 
 
-def routes(policy: Policy = CHAIN) -> KnownRoutes:
-    return KnownRoutes(0, policy, Counters())
+def routes(policy: Policy = CHAIN, waiting: WaitingBytes | None = None) -> KnownRoutes:
+    return KnownRoutes(0, policy, Counters(), waiting or WaitingBytes())
 
 
 def message(*path: int) -> m.CountRequest:
@@ -98,19 +100,24 @@ def test_what_is_held_is_released_once_when_something_new_is_known():
     assert not has_news(known)
     known.new_policy(STAR)
     assert has_news(known)
-    assert [one for _, one, _, _ in known.release()] == [message(3, 2, 0)]
+    assert [one for _, one, *_ in known.release()] == [message(3, 2, 0)]
     assert not has_news(known)
     assert list(known.release()) == []
 
 
-def test_what_is_held_of_one_forwarding_node_is_bounded(monkeypatch):
-    monkeypatch.setattr(known_routes, "_MOST_HELD", 2)
-    monkeypatch.setattr(known_routes, "_MOST_HELD_BYTES", 100)
-    known = routes()
+def test_what_is_held_of_one_forwarding_node_is_bounded_in_bytes():
+    waiting = WaitingBytes(of_one=3000)
+    known = routes(waiting=waiting)
+    waiting.begin(Peer(2))
     assert not admits(known, aux(1, 2, 0), b"x" * 60)
-    with pytest.raises(NotAuthorised, match=r"rank 2 forwards a Part of rank 1 along \[1, 2, 0\]"):
-        admits(known, aux(1, 2, 0), b"x" * 60)
+    with pytest.raises(NoRoom, match=r"wait here for paths such as \[1, 2, 0\], which no policy has"):
+        admits(known, aux(1, 2, 0), b"x" * 1000)
     assert not admits(known, aux(1, 2, 0), b"x")
-    with pytest.raises(NotAuthorised):
+    with pytest.raises(NoRoom):
         admits(known, aux(1, 2, 0))
+    waiting.begin(Peer(3))
     assert not admits(known, aux(1, 3, 0)), "another node is not to blame"
+    known.new_policy(STAR)
+    assert len(list(known.release())) == 3
+    assert waiting.room(Peer(2)) == math.inf
+    assert waiting.take_ready(), "what had no room is asked for"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from netstorm.errors import NotAuthorised, ProtocolViolation
-from netstorm.kvstore.rounds import early_parts
+from netstorm.errors import Closed, NoRoom, NotAuthorised, ProtocolViolation
+from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.rounds.aggregation import Aggregation
+from netstorm.kvstore.rounds.bindings import Bindings
+from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
+from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.unit.kvstore.rounds.test_aggregation import CHAIN, Ranks, legal_part
@@ -67,13 +73,18 @@ def test_who_waits_names_whose_contribution_or_result_is_missing():
     assert texts[2].endswith("wait for results of ranks [0], which come through ranks [1]")
 
 
-def test_what_waits_of_one_sender_is_bounded(monkeypatch):
-    monkeypatch.setattr(early_parts, "_MOST", 2)
-    ranks = Ranks(STAR)
+def test_what_waits_of_one_sender_is_bounded_in_bytes():
+    waiting = WaitingBytes(of_one=4000)
+    node = Aggregation(0, Bindings(0), Outbox(), Counters(), waiting=waiting)
     for round in range(2):
-        ranks.nodes[0].receive(Peer(1), legal_part(round=round), None, None)
-    with pytest.raises(ProtocolViolation, match="2 parts of rank 1 wait here"):
-        ranks.nodes[0].receive(Peer(1), legal_part(), None, None)
-    ranks.nodes[0].receive(Peer(2), legal_part(), None, None)
-    ranks.add_key(0, 4)  # what has waited is handled, and makes room
-    ranks.nodes[0].receive(Peer(1), legal_part(key=1), None, None)
+        waiting.begin(Peer(1))
+        node.receive(Peer(1), legal_part(round=round), bytes(500), None)
+    waiting.begin(Peer(1))
+    with pytest.raises(NoRoom, match="3048 bytes from it wait here for keys that are new here"):
+        node.receive(Peer(1), legal_part(round=2), bytes(500), None)
+    waiting.begin(Peer(2))
+    node.receive(Peer(2), legal_part(round=2), bytes(5000), None)
+    node.incoming.receive_early(legal_part().key)
+    assert waiting.take_ready() == {legal_part().key}, "what had no room is wanted now"
+    node.fail_all(Closed("the end"))
+    assert waiting.room(Peer(1)) == waiting.room(Peer(2)) == math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import pytest
 
@@ -82,3 +83,27 @@ def test_a_list_that_is_wrong_at_the_start_is_an_error(tmp_path):
     (tmp_path / "allow").chmod(0o666)
     with pytest.raises(SettingsError, match="mode 0666 lets everybody add keys"):
         Admission(Credentials.of_process(KEY, TOKYO, tmp_path / "allow"))
+
+
+def test_a_removal_is_not_lost_because_the_file_could_not_be_read_when_it_changed(tmp_path, caplog):
+    path = tmp_path / "allow"
+    admission = Admission(listed(path, TOKYO, PARIS))
+    listed(path, TOKYO)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # as if somebody had taken all descriptors
+    try:
+        assert admission.refresh() == {}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "stays in force" in caplog.text
+    assert admission.refresh() == {key_text(PARIS.keys.public): "paris"}
+
+
+def test_a_change_counts_even_if_the_file_looks_as_before(tmp_path):
+    path = tmp_path / "allow"
+    admission = Admission(listed(path, PARIS))
+    before = path.stat()
+    with path.open("r+") as file:
+        file.write(NodeKey("paris", CurveKeys.fresh()).line)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert admission.refresh() == {key_text(PARIS.keys.public): "paris"}

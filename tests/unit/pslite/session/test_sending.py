@@ -156,3 +156,47 @@ def test_what_is_taken_back_is_not_sent_and_what_was_sent_no_longer_uses_its_own
     half.acknowledge(2, (), 1.0)
     assert transmit_all(half) == [3]
     assert half.unacknowledged[3].tag == 2
+
+
+# ----------------------------------------------------------------------------- where there is no room for one
+
+
+def test_what_has_no_room_is_sent_again_when_it_is_asked_for_and_others_pass_it():
+    half = sender(messages=5, window=12)
+    assert transmit_all(half) == [1, 2, 3]
+    half.keep(2)
+    assert transmit_all(half) == [4], "it is in flight no more"
+    half.acknowledge(1, (3, 4), 0.0)
+    assert transmit_all(half) == [5], "it is not lost"
+    half.acknowledge(1, (3, 4, 5), 0.0, mark=half.mark())
+    assert transmit_all(half) == []
+    assert half.has_work()
+    assert half.resend(2)
+    assert not half.resend(2)
+    assert transmit_all(half) == [2]
+    half.acknowledge(5, (), 0.0)
+    assert not half.has_work()
+    assert half.window.in_flight == 0
+
+
+def test_what_has_no_room_goes_again_over_a_new_connection():
+    half = sender(messages=2)
+    transmit_all(half)
+    half.keep(1)
+    half.disconnected()
+    half.acknowledge(0, (2,), 0.0)
+    assert transmit_all(half) == [1]
+
+
+def test_once_a_window_of_messages_has_no_room_others_are_tried_one_at_a_time():
+    half = sender(messages=9, window=8)
+    assert transmit_all(half) == [1, 2]
+    half.keep(1)
+    half.keep(2)
+    assert transmit_all(half) == [3]
+    half.acknowledge(0, (3,), 0.0)
+    assert transmit_all(half) == [4]
+    assert half.resend(1)
+    assert half.resend(2)
+    half.acknowledge(0, (3, 4), 0.0)
+    assert transmit_all(half) == [1, 2]

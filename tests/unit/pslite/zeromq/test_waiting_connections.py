@@ -1,7 +1,8 @@
-"""Connections without a message are few, young, and of few bytes: the others are shut down."""
+"""Connections without a session are few, young, and of few bytes: the others are shut down."""
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,33 +11,41 @@ import pytest
 
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
-from netstorm.pslite.zeromq import waiting_connections
+from netstorm.pslite.van.interface import Connection
 from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
+
+A = Connection(-1)
 
 
 class Accepted:
     """Accepted connections, and what the clients at their other ends see."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, most: int, max_message_bytes: int) -> None:
         self.counters = Counters()
-        self.table = WaitingConnections(Drops(self.counters, counted_as="refused"), limit_s=10.0)
+        self.table = WaitingConnections(
+            Drops(self.counters, counted_as="refused"),
+            limit_s=10.0,
+            max_message_bytes=max_message_bytes,
+            rng=random.Random(1),
+        )
+        self.table._most = most
         self._listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.table.port = self._listener.getsockname()[1]
         self._stack = stack
 
-    def connect(self, now: float) -> tuple[socket.socket, int]:
+    def connect(self, now: float, address: str = "127.0.0.1") -> tuple[socket.socket, int]:
         """Return a client, and the descriptor of its connection here."""
         client = self._stack.enter_context(socket.create_connection(("127.0.0.1", self.table.port)))
         client.settimeout(10.0)
         here = self._stack.enter_context(self._listener.accept()[0])
-        self.table.accepted(here.fileno(), "127.0.0.1", now)
+        self.table.accepted(here.fileno(), address, now)
         return client, here.fileno()
 
 
 @contextmanager
-def accepting() -> Iterator[Accepted]:
+def accepting(most: int = 100, max_message_bytes: int = 2**26) -> Iterator[Accepted]:
     with ExitStack() as stack:
-        yield Accepted(stack)
+        yield Accepted(stack, most, max_message_bytes)
 
 
 def is_shut(client: socket.socket) -> bool:
@@ -60,22 +69,108 @@ def test_a_silent_connection_is_shut_down_after_a_while() -> None:
         assert not here.table
 
 
-def test_a_connection_over_which_a_message_has_come_is_left_alone() -> None:
+def test_a_connection_over_which_a_message_has_come_waits_for_a_decision() -> None:
     with accepting() as here:
         client, descriptor = here.connect(100.0)
-        here.table.heard(descriptor)
+        here.table.heard(A, descriptor, "")
         for second in range(100, 200):
             here.table.check(float(second))
         assert not is_shut(client)
+        assert len(here.table) == 1, "it counts"
+        here.table.admitted(A)
+        assert not here.table
 
 
-def test_of_too_many_connections_the_oldest_are_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_connections, "_MOST", 3)
+def test_a_connection_that_has_no_session_any_more_is_shut_down_after_a_while() -> None:
     with accepting() as here:
-        clients = [here.connect(100.0 + number)[0] for number in range(5)]
-        assert [is_shut(client) for client in clients] == [True, True, False, False, False]
-        assert here.counters.get("refused_waiting") == 2
-        assert len(here.table) == 3
+        client, descriptor = here.connect(100.0)
+        here.table.heard(A, descriptor, "")
+        here.table.admitted(A)
+        here.table.left(A, 150.0)
+        for half in range(300, 320):
+            here.table.check(half / 2)
+        assert not is_shut(client)
+        here.table.check(160.1)
+        assert is_shut(client)
+        assert here.counters.get("refused_left") == 1
+
+
+def test_who_says_what_no_process_says_is_shut_down_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    with accepting() as here:
+        client, descriptor = here.connect(100.0)
+        here.table.heard(A, descriptor, "its key")
+        here.table.refuse(A, "message", "it says nothing", 101.0)
+        assert is_shut(client)
+        assert "from 127.0.0.1 (key its key): it says nothing" in caplog.text
+
+
+def test_connections_of_one_address_are_half_of_all_at_most() -> None:
+    with accepting(most=8) as here:
+        clients = [here.connect(100.0, "10.0.0.1")[0] for _ in range(9)]
+        others = [here.connect(100.0, f"10.0.1.{number}")[0] for number in range(4)]
+        assert sum(map(is_shut, clients)) == 5
+        assert not any(map(is_shut, others))
+        assert len(here.table) == 8
+        more = [here.connect(100.0, f"10.0.2.{number}")[0] for number in range(3)]
+        assert sum(map(is_shut, clients)) == 8, "of several addresses it is the one with the most"
+        assert not any(map(is_shut, others + more))
+        assert here.counters.get("refused_waiting") == 8
+
+
+def test_an_address_of_ipv6_counts_as_its_network() -> None:
+    with accepting(most=4) as here:
+        for number in range(5):
+            here.connect(100.0, f"2001:db8::{number}")
+        assert len(here.table) == 2
+
+
+def test_who_has_said_the_greeting_is_not_shut_down_while_others_are_silent() -> None:
+    with accepting(most=40) as here:
+        honest, _ = here.connect(100.0)
+        honest.sendall(bytes(64))
+        strangers = [here.connect(100.0)[0] for _ in range(200)]
+        assert not is_shut(honest)
+        assert sum(map(is_shut, strangers)) == 181
+
+
+def test_the_newest_silent_connections_are_not_the_ones_to_go() -> None:
+    with accepting(most=40) as here:
+        [here.connect(100.0) for _ in range(100)]
+        newest, _ = here.connect(100.0)
+        [here.connect(100.0) for _ in range(8)]
+        assert not is_shut(newest), "its greeting may be on its way"
+
+
+def test_a_newcomer_is_not_shut_down_because_all_others_have_said_the_greeting() -> None:
+    with accepting(most=40) as here:
+        for stranger in [here.connect(100.0)[0] for _ in range(20)]:
+            stranger.sendall(bytes(64))
+        here.table.check(100.3)
+        newcomer, _ = here.connect(100.3)
+        assert not is_shut(newcomer)
+        assert here.counters.get("refused_waiting") == 1
+
+
+def test_connections_that_nobody_uses_go_first() -> None:
+    with accepting(most=8) as here:
+        used, descriptor = here.connect(100.0)
+        here.table.heard(A, descriptor, "")
+        here.table.left(A, 100.0)
+        others = [here.connect(100.0)[0] for _ in range(4)]
+        assert is_shut(used)
+        assert not any(map(is_shut, others))
+
+
+def test_of_connections_that_may_have_announced_frames_few_are_kept() -> None:
+    with accepting(most=400, max_message_bytes=2**29) as here:
+        clients = [here.connect(100.0)[0] for _ in range(40)]
+        for client in clients:
+            client.sendall(bytes(80))
+        here.table.check(100.3)
+        assert sum(map(is_shut, clients)) == 8, "four times 8 of one address, while they are young"
+        here.table.check(101.2)
+        assert sum(map(is_shut, clients)) == 32
+        assert here.counters.get("refused_waiting") == 32
 
 
 def test_a_connection_that_sends_much_before_its_first_message_is_shut_down() -> None:

@@ -1,0 +1,221 @@
+"""What one process can take from another: memory, connections, descriptors; over real, encrypted sockets."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+
+from netstorm.protocol import messages as m
+from netstorm.protocol.frames import checksum, encode_body, open_frames, seal
+from netstorm.protocol.ids import Peer
+from netstorm.pslite.process.driver import Driver
+from netstorm.pslite.van.interface import Broken, Connection, Received
+from tests.integration.security.test_impersonation import KEY, hello, node_of, started, user_of
+from tests.integration.security.vans import KeyedVan, events_of, poll_all
+from tests.unit.scheduler.driving import Driven
+
+__all__ = ["started"]
+
+MIB = 1 << 20
+
+
+class Hostile:
+    """A connection of a process that has the job's key, and says what it likes."""
+
+    def __init__(self, van: KeyedVan, port: int) -> None:
+        self.van = van
+        self.connection = Connection(time.monotonic_ns())
+        van.van.open(self.connection, "127.0.0.1", port)
+
+    def says(self, frame: bytes, payload: bytes | None = None) -> None:
+        self.van.van.transmit(self.connection, frame, payload)
+
+    def hears(self) -> list[m.Message]:
+        return [
+            open_frames(event.frames[0], len(event.frames)).message
+            for event in events_of(self.van, Received)
+            if event.connection == self.connection
+        ]
+
+    def greets(self, said: bytes) -> None:
+        self.says(said)
+        poll_all(self.hears, self.van)
+        assert isinstance(self.hears()[0], m.Welcome)
+
+    def is_cut(self) -> bool:
+        return self.connection in [event.connection for event in events_of(self.van, Broken)]
+
+
+def part(key: int, sequence: int, payload: bytes) -> bytes:
+    body = m.Part(
+        key=key,
+        round=0,
+        chunk=0,
+        phase=m.Phase.REDUCE,
+        version=1,
+        tree=0,
+        contributors=b"\x02",
+        dtype="float32",
+    )
+    return seal(encode_body(body), sequence=sequence, sent_at=1, payload_crc=checksum(payload))
+
+
+def on_thread(driver: Driver[Any], function: Callable[[], Any]) -> Any:
+    return driver.thread.call(lambda _: function()).result(20)
+
+
+@pytest.fixture
+def strangers() -> Iterator[Callable[[int, int], list[socket.socket]]]:
+    """Connect to a port, and say nothing."""
+    with ExitStack() as stack:
+
+        def connect(port: int, number: int) -> list[socket.socket]:
+            return [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                for _ in range(number)
+            ]
+
+        yield connect
+
+
+# -------------------------------------------------------------------------------------------------- memory
+
+
+def test_parts_of_keys_that_there_are_not_are_kept_up_to_a_bound_and_the_member_is_named(
+    keyed, started, caplog
+):
+    hostile, other = keyed(KEY), keyed(KEY)
+    node = node_of(hostile, other)
+    waiting = node.waiting
+    waiting._of_one = 8 * MIB
+    driver, counters = started(node, 0, ordered=lambda _: False)
+    one = Hostile(hostile, driver.port)
+    one.greets(hello(1, 101, 0))
+    payload = bytes(MIB)
+    for number in range(1, 17):
+        one.says(part(1000 + number, number, payload), payload)
+    poll_all(lambda: counters.get("messages_no_room") >= 9, hostile)
+    kept = on_thread(driver, lambda: waiting._total)
+    assert kept <= 8 * MIB
+    assert node._life.counters.get("parts_kept_early") == 7
+    assert "cannot keep a message from rank 1" in caplog.text
+    assert [nack.sequence for nack in one.hears() if isinstance(nack, m.Nack)] == list(range(8, 17))
+    two = Hostile(other, driver.port)
+    two.greets(hello(2, 102, 0))
+    two.says(part(1, 1, payload), payload)
+    poll_all(lambda: node._life.counters.get("parts_kept_early") == 8, other, hostile)
+
+
+def test_values_for_the_scheduler_are_refused_before_they_are_held_and_the_connection_is_cut(
+    keyed, started, caplog
+):
+    hostile = keyed(KEY)
+    driver, counters = started(Driven().machine, -1)
+    one = Hostile(hostile, driver.port)
+    one.greets(hello(-1, 101, -1))
+    payload = bytes(MIB)
+    for sequence in range(2, 20):  # 1 is missing, so a correct receiver would hold them
+        one.says(part(1, sequence, payload), payload)
+    poll_all(one.is_cut, hostile)
+    assert counters.get("dropped_protocol") == 1
+    assert f"Part with {MIB} bytes of values, which no message between these two processes has" in caplog.text
+    assert f"refused a connection from 127.0.0.1 (key {user_of(hostile)})" in caplog.text
+    assert on_thread(driver, lambda: driver.endpoint._context.held_bytes.room(Peer(0))) == float("inf")
+
+
+# --------------------------------------------------------------------------------------------- connections
+
+
+def test_a_key_holder_that_says_what_no_process_says_is_cut_and_named_by_address_and_key(
+    keyed, started, caplog
+):
+    hostile = keyed(KEY)
+    driver, counters = started(Driven().machine, -1)
+    held = [Hostile(hostile, driver.port) for _ in range(5)]
+    for number, one in enumerate(held):
+        # a message of a session, garbage, and values that nobody has asked for
+        said = [
+            seal(encode_body(m.Query(number=1)), sequence=0, sent_at=1, payload_crc=None),
+            b"x",
+            b"x" * 99,
+        ]
+        one.says(said[number % 3], bytes(MIB) if number % 2 else None)
+    poll_all(lambda: all(one.is_cut() for one in held), hostile)
+    assert counters.get("refused_message") == 5
+    assert f"refused a connection from 127.0.0.1 (key {user_of(hostile)}): " in caplog.text
+    Hostile(hostile, driver.port).greets(hello(-1, 101, -1))
+
+
+def test_connections_that_a_session_has_left_do_not_add_up(keyed, started):
+    hostile = keyed(KEY)
+    driver, counters = started(Driven().machine, -1)
+    waiting = driver.van._guard.waiting
+    on_thread(driver, lambda: setattr(waiting, "_most", 8))
+    first = hello(-1, 101, -1)
+    held = []
+    for _ in range(12):
+        held.append(Hostile(hostile, driver.port))
+        held[-1].greets(first)  # each time the session goes over to the new connection
+    poll_all(lambda: sum(one.is_cut() for one in held) == 12 - 1 - 4, hostile)
+    assert not held[-1].is_cut(), "the session's own"
+    assert counters.get("refused_waiting") == 7
+
+
+def test_strangers_that_say_nothing_do_not_keep_out_who_has_the_key(keyed, strangers):
+    here, there = keyed(KEY), keyed(KEY)
+    there.van._guard.waiting._most = 40
+    for number in range(1, 4):
+        strangers(there.port, 50)
+        here.van.open(Connection(number), "127.0.0.1", there.port)
+        here.van.transmit(Connection(number), b"hello", None)
+        strangers(there.port, 50)
+        poll_all(partial(lambda wanted: len(events_of(there, Received)) == wanted, number), here, there)
+    assert there.counters.get("refused_waiting") >= 250
+    assert not events_of(here, Broken)
+
+
+FEW_DESCRIPTORS = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+from netstorm.pslite.zeromq.van import ZmqVan
+van = ZmqVan()
+port = van.bind("127.0.0.1", 0)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+print(port, soft, flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        van.poll(0.01)
+    open("/etc/hostname").close()
+    print(len(van._guard.waiting), flush=True)
+van.shut(0.0)
+"""
+
+
+@pytest.mark.parametrize(("soft", "hard", "raised"), [(128, 2000, 2000), (256, 256, 256)])
+def test_strangers_leave_descriptors_to_the_script(strangers, soft, hard, raised):
+    process = subprocess.Popen(
+        [sys.executable, "-c", FEW_DESCRIPTORS, str(soft), str(hard)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port, limit = map(int, process.stdout.readline().split())
+        assert limit == raised
+        for _ in range(10):
+            strangers(port, 40)
+            process.stdin.write("20\n")
+            process.stdin.flush()
+            assert int(process.stdout.readline()) <= raised // 8
+        process.stdin.close()
+        assert process.wait(30) == 0
