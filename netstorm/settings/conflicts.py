@@ -66,7 +66,11 @@ def conflicts(s: Sections) -> list[str]:
             f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least {s.chunk_size * _WIDEST_ELEMENT} "
             f"bytes, one chunk of CHUNK_SIZE={s.chunk_size} elements of {_WIDEST_ELEMENT} bytes"
         )
-    for variable, path in (("NETSTORM_NODE_KEY", s.node_key_file), ("NETSTORM_ALLOW", s.allow_file)):
+    for variable, path in (
+        ("NETSTORM_NODE_KEY", s.node_key_file),
+        ("NETSTORM_SCHEDULER_KEY", s.scheduler_key_file),
+        ("NETSTORM_ALLOW", s.allow_file),
+    ):
         if path and not s.key_file and s.security != "off":
             found.append(
                 f"{variable}={path}: expected NETSTORM_KEY_FILE beside it, the job's key, with which the "

@@ -157,7 +157,7 @@ def _make_endpoint(
             window_bytes=settings.window_bytes,
             shallow_windows=bool(settings.loss_bound or settings.dgt),
         ),
-        rng=random.Random(incarnation),
+        rng=random.SystemRandom(),  # numbers of sessions, which others must not guess
         counters=counters,
         trace=trace,
     )
