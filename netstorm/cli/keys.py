@@ -46,8 +46,8 @@ def new(
     With --node it is a node's own key, for its NETSTORM_NODE_KEY. The line that is printed has no secret: it
     belongs into the file that NETSTORM_ALLOW names.
 
-    With --scheduler it is the key of a job's schedulers, for their NETSTORM_SCHEDULER_KEY: of the first one, and
-    of those that may take the job over. No node gets it.
+    With --scheduler it is the key of a job's schedulers, for NETSTORM_SCHEDULER_KEY of the first one, and of
+    those that may take the job over. No node gets it.
 
     The exit code is 2 if the file exists or cannot be written.
     """
@@ -60,7 +60,7 @@ def new(
             if node is not None:
                 raise UsageError(f"--scheduler with --node {node}: expected one of them")
             SchedulerKey.create(file)
-            what = "the key of a job's schedulers; set NETSTORM_SCHEDULER_KEY to it, or to a copy, for each of them"
+            what = "the key of a job's schedulers; set NETSTORM_SCHEDULER_KEY to it for them alone"
         elif node is None:
             JobKey.create(file)
             what = "the job's key; set NETSTORM_KEY_FILE to it, or to a copy, for the scheduler and all nodes"

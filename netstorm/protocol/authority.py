@@ -75,8 +75,8 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
             "has named, and its connection has the key with which that process has joined (NETSTORM_KEY_FILE)"
         ),
         m.Welcome: _session(
-            "it answers a Hello of this process, over the same connection; a later one of the same session has "
-            "the number of the first, which no other process knows"
+            "it answers a Hello of this process, over the same connection; later ones of a session have the "
+            "number of the first one, which no other process knows"
         ),
         m.Refused: _session("it answers a Hello of this process, over the same connection"),
         m.Ack: _session("it names nothing that was not sent in this session"),
@@ -154,12 +154,12 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
         ),
         m.Resumed: _order(
             "its proof, if the job has a key: only schedulers of this job can make it, and only for the "
-            "receiver. Before, the receiver takes nothing else from a scheduler that has come back, or takes over"
+            "receiver. Without it the receiver takes nothing from a scheduler that comes back, or takes over"
         ),
         m.Recover: Authority(
             ((Role.RECOVERER, _M),),
-            "its proof, if the job has a key: only schedulers of this job can make it, and only for the receiver; "
-            "counts only if the receiver has lost its scheduler; the address can be one",
+            "its proof, if the job has a key: only schedulers of this job can make it, and only for the "
+            "receiver; counts only if the receiver has lost its scheduler; the address can be one",
         ),
         m.RecoverAnswer: Authority(
             ((_M, Role.RECOVERER),),

@@ -64,7 +64,7 @@ class SchedulerOptions:
     """By variable: settings of the job's first node, on a scheduler of several; for the replay log."""
     settings_from: str = "the scheduler"
     """Whose settings hold for the whole job; for texts."""
-    secret: SchedulerSecret = SchedulerSecret()
+    secret: SchedulerSecret = field(default_factory=SchedulerSecret)
     """By which nodes recognise the job's schedulers; empty: the job has no key."""
     joins: bool = False
     """NETSTORM_UNEVEN=join: ranks that have finished contribute zeros until all have, and no barrier waits

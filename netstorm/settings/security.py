@@ -45,9 +45,9 @@ class SecuritySettings:
         words(r"[^\0]*", "the path of a file that `netstorm keys new --scheduler` has made, or empty"),
         "",
         "",
-        "file with the key of a job's schedulers, which no node needs: in a job with a key, nodes follow another "
-        "scheduler (NETSTORM_STANDBYS, NETSTORM_RECOVERABLE) only if it has the key of the first one; empty: "
-        "only the first one, started again with its log, is followed",
+        "file with the key of a job's schedulers, which no node needs: in a job with a key, nodes follow "
+        "another scheduler (NETSTORM_STANDBYS, NETSTORM_RECOVERABLE) only if it has the first one's key; "
+        "empty: they follow the first one alone, also if it is started again with its log",
     )
     allow_file: str = setting(
         "NETSTORM_ALLOW",

@@ -97,7 +97,7 @@ class Joined(Message, frozen=True, tag=61):
     """The scheduler goes on only with a majority of the last view, since another one may take the job over
     with the others."""
     proof_key: HiddenKey = HiddenKey()
-    """By which this node, and no other one, recognises the schedulers of its job; empty: the job has no key."""
+    """By which this node alone recognises the schedulers of its job; empty: the job has no key."""
 
 
 class Barrier(Message, frozen=True, tag=67):

@@ -59,7 +59,7 @@ class Resume(Message, frozen=True, tag=98):
     changing: bool = False
     """It does not know what was agreed on for that view."""
     number: int = 0
-    """Counts what this node has asked schedulers that came back, or took over, so that no answer counts twice."""
+    """Counts the `Resume` of this node, so that no answer counts twice."""
 
 
 class Resumed(Message, frozen=True, tag=99):
@@ -76,8 +76,8 @@ class Recover(Message, frozen=True, tag=116):
     host: str
     port: int
     proof: bytes = b""
-    """That it is a scheduler of this job: a digest of the address under the node's `Joined.proof_key`. It needs
-    the node's first answer."""
+    """That it is a scheduler of this job: a digest of the address under the node's `Joined.proof_key`. Empty
+    in the first question: whose key it must be, the answer says."""
 
 
 class RecoverAnswer(Message, frozen=True, tag=117):

@@ -82,9 +82,9 @@ def scheduler_secret_of(settings: Settings) -> SchedulerSecret:
     ):
         if given:
             raise SettingsError(
-                f"{text} in a job with a key: expected NETSTORM_SCHEDULER_KEY for all its schedulers, or nodes "
-                "could not tell another one from anybody who has the job's key: make it with `netstorm keys new "
-                "--scheduler scheduler.key`, and give it to no node"
+                f"{text} in a job with a key: expected NETSTORM_SCHEDULER_KEY for all schedulers, or nodes "
+                "could not tell another one from anybody who has the job's key: make it with "
+                "`netstorm keys new --scheduler scheduler.key`, and give it to no node"
             )
     return SchedulerSecret(SchedulerKey.fresh().secret)
 

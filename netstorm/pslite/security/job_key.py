@@ -16,7 +16,6 @@ from typing import Final
 from netstorm.errors import SettingsError, UsageError
 from netstorm.pslite.security.curve import KEY_BYTES, CurveKeys, key_of_text, key_text
 from netstorm.pslite.security.key_files import read_secret_file, secret_text, write_secret_file
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 
 __all__ = ["JobKey", "SchedulerKey"]
 

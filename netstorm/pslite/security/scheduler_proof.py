@@ -1,8 +1,8 @@
 """Proves to a node that a process is a scheduler of its job, which the job's key alone does not. Pure.
 
-A job's schedulers have a secret that no node has. From it follows a key for each node, which the node gets when
-it joins. A scheduler that comes back, or takes the job over, answers the node with a digest under that node's
-key. So a node can check schedulers, but cannot pose as one to another node: it has only its own key.
+A job's schedulers have a secret that no node has. From it follows a key for each node, which the node gets
+when it joins. A scheduler that comes back, or takes the job over, answers the node with a digest under that
+node's key. So a node can check schedulers, but cannot pose as one to another node: it has only its own key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def proof_for_resume(key: bytes, number: int) -> bytes:
 
 
 def proof_for_offer(key: bytes, host: str, port: int) -> bytes:
-    """Return what goes with the offer to take the job over at an address. `key`: of the node that is asked."""
+    """Return what goes with an offer to take the job over at an address. `key`: of the node that is asked."""
     return _digest(key, "offer", host, port) if key else b""
 
 

@@ -196,8 +196,8 @@ class SeveralJobs:
                 verdict = slot.machine.admit(hello, user) if slot.name == hello.job else None
                 if isinstance(verdict, Refuse):  # it is out of an elastic job, and learns why
                     return verdict
-                if verdict is not None and slot.machine.has_departed(hello.incarnation):
-                    self._slot_of[verdict.peer] = slot  # the same, of a job with a key
+                if isinstance(verdict, Admit) and slot.machine.has_departed(hello.incarnation):
+                    self._slot_of[verdict.peer] = slot  # the same, in a job with a key
                     return verdict
             return Refuse(
                 f"this scheduler does not know this rank {hello.sender} of job {hello.job!r}: that has ended "
