@@ -42,6 +42,7 @@ class EndpointContext:
         *,
         limits: Limits,
         rng: random.Random,
+        tokens: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
     ) -> None:
@@ -49,6 +50,7 @@ class EndpointContext:
         self.limits: Final = limits
         self.incarnation: Final = process.incarnation
         self.random: Final = rng
+        self.tokens: Final = tokens
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0

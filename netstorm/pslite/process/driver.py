@@ -157,7 +157,8 @@ def _make_endpoint(
             window_bytes=settings.window_bytes,
             shallow_windows=bool(settings.loss_bound or settings.dgt),
         ),
-        rng=random.SystemRandom(),  # numbers of sessions, which others must not guess
+        rng=random.Random(incarnation),
+        tokens=random.SystemRandom(),
         counters=counters,
         trace=trace,
     )

@@ -25,7 +25,7 @@ class AcceptedSession(Session):
             context, peer, hello.session, counters=counters, ordered=ordered, state=State.DISCONNECTED
         )
         self.incarnation: int = hello.incarnation
-        self._token: Final = context.random.getrandbits(63)
+        self._token: Final = context.tokens.getrandbits(63)
 
     def is_that_of(self, hello: m.Hello) -> bool:
         """Return whether a Hello goes on with this session."""

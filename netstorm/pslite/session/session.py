@@ -43,6 +43,10 @@ class SessionContext(Protocol):
     def random(self) -> random.Random:
         """Source of random numbers."""
 
+    @property
+    def tokens(self) -> random.Random:
+        """Source of random numbers that nobody else can guess, unless a test decides them."""
+
     def stamp(self) -> int:
         """Return the cluster clock, in ns."""
 

@@ -280,7 +280,7 @@ def test_no_process_goes_on_with_a_session_that_it_has_not_begun():
     world.kill(there)
     posing = world.add(1, incarnation=there.stack.endpoint.process.incarnation, port=there.port)
     acceptor = posing.stack.endpoint._acceptor
-    acceptor._context.random.seed("another process")
+    acceptor._context.tokens.seed("another process")
     accepted = acceptor._admit
     resuming = []
 
