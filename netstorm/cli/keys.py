@@ -30,6 +30,9 @@ def new(
             metavar="NAME", help="Make the key of one node of this name, for lists of NETSTORM_ALLOW."
         ),
     ] = None,
+    scheduler: Annotated[
+        bool, typer.Option("--scheduler", help="Make the key of a job's schedulers: NETSTORM_SCHEDULER_KEY.")
+    ] = False,
 ) -> None:
     """Make a key, in a file that only you can read.
 
@@ -43,13 +46,22 @@ def new(
     With --node it is a node's own key, for its NETSTORM_NODE_KEY. The line that is printed has no secret: it
     belongs into the file that NETSTORM_ALLOW names.
 
+    With --scheduler it is the key of a job's schedulers, for NETSTORM_SCHEDULER_KEY of the first one, and of
+    those that may take the job over. No node gets it.
+
     The exit code is 2 if the file exists or cannot be written.
     """
-    from netstorm.pslite.security.job_key import JobKey
+    from netstorm.errors import UsageError
+    from netstorm.pslite.security.job_key import JobKey, SchedulerKey
     from netstorm.pslite.security.node_key import NodeKey
 
     with exit_on_usage_error():
-        if node is None:
+        if scheduler:
+            if node is not None:
+                raise UsageError(f"--scheduler with --node {node}: expected one of them")
+            SchedulerKey.create(file)
+            what = "the key of a job's schedulers; set NETSTORM_SCHEDULER_KEY to it for them alone"
+        elif node is None:
             JobKey.create(file)
             what = "the job's key; set NETSTORM_KEY_FILE to it, or to a copy, for the scheduler and all nodes"
         else:

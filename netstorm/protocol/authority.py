@@ -74,7 +74,10 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
             "job and receiver are those of this process; a rank's incarnation is the one that the scheduler "
             "has named, and its connection has the key with which that process has joined (NETSTORM_KEY_FILE)"
         ),
-        m.Welcome: _session("it answers a Hello of this process, over the same connection"),
+        m.Welcome: _session(
+            "it answers a Hello of this process, over the same connection; later ones of a session have the "
+            "number of the first one, which no other process knows"
+        ),
         m.Refused: _session("it answers a Hello of this process, over the same connection"),
         m.Ack: _session("it names nothing that was not sent in this session"),
         m.Nack: _session("it names a message of this session that is not acknowledged"),
@@ -97,7 +100,10 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
             "has ended, too"
         ),
         m.Probe: _order("nothing: it has no content"),
-        m.PeerGone: Authority(((_S, _M), (_S, _A)), "nothing: the scheduler decides"),
+        m.PeerGone: Authority(
+            ((_S, _M), (_S, _A)),
+            "of a scheduler that has come back, or takes over: its proof, if the job has a key",
+        ),
         m.Leave: Authority(((_M, _S), (_A, _S)), "it is about the sender alone, which errors name"),
         # -------------------------------------------------------------------------------- keys and policies
         m.RegisterKeys: _report(
@@ -146,11 +152,14 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
             "each part as the message that it repeats; for a standby scheduler: the sender is among the "
             "members that it names, and the parts fit together",
         ),
-        m.Resumed: _order("nothing: it has no content"),
+        m.Resumed: _order(
+            "its proof, if the job has a key: only schedulers of this job can make it, and only for the "
+            "receiver. Without it the receiver takes nothing from a scheduler that comes back, or takes over"
+        ),
         m.Recover: Authority(
             ((Role.RECOVERER, _M),),
-            "it holds the job's key, as all that connect do; counts only if the receiver has lost its "
-            "scheduler; the address can be one",
+            "its proof, if the job has a key: only schedulers of this job can make it, and only for the "
+            "receiver; counts only if the receiver has lost its scheduler; the address can be one",
         ),
         m.RecoverAnswer: Authority(
             ((_M, Role.RECOVERER),),

@@ -10,6 +10,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.protocol.chunks import ChunkSizes
 from netstorm.protocol.ids import Peer
+from netstorm.pslite.security.scheduler_proof import proof_for_resume
 from netstorm.scheduler.failures.failed_links import LinkFailures
 from netstorm.scheduler.failures.link_suspicions import LinkSuspicions
 from netstorm.scheduler.job_rounds import JobRounds
@@ -121,6 +122,7 @@ class Job:
             policy=policy,
             owners=self._owners,
             first_node_settings=dict(self._options.first_node_settings),
+            secret=self._options.secret.hidden(),
         )
 
     @property
@@ -150,6 +152,7 @@ class Job:
             keys=keys,
             grants=grants,
             majority=self._options.majority,
+            proof_key=m.HiddenKey(self._proof_key(rank)),
         )
         self._send(rank, joined)
         for policy in newer:
@@ -345,7 +348,7 @@ class Job:
     def _resume(self, rank: int, message: m.Resume, now: float) -> m.PeerGone | None:
         """Answer a node whose session with another scheduler process ended. Asking twice changes nothing."""
         _log.info("%s is back", self.members.describe(rank))
-        self._send(rank, m.Resumed())
+        self._send(rank, m.Resumed(proof=proof_for_resume(self._proof_key(rank), message.number)))
         for policy in self.rounds.policies():
             self._send(rank, m.NewPolicy(policy=policy))
         self._send_events(rank)
@@ -379,6 +382,9 @@ class Job:
         self.members.send(others, m.PeerFinished(rank=rank, last_rounds=message.last_rounds))
         self._local_steps.members_changed()
         return self._barriers.finish(rank)
+
+    def _proof_key(self, rank: int) -> bytes:
+        return self._options.secret.key_for(self._options.job, self.members.all[rank])
 
     def _send(self, rank: int, message: m.Message) -> None:
         self.members.send([rank], message)

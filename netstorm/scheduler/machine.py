@@ -7,6 +7,7 @@ ends, `JobPolicies` under which policy it runs, and `JobView` what observers see
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from netstorm.protocol.authority import Role, check_authority, not_authorised
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse, refuse_other_key
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_resume
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.job_lifecycle import JobLifecycle, abort_reason
 from netstorm.scheduler.job_phase import Outcome, Phase
@@ -90,6 +92,8 @@ class SchedulerMachine:
         Raises:
             UsageError: the policy is for another number of nodes than the job has.
         """
+        if replayed is not None and replayed.began.secret.key:  # the nodes know this one
+            options = dataclasses.replace(options, secret=SchedulerSecret(replayed.began.secret.key))
         self.options: Final = options
         self.counters: Final = counters or Counters()
         self.on_over: Callable[[Outcome], None] | None = None
@@ -168,17 +172,21 @@ class SchedulerMachine:
         if hello.receiver != SCHEDULER:
             return Refuse(f"this is the scheduler of job {self.options.job!r}, not rank {hello.receiver}")
         departed = self._lifecycle.departure_of(hello.incarnation)
-        if departed is not None:
+        if departed is not None and not user:  # with a key it is told what it believes, as answer to `Resume`
             return Refuse(departed)
         if self._registry.is_taken(hello.incarnation, user):
             return refuse_other_key("the process of this number", user, self.view.members)
         peer = self._registry.find(hello.incarnation)
-        if peer is None and hello.sender >= 0:
+        if peer is None and departed is None and hello.sender >= 0:
             return Refuse(
                 f"the scheduler of job {self.options.job!r} does not know this rank {hello.sender}: it was "
                 "restarted, or another scheduler has taken the address of the one before"
             )
         return Admit(self._registry.register(hello.incarnation, hello.job, user))
+
+    def has_departed(self, incarnation: int) -> bool:
+        """Return whether a process is in the job no more, which goes on without it."""
+        return self._lifecycle.departure_of(incarnation) is not None
 
     def receive(
         self, peer: Peer, message: m.Message, payload: Buffer | None, payload_crc: int | None, now: float
@@ -196,8 +204,13 @@ class SchedulerMachine:
                 self._receive_from_member(job, rank, message, now)
             elif isinstance(message, (m.Leave, m.Failed)):
                 self._lifecycle.rank_left(rank, now)
-            elif isinstance(message, m.Resume) and self.phase is Phase.FINISHED:
-                self._outbox.send([peer], m.AllFinished())
+            elif isinstance(message, m.Resume):
+                proof, failure = self._proof(peer, message), self._lifecycle.failure
+                if self.phase is Phase.FINISHED:
+                    self._outbox.send([peer], m.Resumed(proof=proof))
+                    self._outbox.send([peer], m.AllFinished())
+                elif failure is not None:
+                    self._outbox.send([peer], msgspec.structs.replace(failure, proof=proof))
 
     def peer_lost(self, peer: Peer, reason: str, now: float) -> None:
         """React to a session that cannot be re-established."""
@@ -286,7 +299,8 @@ class SchedulerMachine:
         """Handle a message of a process that has no rank, or none any more: it was stopped for too long."""
         departed = self._lifecycle.departure_of(self._registry.incarnation_of(peer))
         if departed is not None and not isinstance(message, (m.Leave, m.Failed)):
-            self._outbox.send([peer], m.PeerGone(rank=-1, kind="removed", reason=departed))
+            proof = self._proof(peer, message)
+            self._outbox.send([peer], m.PeerGone(rank=-1, kind="removed", reason=departed, proof=proof))
             return
         match message:
             case m.Heartbeat():
@@ -300,6 +314,14 @@ class SchedulerMachine:
                 self._lifecycle.process_left(peer, f"it failed: {message.reason}", now)
             case _:
                 raise not_authorised(message, "a process that has not joined")
+
+    def _proof(self, peer: Peer, message: m.Message) -> bytes:
+        """Return what goes with the answer to a process that asks whether this is its scheduler."""
+        if not isinstance(message, m.Resume):
+            return b""
+        incarnation, user = self._registry.incarnation_of(peer), self._registry.user_of(peer)
+        process = m.Member(rank=-1, host="", port=0, site="", incarnation=incarnation, user=user)
+        return proof_for_resume(self.options.secret.key_for(self.options.job, process), message.number)
 
     def _check_startup(self, now: float) -> None:
         self._startup.check(now)

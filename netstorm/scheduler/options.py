@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from netstorm.protocol.chunks import ITEM_BYTES, ChunkSizes
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.settings import Settings, declarations
 
 __all__ = ["SchedulerOptions", "chunk_sizes"]
@@ -63,6 +64,8 @@ class SchedulerOptions:
     """By variable: settings of the job's first node, on a scheduler of several; for the replay log."""
     settings_from: str = "the scheduler"
     """Whose settings hold for the whole job; for texts."""
+    secret: SchedulerSecret = field(default_factory=SchedulerSecret)
+    """By which nodes recognise the job's schedulers; empty: the job has no key."""
     joins: bool = False
     """NETSTORM_UNEVEN=join: ranks that have finished contribute zeros until all have, and no barrier waits
     for them."""
@@ -82,6 +85,7 @@ class SchedulerOptions:
         release: str,
         boot: str = "",
         first_node_settings: Mapping[str, str] | None = None,
+        secret: SchedulerSecret | None = None,
     ) -> SchedulerOptions:
         """Return the options that follow from `settings`.
 
@@ -113,6 +117,7 @@ class SchedulerOptions:
             boot=boot,
             first_node_settings=first_node_settings or {},
             settings_from="the scheduler" if settings.jobs == 1 else "the job's first node or the scheduler",
+            secret=secret or SchedulerSecret(),
             joins=settings.uneven == "join",
         )
 

@@ -66,13 +66,29 @@ def conflicts(s: Sections) -> list[str]:
             f"NETSTORM_MAX_MESSAGE={s.max_message_bytes}: expected at least {s.chunk_size * _WIDEST_ELEMENT} "
             f"bytes, one chunk of CHUNK_SIZE={s.chunk_size} elements of {_WIDEST_ELEMENT} bytes"
         )
-    for variable, path in (("NETSTORM_NODE_KEY", s.node_key_file), ("NETSTORM_ALLOW", s.allow_file)):
-        if path and not s.key_file and s.security != "off":
-            found.append(
-                f"{variable}={path}: expected NETSTORM_KEY_FILE beside it, the job's key, with which the "
-                "scheduler and the nodes prove that they are of this job"
-            )
-    return found
+    return found + _key_conflicts(s)
+
+
+def _key_conflicts(s: Sections) -> list[str]:
+    """Return which key files contradict the others, or that there is to be no security."""
+    others = (
+        ("NETSTORM_NODE_KEY", s.node_key_file),
+        ("NETSTORM_SCHEDULER_KEY", s.scheduler_key_file),
+        ("NETSTORM_ALLOW", s.allow_file),
+    )
+    if s.security == "off":
+        return [
+            f"{variable}={path} with NETSTORM_SECURITY=off: expected one of them, since connections are "
+            "either protected by a key, or plain and open to whoever reaches the port: unset the other one"
+            for variable, path in (("NETSTORM_KEY_FILE", s.key_file), *others)
+            if path
+        ]
+    return [
+        f"{variable}={path}: expected NETSTORM_KEY_FILE beside it, the job's key, with which the scheduler "
+        "and the nodes prove that they are of this job"
+        for variable, path in others
+        if path and not s.key_file
+    ]
 
 
 def _recovery_conflicts(s: Sections) -> list[str]:

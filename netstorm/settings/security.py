@@ -40,6 +40,15 @@ class SecuritySettings:
         "",
         "file with this node's own key, for jobs with NETSTORM_ALLOW; empty: it has the job's key alone",
     )
+    scheduler_key_file: str = setting(
+        "NETSTORM_SCHEDULER_KEY",
+        words(r"[^\0]*", "the path of a file that `netstorm keys new --scheduler` has made, or empty"),
+        "",
+        "",
+        "file with the key of a job's schedulers, which no node needs: in a job with a key, nodes follow "
+        "another scheduler (NETSTORM_STANDBYS, NETSTORM_RECOVERABLE) only if it has the first one's key; "
+        "empty: they follow the first one alone, also if it is started again with its log",
+    )
     allow_file: str = setting(
         "NETSTORM_ALLOW",
         words(r"[^\0]*", "the path of a file, or empty"),

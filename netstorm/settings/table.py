@@ -58,9 +58,4 @@ def notes(settings: Settings, environ: Iterable[str] | None = None) -> list[str]
         found.append(
             f"DMLC_NUM_SERVER={settings.num_servers} is ignored: there are no servers, every node aggregates"
         )
-    if settings.security == "off" and settings.key_file:
-        found.append(
-            f"NETSTORM_KEY_FILE={settings.key_file} is ignored, since NETSTORM_SECURITY=off: connections are "
-            "plain"
-        )
     return found

@@ -19,6 +19,7 @@ from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Machine
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.van.interface import progress_by_peer
 from netstorm.pslite.van.memory_network import MemoryNetwork
@@ -41,6 +42,9 @@ from netstorm.simulation.process import SimulatedProcess
 from netstorm.topology.policy import Policy
 
 __all__ = ["ProcessFactory", "host_of"]
+
+_SECRET: Final = SchedulerSecret(bytes(range(32)))
+"""Of all schedulers; nodes are without a key unless the network is said to have one."""
 
 M = TypeVar("M", bound=Machine)
 S = TypeVar("S", SchedulerMachine, StandbyMachine, SeveralJobs)
@@ -91,6 +95,7 @@ class ProcessFactory:
             now=clock.local(self._network.timeline.now),
             network_nodes=network_file_nodes(self._settings),
             counters=counters,
+            secret=_SECRET,
         )
         process = self._run(van, machine, clock, counters, ordered=lambda _: True)
         timeline = self._network.timeline
@@ -120,7 +125,7 @@ class ProcessFactory:
         van.bind(van.host, self._settings.scheduler_port)
         clock = self._clocks(SCHEDULER)
         counters = Counters()
-        options = SchedulerOptions.from_settings(self._settings, release=__version__)
+        options = SchedulerOptions.from_settings(self._settings, release=__version__, secret=_SECRET)
         now = clock.local(self._network.timeline.now)
         own = (host, self._settings.scheduler_port)
         machine = StandbyMachine(
@@ -161,7 +166,7 @@ class ProcessFactory:
         clock = self._clocks(SCHEDULER)
         counters = Counters()
         machine = SchedulerMachine(
-            SchedulerOptions.from_settings(self._settings, release=__version__),
+            SchedulerOptions.from_settings(self._settings, release=__version__, secret=_SECRET),
             policy,
             now=clock.local(self._network.timeline.now),
             counters=counters,

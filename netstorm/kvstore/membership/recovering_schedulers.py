@@ -1,8 +1,8 @@
 """Schedulers that would take the job over, and what a node answers them. Pure.
 
 Such a scheduler knows no more of a node than an address, and has no rank. It gets a session, over which it
-can say one thing: where it listens. A node that has lost its own scheduler goes there. Any other node says
-whom it follows.
+can say one thing: where it listens, with a proof that it is a scheduler of this job if that has a key. A node
+that has lost its own scheduler goes there. Any other node says whom it follows.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class RecoveringSchedulers:
         """
         if not 0 < len(message.host) <= _MOST_CHARACTERS or not 0 < message.port < 2**16:
             raise ProtocolViolation(f"a scheduler at {message.host[:60]!r}, port {message.port}")
-        accepted = self._session.offered(message.host, message.port, now)
+        proves = self._session.proves(message)
         answer = m.RecoverAnswer(
-            accepted=accepted,
+            accepted=proves and self._session.offered(message.host, message.port, now),
             scheduler=self._session.address,
             rank=roster.rank,
             members=roster.members,
             elastic=elastic,
+            unproven=not proves,
         )
         self._outbox.add(Send(peer=peer, message=answer))

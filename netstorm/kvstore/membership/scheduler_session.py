@@ -7,8 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from netstorm import errors
-from netstorm.errors import JoinRefused, NetStormError, NodeRemoved, SchedulerLost, WaitTimeout
+from netstorm.errors import (
+    JoinRefused,
+    NetStormError,
+    NodeRemoved,
+    NotAuthorised,
+    SchedulerLost,
+    WaitTimeout,
+)
 from netstorm.kvstore.membership.scheduler_addresses import SchedulerAddresses
 from netstorm.kvstore.membership.scheduler_outage import SchedulerOutage
 from netstorm.kvstore.operations.outbox import Outbox
@@ -18,6 +27,7 @@ from netstorm.protocol.frames import SPEAKS_VERSION
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.machine import Connect, Disconnect, Send
 from netstorm.pslite.security.handshake_texts import is_about_keys
+from netstorm.pslite.security.scheduler_proof import is_proof, proof_for_offer, proof_for_resume
 
 __all__ = ["SchedulerSession", "job_end_error"]
 
@@ -68,6 +78,11 @@ class SchedulerSession:
             (options.scheduler_host, options.scheduler_port), options.standbys
         )
         self._elastic = False
+        self._wants_proof = False
+        """The job has a key: whoever comes as its scheduler proves that it is one."""
+        self._proof_key = b""
+        self._resumes = 0
+        """The number of the last `Resume`."""
         self._goes_over = False
         """The next address is the present one, which a recovering scheduler has just named."""
         self._next_address_at = math.inf
@@ -85,6 +100,8 @@ class SchedulerSession:
         # the scheduler can say so.
         self._outage.limit_s = joined.resume_s or (joined.heartbeat_timeout_s if joined.elastic else 0.0)
         self._rank = joined.rank
+        self._wants_proof = any(one.rank == joined.rank and one.user for one in joined.members)
+        self._proof_key = joined.proof_key.key
         self.followed = self._addresses.present
         self._elastic = joined.elastic is not None
         self.majority = joined.majority
@@ -110,7 +127,8 @@ class SchedulerSession:
         """Handle a failed session: retry, or wait for the scheduler's restart. Return the error if neither
         helps.
         """
-        if _REMOVED in reason:  # perhaps before this node has heard that it had joined
+        believed = not self._wants_proof  # a refusal has no proof: a scheduler of this job answers `Resume`
+        if _REMOVED in reason and believed:  # perhaps before this node has heard that it had joined
             return NodeRemoved(_removed(reason))
         if self._rank < 0 and (is_about_keys(reason) or SPEAKS_VERSION in reason):
             return JoinRefused(f"cannot join {self._options.scheduler_name()}: {reason}")
@@ -122,7 +140,7 @@ class SchedulerSession:
             self._addresses.try_next()
             self._open(self._options.join())
             return None
-        if not self._outage.limit_s or _UNKNOWN_RANK in reason:
+        if not self._outage.limit_s or (_UNKNOWN_RANK in reason and believed):
             return SchedulerLost(f"rank {self._rank} cannot reach the scheduler any more: {reason}")
         if not self._outage.active:
             _log.warning(
@@ -135,6 +153,28 @@ class SchedulerSession:
                 self._next_address_at = now + self.heartbeat_timeout_s
         self._outage.record_failure(reason, undelivered, now)
         return None
+
+    def proves(self, offer: m.Recover) -> bool:
+        """Return whether who would take the job over is a scheduler of it, as far as this node can ask."""
+        return not self._wants_proof or is_proof(
+            offer.proof, proof_for_offer(self._proof_key, offer.host, offer.port)
+        )
+
+    def check_proof(self, message: m.Message) -> None:
+        """Check that who comes as the scheduler after an outage is one of this job.
+
+        Raises:
+            NotAuthorised: it has not proved that.
+        """
+        if not (self._wants_proof and self._outage.active):
+            return
+        proof = message.proof if isinstance(message, (m.Resumed, m.PeerGone)) else b""
+        if not is_proof(proof, proof_for_resume(self._proof_key, self._resumes)):
+            self._outage.reason = (
+                f"whoever answers at {self.address} has the job's key, but does not prove that it is a "
+                "scheduler of this job (it needs the log of the one before, or its NETSTORM_SCHEDULER_KEY)"
+            )
+            raise NotAuthorised(f"refused a {type(message).__name__}: {self._outage.reason}")
 
     def offered(self, host: str, port: int, now: float) -> bool:
         """Handle that another scheduler would take the job over; return whether this node goes over to it: it
@@ -188,7 +228,8 @@ class SchedulerSession:
                 retry = True
             self._goes_over, self._next_address_at = False, now + self._patience_s()
         if retry:
-            self._open(resume())
+            self._resumes += 1
+            self._open(msgspec.structs.replace(resume(), number=self._resumes))
         return None
 
     def resumed(self, now: float) -> None:

@@ -123,6 +123,7 @@ class GeneralNode:
         else:
             role = Role.APPLICANT if life.state is State.JOINING else Role.MEMBER
             check_authority(message, Role.SCHEDULER, role, "the scheduler")
+            life.scheduler.check_proof(message)
             self._scheduler_messages.receive(message, now)
         self._progress.record_completed_rounds(now)
 

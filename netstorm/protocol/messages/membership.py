@@ -14,6 +14,7 @@ __all__ = [
     "BarrierReached",
     "Failed",
     "Finished",
+    "HiddenKey",
     "Join",
     "Joined",
     "Leave",
@@ -56,6 +57,15 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Text of the public key with which it connects; empty: the job has no key."""
 
 
+class HiddenKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A secret, which no log shows."""
+
+    key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"
+
+
 class Joined(Message, frozen=True, tag=61):
     """The scheduler to each node, when all nodes have joined."""
 
@@ -86,6 +96,8 @@ class Joined(Message, frozen=True, tag=61):
     majority: bool = False
     """The scheduler goes on only with a majority of the last view, since another one may take the job over
     with the others."""
+    proof_key: HiddenKey = HiddenKey()
+    """By which this node alone recognises the schedulers of its job; empty: the job has no key."""
 
 
 class Barrier(Message, frozen=True, tag=67):
@@ -145,6 +157,8 @@ class PeerGone(Message, frozen=True, tag=74):
     """"lost", "failed", "disagreement", "key" or "timeout"; "removed": this node alone is out of the job."""
     reason: str
     """A full sentence: rank, host, and the last message from it or its own reason."""
+    proof: bytes = b""
+    """If it answers `Resume`: as in `Resumed`."""
 
 
 class Leave(Message, frozen=True, tag=75):

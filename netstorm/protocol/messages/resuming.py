@@ -58,10 +58,16 @@ class Resume(Message, frozen=True, tag=98):
     """To a standby scheduler: what it needs to take the job over."""
     changing: bool = False
     """It does not know what was agreed on for that view."""
+    number: int = 0
+    """Counts the `Resume` of this node, so that no answer counts twice."""
 
 
 class Resumed(Message, frozen=True, tag=99):
     """The scheduler's answer to `Resume`; policies and the answers to the requests follow."""
+
+    proof: bytes = b""
+    """That it is a scheduler of this job: a digest of `Resume.number` under `Joined.proof_key`. Without it a
+    node of a job with a key believes nothing that is said here."""
 
 
 class Recover(Message, frozen=True, tag=116):
@@ -69,6 +75,9 @@ class Recover(Message, frozen=True, tag=116):
 
     host: str
     port: int
+    proof: bytes = b""
+    """That it is a scheduler of this job: a digest of the address under the node's `Joined.proof_key`. Empty
+    in the first question: whose key it must be, the answer says."""
 
 
 class RecoverAnswer(Message, frozen=True, tag=117):
@@ -83,3 +92,5 @@ class RecoverAnswer(Message, frozen=True, tag=117):
     """By rank. Those without a port are places that no node has."""
     elastic: tuple[int, int] | None = None
     """See `Joined`."""
+    unproven: bool = False
+    """It goes to no scheduler without a proof, and this one has given none, or a wrong one."""

@@ -41,6 +41,9 @@ class Welcome(SessionMessage, frozen=True, tag=2):
     beyond: tuple[int, ...] = ()
     unchecked: bool = False
     """Payloads need no checksums on this connection: it does not leave the machine."""
+    token: int = 0
+    """Random number of this session, which the sender alone has made: the same over each of its connections,
+    so that no other process goes on with the session."""
 
 
 class Refused(SessionMessage, frozen=True, tag=3):

@@ -66,6 +66,7 @@ class Endpoint:
         boot: int = 0,
         limits: Limits | None = None,
         rng: random.Random | None = None,
+        tokens: random.Random | None = None,
         counters: Counters | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class Endpoint:
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
             rng: numbers sessions and spreads attempts to connect.
+            tokens: makes the numbers by which peers know a session again; others must not guess them.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
         """
@@ -101,7 +103,13 @@ class Endpoint:
         self._timers: Final[Timers[Session]] = Timers()
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
         self._context: Final = EndpointContext(
-            self.process, self._sessions, limits=limits, rng=self._random, stamp=stamp, trace=trace
+            self.process,
+            self._sessions,
+            limits=limits,
+            rng=self._random,
+            tokens=tokens or random.Random(f"tokens {incarnation}"),
+            stamp=stamp,
+            trace=trace,
         )
         self._acceptor: Final = Acceptor(
             machine,

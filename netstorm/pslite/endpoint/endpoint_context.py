@@ -44,6 +44,7 @@ class EndpointContext:
         *,
         limits: Limits,
         rng: random.Random,
+        tokens: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
     ) -> None:
@@ -52,6 +53,7 @@ class EndpointContext:
         self.held_bytes: Final = new_held_bytes()
         self.incarnation: Final = process.incarnation
         self.random: Final = rng
+        self.tokens: Final = tokens
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0

@@ -161,6 +161,7 @@ def _make_endpoint(
             sessions=min(Limits().sessions, most_sessions()),
         ),
         rng=random.Random(incarnation),
+        tokens=random.SystemRandom(),
         counters=counters,
         trace=trace,
     )

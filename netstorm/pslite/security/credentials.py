@@ -8,12 +8,13 @@ from pathlib import Path
 from netstorm.errors import SettingsError
 from netstorm.protocol.addresses import is_loopback
 from netstorm.pslite.security.curve import CurveKeys
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.job_key import JobKey, SchedulerKey
 from netstorm.pslite.security.node_key import NodeKey
 from netstorm.pslite.security.process_proof import ProcessProof
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.settings import Settings
 
-__all__ = ["Credentials", "job_key_of", "load_credentials"]
+__all__ = ["Credentials", "job_key_of", "load_credentials", "scheduler_secret_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,32 @@ def job_key_of(settings: Settings) -> JobKey | None:
     if settings.security == "off" or not settings.key_file:
         return None
     return JobKey.load(Path(settings.key_file))
+
+
+def scheduler_secret_of(settings: Settings) -> SchedulerSecret:
+    """Return by what nodes are to recognise this scheduler; empty: the job has no key.
+
+    Raises:
+        SettingsError: another scheduler is to take the job over, and could not prove that it may; or a file
+            cannot be used.
+    """
+    if job_key_of(settings) is None:
+        return SchedulerSecret()
+    if settings.scheduler_key_file:
+        return SchedulerSecret(SchedulerKey.load(Path(settings.scheduler_key_file)).secret)
+    for given, text in (
+        (settings.standby, "NETSTORM_STANDBY=1 (--standby)"),
+        (settings.recover_peers, f"NETSTORM_RECOVER_PEERS={settings.recover_peers} (--recover)"),
+        (settings.standbys, f"NETSTORM_STANDBYS={settings.standbys}"),
+        (settings.recoverable, "NETSTORM_RECOVERABLE=1"),
+    ):
+        if given:
+            raise SettingsError(
+                f"{text} in a job with a key: expected NETSTORM_SCHEDULER_KEY for all schedulers, or nodes "
+                "could not tell another one from anybody who has the job's key: make it with "
+                "`netstorm keys new --scheduler scheduler.key`, and give it to no node"
+            )
+    return SchedulerSecret(SchedulerKey.fresh().secret)
 
 
 def load_credentials(settings: Settings, bind_host: str) -> Credentials | None:

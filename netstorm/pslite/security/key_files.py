@@ -90,7 +90,9 @@ def _fields_of(content: bytes, path: Path, kind: str, fields: tuple[str, ...]) -
         found = None
     what = found.get("netstorm") if isinstance(found, dict) else None
     if not isinstance(found, dict) or what != kind:
-        is_other = f"it is a {what}" if what in ("job key", "node key") else "it is something else"
+        is_other = (
+            f"it is a {what}" if what in ("job key", "node key", "scheduler key") else "it is something else"
+        )
         raise SettingsError(f"{path}: expected a {kind} as `netstorm keys new` makes it, but {is_other}")
     if found.get("version") != _VERSION:
         raise SettingsError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
@@ -24,6 +25,7 @@ class AcceptedSession(Session):
             context, peer, hello.session, counters=counters, ordered=ordered, state=State.DISCONNECTED
         )
         self.incarnation: int = hello.incarnation
+        self._token: Final = context.tokens.getrandbits(63)
 
     def is_that_of(self, hello: m.Hello) -> bool:
         """Return whether a Hello goes on with this session."""
@@ -47,6 +49,7 @@ class AcceptedSession(Session):
                 received=received,
                 beyond=beyond,
                 unchecked=self.unchecked,
+                token=self._token,
             )
         ]
         self._establish(Event.HELLO, hello.received, hello.beyond, now)

@@ -40,6 +40,8 @@ class OpenedSession(Session):
         self._retry_at = math.inf
         self._failures = 0
         self._attempted_at = 0.0
+        self._token: int | None = None
+        """The peer's number of this session; None: it has not answered yet."""
 
     def submit(self, message: Outgoing, now: float) -> None:
         """Queue a message, and connect if this is the first."""
@@ -64,7 +66,11 @@ class OpenedSession(Session):
                 Event.REFUSED, f"{self.host}:{self.port} is another process now: it was restarted", now
             )
             return
-        self.incarnation = message.incarnation
+        if self._token not in (None, message.token):
+            reason = f"{self.host}:{self.port} is another process now, which says that it is the one before"
+            self._lose(Event.REFUSED, reason, now)
+            return
+        self.incarnation, self._token = message.incarnation, message.token
         self._failures = 0
         self.unchecked = message.unchecked and self._boot() != 0
         self._establish(Event.WELCOME, message.received, message.beyond, now)

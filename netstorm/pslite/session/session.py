@@ -53,6 +53,10 @@ class SessionContext(Protocol):
     def held_bytes(self) -> WaitingBytes:
         """What messages of ordered sessions that wait for others count."""
 
+    @property
+    def tokens(self) -> random.Random:
+        """Source of random numbers that nobody else can guess, unless a test decides them."""
+
     def stamp(self) -> int:
         """Return the cluster clock, in ns."""
 

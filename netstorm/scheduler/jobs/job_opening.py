@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from netstorm.protocol import messages as m
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.scheduler.jobs.job_settings import check_room, job_settings
 from netstorm.scheduler.jobs.job_slot import JobLog, JobSlot, LoggedJob
 from netstorm.scheduler.machine import SchedulerMachine
@@ -35,6 +36,7 @@ class JobOpening:
         network_nodes: int,
         boot: str,
         open_log: Callable[[str], JobLog] | None,
+        secret: SchedulerSecret | None,
     ) -> None:
         """Open no job yet; see `SeveralJobs` for the arguments. `registry`: the processes of all jobs."""
         self.closed = False
@@ -44,6 +46,7 @@ class JobOpening:
         self._network_nodes: Final = network_nodes
         self._boot: Final = boot
         self._open_log: Final = open_log
+        self._secret: Final = secret
 
     def new(self, name: str, join: m.Join, slots: Iterable[JobSlot], *, ended: int, now: float) -> JobSlot:
         """Open a job for the first node that asks to join it.
@@ -108,5 +111,9 @@ class JobOpening:
 
     def _options(self, settings: Settings, first_node_settings: Mapping[str, str]) -> SchedulerOptions:
         return SchedulerOptions.from_settings(
-            settings, release=self._release, boot=self._boot, first_node_settings=first_node_settings
+            settings,
+            release=self._release,
+            boot=self._boot,
+            first_node_settings=first_node_settings,
+            secret=self._secret,
         )

@@ -25,6 +25,7 @@ from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.scheduler.job_lifecycle import abort_reason
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.job_policies import FirstPolicy
@@ -70,6 +71,7 @@ class SeveralJobs:
         counters: Counters | None = None,
         boot: str = "",
         open_log: Callable[[str], JobLog] | None = None,
+        secret: SchedulerSecret | None = None,
     ) -> None:
         """Wait for the first job.
 
@@ -82,6 +84,7 @@ class SeveralJobs:
             boot: identity of the host's run since it was last started, for logs.
             open_log: opens the log of a job by name; no other log of that name is open. None: there are no
                 logs. A `UsageError` that it raises is sent to the node that asks for the job.
+            secret: by which nodes recognise this scheduler; None: jobs have no key.
         """
         self.counters: Final = counters or Counters()
         self.outcome: Outcome | None = None
@@ -99,6 +102,7 @@ class SeveralJobs:
             network_nodes=network_nodes,
             boot=boot,
             open_log=open_log,
+            secret=secret,
         )
         self._outbox: Final = Outbox()
         self._slots: list[JobSlot] = []
@@ -191,6 +195,9 @@ class SeveralJobs:
             for slot in self._slots:
                 verdict = slot.machine.admit(hello, user) if slot.name == hello.job else None
                 if isinstance(verdict, Refuse):  # it is out of an elastic job, and learns why
+                    return verdict
+                if isinstance(verdict, Admit) and slot.machine.has_departed(hello.incarnation):
+                    self._slot_of[verdict.peer] = slot  # the same, in a job with a key
                     return verdict
             return Refuse(
                 f"this scheduler does not know this rank {hello.sender} of job {hello.job!r}: that has ended "

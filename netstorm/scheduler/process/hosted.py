@@ -16,6 +16,7 @@ from netstorm.errors import UsageError
 from netstorm.observe.counters import Counters
 from netstorm.protocol.addresses import is_loopback
 from netstorm.pslite.machine import Machine
+from netstorm.pslite.security.credentials import scheduler_secret_of
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
@@ -101,10 +102,12 @@ def _standby(settings: Settings) -> HostingPlan:
             f"DMLC_PS_ROOT_URI={host} (--host): nodes at {settings.recover_peers} cannot reach this "
             "scheduler there: expected the address of this machine at which they can"
         )
-    assumption = initial_assumptions(settings)
+    assumption, secret = initial_assumptions(settings), scheduler_secret_of(settings)
 
     def make_machine(counters: Counters, port: int) -> StandbyMachine:
-        options = SchedulerOptions.from_settings(settings, release=netstorm.__version__, boot=boot_identity())
+        options = SchedulerOptions.from_settings(
+            settings, release=netstorm.__version__, boot=boot_identity(), secret=secret
+        )
         now = clock.monotonic()
         return StandbyMachine(
             options,
@@ -124,7 +127,7 @@ def _standby(settings: Settings) -> HostingPlan:
 
 
 def _one_job(settings: Settings) -> HostingPlan:
-    assumption = initial_assumptions(settings)
+    assumption, secret = initial_assumptions(settings), scheduler_secret_of(settings)
     policy = first_policy(assumption)
     state = StateFile(Path(settings.state_dir), settings.job) if settings.state_dir else None
     replayed = None if state is None else state.replayed
@@ -133,7 +136,9 @@ def _one_job(settings: Settings) -> HostingPlan:
 
     def make_machine(counters: Counters, _: int) -> SchedulerMachine:
         return SchedulerMachine(
-            SchedulerOptions.from_settings(settings, release=netstorm.__version__, boot=boot_identity()),
+            SchedulerOptions.from_settings(
+                settings, release=netstorm.__version__, boot=boot_identity(), secret=secret
+            ),
             policy,
             now=clock.monotonic(),
             counters=counters,
@@ -186,6 +191,7 @@ def _several_jobs(settings: Settings) -> HostingPlan:
     if settings.source("num_workers") != "default" and network_nodes not in (0, settings.num_workers):
         initial_assumptions(settings)  # raises the error that says that the two contradict each other
 
+    secret = scheduler_secret_of(settings)
     logs = JobLogs(Path(settings.state_dir)) if settings.state_dir else None
     resumed = [] if logs is None else logs.resumed(settings, network_nodes)
 
@@ -198,6 +204,7 @@ def _several_jobs(settings: Settings) -> HostingPlan:
             counters=counters,
             boot=boot_identity(),
             open_log=None if logs is None else logs.open,
+            secret=secret,
         )
         machine.resume(resumed, clock.monotonic())
         return machine

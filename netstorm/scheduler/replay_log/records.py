@@ -17,7 +17,7 @@ import msgspec
 
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import checksum
-from netstorm.protocol.messages import Departure, KeySpec, Member
+from netstorm.protocol.messages import Departure, HiddenKey, KeySpec, Member
 from netstorm.topology.policy import Policy
 
 __all__ = [
@@ -62,6 +62,8 @@ class Began(_Base, frozen=True, tag=1):
     """Weights by rank, for asynchronous training."""
     first_node_settings: dict[str, str] = msgspec.field(default_factory=dict)
     """By variable: the settings of the job's first node, on a scheduler of several jobs."""
+    secret: HiddenKey = HiddenKey()
+    """By which nodes recognise the job's schedulers."""
 
 
 class KeyAdded(_Base, frozen=True, tag=2):

@@ -16,6 +16,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.ids import UNKNOWN, Peer
 from netstorm.pslite.machine import Connect, Disconnect, Instruction, Send
 from netstorm.pslite.security.handshake_texts import is_about_keys
+from netstorm.pslite.security.scheduler_proof import proof_for_offer
 from netstorm.scheduler.options import SchedulerOptions
 
 __all__ = ["PeerInquiry"]
@@ -41,6 +42,8 @@ class _Asked:
     """A question is under way."""
     problem: str = "no answer yet"
     answer: m.RecoverAnswer | None = None
+    proof: bytes = b""
+    """That this is a scheduler of its job; empty: not made, or not wanted."""
 
     @property
     def address(self) -> str:
@@ -71,7 +74,7 @@ class PeerInquiry:
         """
         self.error = ""
         self._options: Final = options
-        self._question: Final = m.Recover(host=listens_at[0], port=listens_at[1])
+        self._listens_at: Final = listens_at
         self._asked: Final[dict[Peer, _Asked]] = {}
         self._instructions: list[Instruction] = []
         self._ask_at = now
@@ -90,6 +93,9 @@ class PeerInquiry:
         if len(message.members) != self._options.num_workers or message.elastic != self._options.elastic:
             if asked.named:
                 self.error = self._other_job(asked, message)
+            return
+        if message.unproven:
+            self._prove(asked, message, now)
             return
         if not self._has_answers:
             self._has_answers, self._alive_at = True, now + self._notice_s
@@ -127,9 +133,10 @@ class PeerInquiry:
             for peer, asked in self._asked.items():
                 if not asked.asked:
                     asked.asked = True
+                    host, port = self._listens_at
                     self._instructions += [
                         Connect(peer=peer, host=asked.host, port=asked.port),
-                        Send(peer=peer, message=self._question),
+                        Send(peer=peer, message=m.Recover(host=host, port=port, proof=asked.proof)),
                     ]
         if now >= self._alive_at:
             self._alive_at = now + self._notice_s
@@ -165,6 +172,22 @@ class PeerInquiry:
         and until it cannot make another one.
         """
         return 2 * self._options.link_timeout_s + self._options.heartbeat_timeout_s
+
+    def _prove(self, asked: _Asked, message: m.RecoverAnswer, now: float) -> None:
+        """Ask a node once more, with the proof that it wants."""
+        mine = [one for one in message.members if one.rank == message.rank]
+        key = self._options.secret.key_for(self._options.job, mine[0]) if mine else b""
+        proof = proof_for_offer(key, *self._listens_at)
+        asked.asked, asked.answer = False, None
+        if proof and proof != asked.proof:
+            asked.proof, self._ask_at = proof, now
+            return
+        asked.problem = (
+            "it follows only schedulers with the secret of the one before: expected that one's "
+            "NETSTORM_SCHEDULER_KEY, which it must have had from the job's beginning"
+        )
+        if asked.named and not self._has_answers:
+            self.error = f"--peers {asked.address}: {asked.problem}"
 
     def _add(self, host: str, port: int, *, named: bool = False) -> None:
         self._asked[Peer(UNKNOWN - len(self._asked))] = _Asked(host, port, named)

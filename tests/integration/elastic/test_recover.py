@@ -11,11 +11,13 @@ import urllib.request
 
 import pytest
 
+from netstorm.pslite.security.job_key import JobKey, SchedulerKey
 from tests.integration.elastic.test_standby import SCRIPT, free_port
 from tests.integration.jobs import SCHEDULER, Job
 
 RECOVERING = -2
 OTHER = -3
+IMPOSTOR = -4
 
 QUICK = {"PS_HEARTBEAT_INTERVAL": 0.5, "PS_HEARTBEAT_TIMEOUT": 3, "NETSTORM_LINK_TIMEOUT": 2}
 
@@ -43,17 +45,26 @@ def answers_about_time(port):
 
 
 def test_a_job_is_taken_over_from_one_of_its_nodes_with_its_key(tmp_path):
-    key, web = tmp_path / "job.key", free_port()
-    subprocess.run(
-        [sys.executable, "-m", "netstorm", "keys", "new", str(key)], check=True, capture_output=True
-    )
+    key, schedulers, web = tmp_path / "job.key", tmp_path / "scheduler.key", free_port()
+    JobKey.create(key)
+    new = [sys.executable, "-m", "netstorm", "keys", "new", "--scheduler", str(schedulers)]
+    subprocess.run(new, check=True, capture_output=True)
+    SchedulerKey.create(tmp_path / "other.key")
     with Job(
-        tmp_path, 3, NETSTORM_ELASTIC="1:3", NETSTORM_RECOVERABLE=1, NETSTORM_KEY_FILE=key, **QUICK
+        tmp_path,
+        3,
+        NETSTORM_ELASTIC="1:3",
+        NETSTORM_RECOVERABLE=1,
+        NETSTORM_KEY_FILE=key,
+        NETSTORM_SCHEDULER_KEY=schedulers,
+        **QUICK,
     ) as job:
         peers = begun(job)
         job.send(-1, signal.SIGKILL)
         job.send(0, signal.SIGKILL)
-        start(job, OTHER, ["--recover", "--port", "0", "--peers", peers[1]], NETSTORM_KEY_FILE="")
+        command = ["--recover", "--port", "0", "--peers", peers[1]]
+        start(job, OTHER, command, NETSTORM_KEY_FILE="", NETSTORM_SCHEDULER_KEY="")
+        start(job, IMPOSTOR, command, NETSTORM_SCHEDULER_KEY=tmp_path / "other.key")
         start(
             job,
             RECOVERING,
@@ -69,6 +80,9 @@ def test_a_job_is_taken_over_from_one_of_its_nodes_with_its_key(tmp_path):
         stranger = job.end(OTHER)
         assert stranger.code == 2
         assert f"{peers[1]} requires a key, and this process has none" in stranger.text
+        impostor = job.end(IMPOSTOR)
+        assert impostor.code == 2
+        assert f"--peers {peers[1]}: it follows only schedulers with the secret" in impostor.text
         (tmp_path / "stop").touch()
         for rank in (1, 2):
             ended = job.end(rank)

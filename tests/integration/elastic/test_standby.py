@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.job_key import JobKey, SchedulerKey
 from tests.integration.jobs import SCHEDULER, Job
 
 STANDBY = -2
@@ -52,8 +52,10 @@ def free_port() -> int:
 def test_a_standby_takes_over_when_the_scheduler_is_killed_and_all_sums_are_right(tmp_path):
     port = free_port()
     JobKey.create(tmp_path / "job.key")
+    SchedulerKey.create(tmp_path / "scheduler.key")
     settings = {
         "NETSTORM_KEY_FILE": tmp_path / "job.key",
+        "NETSTORM_SCHEDULER_KEY": tmp_path / "scheduler.key",
         "NETSTORM_ELASTIC": "1:3",
         "NETSTORM_STANDBYS": f"127.0.0.1:{port}",
         "PS_HEARTBEAT_INTERVAL": 0.5,

@@ -4,7 +4,8 @@ from typer.testing import CliRunner
 
 from netstorm.cli.main import app
 from netstorm.pslite.security.allow_list import parse_allow_list
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.curve import key_text
+from netstorm.pslite.security.job_key import JobKey, SchedulerKey
 from netstorm.pslite.security.node_key import NodeKey
 
 
@@ -36,3 +37,13 @@ def test_a_new_nodes_key_prints_the_line_of_the_list(tmp_path):
     assert parse_allow_list(result.stdout, "stdout") == {key.keys.public: "tokyo"}
     assert run("show", tmp_path / "tokyo.key").stdout == result.stdout
     assert run("show", tmp_path / "nothing").exit_code == 2
+
+
+def test_a_new_key_of_schedulers_is_in_its_file_and_in_no_output(tmp_path):
+    result = run("new", "--scheduler", tmp_path / "scheduler.key")
+    assert result.exit_code == 0
+    assert "set NETSTORM_SCHEDULER_KEY" in result.stderr
+    assert key_text(SchedulerKey.load(tmp_path / "scheduler.key").secret) not in result.output
+    both = run("new", "--scheduler", "--node", "tokyo", tmp_path / "other.key")
+    assert both.exit_code == 2
+    assert "--scheduler with --node tokyo: expected one of them" in both.stderr

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.protocol import messages as m
+from netstorm.pslite.machine import Admit
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_resume
 from netstorm.scheduler.job_phase import Outcome, Phase
 from tests.unit.scheduler.driving import Driven, begun, key, running
 
@@ -200,3 +203,65 @@ def test_what_only_the_scheduler_says_is_a_violation_when_a_rank_says_it(message
     with pytest.raises(ProtocolViolation, match=f"rank 1 sent a {type(message).__name__}"):
         driven.say(1, message)
     assert driven.machine.phase is Phase.RUNNING
+
+
+SECRET = SchedulerSecret(b"s" * 32)
+
+
+def keyed(ranks: int, **options: Any) -> Driven:
+    """Return a scheduler of a job with a key, whose nodes have all joined."""
+    driven = Driven(ranks, secret=SECRET, **options)
+    for rank in range(ranks):
+        hello = m.Hello(job="alexnet", sender=-1, incarnation=50 + rank, receiver=-1, session=1, received=0)
+        admitted = driven.machine.admit(hello, f"key {rank}")
+        assert isinstance(admitted, Admit)
+        driven.peers[f"n{rank}"] = admitted.peer
+    for rank in range(ranks):
+        driven.join(f"n{rank}", rank)
+    return driven
+
+
+def resume(number: int) -> m.Resume:
+    return m.Resume(keys=(), begun=(), barriers=(), number=number)
+
+
+def test_each_node_of_a_job_with_a_key_can_tell_that_this_is_its_scheduler():
+    driven = keyed(2)
+    first, second = (driven.heard(rank, m.Joined)[0].proof_key.key for rank in (0, 1))
+    assert len({first, second, b""}) == 3
+    driven.say(1, resume(7))
+    assert driven.heard(1, m.Resumed) == [m.Resumed(proof=proof_for_resume(second, 7))]
+
+
+def test_a_node_that_comes_back_is_told_with_a_proof_that_the_job_is_over_or_has_failed():
+    driven = keyed(2)
+    key = driven.heard(1, m.Joined)[0].proof_key.key
+    driven.say(0, m.Failed(reason="out of memory"))
+    driven.forget()
+    driven.say(1, resume(1))
+    assert driven.gone(1).proof == proof_for_resume(key, 1)
+    driven = keyed(2)
+    key = driven.heard(1, m.Joined)[0].proof_key.key
+    finish(driven, 0, 1)
+    driven.forget()
+    driven.say(1, resume(2))
+    assert driven.heard(1) == [m.Resumed(proof=proof_for_resume(key, 2)), m.AllFinished()]
+
+
+def test_a_process_that_is_out_of_the_job_is_told_so_with_a_proof():
+    driven = keyed(3, elastic=(1, 3))
+    key = driven.heard(2, m.Joined)[0].proof_key.key
+    peer = driven.peers["n2"]
+    driven.lose(2)
+    driven.forget()
+    hello = m.Hello(job="alexnet", sender=2, incarnation=52, receiver=-1, session=2, received=0)
+    assert driven.machine.admit(hello, "key 2") == Admit(peer)
+    driven.say("n2", resume(4))
+    gone = driven.gone("n2")
+    assert (gone.kind, gone.proof) == ("removed", proof_for_resume(key, 4))
+
+
+def test_nodes_of_a_job_without_a_key_get_none_and_ask_for_none():
+    driven = running(2, secret=SchedulerSecret())
+    driven.say(0, resume(0))
+    assert driven.heard(0, m.Resumed) == [m.Resumed()]

@@ -11,6 +11,7 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Send
 from netstorm.pslite.security.handshake_texts import Mismatch, reason_of_opener
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_resume
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
@@ -142,3 +143,62 @@ def test_in_an_elastic_job_a_node_asks_once_more_whether_it_is_out():
     assert driven.sent() == [m.Resume]
     error = driven.session.try_reconnect(resume, 71.0)
     assert isinstance(error, errors.SchedulerLost)
+
+
+KEYED = m.Member(1, "10.0.0.1", 4001, "", 7, "key 1")
+
+
+def keyed_session(*, elastic: tuple[int, int] | None = None):
+    """Return a session of a job with a key, which has been lost; and the key of its node."""
+    key = SchedulerSecret(b"s" * 32).key_for("j", KEYED)
+    driven = Session()
+    joined = m.Joined(
+        rank=1,
+        members=(KEYED,),
+        policy=STAR,
+        heartbeat_interval_s=2,
+        heartbeat_timeout_s=20,
+        resume_s=30.0,
+        elastic=elastic,
+        proof_key=m.HiddenKey(key),
+    )
+    driven.session.start(joined, 0.0)
+    assert driven.session.connection_lost("broken pipe", (), 10.0) is None
+    driven.outbox.take()
+    return driven, key
+
+
+def test_each_answer_to_resume_needs_a_proof_of_its_own():
+    driven, key = keyed_session()
+    session = driven.session
+    numbers = []
+    for now in (10.0, 12.0):
+        assert session.try_reconnect(resume, now) is None
+        numbers += [
+            one.message.number
+            for one in driven.outbox.take()
+            if isinstance(one, Send) and isinstance(one.message, m.Resume)
+        ]
+        assert session.connection_lost("broken pipe", (), now) is None
+    first, second = numbers
+    for message in (
+        m.Resumed(),
+        m.Resumed(proof=proof_for_resume(key, first)),
+        m.PeerGone(rank=0, kind="failed", reason="rank 0 has failed"),
+        m.AllFinished(),
+    ):
+        with pytest.raises(errors.NotAuthorised, match="does not prove that it is a scheduler of this job"):
+            session.check_proof(message)
+    session.check_proof(m.Resumed(proof=proof_for_resume(key, second)))
+    session.resumed(13.0)
+    session.check_proof(m.AllFinished())
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    ["the scheduler of job 'a' does not know this rank 1", "rank 1 is out of the job since view 3: x"],
+)
+def test_a_refusal_which_nobody_has_proved_ends_no_node_of_a_job_with_a_key(refusal):
+    session = keyed_session(elastic=(1, 2))[0].session
+    assert session.connection_lost(refusal, (), 10.0) is None
+    assert refusal in str(session.try_reconnect(resume, 40.0)), "but the error of the outage says it"

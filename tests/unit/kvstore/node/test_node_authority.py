@@ -91,7 +91,9 @@ def test_a_scheduler_that_would_take_over_is_told_whom_this_node_follows_and_cha
     node.receive(UNKNOWN, m.Recover(host="elsewhere", port=9), None, None, 1.0)
     (answer,) = node.take_instructions()
     assert isinstance(answer, Send)
-    assert answer.message == m.RecoverAnswer(accepted=False, scheduler="s:9", rank=0, members=MEMBERS)
+    assert answer.message == m.RecoverAnswer(
+        accepted=False, scheduler="s:9", rank=0, members=MEMBERS, unproven=True
+    )
     node.tick(1e3)
     assert not any(isinstance(one, Connect) for one in node.take_instructions())
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import SettingsError, UsageError
-from netstorm.pslite.security.credentials import job_key_of, load_credentials
+from netstorm.pslite.security.credentials import job_key_of, load_credentials, scheduler_secret_of
 from netstorm.pslite.security.handshake_texts import Mismatch, is_about_keys, reason_of_opener
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.security.job_key import JobKey, SchedulerKey
 from netstorm.pslite.security.node_key import NodeKey
 from netstorm.settings import Settings
 
@@ -75,3 +75,40 @@ def test_every_reason_for_want_of_a_key_is_told_from_others():
                 assert text.startswith("10.0.0.1:9091 ")
                 assert is_about_keys(text)
     assert not is_about_keys("no answer from 10.0.0.1:9091 for 10.0 s")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"standby": True}, "NETSTORM_STANDBY=1 (--standby)"),
+        ({"recover_peers": "a:1"}, "NETSTORM_RECOVER_PEERS=a:1 (--recover)"),
+        ({"standbys": "b:1", "elastic": "1:2"}, "NETSTORM_STANDBYS=b:1"),
+        ({"recoverable": True}, "NETSTORM_RECOVERABLE=1"),
+    ],
+)
+def test_schedulers_that_take_over_in_a_job_with_a_key_need_the_key_of_schedulers(tmp_path, given, expected):
+    assert not scheduler_secret_of(Settings(**given)), "nobody can prove anything in a job without a key"
+    JobKey.create(tmp_path / "job.key")
+    with pytest.raises(SettingsError) as caught:
+        scheduler_secret_of(Settings(key_file=str(tmp_path / "job.key"), **given))
+    assert str(caught.value).startswith(expected)
+    assert "`netstorm keys new --scheduler scheduler.key`" in str(caught.value)
+    SchedulerKey.create(tmp_path / "scheduler.key")
+    settings = Settings(
+        key_file=str(tmp_path / "job.key"), scheduler_key_file=str(tmp_path / "scheduler.key"), **given
+    )
+    assert scheduler_secret_of(settings) == scheduler_secret_of(settings)
+    assert scheduler_secret_of(settings)
+
+
+def test_a_scheduler_that_nobody_takes_over_makes_a_secret_of_its_own(tmp_path):
+    JobKey.create(tmp_path / "job.key")
+    settings = Settings(key_file=str(tmp_path / "job.key"))
+    assert scheduler_secret_of(settings) != scheduler_secret_of(settings)
+
+
+def test_a_job_key_is_no_scheduler_key(tmp_path):
+    JobKey.create(tmp_path / "job.key")
+    path = str(tmp_path / "job.key")
+    with pytest.raises(SettingsError, match=r"expected a scheduler key .* but it is a job key"):
+        scheduler_secret_of(Settings(key_file=path, scheduler_key_file=path))

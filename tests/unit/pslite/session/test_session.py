@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from netstorm.protocol import messages as m
@@ -268,6 +269,32 @@ def test_a_process_that_was_restarted_is_not_taken_for_the_one_before():
     assert again.machine.got == []
     [(_, reason)] = here.machine.lost
     assert "not known here" in reason
+
+
+def test_no_process_goes_on_with_a_session_that_it_has_not_begun():
+    """One that listens where the other did, and says that it is that process."""
+    world = World()
+    here, there = world.pair()
+    here.send(there, part(0))
+    world.run(1)
+    world.kill(there)
+    posing = world.add(1, incarnation=there.stack.endpoint.process.incarnation, port=there.port)
+    acceptor = posing.stack.endpoint._acceptor
+    acceptor._context.tokens.seed("another process")
+    accepted = acceptor._admit
+    resuming = []
+
+    def admit(connection, hello, peer, now):
+        resuming.append(hello.resuming)
+        return accepted(connection, msgspec.structs.replace(hello, resuming=False), peer, now)
+
+    setattr(acceptor, "_admit", admit)  # noqa: B010
+    here.send(there, part(1))
+    world.run(5)
+    assert resuming == [True]
+    assert posing.machine.got == []
+    [(_, reason)] = here.machine.lost
+    assert "is another process now, which says that it is the one before" in reason
 
 
 def test_a_hello_of_a_restarted_process_ends_the_session_of_the_one_before():

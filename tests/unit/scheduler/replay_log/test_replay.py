@@ -6,6 +6,9 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.protocol.messages import KeySpec
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log import records as r
 from netstorm.scheduler.replay_log.replay import ReplayedJob
 from tests.unit.scheduler.driving import star
@@ -55,3 +58,13 @@ def test_a_job_that_is_over_is_not_taken_over():
 def test_what_cannot_be_one_job_is_an_error_that_names_the_log(records, problem):
     with pytest.raises(UsageError, match=f"the log contradicts itself .*{problem}"):
         ReplayedJob.replay(records, "the log")
+
+
+def test_a_scheduler_that_goes_on_with_a_log_has_the_secret_that_the_nodes_know():
+    secret, other = SchedulerSecret(b"s" * 32), SchedulerSecret(b"o" * 32)
+    data = r.MAGIC + r.encode([began(secret=secret.hidden())])
+    job = ReplayedJob.replay(r.read(data, "the log")[0], "the log")
+    assert job is not None
+    options = SchedulerOptions(num_workers=len(job.members), job=job.began.job, secret=other)
+    machine = SchedulerMachine(options, job.policies[job.version], now=0.0, replayed=job)
+    assert machine.options.secret == secret

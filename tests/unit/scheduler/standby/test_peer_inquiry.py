@@ -1,10 +1,12 @@
 """A scheduler that takes a job over asks nodes to come."""
 
+import msgspec
 import pytest
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.machine import Connect, Disconnect, Send
+from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_offer
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.standby.peer_inquiry import PeerInquiry
 
@@ -126,3 +128,32 @@ def test_settings_that_are_not_the_job_s_are_an_error_that_names_them():
     asking.tick(0.0)
     asking.answer(FIRST, 0, 0.1, elastic=(1, 3))
     assert "its job has 3 ranks and NETSTORM_ELASTIC=1:3, this scheduler 2 and none" in asking.inquiry.error
+
+
+def test_a_node_of_a_job_with_a_key_is_asked_once_more_with_a_proof():
+    secret = SchedulerSecret(b"s" * 32)
+    asking = Asking(secret=secret)
+    members = tuple(msgspec.structs.replace(one, user=f"key {one.rank}") for one in MEMBERS)
+    unproven = m.RecoverAnswer(accepted=False, scheduler="old:9091", rank=0, members=members, unproven=True)
+    asking.tick(0.0)
+    asking.inquiry.answered(FIRST, unproven, 0.1)
+    asking.inquiry.tick(0.1, "")
+    sent = [one.message for one in asking.inquiry.take_instructions() if isinstance(one, Send)]
+    proof = proof_for_offer(secret.key_for("alexnet", members[0]), "new", 9091)
+    assert sent == [m.Recover(host="new", port=9091, proof=proof)]
+    assert asking.inquiry.error == ""
+    asking.inquiry.answered(FIRST, unproven, 0.2)
+    assert "--peers n0:4000: it follows only schedulers with the secret of the one before" in (
+        asking.inquiry.error
+    )
+
+
+def test_a_scheduler_without_a_secret_is_told_at_once_that_it_needs_one():
+    asking = Asking()
+    asking.tick(0.0)
+    asking.inquiry.answered(
+        FIRST,
+        m.RecoverAnswer(accepted=False, scheduler="old:9091", rank=0, members=MEMBERS, unproven=True),
+        0.1,
+    )
+    assert "NETSTORM_SCHEDULER_KEY" in asking.inquiry.error
