@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Final
@@ -33,6 +34,7 @@ class EndpointContext:
     Attributes:
         observer: told of acknowledgements, for passive measurement.
         acknowledgement_stamp: `sent_at` of the acknowledgement that is being processed, in ns.
+        resumed_at: when this process last went on after it had not run for a while.
     """
 
     def __init__(
@@ -44,14 +46,19 @@ class EndpointContext:
         rng: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
+        may_be_busy: Callable[[Peer, Connection], bool],
     ) -> None:
-        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries."""
+        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries; `may_be_busy`: see
+        `SessionContext`.
+        """
         self.limits: Final = limits
         self.incarnation: Final = process.incarnation
         self.random: Final = rng
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0
+        self.may_be_busy: Final = may_be_busy
+        self.resumed_at = -math.inf
         self._process: Final = process
         self._sessions: Final = sessions
         self._trace: Final = trace
@@ -94,7 +101,7 @@ class EndpointContext:
                     message.sent_at,
                     now,
                     self.acknowledgement_stamp,
-                    resent=message.transmissions > 1,
+                    resent=message.transmissions > 1 or message.sent_at <= self.resumed_at,
                 )
 
         if self._trace is None:

@@ -65,6 +65,11 @@ class SessionContext(Protocol):
     def release(self, connection: Connection) -> None:
         """Close a connection; messages that still arrive over it are ignored."""
 
+    def may_be_busy(self, peer: Peer, connection: Connection) -> bool:
+        """Return whether a peer that does not answer may just be busy: the kernel of its machine
+        acknowledges, and nobody has said otherwise.
+        """
+
 
 class Session:
     """The common part of both sides of a session.
@@ -83,6 +88,7 @@ class Session:
         undelivered: what was not acknowledged when the session was lost, in order.
         acknowledge: something was received that has to be acknowledged.
         unchecked: payloads go without checksums: the present connection does not leave the machine.
+        busy_s: for how long the peer is busy, if `tick` has just found that it is; else 0.
     """
 
     opened_here = False
@@ -112,6 +118,7 @@ class Session:
         self.undelivered: list[Outgoing] = []
         self.acknowledge = False
         self.unchecked = False
+        self.busy_s = 0.0
         self._control: list[m.SessionMessage] = []
         self._datagrams: list[bytes] = []
         self._since = 0.0
@@ -303,10 +310,23 @@ class Session:
     def _check_liveness(self, now: float) -> None:
         """Send a query if nothing has been acknowledged for a while; give up if no answer comes."""
         silence = self._queries.silence(self.counters.heard_at, now)
-        if silence:
+        if silence and self._excuse(silence):
+            self._queries.excuse(now)
+        elif silence:
             self._unanswered(f"no answer for {silence:.1f} s", now)
-        elif self._queries.query_due(now):
+            return
+        if self._queries.query_due(now):
             self._control.append(m.Query(number=self._queries.query_sent(self.sending.mark(), now)))
+
+    def _excuse(self, silence_s: float) -> bool:
+        """Return whether a peer that has been silent for so long is only busy, and may be for longer."""
+        busy = (
+            self.connection is not None
+            and silence_s < self._limits.busy_timeout_s
+            and self._context.may_be_busy(self.peer, self.connection)
+        )
+        self.busy_s = silence_s if busy else 0.0
+        return busy
 
     def _unanswered(self, reason: str, now: float) -> None:
         """Give up a connection that exists, but over which the peer does not answer."""
