@@ -224,7 +224,9 @@ class Endpoint:
             for one in self._sessions.with_peer(session.peer) if event.expelled else ():
                 one.expel(event.reason, now)
                 self._check_end(one, now)
+            was_up = session.state is State.UP
             session.broken(event.reason, now)
+            self._watched.changed(session, was_up=was_up)
             self._sessions.dirty[session] = None
             if event.refused:
                 self._watched.refused(session.peer, event.reason, now)
@@ -376,7 +378,7 @@ class Endpoint:
             for session in sessions.take_dirty():
                 was_up = session.state is State.UP
                 session.flush(van, now)
-                self._watched.flushed(session, was_up=was_up)
+                self._watched.changed(session, was_up=was_up)
                 self._timers.set(session, session.due())
                 sessions.note_end(session)
 

@@ -33,7 +33,7 @@ class WatchedConnections:
         """Note that a peer has been busy for so long."""
         self._busy[peer] = max(seconds, self._busy.get(peer, 0.0))
 
-    def flushed(self, session: Session, *, was_up: bool) -> None:
+    def changed(self, session: Session, *, was_up: bool) -> None:
         """Note whether the connection of a session that the peer opened has ended."""
         if was_up and session.state is State.DISCONNECTED and not session.opened_here:
             self._gone.append((session.peer, session.reason))

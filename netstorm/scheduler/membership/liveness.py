@@ -181,7 +181,8 @@ class Liveness:
         if now < self._next_check:
             return None
         oldest = min((self._last[rank].at for rank in self._watched), default=math.inf)
-        self._next_check = max(oldest + self._ask_after_s, now + self._interval_s)
+        due = [at for at in (oldest + self._ask_after_s, oldest + self._timeout_s) if at > now]
+        self._next_check = due[0] if len(due) == 2 else min([now + self._interval_s, *due])
         if self._suspicions:
             self._next_check = min(self._next_check, now + self._interval_s)
         silent = [rank for rank in self.silent(now) if not self._may_be_longer(rank, now)]
