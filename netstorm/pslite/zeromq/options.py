@@ -77,8 +77,9 @@ def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
     return (
         SocketOption(
             "RECONNECT_IVL",
-            -1,
-            "a connection that broke stays broken: the session opens the next one, under a new identity",
+            24 * 3600 * 1000,
+            "ms; a connection that broke stays broken: the session opens the next one, under a new identity. "
+            "With -1, what arrived before the end would be dropped unless this process has read it by then",
         ),
         SocketOption(
             "CONNECT_TIMEOUT",

@@ -51,7 +51,8 @@ class ZmqReader:
         """Of the connections that others have opened, and over which messages came. As many as are open."""
         self._accepted: Final[dict[int, Connection]] = {}
         """The same by descriptor."""
-        self._ended: list[Connection] = []
+        self._ended: dict[Connection, None] = {}
+        """Those whose end is to be told, in order."""
         self.is_open: Callable[[int], bool] = lambda _: False
 
     def __bool__(self) -> bool:
@@ -80,14 +81,14 @@ class ZmqReader:
         if connection is None:
             return False
         del self._descriptors[connection]
-        self._ended.append(connection)
+        self._ended[connection] = None
         return True
 
     def take_ended(self) -> list[VanEvent]:
         """Return the ends of connections that others have opened. All their messages were read."""
         if not self._ended or None in self._readable.values():
             return []
-        ended, self._ended = self._ended, []
+        ended, self._ended = self._ended, {}
         return [Broken(connection, "the other side has ended the connection") for connection in ended]
 
     def read(self, events: list[VanEvent], room: int) -> None:
@@ -150,7 +151,7 @@ class ZmqReader:
         if descriptor in self._accepted:
             self.ended(descriptor)
         if not open_now:
-            self._ended.append(connection)
+            self._ended[connection] = None
             return
         self._descriptors[connection], self._accepted[descriptor] = descriptor, connection
 
