@@ -246,6 +246,7 @@ class VanConformance:
         assert isinstance(events[-1], Broken)
 
     def test_the_end_of_an_accepted_connection_is_told_after_its_messages(self, world: VanWorld) -> None:
+        """As that of one that was opened."""
         here, there = self.pair(world)
         for number in range(40):
             assert here.transmit(A, b"%d" % number, None)

@@ -114,9 +114,8 @@ class Endpoint:
             rng=self._random,
             stamp=stamp,
             trace=trace,
-            may_be_busy=lambda peer, connection: (
-                self.acknowledges(connection) and self._watched.may_be_busy(peer, self._now)
-            ),
+            acknowledges=lambda connection: self.acknowledges(connection),  # noqa: PLW0108 -- it is set later
+            may_be_busy=lambda peer: self._watched.may_be_busy(peer, self._now),
         )
         self._acceptor: Final = Acceptor(
             machine,

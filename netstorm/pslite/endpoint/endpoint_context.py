@@ -46,10 +46,11 @@ class EndpointContext:
         rng: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
-        may_be_busy: Callable[[Peer, Connection], bool],
+        acknowledges: Callable[[Connection], bool],
+        may_be_busy: Callable[[Peer], bool],
     ) -> None:
-        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries; `may_be_busy`: see
-        `SessionContext`.
+        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries; `acknowledges` and
+        `may_be_busy`: see `SessionContext`.
         """
         self.limits: Final = limits
         self.incarnation: Final = process.incarnation
@@ -57,6 +58,7 @@ class EndpointContext:
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0
+        self.acknowledges: Final = acknowledges
         self.may_be_busy: Final = may_be_busy
         self.resumed_at = -math.inf
         self._process: Final = process

@@ -33,8 +33,8 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Machine)
 
 _LATE_S: Final = 0.5
-"""A process that runs so much later than it wanted to did not run meanwhile. Waiting for a processor takes less,
-also on a busy machine."""
+"""A process that runs so much later than it wanted to did not run meanwhile. Waiting for a processor takes
+less, also on a busy machine."""
 
 _CATCH_UP_S: Final = 0.25
 """For how long such a process only reads what has come meanwhile, before it checks any time-out."""

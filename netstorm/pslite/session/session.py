@@ -65,10 +65,11 @@ class SessionContext(Protocol):
     def release(self, connection: Connection) -> None:
         """Close a connection; messages that still arrive over it are ignored."""
 
-    def may_be_busy(self, peer: Peer, connection: Connection) -> bool:
-        """Return whether a peer that does not answer may just be busy: the kernel of its machine
-        acknowledges, and nobody has said otherwise.
-        """
+    def acknowledges(self, connection: Connection) -> bool:
+        """Return whether the kernel at the other end of a connection acknowledges what is sent."""
+
+    def may_be_busy(self, peer: Peer) -> bool:
+        """Return whether a peer that does not answer, and whose kernel acknowledges, may just be busy."""
 
 
 class Session:
@@ -123,8 +124,8 @@ class Session:
         self._datagrams: list[bytes] = []
         self._since = 0.0
         """When the present state began; for a session that is not up, when it was up last."""
-        # The opener then tries another connection, for as long again; the other side can only wait for that.
-        answer_timeout_s = context.limits.link_timeout_s * (1 if self.opened_here else 2)
+        # The opener then tries another connection, for longer; the other side can only wait for that.
+        answer_timeout_s = context.limits.link_timeout_s * (0.5 if self.opened_here else 2)
         self._queries: Final = QueryTimer(context.limits, self.sending.window, answer_timeout_s)
         self._answer_to = 0
         """Number of the query that the next acknowledgement answers."""
@@ -310,7 +311,7 @@ class Session:
     def _check_liveness(self, now: float) -> None:
         """Send a query if nothing has been acknowledged for a while; give up if no answer comes."""
         silence = self._queries.silence(self.counters.heard_at, now)
-        if silence and self._excuse(silence):
+        if silence and self._may_wait(silence):
             self._queries.excuse(now)
         elif silence:
             self._unanswered(f"no answer for {silence:.1f} s", now)
@@ -318,13 +319,16 @@ class Session:
         if self._queries.query_due(now):
             self._control.append(m.Query(number=self._queries.query_sent(self.sending.mark(), now)))
 
-    def _excuse(self, silence_s: float) -> bool:
-        """Return whether a peer that has been silent for so long is only busy, and may be for longer."""
-        busy = (
-            self.connection is not None
-            and silence_s < self._limits.busy_timeout_s
-            and self._context.may_be_busy(self.peer, self.connection)
-        )
+    def _may_wait(self, silence_s: float) -> bool:
+        """Return whether a peer may be silent for even longer: the kernel of its machine acknowledges, and it
+        is only slow, or busy.
+        """
+        limits, context = self._limits, self._context
+        if self.connection is None or not context.acknowledges(self.connection):
+            return False
+        if self.state is State.UP and silence_s < limits.link_timeout_s:
+            return True
+        busy = silence_s < limits.busy_timeout_s and context.may_be_busy(self.peer)
         self.busy_s = silence_s if busy else 0.0
         return busy
 

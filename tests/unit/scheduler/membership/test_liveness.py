@@ -161,7 +161,10 @@ def test_a_busy_rank_is_lost_after_the_wait_time_out():
     driven.busy = {1}
     driven.run(62, beating=(0,))
     reason = driven.gone(0).reason
-    assert "rank 1 (n1:4000, site1): alive, but its Python has not run for 60 s (NETSTORM_WAIT_TIMEOUT)" in reason
+    assert (
+        "rank 1 (n1:4000, site1): alive, but its Python has not run for 60 s (NETSTORM_WAIT_TIMEOUT)"
+        in reason
+    )
 
 
 def test_a_busy_node_keeps_its_place_before_the_job_begins():
