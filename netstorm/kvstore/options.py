@@ -43,6 +43,7 @@ class NodeOptions:
     """Job-wide settings given explicitly: (variable, value)."""
     join_timeout_s: float = 300.0
     wait_timeout_s: float = 3600.0
+    link_timeout_s: float = 10.0
     link_retry_s: float = 30.0
     meter: MeterOptions | None = None
     """How links are measured; None: not at all."""
@@ -78,6 +79,7 @@ class NodeOptions:
             must_agree=explicit_job_settings(settings),
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,
+            link_timeout_s=settings.link_timeout_s,
             link_retry_s=settings.link_retry_s,
             meter=meter_options(settings),
             auxiliary=AuxiliaryOptions.from_settings(settings),

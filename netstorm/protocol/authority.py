@@ -99,6 +99,7 @@ AUTHORITY: Final[Mapping[type[m.Message], Authority]] = MappingProxyType(
             "the other rank is in the job; it counts as lost only if it is silent, or if its own connection "
             "has ended, too"
         ),
+        m.Alive: _order("the rank is one of the job's"),
         m.Probe: _order("nothing: it has no content"),
         m.PeerGone: Authority(
             ((_S, _M), (_S, _A)),

@@ -78,7 +78,7 @@ _ANY_MESSAGE = (
     | m.LinkTrial | m.LinkRestored | m.FailedLinks | m.Resume | m.Resumed
     | m.Recover | m.RecoverAnswer
     | m.StepTimes | m.StepsGranted
-    | m.NewView | m.ViewReport | m.ViewAgreed | m.KeysAnnounced | m.CaughtUp | m.Probe
+    | m.NewView | m.ViewReport | m.ViewAgreed | m.KeysAnnounced | m.CaughtUp | m.Probe | m.Alive
     | m.Routed
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()

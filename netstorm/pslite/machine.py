@@ -28,6 +28,7 @@ __all__ = [
     "Connect",
     "ConnectionWatcher",
     "Disconnect",
+    "Inquire",
     "Instruction",
     "Machine",
     "NotYet",
@@ -112,7 +113,19 @@ class Become:
     rank: int
 
 
-Instruction: TypeAlias = Connect | Send | TakeBack | Disconnect | Become | Call
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquire:
+    """Find out about a peer that has opened a session and is silent, or whose connection has ended.
+
+    A `ConnectionWatcher` is told if it is only busy, or if no process listens at its address any more.
+    """
+
+    peer: Peer
+    host: str
+    port: int
+
+
+Instruction: TypeAlias = Connect | Send | TakeBack | Disconnect | Become | Call | Inquire
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,14 @@ class ConnectionWatcher(Protocol):
         """Learn that the connection which a peer opened is gone, and it may connect again; or, `refused`,
         that no process listens at its address: it has probably ended.
         """
+
+    def may_be_busy(self, peer: Peer, now: float) -> bool:
+        """Return whether a peer that does not answer, and whose machine acknowledges, may be busy: its
+        process is stopped, or its interpreter runs other code. If not, its connection is broken.
+        """
+
+    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """Learn that a peer is busy, and has not answered for so long."""
 
 
 @runtime_checkable

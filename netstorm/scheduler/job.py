@@ -255,21 +255,30 @@ class Job:
 
     def disconnected(self, rank: int, now: float) -> m.PeerGone | None:
         """Handle the end of a rank's connection. Returns that it is lost, if its process has ended."""
-        ended = self.members.liveness.ended.disconnected(rank) if self.views is not None else ""
-        return self.lost(rank, ended, now) if ended else None
+        self.members.liveness.ended.disconnected(rank, now)
+        self.members.inquire([rank])
+        return self.members.liveness.check(now)
+
+    def refused(self, rank: int, reason: str, now: float) -> m.PeerGone | None:
+        """Handle that no process listens at a rank's address. Returns that it is lost, if its process has
+        ended.
+        """
+        self.members.liveness.ended.refused(rank, reason, now)
+        return self.members.liveness.check(now)
 
     def _suspect(self, rank: int, message: m.Suspect, now: float) -> m.PeerGone | None:
         """Handle a rank's report that it cannot reach another one. Returns that it is lost, if it is."""
+        if message.busy:
+            if message.rank in self.members.present and self.members.liveness.runs(message.rank, now):
+                self._send(rank, m.Alive(rank=message.rank))
+            return None
         if not message.refused:
             self._suspicions.suspect(rank, message, now)
             return None
-        if self.views is None or message.rank not in self.members.present:
+        if message.rank not in self.members.present:
             return None
-        ended = self.members.liveness.ended.refused(message.rank, f"rank {rank} says: {message.reason}")
-        if ended:
-            return self.lost(message.rank, ended, now)
         self._send(message.rank, m.Probe())
-        return None
+        return self.refused(message.rank, f"rank {rank} says: {message.reason}", now)
 
     def _caught_up(self, rank: int, views: JobViews) -> None:
         views.caught_up(rank)
@@ -288,6 +297,7 @@ class Job:
 
     def tick(self, now: float) -> m.PeerGone | None:
         """Check heartbeats and barriers. Returns why the job cannot go on, if so."""
+        self._watch_busy(now)
         gone = self.members.liveness.check(now) or self._suspicions.check(self.rounds.policy, now)
         gone = gone or self.rounds.tick(now)
         if gone is None and now >= self._remind_at:
@@ -295,8 +305,17 @@ class Job:
             gone = self._barriers.remind(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_EVERY_S
-            _log.info("%s", self.status_text())
+            _log.info("%s", self.status_text(now))
         return gone
+
+    def _watch_busy(self, now: float) -> None:
+        """Ask about ranks whose heartbeats are overdue, and tell all others which of them are busy."""
+        liveness = self.members.liveness
+        if now >= liveness.next_check():
+            self.members.inquire(liveness.overdue(now))
+        for text in liveness.take_warnings(now):
+            _log.warning("%s", text)
+            self.members.send_all(m.Waiting(text=text))
 
     def next_tick(self) -> float:
         """Return when `tick` has something to do."""
@@ -304,13 +323,15 @@ class Job:
             self._remind_at, self._status_at, self.members.liveness.next_check(), self.rounds.next_tick()
         )
 
-    def status_text(self) -> str:
+    def status_text(self, now: float) -> str:
         """Return how the job is doing, in one line."""
+        busy = self.members.liveness.busy_texts(now)
         waits = self.members.liveness.waiting_texts()
         return (
             f"job {self._options.job!r}: {len(self.members.present)} nodes, {len(self.rounds.keys)} keys, "
             f"policy version {self.rounds.policy.version}, {len(self.finished)} finished"
             + (f"; {text}" if self.views and (text := self.views.waiting_text()) else "")
+            + (f"; {list_some(busy)}" if busy else "")
             + (f"; waiting: {list_some(waits)}" if waits else "")
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -65,10 +66,10 @@ class JobView:
         job = self._lifecycle.job
         return () if job is None else tuple(job.link_failures.failures.values())
 
-    def status_text(self) -> str:
-        """Return how the job is doing, in one line."""
+    def status_text(self, now: float = -math.inf) -> str:
+        """Return how the job is doing, in one line; without the time, not who is busy."""
         lifecycle = self._lifecycle
-        return lifecycle.startup.status_text() if lifecycle.job is None else lifecycle.job.status_text()
+        return lifecycle.startup.status_text() if lifecycle.job is None else lifecycle.job.status_text(now)
 
     def snapshot(self, now: float) -> Snapshot:
         """Return everything that people and programs may want to know of the job. Cheap."""
@@ -81,7 +82,7 @@ class JobView:
             release=options.release,
             num_workers=options.num_workers,
             phase=lifecycle.phase,
-            text=self.status_text() if failure is None else failure.reason,
+            text=self.status_text(now) if failure is None else failure.reason,
             nodes=lifecycle.startup.snapshots() if job is None else self._node_snapshots(job, now),
             policy=policies.in_force,
             policy_since=policies.history.since,
@@ -111,6 +112,7 @@ class JobView:
                     member=member,
                     joined=True,
                     heard_at=heard.at,
+                    busy_s=job.members.liveness.busy_for(rank, now),
                     last_event=heard.event,
                     waiting_for=heard.waiting_for,
                     finished=rank in job.finished,

@@ -227,21 +227,33 @@ class SchedulerMachine:
     def connection_gone(self, peer: Peer, reason: str, now: float, *, refused: bool) -> None:
         """Learn that a node's connection is gone. See `ConnectionWatcher`."""
         job, rank = self._lifecycle.job, self._changes.ranks.get(peer)
-        if job is not None and rank is not None and self.phase is Phase.RUNNING:
-            gone = job.disconnected(rank, now)
+        if job is None or rank is None:
+            if self._startup.connection_gone(peer, reason, refused=refused):
+                self._lifecycle.process_left(peer, f"its process has ended: {reason}", now)
+        elif self.phase is Phase.RUNNING:
+            gone = job.refused(rank, reason, now) if refused else job.disconnected(rank, now)
             if gone is not None:
                 self._changes.go_on_without(job, gone, now)
+        elif refused:
+            self._lifecycle.rank_left(rank, now)
+        else:
+            job.members.inquire([rank])
+
+    def may_be_busy(self, peer: Peer, now: float) -> bool:
+        """See `ConnectionWatcher`. Nobody knows more of a node than its own connection says."""
+        return True
+
+    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """Learn that a node is busy. See `ConnectionWatcher`."""
+        job, rank = self._lifecycle.job, self._changes.ranks.get(peer)
+        if job is None or rank is None:
+            self._startup.busy(peer, seconds, now)
+        else:
+            job.members.liveness.busy(rank, now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         job = self._lifecycle.job
-        late = now - self._last_tick - 2 * self.options.heartbeat_interval_s
-        if late > 0 and job is not None:
-            job.members.liveness.stalled(late, now)
-            if late >= 1.0:
-                _log.warning(
-                    "the scheduler did not run for %.1f s: heartbeat timeouts are that much longer", late
-                )
         self._last_tick = now
         if self.phase is Phase.GATHERING:
             self._check_startup(now)
@@ -260,7 +272,6 @@ class SchedulerMachine:
         """Return when something is due."""
         if self.phase is Phase.OVER:
             return math.inf
-        # At least once in a heartbeat interval: a stalled scheduler notices it by a tick that comes late.
         due = min(self._last_tick + self.options.heartbeat_interval_s, self._lifecycle.end_at)
         if self._lifecycle.job is None or self.phase is not Phase.RUNNING:
             return due

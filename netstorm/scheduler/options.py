@@ -54,6 +54,9 @@ class SchedulerOptions:
     """Settings by variable name. A node to which another value was given explicitly is refused."""
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
+    last_word_s: float = 0.3
+    """How long a process that has ended is not lost yet: the launcher, which may be on another machine, may
+    say with which exit code or signal it has ended. All together must take less than 1 s."""
     join_timeout_s: float = 300.0
     wait_timeout_s: float = 3600.0
     link_timeout_s: float = 10.0

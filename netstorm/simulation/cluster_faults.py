@@ -41,18 +41,12 @@ class ClusterFaults:
         self._process_of(rank).die(silent=silent)
 
     def suspend(self, rank: int, seconds: float) -> None:
-        """Stop a process for a while, as SIGSTOP and SIGCONT do. Its host keeps its connections, but their
-        other ends give them up once nothing has come for as long as that takes.
+        """Stop a process for a while, as SIGSTOP and SIGCONT do, or C code that keeps the interpreter lock.
+        Its host's kernel keeps its connections, and acknowledges what comes.
         """
-        process, network = self._process_of(rank), self._network
+        process = self._process_of(rank)
         process.suspend()
-
-        def give_up() -> None:
-            if process.suspended and process.alive:
-                network.reset_all(process.van.host)
-
-        network.timeline.after(network.detect_s, give_up)
-        network.timeline.after(seconds, process.go_on)
+        self._network.timeline.after(seconds, process.go_on)
 
     def reset(self, source: int, target: int) -> None:
         """Break all connections between two processes, with what is in flight. They may connect again."""

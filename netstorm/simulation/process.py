@@ -40,12 +40,16 @@ class SimulatedProcess(Generic[M]):
         self._ticks_at_once = 0
         self._ticked_at = -1.0
         self._shown = clock.local(timeline.now)
+        self._stopped_at = 0.0
         van.notify = self.wake
         self.wake()
 
     def now(self) -> float:
-        """Return the time that this process sees: its local clock, which never goes backwards."""
-        self._shown = max(self._shown, self._clock.local(self._timeline.now))
+        """Return the time that this process sees: its local clock, which never goes backwards, and stands
+        still while it does not run.
+        """
+        local = self._clock.local(self._timeline.now)
+        self._shown = max(self._shown, self.stack.running_time(local, local))
         return self._shown
 
     def call(self, function: Callable[[float], None]) -> None:
@@ -72,10 +76,12 @@ class SimulatedProcess(Generic[M]):
     def suspend(self) -> None:
         """Stop running, as a process does that gets SIGSTOP. What comes for it waits."""
         self.suspended = True
+        self._stopped_at = self._clock.local(self._timeline.now)
 
     def go_on(self) -> None:
         """Run again, as after SIGCONT: first what has come meanwhile is handled, then what is overdue."""
         self.suspended = False
+        self.stack.running_time(self._clock.local(self._timeline.now), self._stopped_at)
         self.wake()
         calls, self._calls[:] = list(self._calls), []
         for function in calls:
@@ -108,7 +114,8 @@ class SimulatedProcess(Generic[M]):
         if self._timer is not None:
             self._timer.cancel()
         due = self.stack.next_tick()
-        self._timer = self._timeline.at(self._clock.virtual(due), lambda: self._tick(due))
+        local = self.stack.local_time(due)
+        self._timer = self._timeline.at(self._clock.virtual(local), lambda: self._tick(due))
 
     def _flush(self) -> None:
         """Carry out the machine's instructions."""

@@ -205,6 +205,7 @@ class ProcessFactory:
                 must_agree=explicit_job_settings(settings),
                 join_timeout_s=settings.join_timeout_s,
                 wait_timeout_s=settings.wait_timeout_s,
+                link_timeout_s=settings.link_timeout_s,
                 link_retry_s=settings.link_retry_s,
                 meter=meter_options(settings),
                 auxiliary=AuxiliaryOptions.from_settings(settings),
@@ -226,11 +227,13 @@ class ProcessFactory:
         if machine.meter is not None:
             machine.meter.progress = lambda: progress_by_peer(van, process.stack.endpoint.connections())
 
-        def driver_status(now: float) -> DriverStatus:
+        timeline = self._network.timeline
+
+        def driver_status(_: float) -> DriverStatus:
             links = process.stack.endpoint.links()
             status = DriverStatus(
                 bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer >= 0),
-                clock_offset=self._network.timeline.now + clock.sync_error_s - now,
+                clock_offset=timeline.now + clock.sync_error_s - clock.local(timeline.now),
                 clock_drift=1.0 / (1.0 + clock.drift) - 1.0,
                 clock_error=abs(clock.sync_error_s),
             )
@@ -273,12 +276,14 @@ class ProcessFactory:
             stamp=lambda: int((clock.cluster(timeline.now) if cluster is None else cluster()) * 1e9),
             limits=Limits(
                 link_timeout_s=self._settings.link_timeout_s,
+                busy_timeout_s=self._settings.wait_timeout_s,
                 window_bytes=self._settings.window_bytes,
                 shallow_windows=bool(self._settings.loss_bound or self._settings.dgt),
             ),
             rng=chance,
             counters=counters,
         )
+        endpoint.acknowledges = van.acknowledges
         return SimulatedProcess(timeline, van, clock, Stack(machine, endpoint))
 
     def _synced_clock(

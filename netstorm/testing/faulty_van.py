@@ -60,6 +60,10 @@ class FaultyVan:
         """See `Van`."""
         return self._van.progress(connection)
 
+    def acknowledges(self, connection: Connection) -> bool:
+        """See `Van`."""
+        return self._van.acknowledges(connection)
+
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """See `Van`."""
         events, self._events = self._events, []

@@ -230,6 +230,51 @@ class VanConformance:
         ]
         assert numbers == list(range(1, 1 + len(numbers)))
 
+    def test_what_arrives_before_the_end_comes_first_however_late_it_is_read(self, world: VanWorld) -> None:
+        """Both sides are told of the end, after all messages."""
+        here, there = self.pair(world)
+        here.transmit(A, b"question", None)
+        [question] = self.messages(world, there, 1, here)
+        for number in range(40):
+            assert there.transmit(question.connection, b"%d" % number, None)
+        there.shut(1.0)
+        world.pass_time(1.0)  # `here` is busy
+        events = self.collect(world, here, lambda events: any(isinstance(one, Broken) for one in events))
+        assert [bytes(one.frames[0]) for one in events if isinstance(one, Received)] == [
+            b"%d" % number for number in range(40)
+        ]
+        assert isinstance(events[-1], Broken)
+
+    def test_the_end_of_an_accepted_connection_is_told_after_its_messages(self, world: VanWorld) -> None:
+        """As that of one that was opened."""
+        here, there = self.pair(world)
+        for number in range(40):
+            assert here.transmit(A, b"%d" % number, None)
+        [first] = self.messages(world, there, 40, here)[:1]
+        here.transmit(A, b"last words", None)
+        here.shut(1.0)
+        world.pass_time(1.0)
+        events = self.collect(world, there, lambda events: any(isinstance(one, Broken) for one in events))
+        received, end = events
+        assert isinstance(received, Received)
+        assert bytes(received.frames[0]) == b"last words"
+        assert isinstance(end, Broken)
+        assert end.connection == first.connection
+        assert not end.refused
+
+    def test_a_kernel_acknowledges_until_the_connection_ends(self, world: VanWorld) -> None:
+        """At both ends, though neither process does anything."""
+        here, there = self.pair(world)
+        here.transmit(A, b"", None)
+        [message] = self.messages(world, there, 1, here)
+        world.pass_time(0.1)
+        assert here.acknowledges(A)
+        assert there.acknowledges(message.connection)
+        there.shut(0.0)
+        self.collect(world, here, lambda events: any(isinstance(one, Broken) for one in events))
+        assert not here.acknowledges(A)
+        assert not here.acknowledges(B)
+
     def test_answering_a_connection_that_is_gone_is_refused(self, world: VanWorld) -> None:
         """At the latest once its end has been noticed."""
         here, there = self.pair(world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,6 +13,9 @@ from netstorm.protocol.messages import Hello, Member
 from netstorm.pslite.machine import Admission, Admit, NotYet, Refuse, refuse_other_key
 
 __all__ = ["Roster"]
+
+_TRUSTED_S: Final = 120.0
+"""How long it holds that a rank is not busy: until its connection is broken, or something comes from it."""
 
 
 class Roster:
@@ -36,6 +40,8 @@ class Roster:
         """Ranks that have finished contribute zeros to the keys that they know (NETSTORM_UNEVEN=join)."""
         self._finished: dict[int, dict[int, int]] = {}
         self._suspected: dict[int, tuple[float, str]] = {}
+        self.running: Final[dict[int, float]] = {}
+        """By rank that is not busy, as the scheduler says: when it said so."""
         self._late: set[int] = set()
         """Ranks that joined later: groups of some ranks go on without them."""
         self._gone: set[int] = set()
@@ -132,6 +138,10 @@ class Roster:
     def suspect(self, rank: int, reason: str, now: float) -> None:
         """Record that a rank cannot be reached from here; the scheduler decides whether it is lost."""
         self._suspected.setdefault(rank, (now, reason))
+
+    def may_be_busy(self, rank: int, now: float) -> bool:
+        """Return whether a rank that does not answer may be busy, and its connection is not to blame."""
+        return now - self.running.get(rank, -math.inf) > _TRUSTED_S
 
     def restart_suspicions(self, now: float) -> None:
         """Give the scheduler the full time again to decide about suspected ranks."""

@@ -52,6 +52,17 @@ _KINDS: Final[dict[str, type[NetStormError]]] = {
 """The error for each `PeerGone.kind`."""
 
 
+_HINT_S: Final = 10.0
+"""After so long without a scheduler a node says where it looks for one."""
+
+_REFUSED_S: Final = 0.4
+"""For how long nobody must listen where the scheduler was, until its process has certainly ended: several
+attempts to connect."""
+
+_REFUSALS_APART_S: Final = 5.0
+"""Refusals further apart belong to different outages."""
+
+
 class SchedulerSession:
     """The session of one node.
 
@@ -90,6 +101,13 @@ class SchedulerSession:
         self._next_heartbeat = now
         self._join_by = now + options.join_timeout_s
         """inf once it has joined."""
+        self._hint_at = now + min(_HINT_S, options.join_timeout_s / 2)
+        """When to say where this node looks for the scheduler; inf once it has."""
+        self._unreachable = ""
+        """Why this node, which has not joined, has no session with the scheduler; empty: that is unknown."""
+        self._refused = (-math.inf, -math.inf)
+        """When the first and the last attempt to connect was refused, of those in a row."""
+        self._busy_s = self._warn_after_s = 0.0
         self._open(options.join())
 
     def start(self, joined: m.Joined, now: float) -> None:
@@ -106,7 +124,7 @@ class SchedulerSession:
         self._elastic = joined.elastic is not None
         self.majority = joined.majority
         self._next_heartbeat = now
-        self._join_by = math.inf
+        self._join_by = self._hint_at = math.inf
 
     @property
     def tries_another(self) -> bool:
@@ -133,9 +151,8 @@ class SchedulerSession:
         if self._rank < 0 and (is_about_keys(reason) or SPEAKS_VERSION in reason):
             return JoinRefused(f"cannot join {self._options.scheduler_name()}: {reason}")
         if self._rank < 0 and now < self._join_by:
-            _log.warning(
-                "no scheduler yet: %s; set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT if that is wrong", reason
-            )
+            self._unreachable = reason
+            self._hint(now)
             self._outbox.add(Disconnect(peer=SCHEDULER, at_once=True))
             self._addresses.try_next()
             self._open(self._options.join())
@@ -175,6 +192,52 @@ class SchedulerSession:
                 "scheduler of this job (it needs the log of the one before, or its NETSTORM_SCHEDULER_KEY)"
             )
             raise NotAuthorised(f"refused a {type(message).__name__}: {self._outage.reason}")
+
+    def refused(self, reason: str, now: float) -> SchedulerLost | None:
+        """Handle that no process listens where the scheduler is. Return the error if its process has
+        certainly ended, and no other one will go on with the job.
+        """
+        if self._rank < 0:
+            self._unreachable = reason
+            self._hint(now)
+            return None
+        first, last = self._refused
+        if now - last > _REFUSALS_APART_S:
+            first = now
+        self._refused = (first, now)
+        if self._outage.limit_s or now - first < _REFUSED_S:
+            return None
+        return SchedulerLost(
+            f"rank {self._rank} cannot reach the scheduler any more: its process has ended: its connection "
+            f"has ended, and {reason}"
+        )
+
+    def busy(self, seconds: float) -> None:
+        """Handle that the scheduler does not answer, but the kernel of its machine acknowledges."""
+        if seconds < self._busy_s:  # since then it has run
+            self._warn_after_s = 0.0
+        self._busy_s = seconds
+        if seconds >= self._warn_after_s:
+            self._warn_after_s = 2 * seconds
+            _log.warning(
+                "the scheduler (%s): alive, but its Python has not run for %.0f s", self.address, seconds
+            )
+
+    def _hint(self, now: float) -> None:
+        """Say once where this node looks for the scheduler; it goes on looking quietly."""
+        if now >= self._hint_at:
+            self._hint_at = math.inf
+            _log.warning(
+                "%s; trying for %g s (NETSTORM_JOIN_TIMEOUT)", self._missing(), self._options.join_timeout_s
+            )
+
+    def _missing(self) -> str:
+        """Return that there is no answer from the scheduler, with a hint."""
+        reason = f" ({self._unreachable})" if self._unreachable else ""
+        return (
+            f"no answer from {self._options.scheduler_name()}{reason}: is it running, and is that its "
+            "address (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT), which firewalls let through?"
+        )
 
     def offered(self, host: str, port: int, now: float) -> bool:
         """Handle that another scheduler would take the job over; return whether this node goes over to it: it
@@ -252,9 +315,14 @@ class SchedulerSession:
         """Return the error if this node has not joined in time."""
         if now < self._join_by:
             return None
-        missing = self.last_report or f"no answer from {self._options.scheduler_name()}"
         limit = self._options.join_timeout_s
-        return WaitTimeout(f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {missing}")
+        if not self.last_report:
+            return WaitTimeout(
+                f"{self._missing()} This node has tried for {limit:g} s (NETSTORM_JOIN_TIMEOUT)"
+            )
+        return WaitTimeout(
+            f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {self.last_report}"
+        )
 
     def waiting_text(self, now: float) -> str:
         """Return what this node waits for, for a person; empty if not for the scheduler."""

@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 _CHECK_EVERY_S: Final = 10.0
 """How often a waiting node logs what it waits for, and checks NETSTORM_WAIT_TIMEOUT."""
 
-_DECISION_S: Final = 2.0
+_DECISION_S: Final = 4.0
 """How much longer than the heartbeat time-out a node waits for the scheduler's decision on a rank that it
-cannot reach.
+cannot reach; and for the link time-out, after which it is known whether the scheduler is busy.
 """
 
 
@@ -40,7 +40,8 @@ class Deadlines:
         late = life.scheduler.join_error(now)
         if late is not None:
             return late
-        lost = life.roster.undecided_error(now, life.scheduler.heartbeat_timeout_s + _DECISION_S)
+        limit = life.scheduler.heartbeat_timeout_s + life.options.link_timeout_s + _DECISION_S
+        lost = life.roster.undecided_error(now, limit)
         # In an elastic job the scheduler decides in the end, if only after restarts of its own. If all gave
         # up at the same moment, the job's state would be lost.
         if lost is not None and not life.scheduler.is_away and not life.roster.elastic:

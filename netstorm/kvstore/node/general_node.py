@@ -119,6 +119,8 @@ class GeneralNode:
             joined = life.require_joined()
             if type(message) not in _FROM_MEMBERS:
                 raise not_authorised(message, f"rank {peer}")
+            if life.roster.running:
+                life.roster.running.pop(int(peer), None)
             joined.receive(peer, message, payload, payload_crc, now)
         else:
             role = Role.APPLICANT if life.state is State.JOINING else Role.MEMBER
@@ -143,9 +145,36 @@ class GeneralNode:
                 self._life.fail(error)
 
     def connection_gone(self, peer: Peer, reason: str, now: float, *, refused: bool) -> None:
-        """Tell the scheduler that another node's process has probably ended. See `ConnectionWatcher`."""
-        if refused and not self._life.has_ended and peer != SCHEDULER and self._life.joined is not None:
-            self._life.require_joined().neighbours.refused(int(peer), reason, now)
+        """Tell the scheduler that another node's process has probably ended, or find that the scheduler's
+        has. See `ConnectionWatcher`.
+        """
+        life = self._life
+        if not refused or life.has_ended or peer <= UNKNOWN:
+            return
+        if peer == SCHEDULER:
+            error = life.scheduler.refused(reason, now)
+            if error is not None:
+                life.fail(error)
+        elif life.joined is not None:
+            life.joined.neighbours.refused(int(peer), reason, now)
+
+    def may_be_busy(self, peer: Peer, now: float) -> bool:
+        """See `ConnectionWatcher`."""
+        life = self._life
+        if life.joined is None or life.has_ended or peer <= UNKNOWN:
+            return False
+        return peer == SCHEDULER or life.roster.may_be_busy(int(peer), now)
+
+    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """Learn that a node, or the scheduler, is busy. See `ConnectionWatcher`."""
+        life = self._life
+        if life.joined is None or life.has_ended or peer <= UNKNOWN:
+            return
+        if peer == SCHEDULER:
+            life.scheduler.busy(seconds)
+            life.roster.restart_suspicions(now)  # it decides about them, and cannot
+        else:
+            life.joined.neighbours.busy(int(peer), seconds)
 
     # ----------------------------------------------------------------------------------------- time passes
 

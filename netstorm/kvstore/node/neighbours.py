@@ -83,11 +83,19 @@ class Neighbours:
             self._aggregation.dispatch.record_arrival(message.path, part, now)
 
     def refused(self, target: int, reason: str, now: float) -> None:
-        """Report that no process listens where a node was, in a job that can go on without it."""
+        """Report that no process listens where a node was."""
         member = self._roster.members[target]
-        if self._roster.elastic and member.port and now >= self._report_again.get(target, 0.0):
+        if member.port and now >= self._report_again.get(target, 0.0):
             self._report_again[target] = now + _REPORT_EVERY_S
             self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason, refused=True))
+
+    def busy(self, target: int, seconds: float) -> None:
+        """Report that a node does not answer, but the kernel of its machine acknowledges. The scheduler says
+        if it hears of that node: then it is not busy, but the connection with it is broken.
+        """
+        if self._roster.members[target].port:
+            reason = f"it has not answered for {seconds:.1f} s"
+            self._outbox.send_to_scheduler(m.Suspect(rank=target, reason=reason, busy=True))
 
     def link_lost(self, target: int, reason: str, undelivered: Sequence[Send], now: float) -> None:
         """Report a failed link to the scheduler. What was to go over it waits for a detour."""

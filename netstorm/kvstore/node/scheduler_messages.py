@@ -66,15 +66,17 @@ class SchedulerMessages:
                 life.roster.restart_suspicions(now)
                 life.local_steps.report_again()
             case _:
-                self._view_message(message)
+                self._view_message(message, now)
 
-    def _view_message(self, message: m.Message) -> None:
-        """Handle a message about views, or about local steps."""
+    def _view_message(self, message: m.Message, now: float) -> None:
+        """Handle a message about views, about local steps, or about a node that may be busy."""
         match message:
             case m.StepsGranted():
                 self._life.local_steps.granted(message)
             case m.Probe():
                 pass
+            case m.Alive():
+                self._life.roster.running[message.rank] = now
             case m.NewView():
                 self._views.begin(message)
                 self._progress.check_for_uneven_rounds()

@@ -178,7 +178,7 @@ class NodeProcess:
             bytes_sent=sum(link["bytes_sent"] for (peer, _), link in links.items() if peer >= 0),
             clock_offset=self.cluster_clock.offset_to_host_s(),
             clock_drift=sync.drift,
-            clock_error=sync.error_bound(now) if sync.synchronised else -1.0,
+            clock_error=sync.error_bound(clock.monotonic()) if sync.synchronised else -1.0,
             clock_hops=sync.hops,
         )
 

@@ -26,6 +26,7 @@ from netstorm.protocol.messages.kinds import Datagram, DataMessage, Message, Ses
 from netstorm.protocol.messages.links import FailedLink, FailedLinks, LinkRestored, LinkTrial
 from netstorm.protocol.messages.local_steps import StepsGranted, StepTimes
 from netstorm.protocol.messages.membership import (
+    Alive,
     AllFinished,
     Barrier,
     BarrierReached,
@@ -106,6 +107,7 @@ __all__ = [
     "THROUGHPUT_PERIOD_S",
     "Accept",
     "Ack",
+    "Alive",
     "AllFinished",
     "Applied",
     "AsynchronousMessage",

@@ -9,6 +9,7 @@ from netstorm.protocol.messages.rounds import KeyGrant, KeySpec
 from netstorm.topology.policy import Policy
 
 __all__ = [
+    "Alive",
     "AllFinished",
     "Barrier",
     "BarrierReached",
@@ -143,10 +144,19 @@ class Suspect(Message, frozen=True, tag=73):
     reason: str
     refused: bool = False
     """No process listens at that node's address."""
+    busy: bool = False
+    """It may be busy: it does not answer, but the kernel of its machine acknowledges. The scheduler says if
+    it knows better (`Alive`)."""
 
 
 class Probe(Message, frozen=True, tag=115):
     """The scheduler to a node that may have ended: nothing to do. Whether it can be sent is the answer."""
+
+
+class Alive(Message, frozen=True, tag=132):
+    """The scheduler to a node that takes another one for busy: it is not, so their connection is broken."""
+
+    rank: int
 
 
 class PeerGone(Message, frozen=True, tag=74):

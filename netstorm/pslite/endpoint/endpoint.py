@@ -29,7 +29,7 @@ from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.endpoint.timers import Timers
 from netstorm.pslite.endpoint.traffic_observer import TrafficObserver
 from netstorm.pslite.endpoint.watched_connections import WatchedConnections
-from netstorm.pslite.machine import Bounded, Connect, Disconnect, Machine, Rerouter, Send, TakeBack
+from netstorm.pslite.machine import Bounded, Connect, Disconnect, Inquire, Machine, Rerouter, Send, TakeBack
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.link_state import LinkState
 from netstorm.pslite.session.opened import OpenedSession
@@ -51,6 +51,8 @@ class Endpoint:
     Attributes:
         process: what this process tells its peers about itself.
         counters: what was dropped or refused.
+        acknowledges: returns whether the kernel at the other end of a connection acknowledges what is sent;
+            the driver sets it.
     """
 
     def __init__(
@@ -94,6 +96,12 @@ class Endpoint:
         self._watched: Final = WatchedConnections(machine)
         self._payloads = payloads
         self._without_room: Final = _WithoutRoom(machine, self.counters)
+        self.acknowledges: Callable[[Connection], bool] = lambda _: False
+        self._inquiries: Final[dict[Peer, Inquire]] = {}
+        """To be begun with the next `flush`."""
+        self._trials: Final[dict[Connection, Peer]] = {}
+        """Connections that were opened only to see whether a process listens."""
+        self._now = 0.0
         self._ordered: Final = ordered
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
@@ -110,6 +118,8 @@ class Endpoint:
             tokens=tokens or random.Random(f"tokens {incarnation}"),
             stamp=stamp,
             trace=trace,
+            acknowledges=lambda connection: self.acknowledges(connection),  # noqa: PLW0108 -- it is set later
+            may_be_busy=lambda peer: self._watched.may_be_busy(peer, self._now),
         )
         self._acceptor: Final = Acceptor(
             machine,
@@ -193,18 +203,33 @@ class Endpoint:
                 session.end(now, at_once=instruction.at_once)
                 self._sessions.begin_ending(session)
 
+    def inquire(self, instruction: Inquire, now: float) -> None:
+        """Find out whether a peer is busy, or whether its process has ended."""
+        peer = instruction.peer
+        session = self._sessions.accepted.get(peer)
+        if session is not None and session.state is State.UP and session.connection is not None:
+            if self.acknowledges(session.connection):
+                self._watched.busy(peer, now - session.counters.heard_at)
+        elif peer not in self._trials.values():
+            self._inquiries[peer] = instruction
+
     # ------------------------------------------------------------------------------------ the van's events
 
     def handle(self, event: VanEvent, now: float) -> None:
         """Process an event of the van. Nothing that a peer sends raises an exception."""
         if isinstance(event, Broken):
+            tried = self._trials.pop(event.connection, None)
+            if tried is not None and event.refused:
+                self._watched.refused(tried, event.reason, now)
             session = self._sessions.by_connection.get(event.connection)
             if session is None or session.connection != event.connection:
                 return
             for one in self._sessions.with_peer(session.peer) if event.expelled else ():
                 one.expel(event.reason, now)
                 self._check_end(one, now)
+            was_up = session.state is State.UP
             session.broken(event.reason, now)
+            self._watched.changed(session, was_up=was_up)
             self._sessions.dirty[session] = None
             if event.refused:
                 self._watched.refused(session.peer, event.reason, now)
@@ -371,6 +396,7 @@ class Endpoint:
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        self._now = now
         pending = self._acceptor.pending
         if now >= pending.retry_at:
             for connection, hello, user in pending.take_all():
@@ -378,6 +404,9 @@ class Endpoint:
         while (session := self._timers.take(now)) is not None:
             if session.due() <= now:
                 session.tick(now)
+                if session.busy_s:
+                    self._watched.busy(session.peer, session.busy_s)
+                    session.busy_s = 0.0
                 self._check_end(session, now)
             self._sessions.dirty[session] = None
 
@@ -401,15 +430,42 @@ class Endpoint:
             van.refuse(connection, reason)
         sessions.refused.clear()
         sessions.dirty.update(self._without_room.request())
+        if self._inquiries or self._trials:
+            self._try_peers(van)
         while sessions.dirty or sessions.released:
             while sessions.released:
                 van.close(sessions.released.pop())
             for session in sessions.take_dirty():
                 was_up = session.state is State.UP
                 session.flush(van, now)
-                self._watched.flushed(session, was_up=was_up)
+                self._watched.changed(session, was_up=was_up)
                 self._timers.set(session, session.due())
                 sessions.note_end(session)
+
+    def _try_peers(self, van: Transmitter) -> None:
+        """Open the connections that inquiries need, and close those of peers that have come back."""
+        for connection, peer in list(self._trials.items()):
+            session = self._sessions.accepted.get(peer)
+            if session is None or session.state is State.UP:
+                del self._trials[connection]
+                van.close(connection)
+        for peer, inquiry in self._inquiries.items():
+            session = self._sessions.accepted.get(peer)
+            if session is not None and session.state is not State.UP:
+                connection = self._sessions.new_connection()
+                self._trials[connection] = peer
+                van.open(connection, inquiry.host, inquiry.port)
+        self._inquiries.clear()
+
+    def resumed(self, now: float, missed_s: float) -> None:
+        """Learn that this process goes on after it did not run for `missed_s`, which `now` does not count.
+        What is acknowledged now says nothing about links.
+        """
+        self._context.resumed_at = now
+        if self._context.observer is not None:
+            self._context.observer.resumed(missed_s)
+        for session in self._sessions:
+            session.sending.window.resumed_at = now
 
     def tell_disconnections(self, now: float) -> bool:
         """Tell the machine which peers' connections were found to be gone; return whether there are any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Final
@@ -35,6 +36,7 @@ class EndpointContext:
         held_bytes: see `SessionContext`.
         observer: told of acknowledgements, for passive measurement.
         acknowledgement_stamp: `sent_at` of the acknowledgement that is being processed, in ns.
+        resumed_at: when this process last went on after it had not run for a while.
     """
 
     def __init__(
@@ -47,8 +49,12 @@ class EndpointContext:
         tokens: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
+        acknowledges: Callable[[Connection], bool],
+        may_be_busy: Callable[[Peer], bool],
     ) -> None:
-        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries."""
+        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries; `acknowledges` and
+        `may_be_busy`: see `SessionContext`.
+        """
         self.limits: Final = limits
         self.held_bytes: Final = new_held_bytes()
         self.incarnation: Final = process.incarnation
@@ -57,6 +63,9 @@ class EndpointContext:
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0
+        self.acknowledges: Final = acknowledges
+        self.may_be_busy: Final = may_be_busy
+        self.resumed_at = -math.inf
         self._process: Final = process
         self._sessions: Final = sessions
         self._trace: Final = trace
@@ -99,7 +108,7 @@ class EndpointContext:
                     message.sent_at,
                     now,
                     self.acknowledgement_stamp,
-                    resent=message.transmissions > 1,
+                    resent=message.transmissions > 1 or message.sent_at <= self.resumed_at,
                 )
 
         if self._trace is None:

@@ -18,6 +18,9 @@ class TrafficObserver(Protocol):
     def may_contend(self) -> bool:
         """Whether links out of this node may slow one another."""
 
+    def resumed(self, missed_s: float) -> None:
+        """Learn that this process did not run for a while, which its local clock does not count."""
+
     def arrived(
         self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, contended: bool
     ) -> None:

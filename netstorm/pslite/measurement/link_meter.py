@@ -87,6 +87,8 @@ class LinkMeter:
         self.progress: Callable[[], Iterable[tuple[Peer, Progress]]] = tuple
         self.clock_ns: Callable[[], int] = lambda: 0
         self.restart_bbr: Callable[[Peer], object] = lambda _: None
+        self._missed_s = 0.0
+        """How far the caller's clock is behind one that counts all time: rates are those of the latter."""
 
     # ------------------------------------------------------------------------------------ TrafficObserver
 
@@ -94,6 +96,10 @@ class LinkMeter:
     def may_contend(self) -> bool:
         """See `TrafficObserver`."""
         return not self._out.independent
+
+    def resumed(self, missed_s: float) -> None:
+        """See `TrafficObserver`."""
+        self._missed_s += missed_s
 
     def arrived(
         self, peer: Peer, size: int, sent_at: int, arrived_at: int, *, resent: bool, contended: bool
@@ -126,6 +132,7 @@ class LinkMeter:
         if peer < 0:
             return
         self._bytes += size
+        sent, heard = sent + self._missed_s, heard + self._missed_s
         link = self._out.link(peer)
         stamped = stamped_at * 1e-9
         if resent or size < self._options.chunk_bytes:
@@ -143,12 +150,13 @@ class LinkMeter:
         """Return when `report` should be called, on the local clock; it may be past."""
         if not (self._bytes or self._unjudged or self._out.has_backlog()):
             return math.inf
-        return min(self._judged_at + _JUDGE_S, self._reported_at + self._options.interval_s)
+        return min(self._judged_at + _JUDGE_S, self._reported_at + self._options.interval_s) - self._missed_s
 
     def report(self, now: float) -> Measured | None:
         """Judge the traffic, and return a report if one is due and worth its bytes; `now` on the local
         clock.
         """
+        now += self._missed_s
         self._judge(now)
         if not self._report_is_worth_it(now):
             return None

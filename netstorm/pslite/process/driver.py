@@ -125,6 +125,7 @@ def start_driver(
         endpoint = _make_endpoint(
             machine, settings, counters=counters, rank=rank, ordered=ordered, stamp=stamp, trace=trace
         )
+        endpoint.acknowledges = van.acknowledges
         thread = IoThread(
             Stack(machine, endpoint), van, switch_interval_s=settings.switch_interval_s, name=name
         )
@@ -156,6 +157,7 @@ def _make_endpoint(
         stamp=stamp,
         limits=Limits(
             link_timeout_s=settings.link_timeout_s,
+            busy_timeout_s=settings.wait_timeout_s,
             window_bytes=settings.window_bytes,
             shallow_windows=bool(settings.loss_bound or settings.dgt),
             sessions=min(Limits().sessions, most_sessions()),

@@ -142,6 +142,8 @@ class IoThread(Generic[M]):
         self._closing = False
         self._close_at = math.inf
         self._closed = False
+        self._now = 0.0
+        """The last `Stack.running_time`."""
         self._switch_interval: Final = switch_interval_s
         self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
         switch_intervals.add(self, switch_interval_s)
@@ -254,14 +256,17 @@ class IoThread(Generic[M]):
 
     def _loop(self) -> None:
         stack, van, inbox = self._stack, self._van, self._inbox
-        now, longest = clock.monotonic(), 0.0
+        local, longest = clock.monotonic(), 0.0
+        now = stack.running_time(local, local)
         while not (self._closing and not inbox and (now >= self._close_at or stack.endpoint.idle())):
             self._asleep = True  # before the inbox is checked: a thread that appends later wakes this one
             due = min(stack.next_tick(), self._close_at) - now
             timeout = 0.0 if inbox else min(max(due, 0.0), longest)
+            wanted = local + timeout
             events = van.poll(timeout)
             self._asleep = False
-            now = clock.monotonic()
+            local = clock.monotonic()
+            self._now = now = stack.running_time(local, wanted)
             longest = min(_LONGEST_SLEEP_S, switch_intervals.update(now))
             for event in events:
                 if active_calls:
@@ -284,11 +289,11 @@ class IoThread(Generic[M]):
         """Fail what is left, and close the sockets."""
         self._closed = True
         try:
-            self._stack.abort(self._closed_error(), clock.monotonic())
+            self._stack.abort(self._closed_error(), self._now)
         except Exception:
             _log.exception("while failing what was outstanding")
         self._fail_calls()
-        linger_s = 0.0 if self.error is not None else max(0.0, self._close_at - clock.monotonic())
+        linger_s = 0.0 if self.error is not None else max(0.0, self._close_at - self._now)
         try:
             self._van.shut(linger_s)
         except Exception:

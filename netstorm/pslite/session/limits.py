@@ -13,6 +13,8 @@ class Limits:
 
     link_timeout_s: float = 10.0
     """A session that has no connection for this long is lost."""
+    busy_timeout_s: float = 3600.0
+    """How long a peer may be busy: it answers nothing, but the kernel of its machine acknowledges."""
     window_bytes: int = 0
     """Most unacknowledged bytes of a session; 0: adapt to the bandwidth-delay product."""
     shallow_windows: bool = False

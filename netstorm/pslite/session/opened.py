@@ -42,6 +42,8 @@ class OpenedSession(Session):
         self._attempted_at = 0.0
         self._token: int | None = None
         """The peer's number of this session; None: it has not answered yet."""
+        self._reachable_at = -math.inf
+        """When its machine last accepted a connection over which its process did not answer: it is busy."""
 
     def submit(self, message: Outgoing, now: float) -> None:
         """Queue a message, and connect if this is the first."""
@@ -92,10 +94,14 @@ class OpenedSession(Session):
         """Do what is due."""
         super().tick(now)
         if self.state is State.CONNECTING:
-            if now >= self._link_deadline():
+            overdue = now >= self._link_deadline()
+            if (overdue or now >= self._handshake_deadline()) and self._may_wait(now - self._since):
+                self._reachable_at = now
+                overdue = False
+            if overdue:
                 self.reason = self.reason or "no answer"
                 self._lose(Event.TIMED_OUT, self._disconnected_text(), now)
-            elif now >= self._handshake_deadline():  # Hello or Welcome was lost or corrupted
+            elif now >= self._handshake_deadline():  # Hello or Welcome was lost or corrupted, or it is busy
                 self.broken("no answer", now)
         elif self.state is State.DISCONNECTED and now >= self._retry_at:
             since = self._since
@@ -131,6 +137,9 @@ class OpenedSession(Session):
     def _handshake_deadline(self) -> float:
         timeout_s = math.ldexp(self._limits.handshake_s, self._failures)
         return self._attempted_at + min(timeout_s, self._limits.link_timeout_s / 2)
+
+    def _link_deadline(self) -> float:
+        return max(self._since, self._reachable_at) + self._limits.link_timeout_s
 
     def _connect(self, now: float) -> None:
         self.connection = self._context.new_connection()

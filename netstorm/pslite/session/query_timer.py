@@ -19,6 +19,7 @@ class QueryTimer:
 
     __slots__ = (
         "_answer_timeout_s",
+        "_excused_at",
         "_limits",
         "_mark",
         "_next_at",
@@ -44,6 +45,7 @@ class QueryTimer:
         self._mark = 0
         self._sent_at = self._progress_at = -math.inf
         self._unanswered_since = self._next_at = math.inf
+        self._excused_at = -math.inf
 
     def progress(self, now: float) -> None:
         """Note an acknowledgement, or that from now on something is unacknowledged."""
@@ -58,7 +60,7 @@ class QueryTimer:
 
     def due(self) -> float:
         """Return when to check again."""
-        return min(self._next_at, self._unanswered_since + self._answer_timeout())
+        return min(self._next_at, self._overdue_at())
 
     def query_due(self, now: float) -> bool:
         """Return whether it is time for a query."""
@@ -82,7 +84,11 @@ class QueryTimer:
         """
         if heard_at > self._sent_at:
             self._unanswered_since = math.inf
-        return now - self._unanswered_since if now >= self._unanswered_since + self._answer_timeout() else 0.0
+        return now - self._unanswered_since if now >= self._overdue_at() else 0.0
+
+    def excuse(self, now: float) -> None:
+        """Wait for an answer for as long again: the peer is only busy."""
+        self._excused_at = now
 
     def mark_of(self, query: int) -> int:
         """Return the mark of the query that an acknowledgement answers; 0 if a later query is still open.
@@ -96,6 +102,9 @@ class QueryTimer:
 
     def _pause(self) -> float:
         return max(self._limits.query_after_s, 4 * self._window.smooth_rtt_s)
+
+    def _overdue_at(self) -> float:
+        return max(self._unanswered_since, self._excused_at) + self._answer_timeout()
 
     def _answer_timeout(self) -> float:
         """Return the time-out: a query waits behind what is in flight, and so does its answer."""

@@ -46,16 +46,16 @@ class SessionContext(Protocol):
         """Random number of this process."""
 
     @property
+    def tokens(self) -> random.Random:
+        """Source of random numbers that nobody else can guess, unless a test decides them."""
+
+    @property
     def random(self) -> random.Random:
         """Source of random numbers."""
 
     @property
     def held_bytes(self) -> WaitingBytes:
         """What messages of ordered sessions that wait for others count."""
-
-    @property
-    def tokens(self) -> random.Random:
-        """Source of random numbers that nobody else can guess, unless a test decides them."""
 
     def stamp(self) -> int:
         """Return the cluster clock, in ns."""
@@ -79,6 +79,12 @@ class SessionContext(Protocol):
     def release(self, connection: Connection) -> None:
         """Close a connection; messages that still arrive over it are ignored."""
 
+    def acknowledges(self, connection: Connection) -> bool:
+        """Return whether the kernel at the other end of a connection acknowledges what is sent."""
+
+    def may_be_busy(self, peer: Peer) -> bool:
+        """Return whether a peer that does not answer, and whose kernel acknowledges, may just be busy."""
+
 
 class Session:
     """The common part of both sides of a session.
@@ -98,6 +104,7 @@ class Session:
         acknowledge: something was received that has to be acknowledged.
         without_room: messages for which there is no room yet: by number, the size and what it waits for.
         unchecked: payloads go without checksums: the present connection does not leave the machine.
+        busy_s: for how long the peer is busy, if `tick` has just found that it is; else 0.
     """
 
     opened_here = False
@@ -128,12 +135,13 @@ class Session:
         self.acknowledge = False
         self.without_room: Final[dict[int, tuple[int, Hashable]]] = {}
         self.unchecked = False
+        self.busy_s = 0.0
         self._control: list[m.SessionMessage] = []
         self._datagrams: list[bytes] = []
         self._since = 0.0
         """When the present state began; for a session that is not up, when it was up last."""
-        # The opener then tries another connection, for as long again; the other side can only wait for that.
-        answer_timeout_s = context.limits.link_timeout_s * (1 if self.opened_here else 2)
+        # The opener then tries another connection, for longer; the other side can only wait for that.
+        answer_timeout_s = context.limits.link_timeout_s * (0.5 if self.opened_here else 2)
         self._queries: Final = QueryTimer(context.limits, self.sending.window, answer_timeout_s)
         self._answer_to = 0
         """Number of the query that the next acknowledgement answers."""
@@ -341,10 +349,26 @@ class Session:
     def _check_liveness(self, now: float) -> None:
         """Send a query if nothing has been acknowledged for a while; give up if no answer comes."""
         silence = self._queries.silence(self.counters.heard_at, now)
-        if silence:
+        if silence and self._may_wait(silence):
+            self._queries.excuse(now)
+        elif silence:
             self._unanswered(f"no answer for {silence:.1f} s", now)
-        elif self._queries.query_due(now):
+            return
+        if self._queries.query_due(now):
             self._control.append(m.Query(number=self._queries.query_sent(self.sending.mark(), now)))
+
+    def _may_wait(self, silence_s: float) -> bool:
+        """Return whether a peer may be silent for even longer: the kernel of its machine acknowledges, and it
+        is only slow, or busy.
+        """
+        limits, context = self._limits, self._context
+        if self.connection is None or not context.acknowledges(self.connection):
+            return False
+        if self.state is State.UP and silence_s < limits.link_timeout_s:
+            return True
+        busy = silence_s < limits.busy_timeout_s and context.may_be_busy(self.peer)
+        self.busy_s = silence_s if busy else 0.0
+        return busy
 
     def _unanswered(self, reason: str, now: float) -> None:
         """Give up a connection that exists, but over which the peer does not answer."""

@@ -68,6 +68,7 @@ class Window:
         "largest_message",
         "messages_in_flight",
         "min_rtt_s",
+        "resumed_at",
         "size",
         "smooth_rtt_s",
     )
@@ -81,6 +82,8 @@ class Window:
         self.in_flight = 0
         self.messages_in_flight = 0
         self.min_rtt_s = math.inf
+        self.resumed_at = -math.inf
+        """When this process went on after it had not run for a while. What was in flight measures nothing."""
         self.smooth_rtt_s = 0.0
         self.largest_message = 0
         """Bytes."""
@@ -139,6 +142,9 @@ class Window:
         was_full = self.in_flight * 2 >= self.size
         self.in_flight -= message.size
         self.messages_in_flight -= 1
+        if message.sent_at <= self.resumed_at:
+            self._delivered_at = now
+            return  # it may have been acknowledged at any time while this process did not run
         self._delivered += message.size
         if message.sent_at <= self._delivered_at - self.min_rtt_s + _INSTANT_S:
             # the message before it was still in flight then: the link went from one to the other without a

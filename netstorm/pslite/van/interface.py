@@ -36,7 +36,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A connection opened here is gone, or was never established; it does not come back by itself."""
+    """A connection is gone, or one opened here was never established; it does not come back by itself. All
+    that came over it was received before.
+    """
 
     connection: Connection
     reason: str
@@ -94,6 +96,11 @@ class Van(Transmitter, Protocol):
 
     def progress(self, connection: Connection) -> Progress | None:
         """Return how much a connection that was opened here has delivered; None: unknown."""
+
+    def acknowledges(self, connection: Connection) -> bool:
+        """Return whether the kernel at the other end acknowledges what is sent to it, though the process
+        there may do nothing. False: it does not, there is no such connection, or nobody knows.
+        """
 
     def wake(self) -> None:
         """Make a waiting `poll` return. May be called by any thread."""

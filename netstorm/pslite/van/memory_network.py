@@ -1,9 +1,8 @@
 """A network in memory on virtual time: connections that carry frames in order and break as TCP's do.
 
 What it shares with TCP and ZeroMQ: a connection keeps its order and loses nothing while it exists. When it
-breaks, what was in flight is lost, in both directions. The side that opened it is told; the other is not, as
-a ROUTER's peer just vanishes. Frames can be handed over that never arrive. A path that drops everything is
-noticed only after a while.
+breaks, what was in flight is lost, in both directions, and both sides are told. Frames can be handed over
+that never arrive. A path that drops everything is noticed only after a while, as by TCP's keepalive.
 
 What it leaves out: ZeroMQ's handshake takes one round trip here, not three; queues are unbounded, since the
 sessions' windows bound them; names are not resolved.
@@ -38,7 +37,7 @@ class MemoryNetwork:
     Attributes:
         corrupt_probability: that one bit of a payload changes on its way.
         break_probability: that a connection breaks instead of delivering a message.
-        detect_s: how long until a path that drops everything counts as broken (ZMTP heartbeats).
+        detect_s: how long until a path that drops everything counts as broken (TCP's keepalive).
         extra_delay_s: added to the link model's times, by (source host, target host).
         traffic: bytes and messages delivered, by (source host, target host).
         watch: called with (source host, target host, frame 0, payload) of every delivered message.
@@ -134,11 +133,9 @@ class MemoryNetwork:
             self._drop(pipe, way)
         self._launch(pipe, way, Flight(FlightKind.END, reason=reason))
 
-    def reset_all(self, host: str) -> None:
-        """Break all connections of a host now."""
-        for pipe in list(self._pipes.values()):
-            if host in (pipe.opener.host, pipe.host):
-                self._break(pipe, f"nothing heard from {host} for {self.detect_s:g} s")
+    def acknowledges(self, pipe: Pipe) -> bool:
+        """Return whether the kernels at both ends of a connection reach each other."""
+        return self._partitions.silent_since(pipe.opener.host, pipe.host) is None
 
     def unlisten(self, van: NetworkVan) -> None:
         """Accept no more connections to `van`."""
@@ -243,7 +240,7 @@ class MemoryNetwork:
             elif way is pipe.backward:
                 self._tell_opener(pipe, flight.reason)
             else:
-                pipe.acceptor_knows_end = True
+                self._tell_acceptor(pipe, flight.reason)
         self._tidy(pipe)
 
     def _opened_at_target(self, pipe: Pipe) -> None:
@@ -289,7 +286,7 @@ class MemoryNetwork:
         self._drop(pipe, pipe.forward)
         self._drop(pipe, pipe.backward)
         pipe.held.clear()
-        pipe.acceptor_knows_end = True
+        self._tell_acceptor(pipe, reason)
         self._tell_opener(pipe, reason)
         self._tidy(pipe)
 
@@ -298,6 +295,12 @@ class MemoryNetwork:
             pipe.opener_knows_end = True
             refused = reason.startswith(_REFUSED)
             pipe.opener.deliver(Broken(pipe.connection, reason, refused=refused))
+
+    def _tell_acceptor(self, pipe: Pipe, reason: str) -> None:
+        if not pipe.acceptor_knows_end:
+            pipe.acceptor_knows_end = True
+            if pipe.acceptor is not None and pipe.accepted_as is not None:
+                pipe.acceptor.deliver(Broken(pipe.accepted_as, reason))
 
     def _tidy(self, pipe: Pipe) -> None:
         if pipe.opener_knows_end and pipe.acceptor_knows_end and not pipe.forward and not pipe.backward:

@@ -115,6 +115,11 @@ class MemoryVan:
         trip = self._network.link_model.round_trip(self.host, pipe.host)
         return _SILENT._replace(smoothed_rtt_s=trip, min_rtt_s=trip)
 
+    def acknowledges(self, connection: Connection) -> bool:
+        """Return whether the host at the other end can be reached; its process may be stopped."""
+        pipe = self._opened.get(connection) or self._accepted.get(connection)
+        return pipe is not None and (pipe.established or connection < 0) and self._network.acknowledges(pipe)
+
     def wake(self) -> None:
         """Make the `poll` that waits, or the next one, return."""
         self._woken = True
@@ -148,7 +153,7 @@ class MemoryVan:
         if isinstance(event, Received):
             if event.connection not in (self._opened if event.connection > 0 else self._accepted):
                 return
-        elif self._opened.pop(event.connection, None) is None:
+        elif (self._opened if event.connection > 0 else self._accepted).pop(event.connection, None) is None:
             return
         self._events.append(event)
         if len(self._events) == 1 and self.notify is not None:

@@ -89,9 +89,24 @@ class Guard:
             has_key=self.authenticator is not None,
         )
 
-    def listening(self, port: int, watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None]) -> None:
-        """Record that the socket listens; `watch` watches a socket."""
+    def is_open(self, descriptor: int) -> bool:
+        """Return whether a connection that ZeroMQ has accepted is open now."""
+        if self._refused is None:
+            return False
+        self._refused.read()
+        return self._refused.is_open(descriptor)
+
+    def listening(
+        self,
+        port: int,
+        watch: Callable[[zmq.Socket[bytes], Callable[[], None]], None],
+        on_end: Callable[[int], None],
+    ) -> None:
+        """Record that the socket listens; `watch` watches a socket, `on_end` is told of the descriptors of
+        connections that have ended.
+        """
         if self._refused is not None:
+            self._refused.on_end = on_end
             watch(self._refused.socket, self._refused.read)
         self.waiting.port = port
         if self.senders is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SocketOption", "accepting", "both", "context_options", "marking", "opening"]
+__all__ = ["SocketOption", "accepting", "both", "context_options", "keepalive_s", "marking", "opening"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class SocketOption:
 def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption, ...]:
     """Return the options of every socket that reaches another process."""
     link_timeout_ms = max(1, round(link_timeout_s * 1000))
+    probe_s = keepalive_s(link_timeout_s)
     return (
         SocketOption("LINGER", 0, "closing a connection must not wait for a peer that is gone"),
         SocketOption(
@@ -37,16 +38,14 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
         ),
         SocketOption(
             "HEARTBEAT_IVL",
-            max(1, link_timeout_ms // 5),
-            "ms; libzmq's own thread answers, so a busy process is not taken for a dead one",
+            0,
+            "off: libzmq's thread does not answer in a process that is stopped, whose kernel does",
         ),
+        SocketOption("TCP_KEEPALIVE", 1, "the kernel finds out that the other machine is gone"),
+        SocketOption("TCP_KEEPALIVE_IDLE", probe_s, "s without traffic until it asks"),
+        SocketOption("TCP_KEEPALIVE_INTVL", probe_s, "s between two questions"),
         SocketOption(
-            "HEARTBEAT_TIMEOUT",
-            max(1, link_timeout_ms // 2),
-            "ms without an answer until a connection is broken; the other half is left for a new one",
-        ),
-        SocketOption(
-            "HEARTBEAT_TTL", link_timeout_ms, "ms; after that the other side drops a peer that has vanished"
+            "TCP_KEEPALIVE_CNT", 2, "questions without an answer, after which the connection is broken"
         ),
         SocketOption(
             "HANDSHAKE_IVL", link_timeout_ms, "ms; a connection that sends nothing (a port scan) is closed"
@@ -55,6 +54,13 @@ def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption
         SocketOption("RCVBUF", -1, "bytes; left to the kernel, as SNDBUF"),
         SocketOption("IPV6", 0, "switched on only for IPv6 addresses"),
     )
+
+
+def keepalive_s(link_timeout_s: float) -> int:
+    """Return the time between two probes of an idle connection: after three of them it is broken, and almost
+    half of the link time-out is left for a new one. The kernel counts in whole seconds.
+    """
+    return max(1, round(link_timeout_s / 5))
 
 
 def accepting() -> tuple[SocketOption, ...]:
@@ -71,8 +77,9 @@ def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
     return (
         SocketOption(
             "RECONNECT_IVL",
-            -1,
-            "a connection that broke stays broken: the session opens the next one, under a new identity",
+            24 * 3600 * 1000,
+            "ms; a connection that broke stays broken: the session opens the next one, under a new identity. "
+            "With -1, what arrived before the end would be dropped unless this process has read it by then",
         ),
         SocketOption(
             "CONNECT_TIMEOUT",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import zmq
@@ -9,7 +10,7 @@ import zmq
 from netstorm import clock
 from netstorm.observe.drops import Drops
 from netstorm.protocol.frames import Buffer
-from netstorm.pslite.van.interface import Connection, Received, VanEvent
+from netstorm.pslite.van.interface import Broken, Connection, Received, VanEvent
 from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.identities import connection_of, is_identity
 from netstorm.pslite.zeromq.tcp_info import descriptor_of, shut_down
@@ -20,7 +21,12 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 
 
 class ZmqReader:
-    """Sockets that may have something to read."""
+    """Sockets that may have something to read.
+
+    Attributes:
+        is_open: returns whether a connection that ZeroMQ has accepted is open, by descriptor, after all that
+            ZeroMQ has reported so far was read.
+    """
 
     def __init__(self, drops: Drops, guard: Guard) -> None:
         """Begin without sockets.
@@ -37,6 +43,13 @@ class ZmqReader:
         self._users: Final = guard.users
         self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
         """In the order of their turns; None stands for the ROUTER."""
+        self._descriptors: Final[dict[Connection, int]] = {}
+        """Of the connections that others have opened, and over which messages came. As many as are open."""
+        self._accepted: Final[dict[int, Connection]] = {}
+        """The same by descriptor."""
+        self._ended: dict[Connection, None] = {}
+        """Those whose end is to be told, in order."""
+        self.is_open: Callable[[int], bool] = lambda _: False
 
     def __bool__(self) -> bool:
         return bool(self._readable)
@@ -51,6 +64,28 @@ class ZmqReader:
     def forget(self, socket: zmq.Socket[bytes]) -> None:
         """Never read a socket again."""
         self._readable.pop(socket, None)
+
+    def descriptor(self, connection: Connection) -> int:
+        """Return the descriptor of a connection that another process has opened; -1: it has ended."""
+        return self._descriptors.get(connection, -1)
+
+    def ended(self, descriptor: int) -> bool:
+        """Record that ZeroMQ has closed a connection. Return whether messages have come over it: the ROUTER
+        may hold more of them, and is to be read before the end is told.
+        """
+        connection = self._accepted.pop(descriptor, None)
+        if connection is None:
+            return False
+        del self._descriptors[connection]
+        self._ended[connection] = None
+        return True
+
+    def take_ended(self) -> list[VanEvent]:
+        """Return the ends of connections that others have opened. All their messages were read."""
+        if not self._ended or None in self._readable.values():
+            return []
+        ended, self._ended = self._ended, {}
+        return [Broken(connection, "the other side has ended the connection") for connection in ended]
 
     def read(self, events: list[VanEvent], room: int) -> None:
         """Append up to `room` messages to `events`, a fair share of each socket; those that have more stay
@@ -100,11 +135,22 @@ class ZmqReader:
             connection = connection_of(identity)
             if not self._waiting.knows(connection):
                 self._guard.heard(connection, header, user)
+            if connection not in self._descriptors:
+                self._first_message(connection, descriptor_of(header))
             if self._users is not None and not self._users.admits(user, connection, header):
                 self._drop("expelled", header, "the key of its sender is not admitted any more")
                 return True
         events.append(Received(connection, frames, user))
         return True
+
+    def _first_message(self, connection: Connection, descriptor: int) -> None:
+        open_now = self.is_open(descriptor)  # first: it may report the end of another one of this number
+        if descriptor in self._accepted:
+            self.ended(descriptor)
+        if not open_now:
+            self._ended[connection] = None
+            return
+        self._descriptors[connection], self._accepted[descriptor] = descriptor, connection
 
     def _skip_rest(self, socket: zmq.Socket[bytes], header: zmq.Frame) -> None:
         while socket.recv(_NOBLOCK, copy=False).more:

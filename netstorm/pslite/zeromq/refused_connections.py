@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+from collections.abc import Callable
 from typing import Final
 
 import zmq
@@ -46,6 +47,7 @@ class RefusedConnections:
 
     Attributes:
         socket: to be watched; call `read` when it is readable.
+        on_end: called with the descriptor of each connection that has ended.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class RefusedConnections:
         self._senders: Final[dict[int, str]] = {}
         """Addresses of the connections that are open, by descriptor."""
         self._failure: tuple[int, int] | None = None
+        self.on_end: Callable[[int], None] = lambda _: None
         endpoint = f"inproc://netstorm-refused-{os.getpid()}-{next(_numbers)}"
         router.monitor(endpoint, int(_MONITORED))
         self.socket: Final = context.socket(zmq.PAIR)
@@ -92,10 +95,15 @@ class RefusedConnections:
                 self._failure = (event, value)
             else:
                 self._waiting.ended(value)
+                self.on_end(value)
                 sender = self._senders.pop(value, "an unknown address")
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     self._note(*failure, sender)
+
+    def is_open(self, descriptor: int) -> bool:
+        """Return whether a connection is open, as far as `read` has heard."""
+        return descriptor in self._senders
 
     def close(self) -> None:
         """Close the monitor; before the ROUTER."""

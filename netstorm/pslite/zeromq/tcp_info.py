@@ -16,7 +16,15 @@ import zmq
 
 from netstorm.pslite.measurement.tcp_progress import Progress
 
-__all__ = ["borrowed_socket", "bytes_received", "descriptor_of", "progress_of", "restart_bbr", "shut_down"]
+__all__ = [
+    "borrowed_socket",
+    "bytes_received",
+    "descriptor_of",
+    "is_acknowledged",
+    "progress_of",
+    "restart_bbr",
+    "shut_down",
+]
 
 _BYTES: Final = 196
 """Size up to `tcpi_delivered`, which Linux has since 4.18; older versions return less."""
@@ -25,6 +33,18 @@ _SEGMENT, _ROUND_TRIP, _WINDOW, _SENT_AGAIN = 16, 68, 80, 100
 _WAITING, _SHORTEST, _BUSY, _STARVED, _DELIVERED = 144, 148, 168, 176, 192
 """Offsets in `struct tcp_info`: tcpi_snd_mss, tcpi_rtt, tcpi_snd_cwnd, tcpi_total_retrans,
 tcpi_notsent_bytes, tcpi_min_rtt, tcpi_busy_time, tcpi_rwnd_limited and tcpi_delivered. Times are in us."""
+
+_ESTABLISHED: Final = 1
+"""TCP_ESTABLISHED, the value of tcpi_state, the first byte."""
+
+_PROBES: Final = 3
+"""Offset of tcpi_probes, of 8 bits: unanswered probes, of an idle connection or of a closed window."""
+
+_UNACKED, _DATA_SENT, _ACK_RECEIVED = 24, 44, 56
+"""Offsets of tcpi_unacked, tcpi_last_data_sent and tcpi_last_ack_recv. Times are in ms, and past."""
+
+_ANSWER_MS: Final = 2000
+"""A kernel that acknowledges does so within this time, also behind a full queue of a slow link."""
 
 _RECEIVED: Final = 128
 """Offset of tcpi_bytes_received, of 64 bits."""
@@ -87,6 +107,28 @@ def bytes_received(descriptor: int) -> int:
     except OSError:
         return 0
     return int(_U64.unpack_from(raw, _RECEIVED)[0]) if len(raw) >= _BYTES else 0
+
+
+def is_acknowledged(descriptor: int, limit_s: float) -> bool:
+    """Return whether the kernel at the other end of a connection acknowledges: within `limit_s`, or whenever
+    it was asked to. False: it does not, or that is unknown.
+
+    It does so for a process that is stopped, or whose interpreter is busy. If that process reads nothing, the
+    window closes, and the kernel here probes it ever more rarely. So a long silence alone says nothing.
+    """
+    try:
+        with borrowed_socket(descriptor) as connection:
+            raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+    except OSError:
+        return False
+    if len(raw) < _BYTES or raw[0] != _ESTABLISHED:
+        return False
+    unacked, sent, heard = (
+        int(_U32.unpack_from(raw, place)[0]) for place in (_UNACKED, _DATA_SENT, _ACK_RECEIVED)
+    )
+    if heard <= limit_s * 1000:
+        return True
+    return raw[_PROBES] < 2 and not (unacked and _ANSWER_MS <= sent < heard)
 
 
 def restart_bbr(descriptor: int) -> bool:

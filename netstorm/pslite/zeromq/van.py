@@ -40,7 +40,7 @@ from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.identities import identity_of
 from netstorm.pslite.zeromq.link import ZmqLink, bracketed
 from netstorm.pslite.zeromq.reader import ZmqReader
-from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
+from netstorm.pslite.zeromq.tcp_info import is_acknowledged, progress_of, restart_bbr
 from netstorm.pslite.zeromq.waiting_connections import raise_descriptor_limit
 
 __all__ = ["ZmqVan"]
@@ -83,6 +83,8 @@ class ZmqVan:
         self._unmarked: Final = unmarked
         self._marking: Final = zmq_options.marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
+        self._kernel_silence_s: Final = 3.0 * zmq_options.keepalive_s(link_timeout_s)
+        """The kernel asks after a third of that, if nothing else is sent: then an answer should have come."""
         overhead = 0 if credentials is None else MESSAGE_OVERHEAD
         largest = max(max_message_bytes, MAX_HEADER_BYTES) + overhead
         common = zmq_options.both(max_message_bytes=largest, link_timeout_s=link_timeout_s)
@@ -102,6 +104,7 @@ class ZmqVan:
             max_message_bytes=largest,
         )
         self._reader: Final = ZmqReader(Drops(counters), self._guard)
+        self._reader.is_open = self._guard.is_open
         self._router: zmq.Socket[bytes] | None = None
         self._port = 0
         self._links: dict[Connection, ZmqLink] = {}
@@ -145,7 +148,7 @@ class ZmqVan:
         self._router = router
         self._port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
         self._watch_socket(router, None)
-        self._guard.listening(self._port, self._watch_fd)
+        self._guard.listening(self._port, self._watch_fd, self._accepted_ended)
         return self._port
 
     def open(self, connection: Connection, host: str, port: int) -> None:
@@ -250,6 +253,7 @@ class ZmqVan:
             self._break_overdue()
         self._events += self._guard.expelled()
         self._reader.read(self._events, _MESSAGES_AT_ONCE)
+        self._events += self._reader.take_ended()
         if self._guard.waiting and not self._reader:
             self._guard.waiting.check(clock.monotonic())
         events, self._events = self._events, []
@@ -259,6 +263,15 @@ class ZmqVan:
         """Return how much a connection that was opened here has delivered; None: unknown."""
         link = self._links.get(connection)
         return None if link is None or not link.up else progress_of(link.descriptor)
+
+    def acknowledges(self, connection: Connection) -> bool:
+        """Return whether the kernel at the other end of a connection acknowledges."""
+        if connection < 0:
+            descriptor = self._reader.descriptor(connection)
+        else:
+            link = self._links.get(connection)
+            descriptor = -1 if link is None else link.descriptor
+        return is_acknowledged(descriptor, self._kernel_silence_s)
 
     def restart_bbr(self, connection: Connection) -> bool:
         """Restart BBR on a connection that was opened here; return whether that worked."""
@@ -368,6 +381,10 @@ class ZmqVan:
     def _watch_fd(self, watched: zmq.Socket[bytes], callback: Callable[[], None]) -> None:
         self.watch(int(watched.getsockopt(zmq.FD)), callback)
         callback()  # events before this are not reported again
+
+    def _accepted_ended(self, descriptor: int) -> None:
+        if self._reader.ended(descriptor) and self._router is not None:
+            self._reader.mark(self._router, None)  # what has arrived before the end comes first
 
     def _check_written(self) -> None:
         written, self._written = self._written, {}

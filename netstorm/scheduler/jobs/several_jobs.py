@@ -237,6 +237,17 @@ class SeveralJobs:
             gone = functools.partial(slot.machine.connection_gone, peer, reason, now, refused=refused)
             self._run(slot, gone, now)
 
+    def may_be_busy(self, peer: Peer, now: float) -> bool:
+        """See `ConnectionWatcher`."""
+        slot = self._slot_of.get(peer)
+        return slot is not None and slot.machine.may_be_busy(peer, now)
+
+    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """Learn that a node is busy. See `ConnectionWatcher`."""
+        slot = self._slot_of.get(peer)
+        if slot is not None:
+            self._run(slot, functools.partial(slot.machine.peer_busy, peer, seconds, now), now)
+
     def tick(self, now: float) -> None:
         """Do what is due."""
         for slot in list(self._slots):

@@ -7,6 +7,7 @@ from typing import Final
 
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Member, Message
+from netstorm.pslite.machine import Inquire
 from netstorm.scheduler.membership.liveness import Liveness
 from netstorm.scheduler.membership.member_texts import describe_member
 from netstorm.scheduler.options import SchedulerOptions
@@ -85,6 +86,13 @@ class Members:
     def send_all(self, message: Message) -> None:
         """Send a message to all nodes."""
         self._outbox.send(self.peers, message)
+
+    def inquire(self, ranks: Iterable[int]) -> None:
+        """Find out whether ranks are busy, or have ended."""
+        for rank in ranks:
+            peer, member = self._peers.get(rank), self.all[rank]
+            if peer is not None and member.port:
+                self._outbox.add(Inquire(peer=peer, host=member.host, port=member.port))
 
     def _replace(self, rank: int, member: Member) -> None:
         self.all = (*self.all[:rank], member, *self.all[rank + 1 :])

@@ -117,9 +117,11 @@ class Rendezvous:
         applicant.heard_at = now
         applicant.beats = True
 
-    def silent(self, now: float) -> list[Applicant]:
-        """Return the nodes that were not heard for the heartbeat timeout, even if they never sent one."""
-        limit = self._options.heartbeat_timeout_s
+    def silent(self, now: float, *, beats: int = 0) -> list[Applicant]:
+        """Return the nodes that were not heard for the heartbeat timeout, even if they never sent one; with
+        `beats`, those that will not have been so many heartbeats later.
+        """
+        limit = self._options.heartbeat_timeout_s - beats * self._options.heartbeat_interval_s
         return [applicant for applicant in self if now - applicant.heard_at >= limit]
 
     def waiting_text(self) -> str:

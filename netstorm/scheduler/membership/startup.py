@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
-from netstorm.pslite.machine import Disconnect
+from netstorm.pslite.machine import Disconnect, Inquire
 from netstorm.scheduler.membership.barriers import REMIND_EVERY_S
+from netstorm.scheduler.membership.liveness import busy_text
 from netstorm.scheduler.membership.refusal import Refusal, refuse
 from netstorm.scheduler.membership.rendezvous import Applicant, Rendezvous
 from netstorm.scheduler.observe.snapshot import NodeSnapshot
@@ -37,6 +39,7 @@ class Startup:
         self._rendezvous: Final = Rendezvous(options)
         self._since: Final = now
         self._remind_at = now + REMIND_EVERY_S
+        self._disconnected: Final[set[Peer]] = set()
 
     def join(self, applicant: Applicant, now: float) -> None:
         """Handle a process that asks to join."""
@@ -54,11 +57,35 @@ class Startup:
 
     def heard(self, peer: Peer, now: float) -> None:
         """Record a heartbeat of any process."""
+        self._disconnected.discard(peer)
         if peer in self._rendezvous:
             self._rendezvous.heard(peer, now)
 
+    def busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """Record that a process is silent, but the kernel of its machine acknowledges: it keeps its place."""
+        for applicant in self._rendezvous:
+            if applicant.peer == peer:
+                _log.warning("%s", busy_text(f"the node at {applicant}", seconds))
+                applicant.heard_at = now
+
+    def connection_gone(self, peer: Peer, reason: str, *, refused: bool) -> bool:
+        """Handle that a process's connection is gone, or that nobody listens at its address. Return whether
+        it has ended.
+        """
+        if refused:
+            return peer in self._disconnected and peer in self._rendezvous
+        self._disconnected.add(peer)
+        self._inquire(applicant for applicant in self._rendezvous if applicant.peer == peer)
+        return False
+
+    def _inquire(self, applicants: Iterable[Applicant]) -> None:
+        for applicant in applicants:
+            host, port = applicant.join.host, applicant.join.port
+            self._outbox.add(Inquire(peer=applicant.peer, host=host, port=port))
+
     def remove(self, peer: Peer, reason: str, *, quietly: bool = False) -> None:
         """End a process's session, and free its place."""
+        self._disconnected.discard(peer)
         removed = self._rendezvous.remove(peer)
         if removed is not None and not quietly:
             _log.warning("the node at %s has gone before all were here: %s", removed, reason)
@@ -66,6 +93,7 @@ class Startup:
 
     def check(self, now: float) -> None:
         """Remove nodes that have fallen silent, and give free places to nodes that asked for them."""
+        self._inquire(self._rendezvous.silent(now, beats=1))
         for silent in self._rendezvous.silent(now):
             self.remove(silent.peer, f"no heartbeat for {self._options.heartbeat_timeout_s:g} s")
         for refusal in self._rendezvous.retry_claims(now):

@@ -27,6 +27,8 @@ class NodeSnapshot:
     member: Member
     joined: bool
     heard_at: float
+    busy_s: float = 0.0
+    """For how long its Python has not run, although it is alive; 0: it runs, or did so lately."""
     last_event: str = ""
     """Its last message that means something to a person."""
     waiting_for: str = ""

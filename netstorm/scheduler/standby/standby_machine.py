@@ -198,6 +198,15 @@ class StandbyMachine:
         if self.job is not None and peer > UNKNOWN:
             self.job.connection_gone(peer, reason, now, refused=refused)
 
+    def may_be_busy(self, peer: Peer, now: float) -> bool:
+        """See `ConnectionWatcher`."""
+        return self.job is not None and peer > UNKNOWN and self.job.may_be_busy(peer, now)
+
+    def peer_busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """See `ConnectionWatcher`."""
+        if self.job is not None and peer > UNKNOWN:
+            self.job.peer_busy(peer, seconds, now)
+
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self.job is not None:

@@ -1,9 +1,10 @@
-"""A node that was stopped for so long that its elastic job has gone on without it."""
+"""A node that was cut off for so long that its elastic job has gone on without it."""
 
 import numpy as np
 import pytest
 
 from netstorm.errors import NodeRemoved
+from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.elastic.elastic_run import ElasticRun
 
@@ -13,6 +14,9 @@ def test_it_hears_that_it_is_out_since_when_and_why(stopped_s):
     cluster = SimulatedCluster(3, seed=1, elastic="1:3", heartbeat_timeout_s=4.0, link_timeout_s=3.0).join()
     cluster.allreduce("w", [np.ones(10)] * 3)
     cluster.faults.suspend(1, stopped_s)
+    for other in (SCHEDULER, 0, 2):  # a stopped process alone would be waited for
+        cluster.faults.cut(1, other)
+        cluster.at(cluster.now + stopped_s, lambda other=other: cluster.faults.heal(1, other))
     stopped = cluster.nodes[1]
     cluster.run_until(lambda: stopped.failure is not None, stopped_s + 20, "the end of rank 1")
     assert isinstance(stopped.failure, NodeRemoved)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
-from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Refuse, Send
+from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Inquire, Refuse, Send
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
@@ -50,6 +50,9 @@ class Driven:
         self.peers: dict[str, Peer] = {}
         self.sent: dict[Peer, list[m.Message]] = {}
         self.disconnected: list[Peer] = []
+        self.inquired: list[Inquire] = []
+        self.busy: set[int] = set()
+        """Ranks of which an inquiry finds that they are busy."""
         self.called = 0
 
     # ------------------------------------------------------------------------------------------ in
@@ -94,6 +97,15 @@ class Driven:
     def lose(self, who: str | int, reason: str = "no answer for 10 s") -> None:
         peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
         self.machine.peer_lost(peer, reason, self.now)
+        self._take()
+
+    def end_connection(self, who: str | int) -> None:
+        """The connection of a node ends, and no process listens at its address."""
+        peer = self.peers[who] if isinstance(who, str) else self.peer_of(who)
+        self.machine.connection_gone(peer, "reset", self.now, refused=False)
+        self._take()
+        if any(inquiry.peer == peer for inquiry in self.inquired):
+            self.machine.connection_gone(peer, "n:1 refuses connections", self.now, refused=True)
         self._take()
 
     def run(self, seconds: float, *, beating: tuple[int, ...] = (), busy: str = "") -> None:
@@ -153,6 +165,11 @@ class Driven:
             match instruction:
                 case Send(peer=peer, message=message):
                     self.sent.setdefault(peer, []).append(message)
+                case Inquire():
+                    self.inquired.append(instruction)
+                    for rank in self.busy:
+                        if self.peer_of(rank) == instruction.peer:
+                            self.machine.peer_busy(instruction.peer, 1.0, self.now)
                 case Disconnect(peer=peer):
                     self.disconnected.append(peer)
                 case Call(function=function):

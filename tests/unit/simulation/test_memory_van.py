@@ -115,7 +115,7 @@ def test_nobody_listening_is_told_after_a_round_trip():
     assert not pair.here.transmit(B, b"", None)
 
 
-def test_a_reset_loses_what_is_in_flight_and_tells_the_opener_only():
+def test_a_reset_loses_what_is_in_flight_and_tells_both_sides():
     pair = Pair(delay_s=0.01)
     pair.here.transmit(A, b"first", None)
     pair.pass_time(1)
@@ -123,7 +123,7 @@ def test_a_reset_loses_what_is_in_flight_and_tells_the_opener_only():
     pair.here.transmit(A, b"second", None)
     assert pair.network.reset("here", "there") == 1
     pair.pass_time(1)
-    assert pair.there.poll(0) == []
+    assert [type(event) for event in pair.there.poll(0)] == [Broken]
     assert [type(event) for event in pair.here.poll(0)] == [Broken]
     assert not pair.there.transmit(first.connection, b"", None)
     assert not pair.here.transmit(A, b"", None)
@@ -184,14 +184,15 @@ def test_a_host_without_power_is_noticed_by_its_silence():
     assert pair.here.poll(0) == [Broken(B, "nothing heard from there for 3 s")]
 
 
-def test_closing_lets_what_was_sent_arrive_and_then_forgets_the_other_side():
+def test_closing_lets_what_was_sent_arrive_and_then_tells_the_other_side():
     pair = Pair()
     pair.pass_time(1)
     pair.here.transmit(A, b"last words", None)
     pair.here.close(A)
     pair.pass_time(1)
-    [event] = pair.received(pair.there)
+    event, end = pair.there.poll(0)
     assert event.frames == (b"last words",)
+    assert end == Broken(event.connection, "closed by here")
     assert not pair.there.transmit(event.connection, b"", None)
     assert pair.network.connections() == 0
 

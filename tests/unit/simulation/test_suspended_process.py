@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import random
 
+import numpy as np
+import pytest
+
+from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 
 
@@ -26,31 +30,66 @@ def test_what_comes_for_it_waits_and_so_does_what_its_program_asks():
     assert [one.result().tolist() for one in pending] == [[2.0] * 4] * 2
 
 
-def test_others_give_up_its_connections_after_a_while_and_it_comes_back():
+def connections(node):
+    links = node.process.stack.endpoint.links().values()
+    return sum(link["connections"] for link in links)
+
+
+@pytest.mark.parametrize("stopped", [1, SCHEDULER])
+@pytest.mark.parametrize("seconds", [1.0, 6.0, 90.0])
+def test_others_wait_for_it_and_keep_their_connections(stopped, seconds):
     job = cluster()
     job.run_until_ended([push(node) for node in job.nodes])
-    broken = []
-    reset_all = job.network.reset_all
-
-    def reset_and_note(host):
-        broken.append((job.now, host))
-        return reset_all(host)
-
-    job.network.reset_all = reset_and_note
-    began = job.now
-    job.faults.suspend(1, 6.0)
-    pending = [push(node) for node in job.nodes]
-    job.run_until_ended(pending, 20.0)
-    assert broken == [(began + job.network.detect_s, "node1")]
+    before = [connections(node) for node in job.nodes]
+    job.faults.suspend(stopped, seconds)
+    pending = [node.barrier() for node in job.nodes] + [push(node) for node in job.nodes]
+    job.run_for(seconds - 0.1)
+    assert not all(one.ended for one in pending)
+    job.run_until_ended(pending, 5.0)
     assert all(one.ended_well for one in pending)
+    assert [connections(node) for node in job.nodes] == before
     job.finish()
 
 
-def test_one_that_goes_on_in_time_keeps_its_connections():
-    job = cluster()
-    job.network.reset_all = lambda host: (_ for _ in ()).throw(AssertionError(host))
-    job.faults.suspend(1, 1.0)
-    job.run_until_ended([push(node) for node in job.nodes], 20.0)
+@pytest.mark.parametrize("elastic", ["", "1:3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_can_be_stopped_together_or_one_after_the_other(elastic, seed):
+    """When they go on, none takes another one's silence for a loss, though all time-outs have passed."""
+    job = SimulatedCluster(3, seed=seed, elastic=elastic, heartbeat_timeout_s=4.0, link_timeout_s=3.0).join()
+    job.run_until_ended([push(node) for node in job.nodes])
+    chance = random.Random(seed)
+    for end in (SCHEDULER, 0, 1, 2):
+        job.at(job.now + chance.uniform(0.0, 2.0), lambda end=end: job.faults.suspend(end, 30.0))
+    job.run_for(chance.uniform(0.0, 2.5))
+    pending = [push(node) for node in job.nodes]
+    job.run_until_ended(pending, 60.0)
+    assert [one.result().tolist() for one in pending] == [[3.0] * 4] * 3
+    job.finish()
+
+
+def test_a_time_out_does_not_count_the_time_in_which_its_own_process_did_not_run():
+    job = SimulatedCluster(2, wait_timeout_s=60.0).join()
+    waits = push(job.nodes[0])
+    job.run_for(30.0)
+    job.faults.suspend(0, 50.0)
+    job.run_for(60.0)
+    assert not waits.ended
+    late = push(job.nodes[1])
+    job.run_until_ended([waits, late], 10.0)
+    assert waits.ended_well
+
+
+def test_a_link_that_is_broken_while_both_ends_run_is_found_although_kernels_acknowledge():
+    """As through a proxy whose other side is cut off."""
+    job = SimulatedCluster(3, heartbeat_timeout_s=4.0, link_timeout_s=3.0).join()
+    job.run_until_ended([push(node) for node in job.nodes])
+    job.network.acknowledges = lambda _: True
+    job.faults.cut(0, 1)
+    job.network.detect_s = 1e6
+    pending = [push(node) for node in job.nodes]
+    job.run_until_ended(pending, 120.0)
+    assert [one.result().tolist() for one in pending] == [[3.0] * 4] * 3
+    assert job.scheduler.machine.view.failed_links
 
 
 def test_a_process_that_is_killed_while_it_is_stopped_stays_dead():

@@ -187,7 +187,7 @@ def test_a_peer_that_cannot_be_reached_is_reported_and_given_up_if_the_scheduler
     driven.node.link_lost(Peer(2), "connection refused", [], driven.now)
     driven.take_instructions()
     assert driven.sent(m.Suspect) == [m.Suspect(rank=2, reason="connection refused")]
-    driven.wait(11)
+    driven.wait(23)
     assert outcome == []
     driven.wait(2)
     assert isinstance(outcome[0], errors.NodeLost)

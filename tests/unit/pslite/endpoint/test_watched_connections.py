@@ -18,6 +18,12 @@ class Watcher:
     def connection_gone(self, peer, reason, now, *, refused):
         self.heard.append((peer, reason, now, refused))
 
+    def may_be_busy(self, peer, now):
+        return peer == 3
+
+    def peer_busy(self, peer, seconds, now):
+        self.heard.append((peer, seconds, now))
+
 
 def session(state=State.DISCONNECTED, *, opened_here=False):
     return SimpleNamespace(peer=Peer(3), state=state, reason="reset", opened_here=opened_here)
@@ -26,7 +32,7 @@ def session(state=State.DISCONNECTED, *, opened_here=False):
 def test_the_end_of_a_connection_that_the_peer_opened_is_told_once():
     watcher = Watcher()
     watched = WatchedConnections(watcher)
-    watched.flushed(session(), was_up=True)
+    watched.changed(session(), was_up=True)
     assert watched.tell(5.0)
     assert not watched.tell(6.0)
     assert watcher.heard == [(Peer(3), "reset", 5.0, False)]
@@ -35,9 +41,9 @@ def test_the_end_of_a_connection_that_the_peer_opened_is_told_once():
 def test_other_changes_of_sessions_are_not_told():
     watcher = Watcher()
     watched = WatchedConnections(watcher)
-    watched.flushed(session(opened_here=True), was_up=True)
-    watched.flushed(session(), was_up=False)
-    watched.flushed(session(State.UP), was_up=True)
+    watched.changed(session(opened_here=True), was_up=True)
+    watched.changed(session(), was_up=False)
+    watched.changed(session(State.UP), was_up=True)
     assert not watched.tell(5.0)
 
 
@@ -47,8 +53,20 @@ def test_that_nobody_listens_at_an_address_is_told_at_once():
     assert watcher.heard == [(Peer(2), "connection refused", 1.0, True)]
 
 
+def test_that_a_peer_is_busy_is_asked_and_told():
+    watcher = Watcher()
+    watched = WatchedConnections(watcher)
+    assert [watched.may_be_busy(Peer(peer), 1.0) for peer in (2, 3)] == [False, True]
+    assert not WatchedConnections(SimpleNamespace()).may_be_busy(Peer(3), 1.0)
+    watched.busy(Peer(3), 12.0)
+    watched.busy(Peer(3), 11.0)
+    assert watched.tell(5.0)
+    assert not watched.tell(5.0)
+    assert watcher.heard == [(Peer(3), 12.0, 5.0)]
+
+
 def test_a_machine_that_does_not_watch_is_told_nothing():
     watched = WatchedConnections(SimpleNamespace())
     watched.refused(Peer(2), "connection refused", 1.0)
-    watched.flushed(session(), was_up=True)
+    watched.changed(session(), was_up=True)
     assert not watched.tell(5.0)

@@ -441,7 +441,7 @@ def test_a_peer_that_does_not_answer_although_its_connection_lives_is_given_up()
     there.dead = True  # hangs: its sockets are open, nobody reads them
     here.send(there, part(1))
     assert world.run_until(lambda: here.machine.lost, 100)
-    assert 20 < world.now < 30
+    assert 15 < world.now < 25
     assert "no answer" in here.machine.lost[0][1]
 
 

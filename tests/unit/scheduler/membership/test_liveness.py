@@ -90,16 +90,117 @@ def test_a_lost_session_is_a_lost_node():
     )
 
 
-def test_a_scheduler_that_did_not_run_blames_nobody():
-    driven = running(2, heartbeat_timeout_s=10.0)
+# ------------------------------------------------------------------------------------- dead, cut off, busy
+
+
+def test_a_process_that_has_ended_is_lost_at_once_in_every_job():
+    driven = running(2, last_word_s=0.3)
+    driven.end_connection(1)
+    assert driven.machine.phase is Phase.RUNNING  # its launcher may know why
+    driven.run(0.4, beating=(0,))
+    assert driven.gone(0).reason == (
+        "rank 1 (n1:4000, site1) is lost: its process has ended: its connections have ended, and n:1 refuses "
+        "connections; last heard: it joined, 0.3 s ago"
+    )
+
+
+def test_one_that_comes_back_in_time_has_not_ended():
+    driven = running(2, last_word_s=0.3)
+    driven.end_connection(1)
+    driven.say(1, m.Heartbeat())
     driven.run(5, beating=(0, 1))
-    driven.now += 3600  # suspended
-    driven.tick()
     assert driven.machine.phase is Phase.RUNNING
-    driven.run(30, beating=(0, 1))
+
+
+def test_others_that_cannot_connect_to_it_say_so_in_every_job():
+    driven = running(3)
+    driven.machine.connection_gone(driven.peer_of(2), "reset", driven.now, refused=False)
+    driven.say(0, m.Suspect(rank=2, reason="n2:4000 refuses connections", refused=True))
+    driven.run(0.4, beating=(0, 1))
+    assert "and rank 0 says: n2:4000 refuses connections" in driven.gone(1).reason
+
+
+def test_a_waiting_node_whose_process_has_ended_loses_its_place_at_once():
+    driven = Driven(2)
+    driven.join("a")
+    driven.end_connection("a")
+    assert driven.machine.view.status_text().endswith("nobody is here yet")
+
+
+def test_a_busy_rank_is_warned_of_and_not_lost():
+    driven = running(2, heartbeat_timeout_s=10.0)
+    driven.busy = {1}
+    driven.run(45, beating=(0,))
     assert driven.machine.phase is Phase.RUNNING
-    driven.run(12, beating=(0,))
-    assert driven.gone(0).rank == 1
+    said = [message.text for message in driven.heard(0, m.Waiting)]
+    assert said[0] == "rank 1 (n1:4000, site1): alive, but its Python has not run for 10 s"
+    assert len(said) == 3  # after 10, 20 and 40 s
+    assert "alive, but its Python has not run for 45 s" in driven.machine.view.status_text(driven.now)
+    snapshot = driven.machine.view.snapshot(driven.now)
+    assert [node.busy_s for node in snapshot.nodes] == [0.0, 45.0]
+    driven.say(1, m.Heartbeat())
+    driven.busy = set()
+    assert "alive, but" not in driven.machine.view.status_text(driven.now)
+    driven.run(8, beating=(0,))
+    assert driven.machine.phase is Phase.RUNNING
+    driven.run(4, beating=(0,))
+    assert "is lost: no heartbeat for" in driven.gone(0).reason
+
+
+def test_a_busy_rank_whose_machine_is_cut_off_is_lost():
+    driven = running(2, heartbeat_timeout_s=10.0)
+    driven.busy = {1}
+    driven.run(25, beating=(0,))
+    driven.busy = set()
+    driven.run(4, beating=(0,))
+    assert "rank 1 (n1:4000, site1) is lost: no heartbeat for" in driven.gone(0).reason
+
+
+def test_a_busy_rank_is_lost_after_the_wait_time_out():
+    driven = running(2, heartbeat_timeout_s=10.0, wait_timeout_s=60.0)
+    driven.busy = {1}
+    driven.run(62, beating=(0,))
+    reason = driven.gone(0).reason
+    assert (
+        "rank 1 (n1:4000, site1): alive, but its Python has not run for 60 s (NETSTORM_WAIT_TIMEOUT)"
+        in reason
+    )
+
+
+def test_a_busy_node_keeps_its_place_before_the_job_begins():
+    driven = Driven(2, heartbeat_timeout_s=10.0)
+    driven.join("a")
+    for _ in range(40):
+        driven.run(1)
+        if driven.inquired:
+            driven.machine.peer_busy(driven.peers["a"], 9.0, driven.now)
+            driven.inquired.clear()
+    driven.join("b")
+    assert driven.machine.phase is Phase.RUNNING
+
+
+def test_who_takes_a_running_rank_for_busy_is_told():
+    driven = running(3)
+    driven.run(5, beating=(0, 1))
+    driven.forget()
+    driven.say(0, m.Suspect(rank=1, reason="it has not answered", busy=True))
+    driven.say(0, m.Suspect(rank=2, reason="it has not answered", busy=True))
+    assert driven.heard(0, m.Alive) == [m.Alive(rank=1)]
+
+
+def test_what_a_rank_says_after_it_was_busy_is_what_proves_its_links_broken():
+    driven = running(3)
+    driven.busy = {2}
+    driven.run(12, beating=(0, 1))
+    driven.say(0, m.Suspect(rank=2, reason="no connection for 10 s"))
+    driven.run(10, beating=(0, 1))
+    driven.busy = set()
+    driven.say(2, m.Heartbeat())
+    driven.run(1, beating=(0, 1, 2))
+    assert driven.machine.view.failed_links == ()
+    driven.say(0, m.LinkRestored(rank=2))
+    driven.run(5, beating=(0, 1, 2))
+    assert driven.machine.view.failed_links == ()
 
 
 # ---------------------------------------------------------------------------------------------- suspicions
