@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.first_failure import first_failed_rank, first_failure_line
+from netstorm.cli.launcher_lines import first_failed_rank, first_failure_line
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 12])
