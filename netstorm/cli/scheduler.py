@@ -87,6 +87,7 @@ def scheduler(
         Path | None, typer.Option(metavar="FILE", help="The job's key: NETSTORM_KEY_FILE.")
     ] = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    beside_ranks: Annotated[bool, typer.Option("--beside-ranks", hidden=True)] = False,
 ) -> None:
     """Run the scheduler of one job until all its nodes have left; with --jobs, of several.
 
@@ -143,6 +144,7 @@ def scheduler(
             )
             if launched
             else None,
+            beside_ranks=launched or beside_ranks,
         )
     raise typer.Exit(code)
 

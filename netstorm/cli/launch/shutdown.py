@@ -191,9 +191,8 @@ class Shutdown:
     @property
     def exit_code(self) -> int:
         """The first failure's, or 128 + the signal that stopped the job, or 0."""
-        first = self._first_failure()
-        if first is not None:
-            return self._failures[first][1]
+        if self._failures:
+            return self._failures[self._first_failure()][1]
         if self._stop_signal is None or self._ended_well():
             return 0
         return 128 + self._stop_signal
@@ -387,12 +386,14 @@ class Shutdown:
         return tuple(sorted(self._alive - {SCHEDULER} or self._alive))
 
     def _first_step(self, step: signal.Signals) -> signal.Signals:
-        # Nodes are gone: an interrupt has nothing to save in a scheduler that is alone.
-        return signal.SIGTERM if step is signal.SIGINT and self._only_scheduler() else step
+        return signal.SIGINT if self._only_scheduler() else step  # it leaves SIGTERM to the nodes
 
     def _next_step(self, why: str, now: float) -> list[Action]:
         if self._step is not None:
-            return self._send_step(_LADDER[self._step], why, now)
+            step = _LADDER[self._step]
+            if step is signal.SIGTERM and self._only_scheduler():
+                step = signal.SIGKILL
+            return self._send_step(step, why, now)
         first = self._first_step(signal.SIGINT if self._has_begun else signal.SIGTERM)
         actions = self._send_step(first, why, now)
         if self._stop_signal is None and self._failures and not self._only_scheduler():

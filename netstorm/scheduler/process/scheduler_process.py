@@ -60,6 +60,7 @@ def run_scheduler(
     ready_file: Path | None = None,
     print_line: Callable[[str], None] = print,
     launcher: Launcher | None = None,
+    beside_ranks: bool = False,
 ) -> int:
     """Run the scheduler of one job, or of several, to its end. Call it on the main thread.
 
@@ -69,6 +70,9 @@ def run_scheduler(
         ready_file: written once nodes can connect: HOST:PORT.
         print_line: prints a line for the user. Progress (who is waited for) goes to the log.
         launcher: the launcher that has started this process, and the ranks; None: somebody else has.
+        beside_ranks: whoever has started this process sees to its end, with SIGINT if it must. SIGTERM is for
+            the ranks, which all processes of a job get from Slurm or Kubernetes, and has no effect here: the
+            ranks need the scheduler until they have agreed on what to do, and have left.
 
     Returns:
         The exit code: 0 if all jobs ended well, 1 if one failed, 128 + the signal that stopped it.
@@ -77,7 +81,7 @@ def run_scheduler(
         UsageError: no job can begin: settings that contradict each other, a wrong network file, a port
             that is taken, a ready file that cannot be written.
     """
-    with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
+    with _logging(settings), _signals(beside_ranks=beside_ranks) as signals, contextlib.ExitStack() as stack:
         _remove(ready_file)
         access = web_access(settings) if settings.http_port else None  # before nodes come: it may refuse
         plan = plan_hosting(settings)
@@ -251,12 +255,13 @@ def _logging(settings: Settings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _signals(*, beside_ranks: bool) -> Iterator[list[int]]:
     """Collect the numbers of the signals that ask this process to end."""
     caught: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        caught.append(number)
+        if number == signal.SIGINT or not beside_ranks:
+            caught.append(number)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launcher_lines import first_failed_rank, first_failure_line
+from netstorm.cli.launcher_lines import BEGUN, first_failure, first_failure_line
 
 
-@pytest.mark.parametrize("rank", [-1, 0, 12])
+@pytest.mark.parametrize("rank", [-1, 0, 4711])
 def test_the_launcher_reads_what_the_scheduler_writes(rank):
-    assert first_failed_rank(first_failure_line(rank).encode()) == rank
+    text = "job 'default' has failed: rank 2 (10.0.0.7:4242) failed: ValueError: ü"
+    assert first_failure(first_failure_line(rank, text).encode()) == (rank, text)
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"netstorm-verdict", b"netstorm-verdict 1 or so", b"\xff netstorm-verdict 1"]
+    "line", ["", "netstorm-verdict", "netstorm-verdict one x", " netstorm-verdict 1 x", BEGUN]
 )
-def test_other_lines_name_no_rank(line):
-    assert first_failed_rank(line) is None
+def test_other_output_is_no_such_line(line):
+    assert first_failure(line.encode()) is None
