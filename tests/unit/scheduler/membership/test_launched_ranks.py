@@ -74,7 +74,9 @@ def test_a_job_that_no_process_joins_ends_with_a_code_of_its_own_and_says_what_t
     assert "python -m netstorm.run" in driven.machine.outcome.text
 
 
-@pytest.mark.parametrize(("code", "how"), [(3, "exit code 3"), (137, "killed by SIGKILL"), (0, "exit code 0")])
+@pytest.mark.parametrize(
+    ("code", "how"), [(3, "exit code 3"), (137, "killed by SIGKILL"), (0, "exit code 0")]
+)
 def test_a_member_whose_process_has_ended_is_lost_at_once_however_it_ended(code, how):
     driven = running(3)
     end(driven, 1, code)
@@ -133,7 +135,9 @@ def test_a_line_of_the_launcher_is_read_as_it_was_written_but_for_control_charac
     assert "\n" not in read_rank_ended(written.replace(b"Error", b"\\nError")).last_line
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b"SIGTERM", b'{"rank":-1,"code":0,"how":"x","host":"y"}', b"\xff"])
+@pytest.mark.parametrize(
+    "line", [b"", b"{}", b"SIGTERM", b'{"rank":-1,"code":0,"how":"x","host":"y"}', b"\xff"]
+)
 def test_other_lines_are_refused(line):
     with pytest.raises(PeerError, match="a line of the launcher"):
         read_rank_ended(line)
