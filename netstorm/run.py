@@ -1,8 +1,8 @@
 """`python -m netstorm.run train.py …`: run an unedited MXNet or PyTorch script over NetStorm.
 
 In MXNet `dist_sync`, `dist_device_sync`, `dist_sync_device`, `dist` and `dist_async` mean NetStorm. In
-PyTorch the backends `gloo` and `mpi` do, or those that NETSTORM_TORCH_BACKENDS lists, and processes that the
-script starts by itself use NetStorm, too.
+PyTorch the backends `gloo`, `mpi` and `nccl` do, or those that NETSTORM_TORCH_BACKENDS lists, and processes
+that the script starts by itself use NetStorm, too.
 
 MXNet's launchers also start a process for each server and one for the scheduler, all with the same command: a
 server has nothing to do and ends, and the scheduler is NetStorm's.
@@ -30,8 +30,10 @@ _RUNNERS: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 """Files whose frames begin a script's traceback, and mean nothing to its user."""
 
 
-_TORCH_BACKENDS: Final = "gloo,mpi"
-"""What scripts name for training on CPUs. NCCL is usually wanted inside a site, so it has to be asked for."""
+_TORCH_BACKENDS: Final = "gloo,mpi,nccl"
+"""What scripts name. Most hard-code nccl, which has to work on machines that have none, too; inside a site
+PyTorch's own is `real_nccl`.
+"""
 
 
 class _CannotTakeOver(UsageError):

@@ -86,7 +86,8 @@ def scheduler(
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The job's key: NETSTORM_KEY_FILE.")
     ] = None,
-    print_outcome: Annotated[bool, typer.Option("--print-outcome", hidden=True)] = False,
+    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    beside_ranks: Annotated[bool, typer.Option("--beside-ranks", hidden=True)] = False,
 ) -> None:
     """Run the scheduler of one job until all its nodes have left; with --jobs, of several.
 
@@ -102,9 +103,9 @@ def scheduler(
     The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
     SIGINT or SIGTERM stopped one; its nodes are notified.
     """
-    from netstorm.cli.first_failure import first_failure_line
+    from netstorm.cli.launcher_lines import BEGUN, first_failure_line
     from netstorm.errors import UsageError
-    from netstorm.scheduler.process.scheduler_process import run_scheduler
+    from netstorm.scheduler.process.scheduler_process import Launcher, run_scheduler
     from netstorm.settings import Settings
 
     with exit_on_usage_error():
@@ -136,9 +137,14 @@ def scheduler(
             any_port=port == 0,
             ready_file=ready_file,
             print_line=_print_line,
-            on_outcome=(lambda outcome: _print_line(first_failure_line(outcome.rank)))
-            if print_outcome
+            launcher=Launcher(
+                words=0,
+                on_begun=lambda: _print_line(BEGUN),
+                on_outcome=lambda outcome: _print_line(first_failure_line(outcome.rank, outcome.text)),
+            )
+            if launched
             else None,
+            beside_ranks=launched or beside_ranks,
         )
     raise typer.Exit(code)
 

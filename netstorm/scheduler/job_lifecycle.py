@@ -36,6 +36,8 @@ class JobLifecycle:
         failure: why it failed; None if it did not.
         outcome: how it went; None until it is over.
         left: ranks that have left the job.
+        ranks_to_come: a job that has failed before it began waits for ranks that have not come yet, and must
+            hear why.
     """
 
     def __init__(self, options: SchedulerOptions, outbox: Outbox, startup: Startup) -> None:
@@ -46,14 +48,17 @@ class JobLifecycle:
         self.failure: m.PeerGone | None = None
         self.outcome: Outcome | None = None
         self.left: Final[set[int]] = set()
+        self.ranks_to_come = False
         self._options: Final = options
         self._outbox: Final = outbox
         self._end_at = math.inf
+        self._stopped = False
+        self._nobody_joined = False
 
     @property
     def end_at(self) -> float:
         """When the scheduler waits no longer for nodes to leave; inf if the job has not ended."""
-        return self._end_at
+        return math.inf if self.ranks_to_come and self.job is None and not self._stopped else self._end_at
 
     @property
     def abandoned(self) -> bool:
@@ -86,10 +91,15 @@ class JobLifecycle:
 
     def stop(self, reason: str, now: float) -> None:
         """End the job because this process must end. A finished job just waits for its nodes no longer."""
+        self._stopped = True
         if self.phase is Phase.FINISHED:
             self._end_at = now
         else:
             self.fail(m.PeerGone(rank=-1, kind="stopped", reason=reason), now)
+
+    def nobody_joined(self, now: float) -> None:
+        """End the job: all processes have ended that might have joined it."""
+        self.phase, self._end_at, self._nobody_joined = Phase.FAILED, now, True
 
     def departure_of(self, incarnation: int) -> str | None:
         """Return why a process is in the job no more; None: it may be in it."""
@@ -128,16 +138,19 @@ class JobLifecycle:
         if self.job is not None and self.phase in (Phase.FINISHED, Phase.FAILED):
             for rank in self.job.members.liveness.silent(now):
                 self.rank_left(rank, now)
-        if now < self._end_at or self.phase is Phase.OVER:
+        if now < self.end_at or self.phase is Phase.OVER:
             return None
         self.phase = Phase.OVER
-        job = self.job
-        self.outcome = Outcome.of(
-            self._options.job,
-            self.failure,
-            nodes=self._options.num_workers if job is None else len(job.members.present),
-            keys=0 if job is None else len(job.rounds.keys),
-        )
+        job, name = self.job, self._options.job
+        if self._nobody_joined:
+            self.outcome = Outcome.nobody_joined(name)
+        else:
+            self.outcome = Outcome.of(
+                name,
+                self.failure,
+                nodes=self._options.num_workers if job is None else len(job.members.present),
+                keys=0 if job is None else len(job.rounds.keys),
+            )
         self._outbox.record(Ended(text=self.outcome.text))
         return self.outcome
 

@@ -28,6 +28,7 @@ from netstorm.scheduler.job_phase import Outcome, Phase
 from netstorm.scheduler.job_policies import FirstPolicy, JobPolicies
 from netstorm.scheduler.job_view import JobView
 from netstorm.scheduler.member_changes import MemberChanges
+from netstorm.scheduler.membership.launched_ranks import LaunchedRanks, RankEnded
 from netstorm.scheduler.membership.member_texts import format_address, list_some
 from netstorm.scheduler.membership.process_registry import ProcessRegistry
 from netstorm.scheduler.membership.refusal import job_full_reason
@@ -59,6 +60,7 @@ class SchedulerMachine:
         on_form: called with each policy to form; the result goes to `policy_formed`. None: none is formed.
         on_all_joined: called once all nodes have joined if the first policy is not known; it goes to
             `set_first_policy`.
+        on_begun: called once all nodes have joined, when the job begins.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class SchedulerMachine:
         self.on_over: Callable[[Outcome], None] | None = None
         self.on_form: Callable[[FormationRequest], None] | None = None
         self.on_all_joined: Callable[[], None] | None = None
+        self.on_begun: Callable[[], None] | None = None
         self.policies: Final = JobPolicies(
             policy,
             nodes=options.num_workers,
@@ -113,6 +116,7 @@ class SchedulerMachine:
         self._lifecycle: Final = JobLifecycle(options, self._outbox, self._startup)
         self.view: Final = JobView(options, self.counters, self._lifecycle, self.policies, now)
         self._changes: Final = MemberChanges(options, self._lifecycle, self._startup, self._registry)
+        self._launched: Final = LaunchedRanks(options.begin_with or options.num_workers)
         self._last_tick = now
         if replayed is not None:
             self._resume(replayed, now)
@@ -251,8 +255,14 @@ class SchedulerMachine:
         else:
             job.members.liveness.busy(rank, now)
 
+    def rank_ended(self, ended: RankEnded, now: float) -> None:
+        """Learn from the launcher how the process has ended that it had started for a rank."""
+        self._launched.record(ended, now, in_the_job=self._lifecycle.job is not None)
+
     def tick(self, now: float) -> None:
         """Do what is due."""
+        for ended in self._launched.due(now):
+            self._handle_end(ended, now)
         job = self._lifecycle.job
         self._last_tick = now
         if self.phase is Phase.GATHERING:
@@ -273,6 +283,7 @@ class SchedulerMachine:
         if self.phase is Phase.OVER:
             return math.inf
         due = min(self._last_tick + self.options.heartbeat_interval_s, self._lifecycle.end_at)
+        due = min(due, self._launched.next_due())
         if self._lifecycle.job is None or self.phase is not Phase.RUNNING:
             return due
         return min(due, self._lifecycle.job.next_tick(), self.policies.due())
@@ -296,8 +307,10 @@ class SchedulerMachine:
         elif self._lifecycle.failure is not None:
             self._startup.refuse(peer, f"the job has already ended: {self._lifecycle.failure.reason}")
         elif job is None:
+            self._launched.has_come(join.asked_rank)
             self._startup.join(self._changes.applicant(peer, join, now), now)
-            if self._startup.complete():
+            self._check_gone(now)
+            if self._startup.complete() and self.phase is Phase.GATHERING:
                 self._all_joined(now)
         elif peer not in self._changes.ranks and job.views is not None and self.phase is Phase.RUNNING:
             self._changes.join(job, peer, join, now)
@@ -343,6 +356,36 @@ class SchedulerMachine:
             if late is not None:
                 self._lifecycle.fail(late, now)
 
+    def _handle_end(self, ended: RankEnded, now: float) -> None:
+        """Go on without a rank whose process has ended, or end the job."""
+        job = self._lifecycle.job
+        if job is None:
+            self._lifecycle.ranks_to_come = self._launched.some_run
+            peer = self._startup.asking_for(ended.rank)
+            if peer is not None:
+                self._lifecycle.process_left(peer, f"its process has ended: {ended.text}", now)
+            self._check_gone(now)
+        elif ended.rank in job.members.present and ended.rank not in self._lifecycle.left:
+            gone = job.lost(ended.rank, f"its process has ended: {ended.text}", now)
+            if self.phase is not Phase.RUNNING or not self._changes.go_on_without(job, gone, now):
+                self._lifecycle.rank_left(ended.rank, now)
+
+    def _check_gone(self, now: float) -> None:
+        """End a job that has not begun if too many of its ranks have ended; or expect fewer."""
+        gone = self._launched.gone
+        if not gone or self.phase is not Phase.GATHERING:
+            return
+        nodes, elastic = self.options.begin_with or self.options.num_workers, self.options.elastic
+        if elastic is not None and nodes - len(gone) >= elastic[0]:
+            self._startup.begin_with(nodes - len(gone))
+            return
+        failed = [ended for ended in gone if ended.code] or (list(gone) if self._startup.peers() else [])
+        if failed:
+            first = failed[0]
+            self._lifecycle.fail(m.PeerGone(rank=first.rank, kind="lost", reason=_never_joined(first)), now)
+        elif not self._launched.some_run:
+            self._lifecycle.nobody_joined(now)
+
     def _all_joined(self, now: float) -> None:
         if self.policies.ready:
             self._begin(now)
@@ -360,6 +403,8 @@ class SchedulerMachine:
         _log.info("all nodes are here: %s", list_some(map(job.members.describe, job.members.present)))
         for rank in job.members.present:
             job.welcome(rank, now)
+        if self.on_begun is not None:
+            self._outbox.add(Call(function=self.on_begun))
 
     def _resume(self, replayed: ReplayedJob, now: float) -> None:
         """Go on with a job that another process served."""
@@ -422,3 +467,11 @@ class SchedulerMachine:
         request = self.policies.check(now)
         if request is not None:
             self._outbox.add(Call(function=lambda: on_form(request)))
+
+
+def _never_joined(ended: RankEnded) -> str:
+    """Return why a job cannot begin without a rank."""
+    text = f"rank {ended.rank} ({ended.host}) ended before all nodes had joined: {ended.text}"
+    if ended.code == 0:
+        text += "; the others wait for it: its script must make a NetStorm group or store, too"
+    return text

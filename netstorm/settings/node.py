@@ -71,7 +71,7 @@ class NodeSettings:
         "",
         "",
         "PyTorch's own backends, of gloo, mpi and nccl, whose names mean netstorm in scripts that stay "
-        "unedited; empty: none, but gloo,mpi under python -m netstorm.run",
+        "unedited; empty: none, but all three under python -m netstorm.run",
     )
     size_lower_bound: int = setting(
         "MXNET_KVSTORE_SIZE_LOWER_BOUND",

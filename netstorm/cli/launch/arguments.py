@@ -57,6 +57,7 @@ class LaunchArguments:
     job: str | None = None
     restarts: int = 0
     key: Path | None = None
+    quiet: bool = False
 
     def run(self, scratch: Path) -> int:
         """Run the job to its end, and return the exit code.
@@ -105,11 +106,20 @@ class LaunchArguments:
                 grace_s=self.grace_s,
                 failure_timeout_s=settings.heartbeat_timeout_s + self.grace_s,
                 hosts=job.hosts,
+                is_remote=job.is_remote,
+                tells_begin=job.scheduler is not None,
                 restarts=self.restarts,
                 fewest=fewest,
                 scheduler_restarts=state is not None,
             )
-            run_job(for_attempt(job, count, state), shutdown, console, self.log_folder, spare=spare)
+            run_job(
+                for_attempt(job, count, state),
+                shutdown,
+                console,
+                self.log_folder,
+                quiet=self.quiet,
+                spare=spare,
+            )
             return shutdown
 
         # Nodes of an elastic job are started again one by one.
@@ -130,7 +140,8 @@ class LaunchArguments:
         environment = self._checked_environment(variables)
         sites = self._sites(network.size) if self.sites else [node.site or None for node in network.nodes]
         with Wan.up(network, start_changes=False) as wan:
-            print(f"netstorm: {wan_line(wan)}", file=sys.stderr)
+            if not self.quiet:
+                print(f"netstorm: {wan_line(wan)}", file=sys.stderr)
             job = wan_job(
                 wan=wan,
                 command=self.command,

@@ -12,8 +12,9 @@ from typing import BinaryIO, Final
 
 from netstorm.cli.launch.job import Process
 from netstorm.cli.launch.members import SCHEDULER, Member
-from netstorm.cli.launch.output.console import Console, Stream
+from netstorm.cli.launch.output.console import Console, Stream, plain
 from netstorm.cli.launch.output.lines import Lines
+from netstorm.cli.launch.supervisor import ended_code
 
 __all__ = ["Child"]
 
@@ -27,6 +28,9 @@ class Child:
     Attributes:
         member: which process of the job.
         label: what its lines begin with.
+        last_error: the last line of its error output that is not empty.
+        ended: how the process has ended, as soon as it has, even if what it has started has not: its exit
+            code, or 128 + the signal that killed it; None: it has not, or its supervisor could not say.
     """
 
     def __init__(self, process: Process, console: Console, log_folder: Path | None) -> None:
@@ -37,6 +41,8 @@ class Child:
         """
         self.member: Final[Member] = process.member
         self.label: Final = process.label
+        self.last_error = b""
+        self.ended: int | None = None
         self._console: Final = console
         self._supervisor: Final = subprocess.Popen(
             process.supervisor,
@@ -78,6 +84,14 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self._supervisor.stdin.write(line)
 
+    def tell(self, line: bytes) -> None:
+        """Write a line for the process itself; none if it does not read: this must not wait for it."""
+        assert self._supervisor.stdin is not None
+        poller = select.poll()
+        poller.register(self._supervisor.stdin, select.POLLOUT)
+        if poller.poll(0):  # there is room for PIPE_BUF
+            self.send(line)
+
     def kill(self) -> None:
         """Kill the supervisor on this machine."""
         self._supervisor.kill()
@@ -90,7 +104,7 @@ class Child:
         if not data:
             del self._streams[descriptor]
         for line in finished:
-            yield stream, line
+            yield from self._heard(stream, line)
 
     def read_rest(self) -> Iterator[tuple[Stream, bytes]]:
         """Yield the last lines of an ended process, and close its pipes."""
@@ -104,11 +118,22 @@ class Child:
             if not ready:
                 for stream, lines in self._streams.values():
                     for line in lines.end():
-                        yield stream, line
+                        yield from self._heard(stream, line)
                 break
         for pipe in (self._supervisor.stdin, self._supervisor.stdout, self._supervisor.stderr):
             if pipe is not None:
                 pipe.close()
+
+    def _heard(self, stream: Stream, line: bytes) -> Iterator[tuple[Stream, bytes]]:
+        """Yield a line of the process, unless its supervisor has written it."""
+        found = ended_code(line) if stream is Stream.ERR else None
+        if found is not None:
+            line, self.ended = found
+            if not line:
+                return
+        if stream is Stream.ERR and line.strip() and (self.ended is None or found is not None):
+            self.last_error = plain(line)
+        yield stream, line
 
     def write_log(self, lines: list[bytes]) -> None:
         """Write lines to the log file, if there is one."""

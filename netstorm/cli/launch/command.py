@@ -74,6 +74,10 @@ def launch(
     no_prefix: Annotated[
         bool, typer.Option("--no-prefix", help="Print output lines without the rank.")
     ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("-q", "--quiet", help="Print the nodes' output, and warnings and errors, but no more."),
+    ] = False,
     log_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Also write the output to DIR/rank-R.log and DIR/scheduler.log."),
@@ -162,7 +166,8 @@ def launch(
     again.
 
     The exit code is that of the first failure (128 + the signal if a signal killed the node), 130 after
-    Ctrl-C, 127 if the command is not found, 2 if the arguments are wrong.
+    Ctrl-C, 143 after SIGTERM unless all nodes then end with exit code 0, 78 if no process has joined the job,
+    127 if the command is not found, 2 if the arguments are wrong.
     """
     from netstorm.cli.launch.arguments import LaunchArguments
     from netstorm.cli.launch.job import CommandError
@@ -192,6 +197,7 @@ def launch(
                 key=key,
                 wan=wan,
                 restarts=restarts,
+                quiet=quiet,
             )
             code = given.run(scratch)
         except CommandError as error:

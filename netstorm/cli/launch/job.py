@@ -65,7 +65,9 @@ class Job:
     """Returns the scheduler for a second start, at the port that the first one chose, or None; None: it has
     no log to go on from, or is not started here."""
     hosts: Mapping[Member, str] = field(default_factory=dict)
-    """Where processes run, if not on this machine."""
+    """Where processes run, for messages; the scheduler only if that is another machine."""
+    is_remote: bool = False
+    """Whether they are started through ssh."""
 
 
 class CommandError(Exception):

@@ -13,15 +13,26 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from netstorm import clock
-from netstorm.cli.first_failure import first_failed_rank
 from netstorm.cli.launch.child import Child
 from netstorm.cli.launch.job import Job, Process
-from netstorm.cli.launch.members import SCHEDULER, Member, in_words
+from netstorm.cli.launch.members import SCHEDULER, Member, in_words, outcome
 from netstorm.cli.launch.output.console import Console, Stream
-from netstorm.cli.launch.shutdown import Abandon, Action, Report, SendSignal, Shutdown, StartAgain
+from netstorm.cli.launch.shutdown import (
+    Abandon,
+    Action,
+    Explain,
+    Report,
+    SendSignal,
+    Shutdown,
+    StartAgain,
+)
 from netstorm.cli.launch.signals import signals_to_descriptor
 from netstorm.cli.launch.supervisor import become_subreaper, kill_descendants
+from netstorm.cli.launcher_lines import BEGUN, first_failure
+from netstorm.scheduler.membership.launched_ranks import RankEnded, printable
 
 __all__ = ["run_job"]
 
@@ -35,7 +46,13 @@ _READER_MS: Final = 2000
 
 
 def run_job(
-    job: Job, shutdown: Shutdown, console: Console, log_folder: Path | None, *, spare: Collection[int] = ()
+    job: Job,
+    shutdown: Shutdown,
+    console: Console,
+    log_folder: Path | None,
+    *,
+    quiet: bool = False,
+    spare: Collection[int] = (),
 ) -> int:
     """Run a job to its end. No process of it is left when this returns. Only the main thread may call it.
 
@@ -44,6 +61,7 @@ def run_job(
         shutdown: decides when and how processes are ended.
         console: prints the processes' output.
         log_folder: also gets their output, one file each; None: no files.
+        quiet: print only warnings and errors of the scheduler.
         spare: children of this process that are not part of the job, and live on.
 
     Returns:
@@ -56,7 +74,7 @@ def run_job(
     if job.ready_file is not None:
         job.ready_file.unlink(missing_ok=True)  # of an attempt before: its port is nobody's
     with signals_to_descriptor() as woken:
-        run = _JobRun(job, shutdown, console, log_folder, woken, spare=spare)
+        run = _JobRun(job, shutdown, console, log_folder, woken, quiet=quiet, spare=spare)
         try:
             run.to_the_end()
         finally:
@@ -76,6 +94,7 @@ class _JobRun:
         log_folder: Path | None,
         woken: int,
         *,
+        quiet: bool,
         spare: Collection[int],
     ) -> None:
         self._job: Final = job
@@ -83,7 +102,10 @@ class _JobRun:
         self._console: Final = console
         self._log_folder: Final = log_folder
         self._woken: Final = woken
+        self._quiet: Final = quiet
         self._spare: Final = spare
+        self._words: Final[dict[Member, bytes]] = {}
+        """What the scheduler was told of ranks that have ended."""
         self._children: Final[dict[Member, Child]] = {}
         self._nodes_started = False
         self._nodes: Final[dict[Member, Process]] = {}
@@ -139,6 +161,10 @@ class _JobRun:
             self._act(self._shutdown.launch_failed(text, clock.monotonic()))
             return
         self._children[process.member] = child
+        if process.member == SCHEDULER:
+            for line in self._words.values():  # it was started again
+                child.tell(line)
+        self._words.pop(process.member, None)
         self._shutdown.started(process.member, clock.monotonic())
 
     def _start_again(self, member: Member, count: int) -> None:
@@ -194,24 +220,49 @@ class _JobRun:
             if code is not None:
                 self._print(child, child.read_rest())
                 child.close_log()
+                self._tell_end(child, code)
                 del self._children[child.member]
-                self._act(self._shutdown.exited(child.member, code, clock.monotonic()))
+                last = printable(child.last_error.decode(errors="replace"))
+                self._act(self._shutdown.exited(child.member, code, clock.monotonic(), last_line=last))
+
+    def _tell_end(self, child: Child, code: int) -> None:
+        """Tell the scheduler how a rank has ended, once."""
+        member, scheduler = child.member, self._children.get(SCHEDULER)
+        if member == SCHEDULER or member in self._words or self._job.scheduler is None:
+            return
+        ended = RankEnded.of(
+            member,
+            code,
+            outcome(code),
+            self._job.hosts.get(member, ""),
+            child.last_error,
+            again=self._shutdown.will_start_again(member, code),
+        )
+        self._words[member] = msgspec.json.encode(ended) + b"\n"
+        if scheduler is not None:
+            scheduler.tell(self._words[member])
 
     # ------------------------------------------------------------------------------------------------- output
 
     def _print(self, child: Child, lines: Iterable[tuple[Stream, bytes]]) -> None:
-        """Print and log lines; the scheduler's line about the first failure goes to `shutdown` instead."""
+        """Print and log lines; those of the scheduler for this process go to `shutdown` instead."""
         logged = []
         for stream, line in lines:
-            rank = None
+            first = None
             if child.member == SCHEDULER and stream is Stream.OUT:
-                rank = first_failed_rank(line)
-            if rank is None:
-                self._console.line(stream, child.label, line)
-                logged.append(line)
+                first = first_failure(line)
+            if first is not None:
+                rank, text = first
+                self._shutdown.first_failure_reported(Member(rank) if rank >= 0 else None, text)
+            elif child.member == SCHEDULER and line == BEGUN.encode():
+                self._shutdown.begun()
             else:
-                self._shutdown.first_failure_reported(Member(rank) if rank >= 0 else None)
+                if not (self._quiet and child.member == SCHEDULER and _is_information(stream, line)):
+                    self._console.line(stream, child.label, line)
+                logged.append(line)
         child.write_log(logged)
+        if child.ended is not None:
+            self._tell_end(child, child.ended)
 
     def _show_unfinished(self) -> None:
         for child in self._children.values():
@@ -227,6 +278,11 @@ class _JobRun:
             match action:
                 case Report(text):
                     self._console.report(text)
+                case Explain(members, text):
+                    for member in members:
+                        line = f"netstorm: {text}".encode(errors="replace")
+                        self._console.line(Stream.ERR, self._children[member].label, line)
+                        self._children[member].write_log([line])
                 case SendSignal(members, number):
                     for member in members:
                         self._children[member].send(number.name.encode() + b"\n")
@@ -235,3 +291,8 @@ class _JobRun:
                 case Abandon(members):
                     for member in members:
                         self._children[member].kill()
+
+
+def _is_information(stream: Stream, line: bytes) -> bool:
+    """Return whether a line of the scheduler is neither a warning nor an error."""
+    return stream is Stream.OUT or b" netstorm INFO " in line

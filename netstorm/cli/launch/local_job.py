@@ -35,12 +35,12 @@ def scheduler_process(
         ready_file: it writes its address to this file.
     """
     words = [sys.executable, "-m", "netstorm", "scheduler"]
-    words += ["--port", str(port), "--ready-file", str(ready_file), "--print-outcome"]
+    words += ["--port", str(port), "--ready-file", str(ready_file), "--launched"]
     return Process(
         member=SCHEDULER,
         supervisor=supervisor,
         environment=child_environment(environment, DMLC_ROLE="scheduler", NETSTORM_RANK=None),
-        start_message=start_message(command=words, folder=None),
+        start_message=start_message(command=words, folder=None, reads=True),
     )
 
 
@@ -144,8 +144,9 @@ def local_job(
         ]
 
     nodes(None)  # wrong values are found before anything is started
+    hosts = {Member(rank): _LOOPBACK for rank in range(size)}
     if ready_file is None:
-        return Job(size=size, scheduler=None, ready_file=None, nodes=nodes)
+        return Job(size=size, scheduler=None, ready_file=None, nodes=nodes, hosts=hosts)
     common = {"DMLC_PS_ROOT_URI": _LOOPBACK, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def scheduler(chosen: int | None) -> Process:
@@ -153,5 +154,10 @@ def local_job(
         return scheduler_process(SUPERVISOR, own, chosen or port, ready_file)
 
     return Job(
-        size=size, scheduler=scheduler(None), ready_file=ready_file, nodes=nodes, scheduler_at=scheduler
+        size=size,
+        scheduler=scheduler(None),
+        ready_file=ready_file,
+        nodes=nodes,
+        scheduler_at=scheduler,
+        hosts=hosts,
     )

@@ -60,7 +60,8 @@ def main() -> int:
             "choose another one with --env MASTER_PORT=PORT",
             file=sys.stderr,
         )
-    return Supervisor(0, read[1]).run(message["command"], message["folder"], environment)
+    reads = bool(message.get("reads"))
+    return Supervisor(0, read[1]).run(message["command"], message["folder"], environment, reads=reads)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 The first failure begins the shutdown. The other processes have some time to notice and end by themselves (a
 node raises `NodeLost` or `NodeFailed`); then they get SIGINT, SIGTERM and SIGKILL, one after the other.
+Before the job has begun that time is short, and the first signal is SIGTERM: no training is lost, and who has
+not joined may hear of nothing.
+
 Ctrl-C and SIGTERM begin at their own step of this ladder; a second one takes the next step at once. The
 scheduler outlives the nodes, because it tells them about each other's end.
 
@@ -23,13 +26,21 @@ from netstorm.cli.launch.members import SCHEDULER, Member, in_words, outcome
 from netstorm.cli.launch.restarts.budget import PlannedRestart, RestartBudget
 from netstorm.cli.launch.supervisor import CANNOT_RUN, NOT_FOUND
 
-__all__ = ["Abandon", "Action", "Report", "SendSignal", "Shutdown", "StartAgain"]
+__all__ = ["Abandon", "Action", "Explain", "Report", "SendSignal", "Shutdown", "StartAgain"]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Print a message of the launcher."""
 
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Print a message as a line of each of these processes: why it is ended."""
+
+    members: tuple[Member, ...]
     text: str
 
 
@@ -57,7 +68,7 @@ class StartAgain:
     """How often it has been started again, with this time."""
 
 
-Action: TypeAlias = Report | SendSignal | Abandon | StartAgain
+Action: TypeAlias = Report | Explain | SendSignal | Abandon | StartAgain
 
 
 class Stage(Enum):
@@ -73,6 +84,9 @@ class Stage(Enum):
 _SSH_FAILED: Final = 255
 _KILL_S: Final = 7.0
 """A supervisor ends at most 5 s after SIGKILL, even if a process hangs in the kernel."""
+_NOT_BEGUN_S: Final = 2.0
+"""Time to end by themselves for processes of a job that fails before it has begun. Those that wait for the
+others hear of it at once; the rest may wait for the same in a library that hears nothing."""
 _SCHEDULER_S: Final = 2.0
 """Time for the scheduler of a failed or stopped job to end after the last node: it has nothing left to do."""
 
@@ -104,6 +118,8 @@ class Shutdown:
         restarts: int = 0,
         fewest: int | None = None,
         scheduler_restarts: bool = False,
+        is_remote: bool = False,
+        tells_begin: bool = False,
     ) -> None:
         """Begin before any process is started.
 
@@ -111,10 +127,12 @@ class Shutdown:
             nodes: number of nodes.
             grace_s: time from one step of the ladder to the next.
             failure_timeout_s: time from the first failure to the first step.
-            hosts: where processes run, if not on this machine; for messages.
+            hosts: where processes run, for messages.
             restarts: how often each process that may be started again is.
             fewest: nodes that an elastic job needs; None: the job is not elastic, and needs all.
             scheduler_restarts: whether the scheduler may be started again.
+            is_remote: whether the processes run on other machines, through ssh.
+            tells_begin: whether `begun` will be called when all nodes have joined.
         """
         self._nodes: Final = frozenset(Member(rank) for rank in range(nodes))
         self._grace_s: Final = grace_s
@@ -126,13 +144,20 @@ class Shutdown:
         self._failures: dict[Member | None, tuple[str, int]] = {}
         """Text and exit code of each failure before the shutdown, in order; None: the launcher's own."""
         self._first_failure_known = False
+        self._how_it_went = ""
         self._first_failed: Member | None = None
         self._stop_signal: signal.Signals | None = None
         self._step: signal.Signals | None = None
         self._due: float | None = None
         """When the next step is due."""
+        self._time_s = failure_timeout_s
+        """From the first failure to the first step."""
         self._fewest: Final = fewest
         self._scheduler_restarts: Final = scheduler_restarts
+        self._is_remote: Final = is_remote
+        self._has_begun = not tells_begin
+        self._last_lines: Final[dict[Member, str]] = {}
+        """Of the error output of processes that have ended."""
         self._budget: Final = RestartBudget(restarts)
         self._waiting: Final[dict[Member, PlannedRestart]] = {}
         """Processes that are about to be started again."""
@@ -166,36 +191,50 @@ class Shutdown:
     @property
     def exit_code(self) -> int:
         """The first failure's, or 128 + the signal that stopped the job, or 0."""
-        first = self._first_failure()
-        if first is not None:
-            return first[1]
-        return 0 if self._stop_signal is None else 128 + self._stop_signal
+        if self._failures:
+            return self._failures[self._first_failure()][1]
+        if self._stop_signal is None or self._ended_well():
+            return 0
+        return 128 + self._stop_signal
+
+    def _ended_well(self) -> bool:
+        """Whether all ranks of a job that was asked to end have done so in good order: they have agreed on
+        it, and have saved what there was to save. Ctrl-C, after which a shell's loop ends, is none of that.
+        """
+        asked = self._stop_signal in {signal.SIGTERM, signal.SIGHUP}
+        return asked and all(self._codes.get(member) == 0 for member in self._nodes)
 
     def summary(self) -> list[str]:
-        """Return how each process ended; nothing if all ended well."""
+        """Return how each process ended, and last what was the first failure; nothing if all ended well."""
         if not self.exit_code:
             return []
         first = self._first_failure()
-        lines = [first[0]] if first is not None else []
         by_code: dict[int, list[Member]] = defaultdict(list)
         for member, code in self._codes.items():
-            by_code[code].append(member)
-        lines += [f"{outcome(code)}: {in_words(by_code[code])}" for code in sorted(by_code, reverse=True)]
+            if member != first:
+                by_code[code].append(member)
         missing = self._nodes - self._codes.keys()
-        return lines + ([f"not started: {in_words(missing)}"] if missing else [])
+        lines = [f"not started: {in_words(missing)}"] if missing else []
+        lines += [f"{outcome(code)}: {in_words(by_code[code])}" for code in sorted(by_code, reverse=True)]
+        return lines + ([self._with_last_line(first)] if self._failures else [])
 
-    def _first_failure(self) -> tuple[str, int] | None:
-        """Return the failure that caused the others: the one that the scheduler reports, or else the
-        earliest.
+    def _with_last_line(self, member: Member | None) -> str:
+        """Return a failure as text, with what the process has said last."""
+        text = self._failures[member][0]
+        known = member == SCHEDULER and self._first_failure_known
+        last = "" if member is None or known else self._last_lines.get(member, "")
+        return f"{text}: {last}" if last else text
+
+    def _first_failure(self) -> Member | None:
+        """Return whose failure caused the others, the one that the scheduler reports, or else the earliest;
+        None: nothing has failed, or the launcher itself.
         """
-        if not self._failures:
-            return None
         if self._first_failed is not None and self._first_failed in self._failures:
-            return self._failures[self._first_failed]
+            return self._first_failed
         # A scheduler that has reported the first failure has not failed itself.
         exempt = {SCHEDULER} if self._first_failure_known else set()
-        nodes = [failure for member, failure in self._failures.items() if member not in exempt]
-        return next(iter(nodes or self._failures.values()))
+        nodes = [member for member in self._failures if member not in exempt]
+        return next(iter(nodes or self._failures), None)
 
     # ------------------------------------------------------------------------------------------------- events
 
@@ -205,16 +244,31 @@ class Shutdown:
         self._codes.pop(member, None)
         self._budget.started(member, now)
 
-    def exited(self, member: Member, code: int, now: float) -> list[Action]:
+    def begun(self) -> None:
+        """Record that all nodes have joined."""
+        self._has_begun = True
+
+    def will_start_again(self, member: Member, code: int) -> bool:
+        """Return whether `exited` will start a process again that ends with `code`."""
+        return (
+            code not in {0, CANNOT_RUN, NOT_FOUND}
+            and self._stage is Stage.RUNNING
+            and self._may_start_again(member)
+            and self._budget.is_left(member)
+        )
+
+    def exited(self, member: Member, code: int, now: float, *, last_line: str = "") -> list[Action]:
         """Record that a process has ended, and return what to do.
 
         Args:
             member: which.
             code: exit code, or 128 + the number of the signal that killed it.
             now: the time.
+            last_line: of its error output, for messages.
         """
         self._alive.discard(member)
         self._codes[member] = code
+        self._last_lines[member] = last_line
         actions: list[Action] = []
         if code and self._stage is not Stage.STOPPING:
             text = self._failure(member, code)
@@ -230,9 +284,11 @@ class Shutdown:
         """Record a failure of the launcher itself, such as a process that cannot be started."""
         return self._fail(None, reason, 1, now) if self._stage is Stage.RUNNING else []
 
-    def first_failure_reported(self, member: Member | None) -> None:
-        """Record which process failed first, as the scheduler reports it; None: no process in particular."""
-        self._first_failure_known, self._first_failed = True, member
+    def first_failure_reported(self, member: Member | None, text: str = "") -> None:
+        """Record which process failed first, as the scheduler reports it; None: no process in particular.
+        `text`: how the job went.
+        """
+        self._first_failure_known, self._first_failed, self._how_it_went = True, member, text
 
     def stop_requested(self, reason: signal.Signals, now: float) -> list[Action]:
         """Handle Ctrl-C (SIGINT), SIGTERM, SIGHUP, or SIGPIPE if nobody reads the output."""
@@ -258,7 +314,7 @@ class Shutdown:
         elif self._only_scheduler():
             late = f"{self._schedulers_time():g} s after the last node"
         else:
-            late = f"{self._failure_timeout_s:g} s after the first failure"
+            late = f"{self._time_s:g} s after the first failure"
         self._stage = Stage.STOPPING
         self._waiting.clear()
         return self._next_step(f"not ended {late}", now)
@@ -269,7 +325,7 @@ class Shutdown:
         """Return what to do if the job can go on after a failure; nothing: it cannot."""
         if self._stage is not Stage.RUNNING:
             return []
-        if self._may_start_again(member) and code not in {CANNOT_RUN, NOT_FOUND}:
+        if self.will_start_again(member, code):
             planned = self._budget.after_failure(member, now)
             if planned is not None:
                 self._waiting[member] = planned
@@ -296,20 +352,19 @@ class Shutdown:
         others = self._alive - {SCHEDULER}
         if not others:
             self._due = now + self._schedulers_time()
-            return [Report(text)]
-        self._due = now + self._failure_timeout_s
-        have = "has" if len(others) == 1 else "have"
-        return [
-            Report(f"{text}; {in_words(others)} {have} {self._failure_timeout_s:g} s to end by themselves")
-        ]
+            return []  # the summary says it
+        self._time_s = self._failure_timeout_s if self._has_begun else _NOT_BEGUN_S
+        self._due = now + self._time_s
+        have, selves = ("has", "itself") if len(others) == 1 else ("have", "themselves")
+        return [Report(f"{text}; {in_words(others)} {have} {self._time_s:g} s to end by {selves}")]
 
     def _failure(self, member: Member, code: int) -> str:
         if member == SCHEDULER and self._first_failure_known:
-            return "the job has failed"
+            return self._how_it_went or "the job has failed"
         where = f" on {self._hosts[member]}" if member in self._hosts else ""
         how = outcome(code)
         how = f"was {how}" if how.startswith("killed") else f"failed with {how}"
-        if where and code == _SSH_FAILED:
+        if self._is_remote and code == _SSH_FAILED:
             how += " (ssh's own code when it cannot connect, or has lost the connection)"
         return f"{in_words([member])}{where} {how}"
 
@@ -331,12 +386,21 @@ class Shutdown:
         return tuple(sorted(self._alive - {SCHEDULER} or self._alive))
 
     def _first_step(self, step: signal.Signals) -> signal.Signals:
-        # Nodes are gone: an interrupt has nothing to save in a scheduler that is alone.
-        return signal.SIGTERM if step is signal.SIGINT and self._only_scheduler() else step
+        return signal.SIGINT if self._only_scheduler() else step  # it leaves SIGTERM to the nodes
 
     def _next_step(self, why: str, now: float) -> list[Action]:
-        step = self._first_step(signal.SIGINT) if self._step is None else _LADDER[self._step]
-        return self._send_step(step, why, now)
+        if self._step is not None:
+            step = _LADDER[self._step]
+            if step is signal.SIGTERM and self._only_scheduler():
+                step = signal.SIGKILL
+            return self._send_step(step, why, now)
+        first = self._first_step(signal.SIGINT if self._has_begun else signal.SIGTERM)
+        actions = self._send_step(first, why, now)
+        if self._stop_signal is None and self._failures and not self._only_scheduler():
+            cause = self._with_last_line(self._first_failure())
+            text = f"ended by the launcher ({first.name}), since {cause}"
+            actions.insert(1, Explain(self._targets(), text))
+        return actions
 
     def _send_step(self, step: signal.Signals | None, why: str, now: float) -> list[Action]:
         members = self._targets()
@@ -351,6 +415,7 @@ class Shutdown:
         return _KILL_S if step is signal.SIGKILL else self._grace_s
 
     def _places(self, members: tuple[Member, ...]) -> str:
-        hosts = sorted({self._hosts[member] for member in members if member in self._hosts})
+        hosts = {self._hosts[member] for member in members if member in self._hosts}
+        hosts = sorted(hosts) if self._is_remote else []
         left = f"; processes may be left on {', '.join(hosts)}" if hosts else ""
         return in_words(members) + left

@@ -79,7 +79,7 @@ def ssh_job(
             own["DMLC_NODE_HOST"] = placement.address
         nodes.append(remote.process(Member(placement.rank), placement.host, command, folder, own))
     own = {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": port}
-    words = [python, "-m", "netstorm", "scheduler", "--print-outcome"]
+    words = [python, "-m", "netstorm", "scheduler", "--launched"]
     scheduler = remote.process(SCHEDULER, host, words, None, {**own, "DMLC_NUM_WORKER": size})
     return Job(
         size=size,
@@ -88,6 +88,7 @@ def ssh_job(
         nodes=lambda _: nodes,
         scheduler_at=(lambda _: scheduler) if with_scheduler else None,
         hosts={SCHEDULER: host} | {Member(placement.rank): placement.host for placement in placements},
+        is_remote=True,
     )
 
 
@@ -120,6 +121,7 @@ class _Remote:
                 variables=merged,
                 nodes_here=max(1, self.nodes_on.get(host, 0)),
                 key=self.key,
+                reads=member == SCHEDULER,
             ),
         )
 

@@ -4,7 +4,9 @@ Standard library only, and one file: `netstorm launch` runs it as a file on a ba
 which cannot import packages and takes 10 MB. On other hosts it is started through ssh (`remote`).
 
 Its standard input is its lifeline. The first line, JSON, says what to run; each later line names a signal for
-the command's process group; the end of the input means that the launcher is gone, for whatever reason.
+the command's process group, or is JSON for the command itself, if that reads the launcher's lines; the end of
+the input means that the launcher is gone, for whatever reason. How the command ended is a line on standard
+error (`ended_code`), at once: what it has left running may take a while to end.
 
 Three measures ensure that no process outlives a job. The supervisor is a subreaper, so that all processes
 that the command starts stay below it, even daemons with their own session. If the supervisor is killed, the
@@ -25,11 +27,21 @@ from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Final
 
-__all__ = ["Supervisor", "become_subreaper", "descendants", "kill_descendants", "read_start_message"]
+__all__ = [
+    "Supervisor",
+    "become_subreaper",
+    "descendants",
+    "ended_code",
+    "kill_descendants",
+    "read_start_message",
+]
 
 CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
 """Exit codes if the command cannot be run, as a shell's."""
+
+_ENDED: Final = b"\x1enetstorm-ended "
+"""Begins the line that says how the command ended, wherever in a line the command's own output stops."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -66,46 +78,65 @@ class Supervisor:
         self._command = 0
         self._status: int | None = None
         self._abandoned = False
+        self._input = -1
+        """The end of a pipe to which the command's lines are written; -1: it reads none."""
 
-    def run(self, command: list[str], folder: str | None, environment: Mapping[str, str] | None) -> int:
+    def run(
+        self,
+        command: list[str],
+        folder: str | None,
+        environment: Mapping[str, str] | None,
+        *,
+        reads: bool = False,
+    ) -> int:
         """Run a command to its end, and end the processes that it leaves behind.
 
         Args:
             command: its words; nothing is interpreted by a shell.
             folder: working directory; this process's if None.
             environment: this process's if None.
+            reads: whether the command reads the launcher's lines.
 
         Returns:
             The command's exit code, or 128 + the number of the signal that killed it.
         """
-        problem = self._start(command, folder, environment)
+        problem = self._start(command, folder, environment, reads=reads)
         if problem is not None:
             _report(problem[1])
             return problem[0]
-        self._send_received_signals()
+        self._handle_lines()
         while self._status is None:
             self._wait(None)
+        code = os.waitstatus_to_exitcode(self._status)
+        code = code if code >= 0 else 128 - code
+        with contextlib.suppress(OSError):  # the launcher may be gone
+            os.write(2, b"%b%d\n" % (_ENDED, code))
         for _ in range(_LEFTOVER_CHECKS):
             if not descendants(os.getpid()):
                 break
             self._wait(_LEFTOVER_CHECK_MS)
         self._end_leftovers()
-        code = os.waitstatus_to_exitcode(self._status)
-        return code if code >= 0 else 128 - code
+        return code
 
     # ----------------------------------------------------------------------------------------------- starting
 
     def _start(
-        self, command: list[str], folder: str | None, environment: Mapping[str, str] | None
+        self, command: list[str], folder: str | None, environment: Mapping[str, str] | None, *, reads: bool
     ) -> tuple[int, str] | None:
         """Start the command; return exit code and message if it cannot be started."""
         supervisor = os.getpid()
+        if reads:
+            lines, self._input = os.pipe()
+            os.set_blocking(self._input, False)  # a command that does not read must not stop this process
+        else:
+            lines = os.open(os.devnull, os.O_RDONLY)
         reading, writing = os.pipe()  # exec closes it: its end means that the command runs in its own group
         self._command = os.fork()
         if self._command == 0:
             step = "chdir"
             try:
                 _prepare(supervisor)
+                os.dup2(lines, 0)
                 if folder is not None:
                     os.chdir(folder)
                 step = "exec"
@@ -117,6 +148,7 @@ class Supervisor:
             finally:
                 os._exit(NOT_FOUND)
         os.close(writing)
+        os.close(lines)
         with os.fdopen(reading, "rb") as report:
             step, _, number = report.read().decode().partition(" ")
         if not step:
@@ -157,16 +189,20 @@ class Supervisor:
         data = os.read(self._lifeline, 4096)
         if data:
             self._received += data
-            self._send_received_signals()
+            self._handle_lines()
             return
         self._abandoned = True
         self._signal(signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, _ORPHAN_GRACE_S)
 
-    def _send_received_signals(self) -> None:
-        """Send each signal that a complete line of the lifeline names."""
+    def _handle_lines(self) -> None:
+        """Send each signal that a complete line of the lifeline names, and pass the command's lines on."""
         *lines, self._received = self._received.split(b"\n")
         for line in lines:
+            if line.startswith(b"{"):
+                with contextlib.suppress(OSError):  # it has ended, or reads nothing any more
+                    os.write(self._input, line + b"\n")
+                continue
             number = signal.Signals[line.decode("ascii")]
             if number is signal.SIGKILL:
                 self._kill_everything()
@@ -206,6 +242,12 @@ class Supervisor:
         _report(f"killed what the command had left running: {names}")
         if surviving:
             _report(f"these processes survive SIGKILL: {', '.join(map(str, surviving))}")
+
+
+def ended_code(line: bytes) -> tuple[bytes, int] | None:
+    """Return how the command has ended, and what stands before that in the line; None: it is another line."""
+    before, marker, code = line.rpartition(_ENDED)
+    return (before, int(code)) if marker and code.isdigit() and int(code) < 256 else None
 
 
 def read_start_message(lifeline: int) -> tuple[dict[str, object], bytes] | None:
@@ -275,7 +317,7 @@ def name_of(pid: int) -> str:
 
 
 def _prepare(supervisor: int) -> None:
-    """Prepare the forked child: leader of a session, with default signal handlers, without input."""
+    """Prepare the forked child: leader of a session, with default signal handlers."""
     os.setsid()
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != supervisor:  # it died before the kernel knew of PDEATHSIG
@@ -290,8 +332,6 @@ def _prepare(supervisor: int) -> None:
         signal.SIGXFSZ,
     ):
         signal.signal(number, signal.SIG_DFL)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -321,7 +361,7 @@ def main() -> int:
     command, folder = message["command"], message["folder"]
     assert isinstance(command, list)
     assert folder is None or isinstance(folder, str)
-    return Supervisor(0, rest).run(command, folder, None)
+    return Supervisor(0, rest).run(command, folder, None, reads=bool(message.get("reads")))
 
 
 if __name__ == "__main__":

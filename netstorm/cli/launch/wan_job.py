@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from netstorm.cli.launch.job import Job, Process
 from netstorm.cli.launch.local_job import SUPERVISOR, node_process, scheduler_process
+from netstorm.cli.launch.members import Member
 from netstorm.cli.launch.variables.node import node_variables
 from netstorm.cli.launch.variables.pytorch import Master, given_or, places, port_beside
 from netstorm.errors import UsageError
@@ -77,8 +78,9 @@ def wan_job(
         return made
 
     nodes(None)  # wrong values are found before anything is started
+    hosts = {Member(rank): wan.address(rank) for rank in range(size)}
     if ready_file is None:
-        return Job(size=size, scheduler=None, ready_file=None, nodes=started)
+        return Job(size=size, scheduler=None, ready_file=None, nodes=started, hosts=hosts)
 
     def scheduler(chosen_port: int | None) -> Process:
         return scheduler_process(
@@ -89,7 +91,12 @@ def wan_job(
         )
 
     return Job(
-        size=size, scheduler=scheduler(None), ready_file=ready_file, nodes=started, scheduler_at=scheduler
+        size=size,
+        scheduler=scheduler(None),
+        ready_file=ready_file,
+        nodes=started,
+        scheduler_at=scheduler,
+        hosts=hosts,
     )
 
 

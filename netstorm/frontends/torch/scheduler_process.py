@@ -5,6 +5,7 @@ It outlives rank 0, so that it can tell the others if rank 0 dies. It ends by it
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,7 @@ class SchedulerProcess:
 
     def stop(self) -> None:
         """Stop it, and with it the job."""
-        self._process.terminate()
+        self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -74,7 +75,7 @@ def start_scheduler(settings: Settings) -> SchedulerProcess:
     with tempfile.TemporaryDirectory(prefix="netstorm-") as folder:
         ready = Path(folder) / "ready"
         process = subprocess.Popen(  # noqa: S603 -- our own command
-            [*_COMMAND, "--host", host, "--port", "0", "--ready-file", str(ready)],
+            [*_COMMAND, "--host", host, "--port", "0", "--ready-file", str(ready), "--beside-ranks"],
             env=child_environment(
                 DMLC_ROLE=None, DMLC_NUM_WORKER=settings.num_workers, NETSTORM_RANK=None, NETSTORM_BIND=None
             ),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from netstorm.errors import UsageError
@@ -27,7 +28,7 @@ from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.settings import Settings, foreign_variable
 
-__all__ = ["before_leaving", "create_process_group"]
+__all__ = ["before_leaving", "create_process_group", "join_before_rendezvous"]
 
 _ADDRESS: Final = "netstorm/scheduler/{}/{}"
 """Key of the scheduler's address in PyTorch's store. The first number counts the restarts by torchrun, whose
@@ -103,6 +104,36 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
         )
         job.groups += 1
         return NetStormProcessGroup(member, lambda: _group_closed(job))
+
+
+@raises_torch_errors
+def join_before_rendezvous(
+    backend: str,
+    _init_method: object = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *_: object,
+    **others: object,
+) -> None:
+    """Join the job whose scheduler the environment names, before PyTorch's rendezvous: that waits for minutes
+    for a rank that has died, and cannot say which. Takes the arguments of `init_process_group`.
+
+    A group that has other ranks than the job, and an elastic job, join later.
+
+    Raises:
+        NetStormError: the job does not come together.
+    """
+    settings = Settings.from_environment()
+    named = settings.source("rank") != "default" and settings.source("num_workers") != "default"
+    is_the_job = rank in {-1, settings.rank} and world_size in {-1, settings.num_workers}
+    with _process.lock:
+        if _process.job is not None or not (named and is_the_job) or settings.elastic or others.get("_ranks"):
+            return
+        if settings.source("wait_timeout_s") == "default":
+            default = dist.distributed_c10d._get_default_timeout(dist.Backend(backend))  # noqa: SLF001
+            settings = settings.changed(wait_timeout_s=(timeout or default).total_seconds())
+        runtime_of_this_process(settings, framework="PyTorch")
 
 
 def before_leaving(function: Callable[[], None]) -> None:

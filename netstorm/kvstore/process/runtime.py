@@ -223,7 +223,8 @@ class Runtime:
 
         def announce(now: float) -> None:
             self._signals.poll()  # if a signal has ended the script, the signal is the reason
-            self.node.requests.fail(reason, now)
+            after = f", after {self._signals.last}" if self._signals.last else ""
+            self.node.requests.fail(f"{reason}{after}", now)
 
         if self.process.is_mine() and not self._closed:
             self.process.post(announce)

@@ -4,6 +4,10 @@ Python runs its handlers between two of its own instructions, and a thread that 
 none. But the interpreter's C handler writes the signal's number to the wake-up descriptor at once. The I/O
 thread reads it there and fails what is outstanding. So the blocked call returns, and Python's handler runs.
 
+That is for signals that end the process. A handler of the script's own, or of its framework, has the word:
+it may set a flag, on which the ranks agree before they save and leave together. Then nothing is failed here.
+The job ends if the process ends without having left, and the reason names the signal.
+
 A forked child inherits the descriptor and the handler, and must lose them before it receives its first
 signal: a `multiprocessing.Pool` ends its workers with SIGTERM, which would be read here as a signal to the
 parent. So the two signals are blocked while the process forks.
@@ -43,6 +47,8 @@ class SignalWatch:
             driver: watches descriptors on the I/O thread.
             interrupted: called there with the signal's name.
         """
+        self.last = ""
+        """The last signal that was left to a handler of the script's, as text; empty: there was none."""
         self._open = threading.current_thread() is threading.main_thread()
         if not self._open:
             return
@@ -62,9 +68,16 @@ class SignalWatch:
     def poll(self) -> None:
         """Handle the signals that have come. On the I/O thread only."""
         with contextlib.suppress(OSError):  # none has, or it is closed
-            for number in self._read_end.recv(64) if self._open else b"":
-                if number in _NAMES and callable(signal.getsignal(number)):
+            numbers = self._read_end.recv(64) if self._open else b""
+            if numbers and self._previous_fd >= 0:  # an event loop's, which calls the script's handlers
+                with contextlib.suppress(OSError):
+                    os.write(self._previous_fd, numbers)
+            for number in set(numbers) & _NAMES.keys():
+                handler = signal.getsignal(number)
+                if handler in _ENDING:
                     self._interrupted(_NAMES[number])
+                elif callable(handler):
+                    self.last = _NAMES[number]
 
     def close(self) -> None:
         """Stop watching, and restore what was there before. Twice does no harm."""
@@ -86,14 +99,21 @@ class SignalWatch:
             self._read_end.close()
 
     def _restore(self) -> None:
-        signal.set_wakeup_fd(self._previous_fd)
+        replaced = signal.set_wakeup_fd(self._previous_fd)
+        if replaced != self._write_end.fileno():  # an event loop's, which began later
+            signal.set_wakeup_fd(replaced)
         if self._took_sigterm and signal.getsignal(signal.SIGTERM) is _exit_on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _exit_on_sigterm(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+    # A handler that was installed later may call the one before it, as Lightning's does: it has the word.
+    if signal.getsignal(number) is _exit_on_sigterm:
+        sys.exit(128 + number)
 
+
+_ENDING: Final = (_exit_on_sigterm, signal.default_int_handler)
+"""Handlers that end the process."""
 
 _blocked_before: Final[list[set[signal.Signals | int]]] = []
 """While the process forks: the signals that were blocked before."""

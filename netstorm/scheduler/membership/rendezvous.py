@@ -54,7 +54,7 @@ class Rendezvous:
 
     def __init__(self, options: SchedulerOptions) -> None:
         self._options: Final = options
-        self._needed: Final = options.begin_with or options.num_workers
+        self._needed = options.begin_with or options.num_workers
         self._accepted: dict[Peer, Applicant] = {}
         """In order of arrival."""
         self._claimants: dict[Peer, Applicant] = {}
@@ -105,6 +105,15 @@ class Rendezvous:
             del self._accepted[refusal.peer]
         self._accepted[newcomer.peer] = newcomer
         return replaced
+
+    def needed(self, most: int) -> None:
+        """Begin with `most` nodes, if fewer were not enough before: the others will not come."""
+        self._needed = min(self._needed, most)
+
+    def asking_for(self, rank: int) -> Peer | None:
+        """Return the node that has a rank's place; None: no node has asked for it."""
+        asked = (applicant for applicant in self._accepted.values() if applicant.join.asked_rank == rank)
+        return next((applicant.peer for applicant in asked), None)
 
     def remove(self, peer: Peer) -> Applicant | None:
         """Forget a node that left before the job began."""

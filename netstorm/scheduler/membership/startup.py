@@ -118,6 +118,14 @@ class Startup:
             return f"all {nodes} nodes are here, and the first policy is being formed"
         return self._rendezvous.waiting_text()
 
+    def begin_with(self, most: int) -> None:
+        """Wait for `most` nodes at most: the others will not come."""
+        self._rendezvous.needed(most)
+
+    def asking_for(self, rank: int) -> Peer | None:
+        """Return the process that has a rank's place; None: none has asked for it."""
+        return self._rendezvous.asking_for(rank)
+
     def complete(self) -> bool:
         """Return whether all nodes have joined."""
         return self._rendezvous.complete()

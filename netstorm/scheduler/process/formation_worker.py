@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,7 @@ has a session of its own.
 
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as its parent, which may leave it to the ranks
     os.nice(_NICE)
     with contextlib.suppress(OSError):
         _GROUP.write_text(str(_NICE))

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final
 
 from netstorm import clock
-from netstorm.errors import Closed, SettingsError, UsageError
+from netstorm.errors import Closed, PeerError, SettingsError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.observe.log import configure_logging
 from netstorm.observe.web_access import web_access
@@ -23,6 +23,8 @@ from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.security.credentials import job_key_of
 from netstorm.pslite.system.addresses import resolve
 from netstorm.scheduler.job_phase import Outcome
+from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.membership.launched_ranks import LONGEST_LINE, read_rank_ended
 from netstorm.scheduler.policies.formation import FormationResult
 from netstorm.scheduler.process.formation_client import FormationClient
 from netstorm.scheduler.process.hosted import (
@@ -35,7 +37,9 @@ from netstorm.scheduler.process.hosted import (
 from netstorm.scheduler.process.status_server import open_status_server
 from netstorm.settings import Settings
 
-__all__ = ["run_scheduler"]
+__all__ = ["Launcher", "run_scheduler"]
+
+_log = logging.getLogger(__name__)
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +48,9 @@ _SLICE_S: Final = 0.2
 
 _LINGER_S: Final = 2.0
 """How long the last messages may take to leave."""
+
+_MOST_WORDS: Final = 65536
+"""Bytes of the launcher's lines that are read at once: what a pipe holds."""
 
 _PORT_TRIES: Final = 20
 """Attempts to find a port: one that the system chose for TCP may be taken in UDP."""
@@ -55,7 +62,8 @@ def run_scheduler(
     any_port: bool = False,
     ready_file: Path | None = None,
     print_line: Callable[[str], None] = print,
-    on_outcome: Callable[[Outcome], None] | None = None,
+    launcher: Launcher | None = None,
+    beside_ranks: bool = False,
 ) -> int:
     """Run the scheduler of one job, or of several, to its end. Call it on the main thread.
 
@@ -64,7 +72,10 @@ def run_scheduler(
         any_port: listen on a port that the system chooses, not on `settings.scheduler_port`.
         ready_file: written once nodes can connect: HOST:PORT.
         print_line: prints a line for the user. Progress (who is waited for) goes to the log.
-        on_outcome: called with how it went, for programs.
+        launcher: the launcher that has started this process, and the ranks; None: somebody else has.
+        beside_ranks: whoever has started this process sees to its end, with SIGINT if it must. SIGTERM is for
+            the ranks, which all processes of a job get from Slurm or Kubernetes, and has no effect here: the
+            ranks need the scheduler until they have agreed on what to do, and have left.
 
     Returns:
         The exit code: 0 if all jobs ended well, 1 if one failed, 128 + the signal that stopped it.
@@ -73,7 +84,7 @@ def run_scheduler(
         UsageError: no job can begin: settings that contradict each other, a wrong network file, a port
             that is taken, a ready file that cannot be written.
     """
-    with _logging(settings), _signals() as signals, contextlib.ExitStack() as stack:
+    with _logging(settings), _signals(beside_ranks=beside_ranks) as signals, contextlib.ExitStack() as stack:
         _remove(ready_file)
         access = web_access(settings) if settings.http_port else None  # before nodes come: it may refuse
         plan = plan_hosting(settings)
@@ -92,11 +103,51 @@ def run_scheduler(
         if status_server is not None:
             stack.callback(status_server.close)
             print_line(f"netstorm scheduler: watch it with: {status_server.command}")
+        if launcher is not None:
+            stack.callback(_listen_to(launcher, running.driver))
         outcome = running.wait(signals)
-    print_line(f"netstorm scheduler: {outcome.text}")
-    if on_outcome is not None:
-        on_outcome(outcome)
+    if launcher is None or outcome.exit_code == 0:  # of a failure it says the same, as its last line
+        print_line(f"netstorm scheduler: {outcome.text}")
+    if launcher is not None:
+        launcher.on_outcome(outcome)
     return 128 + signals[0] if signals and outcome.exit_code else outcome.exit_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """The launcher that has started this process: what it says, and what it is told."""
+
+    words: int
+    """Descriptor from which its lines are read: which ranks have ended."""
+    on_begun: Callable[[], None]
+    """Called when all nodes have joined."""
+    on_outcome: Callable[[Outcome], None]
+    """Called with how it went."""
+
+
+def _listen_to(launcher: Launcher, driver: Driver[HostedMachine]) -> Callable[[], None]:
+    """Let the job hear what the launcher says; return a function that ends that."""
+    machine, words = driver.machine, launcher.words
+    if not isinstance(machine, SchedulerMachine):  # it started no rank of another scheduler's jobs
+        return lambda: None
+    machine.on_begun = launcher.on_begun
+    received = b""
+
+    def read() -> None:
+        nonlocal received
+        data = os.read(words, _MOST_WORDS)
+        if not data:
+            driver.thread.unwatch(words)
+        *lines, received = (received + data).split(b"\n")
+        received = received[-LONGEST_LINE:]
+        for line in lines:
+            try:
+                machine.rank_ended(read_rank_ended(line), clock.monotonic())
+            except PeerError as error:
+                _log.warning("%s", error)
+
+    driver.thread.watch(words, read)
+    return lambda: driver.thread.unwatch(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +259,13 @@ def _logging(settings: Settings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _signals(*, beside_ranks: bool) -> Iterator[list[int]]:
     """Collect the numbers of the signals that ask this process to end."""
     caught: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        caught.append(number)
+        if number == signal.SIGINT or not beside_ranks:
+            caught.append(number)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM, whatever the script is doing: it ends at once, and the others hear why."""
+"""Ctrl-C and SIGTERM, whatever the script is doing: it ends at once, and the others hear why. A script that
+handles them goes on.
+"""
 
 from __future__ import annotations
 
@@ -95,11 +97,34 @@ def test_impatient_users_press_ctrl_c_more_than_once(tmp_path: Path) -> None:
     assert other.code == 1
 
 
-def test_a_script_may_handle_signals_itself(tmp_path: Path) -> None:
+def test_nodes_agree_on_a_signal_that_one_of_them_handles_and_end_well_together(tmp_path: Path) -> None:
+    handles = """
+flag = []
+signal.signal(signal.SIGTERM, lambda number, frame: flag.append(number))
+show("now")
+while out.asnumpy()[0] < 3:
+    kv.pushpull("k", ones() * (1 + len(flag)), out=out)
+show("saving")
+"""
+    follows = """
+while out[0] < 3:
+    step()
+"""
+    with Job(tmp_path, 2, **SHORT_TIMEOUTS) as job:
+        start(job, 0, handles)
+        start_plain(job, 1, follows)
+        job.wait_until_said(0, "now")
+        job.send(0, signal.SIGTERM)
+        handled, other = job.end(0, 30), job.end(1, 30)
+    assert "saving" in handled.out
+    assert (handled.code, other.code) == (0, 0), handled.text + other.text
+
+
+def test_a_script_that_ends_in_its_handler_without_having_left_ends_the_job(tmp_path: Path) -> None:
     handles = """
 def stop(number, frame):
     show("saving")
-    sys.exit(0)
+    sys.exit(1)
 signal.signal(signal.SIGTERM, stop)
 show("now")
 while True:
@@ -113,4 +138,4 @@ while True:
         handled, other = job.end(0, 30), job.end(1, 30)
     assert "saving" in handled.out
     assert other.code == 1
-    assert "interrupted by SIGTERM" in other.err
+    assert "its script ended with exit code 1, after SIGTERM" in other.err

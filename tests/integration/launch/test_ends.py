@@ -46,25 +46,25 @@ sys.exit(1)
     ended = launcher.run(program, "-n", "3", "--grace", "20")
     assert ended.code == 3
     assert ended.err.splitlines() == [
-        "[launch] rank 2 failed with exit code 3; ranks 0, 1 have 20.5 s to end by themselves",
-        "[launch] rank 2 failed with exit code 3",
-        "[launch] exit code 3: rank 2",
+        "[launch] rank 2 on 127.0.0.1 failed with exit code 3; ranks 0, 1 have 20.5 s to end by themselves",
         "[launch] exit code 1: ranks 0, 1",
+        "[launch] rank 2 on 127.0.0.1 failed with exit code 3",
     ]
 
 
 def test_a_node_that_a_signal_has_killed_is_reported_by_the_signals_name(launcher):
     ended = launcher.run("if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)", "-n", "2")
     assert ended.code == 139
-    assert "[launch] rank 1 was killed by SIGSEGV" in ended.err
+    assert "[launch] rank 1 on 127.0.0.1 was killed by SIGSEGV" in ended.err
 
 
 def test_after_a_failure_the_others_are_interrupted_terminated_and_killed(launcher):
     ended = launcher.run(f"if rank == 1: sys.exit(7)\n{DEAF}", "-n", "2", "--grace", "0.5")
     assert ended.code == 7
     assert signals(launcher, 0) == ["SIGINT", "SIGTERM"]
-    assert ended.err.splitlines()[1:4] == [
+    assert ended.err.splitlines()[1:5] == [
         "[launch] not ended 1 s after the first failure: sending SIGINT to rank 0",
+        "[0] netstorm: ended by the launcher (SIGINT), since rank 1 on 127.0.0.1 failed with exit code 7",
         "[launch] not ended 0.5 s after SIGINT: sending SIGTERM to rank 0",
         "[launch] not ended 0.5 s after SIGTERM: sending SIGKILL to rank 0",
     ]
@@ -195,5 +195,5 @@ def test_a_node_whose_supervisor_is_killed_dies_with_it_and_all_that_it_has_star
         os.kill(int((launcher.folder / "supervisor-1").read_text()), signal.SIGKILL)
         end = ended(process)
         assert not alive(launcher.pids())
-    assert "[launch] rank 1 was killed by SIGKILL" in end.err
+    assert "[launch] rank 1 on 127.0.0.1 was killed by SIGKILL" in end.err
     assert end.code == 137

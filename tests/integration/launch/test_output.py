@@ -66,7 +66,7 @@ def test_of_a_progress_bar_a_file_gets_the_last_state_only(launcher):
 def test_a_last_line_without_an_end_is_printed_before_the_failure_is_reported(launcher):
     ended = launcher.run("sys.stderr.write('last words'); sys.exit(3)", "-n", "1")
     assert ended.err.splitlines()[0] == "[0] last words"
-    assert ended.err.splitlines()[1] == "[launch] rank 0 failed with exit code 3"
+    assert ended.err.splitlines()[1] == "[launch] rank 0 on 127.0.0.1 failed with exit code 3: last words"
 
 
 def test_bytes_that_are_no_text_arrive_as_they_were(launcher):

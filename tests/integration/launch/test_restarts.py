@@ -66,7 +66,7 @@ print("done after", attempt, flush=True)
     end = launcher.run(program, "-n", "2", "--restarts", "2", NETSTORM_ELASTIC="1:2")
     assert end.code == 0, end.err
     assert sorted(end.out.splitlines()) == ["[0] done after 0", "[1] done after 2"]
-    assert "rank 1 was killed by SIGKILL; it is started again in 1 s (restart 2 of 2)" in end.err
+    assert "rank 1 on 127.0.0.1 was killed by SIGKILL; it is started again in 1 s (restart 2 of 2)" in end.err
 
 
 def test_an_elastic_job_goes_on_without_a_node_that_fails_for_good(launcher):
@@ -82,7 +82,7 @@ wait_for("attempt-1")
     )
     end = launcher.run(program, "-n", "3", "--restarts", "1", NETSTORM_ELASTIC="2:3")
     assert end.code == 0, end.err
-    assert "rank 1 failed with exit code 7; the job goes on with 2 nodes" in end.err
+    assert "rank 1 on 127.0.0.1 failed with exit code 7; the job goes on with 2 nodes" in end.err
 
 
 def test_a_node_on_another_host_is_started_again_there(launcher, over_ssh):

@@ -57,6 +57,7 @@ def test_variables_arguments_and_folder_arrive_as_they_were(launcher, over_ssh):
         "DMLC_PS_ROOT_URI": "tokyo",
         "DMLC_PS_ROOT_PORT": "9091",
         "DMLC_NUM_WORKER": "2",
+        "NETSTORM_RESTART": "0",
     }
     assert first["variables"] == common | {
         "NETSTORM_RANK": "0",

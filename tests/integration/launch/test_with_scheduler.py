@@ -60,7 +60,10 @@ def test_a_job_runs_from_the_schedulers_start_to_its_end(job):
     assert lines[0].endswith(", encrypted; waiting for 3 nodes")
     assert "network: all links assumed equal; star" in end.err
     said = [line for line in lines if line.startswith("[scheduler]")]  # Python prints at a process's very end
-    assert said[-1] == "[scheduler] netstorm scheduler: job 'default' has ended well: 3 nodes, 0 keys"
+    assert said[-1] == (
+        "[scheduler] netstorm scheduler: job 'default' has ended well: 3 nodes, 0 keys, so nobody has summed "
+        "anything over NetStorm"
+    )
     assert "netstorm-verdict" not in end.out
     assert "[launch]" not in end.err
 
@@ -86,9 +89,10 @@ runtime.barrier()
     end = job.run(program, "-n", "3")
     assert end.code == 1
     assert "NodeFailed: rank 2" in end.err
-    summary = end.err.splitlines()[-2:]
-    assert summary[0] == "[launch] rank 2 failed with exit code 1"
-    assert summary[1] == "[launch] exit code 1: ranks 0-2 and the scheduler"
+    assert end.err.splitlines()[-2:] == [
+        "[launch] exit code 1: ranks 0, 1 and the scheduler",
+        "[launch] rank 2 on 127.0.0.1 failed with exit code 1: ValueError: boom",
+    ]
 
 
 def test_a_node_that_is_killed_is_noticed_by_the_others_which_end_by_themselves(job):
@@ -97,7 +101,126 @@ def test_a_node_that_is_killed_is_noticed_by_the_others_which_end_by_themselves(
     assert end.code == 137
     assert "NodeLost: rank 1" in end.err
     assert "sending SIG" not in end.err
-    assert "[launch] rank 1 was killed by SIGKILL" in end.err
+    assert "[launch] rank 1 on 127.0.0.1 was killed by SIGKILL" in end.err
+
+
+DIES_FIRST = """
+def until_there(name):
+    while not pathlib.Path(name).exists(): time.sleep(0.01)
+
+if rank == 1:
+    until_there("ready")
+    {dies}
+note(os.getpid(), "ready")
+"""
+"""Rank 1 ends before it joins, once another one is about to."""
+
+
+def test_a_rank_that_dies_before_it_joins_is_named_to_those_that_wait_and_in_the_last_line(job):
+    end = job.run(DIES_FIRST.format(dies="import nothere") + JOIN, "-n", "3")
+    assert_told(end, 0, 2)
+
+
+def assert_told(end, *ranks: int) -> None:
+    """Assert that ranks and launcher have named rank 1. A rank that is about to join on a busy machine is
+    told by the launcher, in the words of the others' error.
+    """
+    assert end.code == 1
+    for rank in ranks:
+        said = [line for line in end.err.splitlines() if line.startswith(f"[{rank}] ")]
+        assert "rank 1" in said[-1]
+        assert "127.0.0.1" in said[-1]
+        assert "exit code 1" in said[-1]
+        assert "ModuleNotFoundError: No module named 'nothere'" in said[-1]
+    assert end.err.splitlines()[-1] == (
+        "[launch] rank 1 on 127.0.0.1 failed with exit code 1: ModuleNotFoundError: No module named 'nothere'"
+    )
+
+
+def test_a_rank_that_exits_with_0_and_never_joins_is_named_to_those_that_wait(job):
+    end = job.run(DIES_FIRST.format(dies="sys.exit(0)") + JOIN, "-n", "2", PS_HEARTBEAT_TIMEOUT="60")
+    assert end.code == 1
+    assert "NodeLost: rank 1 (127.0.0.1) ended before all nodes had joined: exit code 0" in end.err
+    assert "rank 1 (127.0.0.1) ended before all nodes had joined" in end.err.splitlines()[-1]
+
+
+def test_a_rank_that_hears_nothing_is_ended_soon_if_the_job_cannot_begin_and_says_why(job):
+    program = DIES_FIRST.format(dies="import nothere") + "time.sleep(600)"
+    with job.started(program, "-n", "2", "--grace", "500") as process:
+        end = ended(process)
+    assert end.code == 1
+    assert (
+        "[0] netstorm: ended by the launcher (SIGTERM), since rank 1 on 127.0.0.1 failed with exit code 1: "
+        "ModuleNotFoundError: No module named 'nothere'"
+    ) in end.err
+
+
+def test_a_job_that_no_process_joins_ends_with_a_code_of_its_own_and_says_what_to_write(job):
+    end = job.run("print('trained')", "-n", "2", "--grace", "500")
+    assert end.code == 78
+    assert end.out.count("trained") == 2
+    last = end.err.splitlines()[-1]
+    assert last.startswith("[launch] job 'default' has failed: no process has joined the job")
+    assert 'init_process_group("netstorm")' in last
+    assert "python -m netstorm.run" in last
+
+
+@pytest.mark.parametrize(
+    ("dies", "how", "code"),
+    [
+        ("os._exit(3)", "exit code 3", 3),
+        ("os.fork() or time.sleep(600); os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", 137),
+    ],
+)
+def test_how_a_member_has_ended_is_told_to_the_others_even_if_what_it_has_forked_lives_on(
+    job, dies, how, code
+):
+    program = JOIN + f"if rank == 1:\n    sys.stderr.write('last words\\n')\n    {dies}\nruntime.barrier()"
+    end = job.run(program, "-n", "2", PS_HEARTBEAT_TIMEOUT="300")
+    assert end.code == code
+    assert "NodeLost: rank 1 (127.0.0.1:" in end.err
+    assert f"is lost: its process has ended: {how}; last line of its error output: last words;" in end.err
+
+
+def test_an_elastic_job_waits_for_a_failed_start_to_be_repeated_and_begins_without_one_that_fails_for_good(
+    job,
+):
+    program = (
+        "attempt = int(os.environ['NETSTORM_RESTART'])\n"
+        "if rank == 1 and attempt == 0 or rank == 2: sys.exit('no such data')\n" + JOIN
+    )
+    end = job.run(program, "-n", "3", "--restarts", "1", NETSTORM_ELASTIC="2:3", NETSTORM_JOIN_TIMEOUT="1000")
+    assert end.code == 0, end.err
+    assert (job.folder / "joined-0").exists()
+    assert (job.folder / "joined-1").exists()
+    assert "rank 2 on 127.0.0.1 failed with exit code 1; the job goes on with 2 nodes" in end.err
+
+
+def test_ranks_that_handle_the_launchers_sigterm_and_exit_with_0_are_a_job_that_ended_well(job):
+    program = (
+        JOIN
+        + """
+flag = []
+signal.signal(signal.SIGTERM, lambda *_: flag.append(1))
+note(os.getpid(), f"handler-{rank}")
+while not flag: time.sleep(0.01)
+runtime.barrier()
+print("saved")
+"""
+    )
+    with job.started(program, "-n", "2", "--grace", "100") as process:
+        until(lambda: len([*job.folder.glob("handler-*")]) == 2, "the handlers")
+        scheduler_of(process.pid).terminate()  # as Slurm does, which sends it to all processes of a job
+        process.send_signal(signal.SIGTERM)
+        end = ended(process)
+    assert end.code == 0, end.err
+    assert end.out.count("saved") == 2
+
+
+def test_a_quiet_launcher_prints_what_the_nodes_print_and_nothing_else(job):
+    end = job.run(JOIN + "print('met')", "-n", "2", "--quiet", "--log-dir", "logs")
+    assert (end.code, sorted(end.out.splitlines()), end.err) == (0, ["[0] met", "[1] met"], "")
+    assert "has ended well" in (job.folder / "logs" / "scheduler.log").read_text()
 
 
 def test_a_scheduler_that_dies_is_the_first_failure(job):
@@ -108,7 +231,7 @@ def test_a_scheduler_that_dies_is_the_first_failure(job):
         end = ended(process)
     assert end.code == 137
     assert "[launch] the scheduler was killed by SIGKILL; ranks 0, 1 have " in end.err
-    assert end.err.splitlines()[-3] == "[launch] the scheduler was killed by SIGKILL"
+    assert end.err.splitlines()[-1].startswith("[launch] the scheduler was killed by SIGKILL")
 
 
 def test_a_scheduler_that_cannot_start_is_reported_and_no_node_starts(job):
@@ -117,11 +240,9 @@ def test_a_scheduler_that_cannot_start_is_reported_and_no_node_starts(job):
     assert end.code == 2
     assert "[scheduler] netstorm: " in end.err
     assert "network.yaml" in end.err
-    assert end.err.splitlines()[-3:] == [
-        "[launch] the scheduler failed with exit code 2",
-        "[launch] exit code 2: the scheduler",
-        "[launch] not started: ranks 0, 1",
-    ]
+    *_, missing, last = end.err.splitlines()
+    assert missing == "[launch] not started: ranks 0, 1"
+    assert last.startswith("[launch] the scheduler failed with exit code 2: netstorm: ")
     assert job.pids() == []
 
 
@@ -163,7 +284,18 @@ def test_a_job_through_ssh_has_its_scheduler_on_the_first_host(job):
     end = job.run(JOIN + "if rank: raise ValueError('boom')\nruntime.barrier()", "--port", port)
     assert end.code == 1
     assert f"[scheduler] netstorm scheduler: job 'default' at 127.0.0.1:{port}" in end.out
-    assert "[launch] rank 1 on 127.0.0.1 failed with exit code 1" in end.err.splitlines()[-2]
+    assert "[launch] rank 1 on 127.0.0.1 failed with exit code 1" in end.err.splitlines()[-1]
+
+
+def test_a_rank_on_another_host_that_dies_before_it_joins_is_named_with_that_host(job):
+    (job.folder / "hosts").write_text("127.0.0.1 slots=2\n")
+    fake_ssh = f"{sys.executable} {Path(__file__).with_name('fake_ssh.py')}"
+    job.words = lambda *options: [
+        *(sys.executable, "-m", "netstorm", "launch", "--hosts", "hosts"),
+        *("--ssh", fake_ssh, "--python", sys.executable, *options, "--", sys.executable, str(job.program)),
+    ]
+    end = job.run(DIES_FIRST.format(dies="import nothere") + JOIN, "--port", str(free_port()))
+    assert_told(end, 0)
 
 
 def test_the_scripts_make_a_job_of_processes_that_are_started_one_by_one(job):

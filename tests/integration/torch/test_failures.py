@@ -101,6 +101,26 @@ def test_ctrl_c_at_all_ranks_ends_them_and_the_scheduler(ranks):
     assert_ends(scheduler)
 
 
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("before", signal.SIGTERM),
+        ("after", signal.SIGTERM),
+        ("composed", signal.SIGTERM),
+        ("after", signal.SIGUSR1),
+        ("after", signal.SIGINT),
+    ],
+)
+def test_ranks_agree_on_a_signal_that_one_of_them_handles_and_end_well_together(ranks, when, number):
+    ranks.start(failing.leave_together, 2, when=when, number=int(number), **SHORT)
+    for rank in range(2):
+        ranks.wait_until_said(rank, "running")
+    ranks.send(1, number)
+    (left, none), (also, one) = ranks.answers()
+    assert left == also
+    assert (none, one) == (0, 1)
+
+
 def test_nodes_of_mxnet_and_of_pytorch_in_one_job_are_refused_by_name(ranks, tmp_path: Path):
     (tmp_path / "job").mkdir()
     with Job(tmp_path / "job", 2) as job:

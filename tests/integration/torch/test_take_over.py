@@ -53,10 +53,11 @@ def run(folder: Path, source: str, *words: str, **variables: str) -> Any:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def test_every_way_to_name_gloo_or_mpi_means_netstorm(tmp_path):
+def test_every_way_to_name_a_backend_of_pytorchs_means_netstorm_on_any_machine(tmp_path):
     script = """
 found = {}
-for form in ("gloo", "GLOO", "mpi", dist.Backend.GLOO, "cpu:gloo", "cpu:gloo,cuda:mpi", None):
+names = ("gloo", "GLOO", "mpi", "nccl", dist.Backend.GLOO, "cpu:gloo", "cpu:gloo,cuda:nccl", None)
+for form in names:
     init(**({} if form is None else {"backend": form}))
     assert dist.get_world_size() == 1
     found[str(form)] = [dist.get_backend(), len(created)]
@@ -68,8 +69,9 @@ print(json.dumps(found))
         "gloo": ["netstorm", 1],
         "GLOO": ["netstorm", 1],
         "mpi": ["netstorm", 1],
+        "nccl": ["netstorm", 1],
         "cpu:gloo": ["cpu:netstorm", 1],
-        "cpu:gloo,cuda:mpi": ["cpu:netstorm,cuda:netstorm", 1],
+        "cpu:gloo,cuda:nccl": ["cpu:netstorm,cuda:netstorm", 1],
         "None": ["netstorm", 1],
     }
 
@@ -172,6 +174,46 @@ print(json.dumps([ours, "zmq" in sys.modules, str(dist.Backend("gloo")), dist.Ba
         "netstorm.frontends.torch.names",
     ]
     assert (zmq, gloo, name) == (False, "gloo", "netstorm")
+
+
+LAUNCHED = {"DMLC_ROLE": "worker", "NETSTORM_RESTART": "0", "RANK": "0"}
+
+
+def test_a_rank_of_the_launcher_says_at_once_that_its_default_group_is_not_netstorms(tmp_path):
+    script = """
+import contextlib, io, json
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+said = {}
+for form in ("gloo", None):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        dist.init_process_group(form, store=dist.HashStore(), rank=0, world_size=1)
+        dist.new_group(backend="gloo")
+    said[str(form)] = errors.getvalue()
+    dist.destroy_process_group()
+print(json.dumps(said))
+"""
+    said = run(tmp_path, script, **LAUNCHED)
+    assert said["gloo"].startswith("netstorm: rank 0 makes a default group of PyTorch's own backend 'gloo'")
+    assert 'init_process_group("netstorm")' in said["gloo"]
+    assert "python -m netstorm.run" in said["gloo"]
+    assert said["gloo"].count("\n") == 1
+    assert "of PyTorch's default backend" in said["None"]
+
+
+def test_what_a_rank_starts_says_nothing_of_groups_of_its_own(tmp_path):
+    script = """
+import subprocess
+init(backend="netstorm")
+child = (
+    "import torch.distributed as dist;"
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
+)
+ended = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
+print(json.dumps(ended.stdout + ended.stderr))
+"""
+    stand_in = RECORD + "startup.join_before_rendezvous = lambda *_, **__: None\n"
+    assert run(tmp_path, stand_in + script, **LAUNCHED) == ""
 
 
 def test_neither_framework_is_imported_before_the_script_does_it(tmp_path):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["Console", "Stream", "open_standard_streams"]
+__all__ = ["Console", "Stream", "open_standard_streams", "plain"]
 
 
 class Stream(IntEnum):
@@ -47,6 +47,11 @@ _ESCAPES: Final = re.compile(
     rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])|[\x00-\x08\x0a-\x1f]"
 )
 """Terminal control sequences (ECMA-48 §5.4) and control characters, which would break a status line."""
+
+
+def plain(text: bytes) -> bytes:
+    """Return a line without what only a terminal understands."""
+    return _ESCAPES.sub(b"", text)
 
 
 def open_standard_streams() -> None:
@@ -115,7 +120,7 @@ class Console:
         """Show an unfinished line of a process below all others, if standard error is a terminal."""
         if not self._has_status:
             return
-        status = _cut(b"[%b] %b" % (label.encode(), _ESCAPES.sub(b"", text)) if text else b"")
+        status = _cut(b"[%b] %b" % (label.encode(), plain(text)) if text else b"")
         if status != self._status:
             self._erase_status()
             self._put(Stream.ERR, status)

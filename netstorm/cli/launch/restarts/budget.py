@@ -46,11 +46,15 @@ class RestartBudget:
         """Record that a process runs."""
         self._started[who] = now
 
+    def is_left(self, who: Hashable) -> bool:
+        """Return whether a process may be started again once more."""
+        return self._counts.get(who, 0) < self._limit
+
     def after_failure(self, who: Hashable, now: float) -> PlannedRestart | None:
         """Return the next restart of a process that has failed; None: there is none left."""
-        count = self._counts.get(who, 0) + 1
-        if count > self._limit:
+        if not self.is_left(who):
             return None
+        count = self._counts.get(who, 0) + 1
         delay = _FIRST_S
         if who in self._delays and now - self._started.get(who, now) < _STABLE_S:
             delay = min(2 * self._delays[who], _LONGEST_S)

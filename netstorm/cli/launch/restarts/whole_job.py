@@ -53,7 +53,7 @@ def for_attempt(job: Job, attempt: int, state: str | None) -> Job:
         state: folder of the log; None: none, so a scheduler that ends cannot be started again.
     """
     again = attempt > 0
-    own = {"NETSTORM_RESTART": str(attempt)} if again else {}
+    own = {"NETSTORM_RESTART": str(attempt)}
     kept = {} if state is None else {"NETSTORM_STATE_DIR": state}
     scheduler, scheduler_at, nodes = job.scheduler, job.scheduler_at, job.nodes
     return dataclasses.replace(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from types import FrameType
 from typing import Any
 
 import torch
@@ -59,3 +61,36 @@ def mixed(odd: int) -> Any:
     except NetStormError as error:
         return str(error)
     return ""
+
+
+def leave_together(when: str, number: int) -> list[int]:
+    """Sum a flag that a signal sets; leave at the step at which some rank's is set, save, and end."""
+    flag: list[int] = []
+
+    def install() -> None:
+        former = signal.getsignal(number)
+
+        def handle(got: int, frame: FrameType | None) -> None:
+            flag.append(got)
+            if callable(former) and when == "composed":
+                former(got, frame)
+
+        signal.signal(number, handle)
+
+    if when == "before":
+        install()
+    rank, _ = begin()
+    if when != "before":
+        install()
+    for step in range(100_000):
+        set_here = torch.tensor([float(bool(flag))])
+        dist.all_reduce(set_here, op=dist.ReduceOp.MAX)
+        if step == 3:
+            print("running", flush=True)
+        if set_here.item():
+            if rank == 0:
+                time.sleep(1)  # saves
+            dist.barrier()
+            dist.destroy_process_group()
+            return [step, len(flag)]
+    return []

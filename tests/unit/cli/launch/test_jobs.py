@@ -137,7 +137,7 @@ def test_the_scheduler_chooses_its_port_and_writes_it_to_the_ready_file():
         "0",
         "--ready-file",
         "/tmp/x",
-        "--print-outcome",
+        "--launched",
     ]
     assert scheduler.environment["DMLC_ROLE"] == "scheduler"
     assert scheduler.environment["DMLC_NUM_WORKER"] == "2"
@@ -205,7 +205,7 @@ def test_the_scheduler_runs_on_the_first_host_of_the_file_whatever_its_rank():
         "-m",
         "netstorm",
         "scheduler",
-        "--print-outcome",
+        "--launched",
     ]
     assert [node.member for node in job.nodes(None)] == [0, 1]
     assert json.loads(job.nodes(None)[0].start_message)["variables"]["DMLC_PS_ROOT_URI"] == "paris"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.cli.launch.members import SCHEDULER, Member
-from netstorm.cli.launch.shutdown import Abandon, Report, SendSignal, Shutdown
+from netstorm.cli.launch.shutdown import Abandon, Explain, Report, SendSignal, Shutdown
 
 GRACE_S = 10.0
 FAILURE_TIMEOUT_S = 20.0
@@ -60,11 +60,10 @@ def test_the_first_failure_gives_its_rank_and_exit_code_however_the_others_end()
     shutdown.exited(SCHEDULER, 0, 1.0)
     assert shutdown.exit_code == 3
     assert shutdown.summary() == [
-        "rank 2 failed with exit code 3",
         "killed by SIGKILL: rank 1",
-        "exit code 3: rank 2",
         "exit code 1: rank 0",
         "exit code 0: the scheduler",
+        "rank 2 failed with exit code 3",
     ]
 
 
@@ -131,8 +130,9 @@ def test_ctrl_c_after_a_failure_hurries_and_keeps_the_failures_exit_code():
 def test_a_scheduler_that_stays_after_a_good_job_is_stopped_and_that_is_no_failure():
     shutdown = started()
     exit_all(shutdown, 0, 0, 0)
-    assert sent(shutdown.tick(1.0 + GRACE_S)) == [((SCHEDULER,), "SIGTERM")]
-    shutdown.exited(SCHEDULER, 143, 12.0)
+    assert sent(shutdown.tick(1.0 + GRACE_S)) == [((SCHEDULER,), "SIGINT")]
+    assert sent(shutdown.tick(1.0 + 2 * GRACE_S)) == [((SCHEDULER,), "SIGKILL")]
+    shutdown.exited(SCHEDULER, 137, 22.0)
     assert shutdown.exit_code == 0
 
 
@@ -140,7 +140,7 @@ def test_a_scheduler_that_stays_after_a_stopped_job_is_stopped_soon():
     shutdown = started()
     shutdown.stop_requested(signal.SIGINT, 0.0)
     exit_all(shutdown, 130, 130, 130)
-    assert sent(shutdown.tick(3.0)) == [((SCHEDULER,), "SIGTERM")]
+    assert sent(shutdown.tick(3.0)) == [((SCHEDULER,), "SIGINT")]
 
 
 def test_a_scheduler_that_dies_first_is_the_first_failure():
@@ -160,25 +160,25 @@ def test_the_scheduler_knows_who_was_first_even_if_others_end_sooner():
     shutdown.exited(SCHEDULER, 1, 0.3)
     shutdown.exited(Member(1), 1, 0.4)
     assert shutdown.exit_code == 3
-    assert shutdown.summary()[0] == "rank 2 failed with exit code 3"
+    assert shutdown.summary()[-1] == "rank 2 failed with exit code 3"
 
 
 def test_a_scheduler_that_reports_a_failed_job_is_not_what_failed():
     shutdown = started()
-    shutdown.first_failure_reported(None)
+    shutdown.first_failure_reported(None, "the job has failed")
     assert "the job has failed; ranks 0-2 have 20 s" in reported(shutdown.exited(SCHEDULER, 1, 0.0))
     exit_all(shutdown, 0, 5, 1)
     assert shutdown.exit_code == 5
-    assert shutdown.summary()[0] == "rank 1 failed with exit code 5"
+    assert shutdown.summary()[-1] == "rank 1 failed with exit code 5"
 
 
 def test_a_failed_job_whose_nodes_all_end_well_has_failed():
     shutdown = started()
-    shutdown.first_failure_reported(Member(2))
+    shutdown.first_failure_reported(Member(2), "job 'default' has failed: rank 2 is lost")
     exit_all(shutdown, 0, 0, 0)
     shutdown.exited(SCHEDULER, 1, 1.0)
     assert shutdown.exit_code == 1
-    assert shutdown.summary()[0] == "the job has failed"
+    assert shutdown.summary()[-1] == "job 'default' has failed: rank 2 is lost"
 
 
 def test_a_blamed_node_that_had_to_be_killed_does_not_hide_who_failed():
@@ -206,32 +206,31 @@ def test_after_a_scheduler_that_fails_at_the_start_no_node_is_started():
     assert shutdown.is_over
     assert not shutdown.may_start
     assert shutdown.summary() == [
-        "the scheduler failed with exit code 2",
-        "exit code 2: the scheduler",
         "not started: ranks 0-2",
+        "the scheduler failed with exit code 2",
     ]
 
 
 def test_ctrl_c_while_the_scheduler_starts_stops_it():
     shutdown = Shutdown(3, grace_s=GRACE_S, failure_timeout_s=FAILURE_TIMEOUT_S)
     shutdown.started(SCHEDULER)
-    assert sent(shutdown.stop_requested(signal.SIGINT, 0.0)) == [((SCHEDULER,), "SIGTERM")]
-    shutdown.exited(SCHEDULER, 143, 0.0)
+    assert sent(shutdown.stop_requested(signal.SIGINT, 0.0)) == [((SCHEDULER,), "SIGINT")]
+    shutdown.exited(SCHEDULER, 130, 0.0)
     assert shutdown.is_over
     assert shutdown.exit_code == 130
 
 
 def test_a_process_that_cannot_be_started_fails_the_job():
     shutdown = started(2)
-    assert reported(shutdown.launch_failed("cannot start rank 2: no memory", 0.0)).startswith(
-        "cannot start rank 2"
+    assert "cannot start rank 2: no memory" in reported(
+        shutdown.launch_failed("cannot start rank 2: no memory", 0.0)
     )
     assert shutdown.exit_code == 1
     assert sent(shutdown.tick(FAILURE_TIMEOUT_S)) == [((0, 1), "SIGINT")]
 
 
 def test_what_does_not_die_of_sigkill_is_given_up_and_its_host_is_named():
-    shutdown = started(2, hosts={Member(0): "tokyo", Member(1): "alice@paris"})
+    shutdown = started(2, hosts={Member(0): "tokyo", Member(1): "alice@paris"}, is_remote=True)
     for second in range(3):
         shutdown.stop_requested(signal.SIGINT, float(second))
     shutdown.exited(Member(0), 137, 3.0)
@@ -241,7 +240,7 @@ def test_what_does_not_die_of_sigkill_is_given_up_and_its_host_is_named():
 
 
 def test_a_failure_of_ssh_is_told_from_one_of_the_command():
-    shutdown = started(2, hosts={Member(1): "alice@paris"})
+    shutdown = started(2, hosts={Member(1): "alice@paris"}, is_remote=True)
     assert "rank 1 on alice@paris failed with exit code 255 (ssh's own" in reported(
         shutdown.exited(Member(1), 255, 0.0)
     )
@@ -260,6 +259,7 @@ EVENTS = st.one_of(
 def test_whatever_happens_only_the_living_are_told_and_once_stopping_the_end_is_bounded(events, scheduler):
     shutdown = started(4, scheduler=scheduler)
     alive = {*range(4)} | ({SCHEDULER} if scheduler else set())
+    codes = {}
     now = 0.0
 
     def check(actions) -> None:
@@ -275,6 +275,7 @@ def test_whatever_happens_only_the_living_are_told_and_once_stopping_the_end_is_
     for kind, *values in events:
         if kind == "exit" and values[0] in alive:
             alive.discard(values[0])
+            codes[values[0]] = values[1]
             check(shutdown.exited(Member(values[0]), values[1], now))
         elif kind == "stop":
             check(shutdown.stop_requested(values[0], now))
@@ -288,8 +289,9 @@ def test_whatever_happens_only_the_living_are_told_and_once_stopping_the_end_is_
             now = shutdown.deadline
             check(shutdown.tick(now))
     assert shutdown.is_over
-    assert shutdown.exit_code
-    assert shutdown.summary()
+    ended_well = all(codes.get(rank) == 0 for rank in range(4))
+    assert (shutdown.exit_code != 0) or ended_well
+    assert bool(shutdown.summary()) == (shutdown.exit_code != 0)
 
 
 @pytest.mark.parametrize("reason", [signal.SIGHUP, signal.SIGPIPE])
@@ -297,3 +299,49 @@ def test_losing_the_terminal_or_the_reader_of_the_output_stops_the_job(reason):
     shutdown = started()
     assert sent(shutdown.stop_requested(reason, 0.0)) == [((0, 1, 2), "SIGTERM")]
     assert shutdown.exit_code == 128 + reason
+
+
+def test_ranks_that_agree_on_the_end_after_sigterm_and_exit_with_0_are_a_job_that_ended_well():
+    shutdown = started()
+    assert sent(shutdown.stop_requested(signal.SIGTERM, 0.0)) == [((0, 1, 2), "SIGTERM")]
+    exit_all(shutdown, 0, 0, 0)
+    shutdown.exited(SCHEDULER, 0, 2.0)
+    assert (shutdown.exit_code, shutdown.summary()) == (0, [])
+
+
+def test_a_rank_that_dies_of_sigterm_is_none_that_has_agreed():
+    shutdown = started()
+    shutdown.stop_requested(signal.SIGTERM, 0.0)
+    exit_all(shutdown, 0, 143, 0)
+    shutdown.exited(SCHEDULER, 1, 2.0)
+    assert shutdown.exit_code == 143
+
+
+def test_the_last_line_of_the_summary_names_rank_host_exit_code_and_last_words_of_the_first_failure():
+    shutdown = started(hosts={Member(rank): f"host{rank}" for rank in range(3)})
+    shutdown.exited(Member(1), 1, 0.0, last_line="ImportError: no module named x")
+    exit_all(shutdown, 1, now=0.5)
+    shutdown.exited(Member(2), 1, 0.5, last_line="netstorm.errors.NodeLost: rank 1")
+    shutdown.exited(SCHEDULER, 1, 0.6)
+    assert shutdown.summary()[-1] == (
+        "rank 1 on host1 failed with exit code 1: ImportError: no module named x"
+    )
+
+
+def test_before_the_job_has_begun_the_others_have_a_short_time_and_each_is_told_why_it_is_ended():
+    shutdown = started(tells_begin=True, hosts={Member(1): "paris"})
+    shutdown.exited(Member(1), 1, 0.0, last_line="ImportError: x")
+    shutdown.exited(Member(2), 1, 0.3)
+    assert shutdown.deadline == 2.0
+    actions = shutdown.tick(2.0)
+    assert sent(actions) == [((0,), "SIGTERM")]
+    (why,) = (action for action in actions if isinstance(action, Explain))
+    assert why.members == (0,)
+    assert "rank 1 on paris failed with exit code 1: ImportError: x" in why.text
+
+
+def test_once_the_job_has_begun_the_others_have_the_usual_time():
+    shutdown = started(tells_begin=True)
+    shutdown.begun()
+    shutdown.exited(Member(1), 1, 0.0)
+    assert shutdown.deadline == FAILURE_TIMEOUT_S
