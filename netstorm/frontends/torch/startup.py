@@ -20,19 +20,14 @@ from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings,
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 from netstorm.frontends.torch.process_group.member import Member
 from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_it
-from netstorm.frontends.torch.scheduler_process import SchedulerProcess, start_scheduler
+from netstorm.frontends.torch.scheduler_process import SchedulerProcess, meet, refuse
 from netstorm.kvstore.operations.call_positions import CallPositions
 from netstorm.kvstore.process.completion import CompletionThread
 from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of_this_process
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.settings import Settings, foreign_variable
+from netstorm.settings import Settings
 
 __all__ = ["before_leaving", "create_process_group"]
-
-_ADDRESS: Final = "netstorm/scheduler/{}/{}"
-"""Key of the scheduler's address in PyTorch's store. The first number counts the restarts by torchrun, whose
-store outlives the ranks; the second counts the jobs of a process.
-"""
 
 
 class _Job:
@@ -62,8 +57,6 @@ class _Process:
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
         self.job: _Job | None = None
-        self.joined = 0
-        """How many jobs there were."""
 
 
 _process: Final = _Process()
@@ -87,11 +80,14 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
             job = _process.job = _join(options.store, ranks, options.group_rank, options.timeout)
         outside = sorted(set(ranks) - set(job.ranks))
         if outside:
-            raise UsageError(
-                f"a NetStorm group of ranks {list(ranks)}: ranks {outside} are not in this process's first "
-                f"NetStorm group, {list(job.ranks)}; create a group of all ranks first: "
-                "init_process_group('netstorm'), or new_group(backend='netstorm')"
+            text = (
+                f"a NetStorm group of ranks {list(ranks)}: ranks {outside} are not in the first NetStorm "
+                f"group, of ranks {list(job.ranks)}, which rank {ranks[options.group_rank]} is still in; "
+                "create a group of all ranks first: init_process_group('netstorm'), or "
+                "new_group(backend='netstorm')"
             )
+            refuse(options.store, options.group_rank, text)  # the others may wait for this one
+            raise UsageError(text)
         member = Member(
             options.group_id,
             [job.ranks.index(rank) for rank in ranks],
@@ -162,14 +158,5 @@ def _settings(
     named = {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}
     if named:
         return settings.changed(**own), None
-    key = _ADDRESS.format(foreign_variable("TORCHELASTIC_RESTART_COUNT") or 0, _process.joined)
-    _process.joined += 1
-    scheduler = None
-    if rank == 0:
-        scheduler = start_scheduler(settings.changed(**own))
-        store.set(key, scheduler.address)
-        address = scheduler.address
-    else:
-        address = store.get(key).decode()
-    host, _, port = address.rpartition(":")
-    return settings.changed(**own, scheduler_host=host, scheduler_port=int(port)), scheduler
+    host, port, scheduler = meet(store, rank, size, settings.changed(**own))
+    return settings.changed(**own, scheduler_host=host, scheduler_port=port), scheduler

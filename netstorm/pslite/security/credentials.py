@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from netstorm.addresses import is_loopback
 from netstorm.errors import SettingsError
-from netstorm.protocol.addresses import is_loopback
 from netstorm.pslite.security.curve import CurveKeys
 from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.security.node_key import NodeKey
 from netstorm.pslite.security.process_proof import ProcessProof
 from netstorm.settings import Settings
 
-__all__ = ["Credentials", "job_key_of", "load_credentials"]
+__all__ = ["Credentials", "job_key_of", "load_credentials", "serves_others"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ def job_key_of(settings: Settings) -> JobKey | None:
     if settings.security == "off" or not settings.key_file:
         return None
     return JobKey.load(Path(settings.key_file))
+
+
+def serves_others(settings: Settings) -> bool:
+    """Return whether a process may listen where others can reach it: it has a key, or security is off."""
+    return settings.security == "off" or bool(settings.key_file)
 
 
 def load_credentials(settings: Settings, bind_host: str) -> Credentials | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from netstorm.addresses import is_loopback
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.addresses import is_loopback
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.session.link_counters import LinkCounters
 from netstorm.pslite.session.queue import Outgoing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.protocol.addresses import is_loopback
+from netstorm.addresses import is_loopback
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
