@@ -39,6 +39,8 @@ class NodeOptions:
     pid: int = 0
     framework: str = ""
     """Whose tensors the program sums; the same at all nodes of a job."""
+    machine: int = 0
+    """The same at all processes that reach each other over loopback; 0: unknown."""
     must_agree: tuple[tuple[str, str], ...] = ()
     """Job-wide settings given explicitly: (variable, value)."""
     join_timeout_s: float = 300.0
@@ -50,7 +52,15 @@ class NodeOptions:
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, *, scheduler: str, host: str, port: int, pid: int, framework: str = ""
+        cls,
+        settings: Settings,
+        *,
+        scheduler: str,
+        host: str,
+        port: int,
+        pid: int,
+        framework: str = "",
+        machine: int = 0,
     ) -> NodeOptions:
         """Return the options that the settings of a process ask for.
 
@@ -61,6 +71,7 @@ class NodeOptions:
             port: where this process listens; the settings may advertise another one.
             pid: of the process.
             framework: whose tensors the program sums.
+            machine: see above.
         """
         return cls(
             scheduler_host=scheduler,
@@ -75,6 +86,7 @@ class NodeOptions:
             release=netstorm.__version__,
             pid=pid,
             framework=framework,
+            machine=machine,
             must_agree=explicit_job_settings(settings),
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,
@@ -95,6 +107,7 @@ class NodeOptions:
             pid=self.pid,
             must_agree=dict(self.must_agree),
             framework=self.framework,
+            machine=self.machine,
         )
 
     def scheduler_name(self) -> str:

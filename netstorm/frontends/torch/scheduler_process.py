@@ -151,6 +151,7 @@ class _Notes:
         """Return the notes of these ranks, once they have written them.
 
         Raises:
+            UsageError: one of them says that there will be no job.
             WaitTimeout: names those that have not.
         """
         found: dict[int, _Note] = {}
@@ -160,11 +161,14 @@ class _Notes:
         while missing:
             # One at a time, and each while it is missing: a store may be far away.
             if self.store.check([key := f"{self.prefix}/{what}/{missing[0]}"]):
-                found[missing.pop(0)] = _decode(self.store.get(key))
+                rank = missing.pop(0)
+                found[rank] = _decode(self.store.get(key))
+                if found[rank].error:
+                    raise UsageError(f"rank {rank} of this group makes no job: {found[rank].error}")
                 continue
             now = clock.monotonic()
             if now - began > self.limit_s or now > remind_at:
-                late = [rank for rank in missing if not self.store.check([f"{self.prefix}/{what}/{rank}"])]
+                late = [one for one in missing if not self.store.check([f"{self.prefix}/{what}/{one}"])]
                 text = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late[:32]))}"
                 if now - began > self.limit_s and late:
                     raise WaitTimeout(
@@ -233,16 +237,11 @@ def _find(notes: _Notes, rank: int, own: _Note) -> tuple[str, int]:
         reached = reachable(tried, offer.port, offer.token, _TRY_S)
         notes.write(f"reached/{rank}", _Note(name=own.name, addresses=tuple(reached)))
     found = notes.read("scheduler", [0])[0]
-    if found.error:
-        raise Unreachable(f"rank 0 has begun no job: {found.error}")
     return found.addresses[0], found.port
 
 
 def _chosen_host(notes: _Notes, members: dict[int, _Note], settings: Settings) -> str:
     """Return the address for the scheduler, at rank 0, which all members can reach."""
-    for note in members.values():
-        if note.error:
-            raise UsageError(note.error)
     given = given_host(
         node_host=settings.node_host, interface=settings.interface, bind_host=settings.bind_host
     )

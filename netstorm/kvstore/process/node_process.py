@@ -27,7 +27,7 @@ from netstorm.protocol.messages import Measured
 from netstorm.pslite.clock.source import Address
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.security.credentials import serves_others
-from netstorm.pslite.system.addresses import advertised_host, resolve
+from netstorm.pslite.system.addresses import advertised_host, machine_number, resolve
 from netstorm.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,7 +87,13 @@ class NodeProcess:
         self.driver: Final[Driver[GeneralNode]] = start_driver(
             lambda port: GeneralNode(
                 NodeOptions.from_settings(
-                    settings, scheduler=scheduler, host=host, port=port, pid=self._pid, framework=framework
+                    settings,
+                    scheduler=scheduler,
+                    host=host,
+                    port=port,
+                    pid=self._pid,
+                    framework=framework,
+                    machine=machine_number(),
                 ),
                 now=clock.monotonic(),
                 counters=counters,
