@@ -8,6 +8,7 @@ starts one beside itself, and the others find it in PyTorch's store: that is how
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -41,6 +42,10 @@ class _Job:
         self.thread: Final = CompletionThread("netstorm-completion")
         self.positions: Final = CallPositions(later=runtime.node.requests.needs_state)
         self.groups = 0
+        self.made: Final[Counter[str]] = Counter()
+        """How many groups of a name there were: PyTorch gives the name of a group that is no more to another
+        one of the same ranks (`use_local_synchronization`). All members have made equally many.
+        """
         self.before_leaving: Final[list[Callable[[], None]]] = []
         self._scheduler: Final = scheduler
 
@@ -88,8 +93,10 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
             )
             refuse(options.store, options.group_rank, text)  # the others may wait for this one
             raise UsageError(text)
+        job.made[options.group_id] += 1
+        again = job.made[options.group_id]
         member = Member(
-            options.group_id,
+            options.group_id if again == 1 else f"{options.group_id} ({again})",
             [job.ranks.index(rank) for rank in ranks],
             runtime=job.runtime,
             namespace=job.namespace,

@@ -33,6 +33,26 @@ def test_a_group_of_netstorm_works_beside_one_of_gloo(ranks):
     assert ranks.answers() == [[]] * 3
 
 
+def test_members_with_different_histories_of_groups_find_each_other(ranks):
+    ranks.start(groups.after_a_pair, 3)
+    first, second, third = ranks.answers()
+    assert first == [2, 2, 3, 2, 3, 2, 2]
+    assert second == [2, 2, 2, 3, 2, 3, 2, 2]
+    assert third == [2, 3, 3]
+
+
+def test_a_group_that_some_members_cannot_make_is_an_error_at_all_of_them(ranks):
+    ranks.start(groups.beside_a_pair, 3)
+    for error in ranks.answers():
+        assert "ranks [0] are not in the first NetStorm group, of ranks [1, 2]" in error
+        assert "create a group of all ranks first" in error
+
+
+def test_a_group_whose_name_comes_back_in_a_job_is_a_new_one(ranks):
+    ranks.start(groups.same_name_again, 3)
+    assert ranks.answers() == [[2.0, 4.0, 6.0], [2.0, 4.0, 6.0], []]
+
+
 def test_messages_are_matched_by_rank_tag_and_order_and_may_come_from_anybody(ranks):
     ranks.start(groups.messages, 3)
     assert ranks.answers() == [[]] * 3
