@@ -29,13 +29,22 @@ from torch._C._distributed_c10d import Store
 
 from netstorm import clock
 from netstorm.addresses import is_loopback, split_host_port
-from netstorm.errors import NetStormError, SchedulerLost, Unreachable, UsageError, WaitTimeout
+from netstorm.errors import (
+    NetStormError,
+    SchedulerLost,
+    SettingsError,
+    Unreachable,
+    UsageError,
+    WaitTimeout,
+)
 from netstorm.pslite.security.credentials import load_credentials
 from netstorm.pslite.system.addresses import (
     given_host,
     loopback_host,
     machine_number,
     own_addresses,
+    resolve,
+    source_towards,
     tcp_listener,
 )
 from netstorm.settings import Settings, child_environment, foreign_variable
@@ -105,7 +114,9 @@ class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     """Of the writer's host, for messages."""
     addresses: tuple[str, ...] = ()
-    """Of rank 0's host; from another rank those of them that it has reached."""
+    """Of rank 0's host; from another rank those of them that it has reached, and when it comes, where its
+    store is.
+    """
     port: int = 0
     """At which rank 0 answers, or, in its last note, its scheduler."""
     token: bytes = b""
@@ -210,19 +221,21 @@ def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, i
             hosts, and no key; the scheduler does not start; a member does not come.
     """
     notes = _Notes.of_group(store, rank, settings.join_timeout_s)
-    own = _Note(machine=machine_number(), name=socket.gethostname())
+    own = _Note(machine=machine_number(), name=socket.gethostname(), addresses=_address_of(store))
     notes.write(f"come/{rank}", own)
     if rank:
         return *_find(notes, rank, own), None
     try:
         host = _chosen_host(notes, notes.read("come", range(size)), settings)
         scheduler = _start_scheduler(settings, host)
-        host, port = split_host_port(scheduler.address)
+        port = split_host_port(scheduler.address)[1]
     except BaseException as error:
         text = str(error) if isinstance(error, NetStormError) else f"{type(error).__name__}: {error}"
         notes.refuse(0, text)
         raise
     notes.write("scheduler/0", _Note(addresses=(host,), port=port))
+    if settings.bind_host == "*" and host not in own_addresses():  # a NAT's, which may not lead back
+        host = loopback_host()
     return host, port, scheduler
 
 
@@ -252,7 +265,7 @@ def _chosen_host(notes: _Notes, members: dict[int, _Note], settings: Settings) -
     first = f"rank {elsewhere[0]} (host {members[elsewhere[0]].name})"
     if given is not None and is_loopback(given[0]):
         raise Unreachable(f"{given[1]} at rank 0: that is another machine for {first}; {_HINT}")
-    addresses = [given[0]] if given is not None else own_addresses()
+    addresses = [given[0]] if given is not None else _offered([members[rank] for rank in elsewhere])
     if not addresses:
         raise Unreachable(
             f"rank 0's host {members[0].name} has no address but loopback, for {first}; {_HINT}"
@@ -273,6 +286,26 @@ def _chosen_host(notes: _Notes, members: dict[int, _Note], settings: Settings) -
         f"no address of rank 0's host {members[0].name} can be reached by all ranks: it has "
         f"{', '.join(addresses)}{'' if given is None else f' ({given[1]})'}; {', '.join(texts[:8])}; {_HINT}"
     )
+
+
+def _address_of(store: Store) -> tuple[str, ...]:
+    """Return the address of PyTorch's store, if it has one: the user has given it."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = str(getattr(store, "host", ""))
+    with contextlib.suppress(SettingsError):
+        return (resolve(host, "MASTER_ADDR"),) if host else ()
+    return ()
+
+
+def _offered(others: Sequence[_Note]) -> list[str]:
+    """Return the addresses of this host, the likeliest first: at which others find the store, if it is here;
+    from which this host reaches it, if it is not; then the others.
+    """
+    ours = own_addresses()
+    stores = dict.fromkeys(address for note in others for address in note.addresses)
+    towards = [address if address in ours else source_towards(address) for address in stores]
+    return list(dict.fromkeys([*(one for one in towards if one in ours), *ours]))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from netstorm.kvstore.operations.call_positions import CallPositions
 from netstorm.kvstore.process.completion import CompletionThread
 from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of_this_process
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.settings import Settings
+from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["before_leaving", "create_process_group"]
 
@@ -156,14 +156,17 @@ def _settings(
                 f"{settings.places}, one for each node that may come; "
                 "netstorm.frontends.torch.elastic.init_process_group() makes that group"
             )
-        raise UsageError(
-            f"DMLC_NUM_WORKER={settings.num_workers} for a first NetStorm group of {size} ranks: give both "
-            "the same number, or leave DMLC_NUM_WORKER out"
-        )
+        if foreign_variable("WORLD_SIZE") != str(settings.num_workers):
+            raise UsageError(
+                f"DMLC_NUM_WORKER={settings.num_workers} for a first NetStorm group of {size} ranks: give "
+                "both the same number, or leave DMLC_NUM_WORKER out"
+            )
+        own["num_workers"] = size
     if settings.source("wait_timeout_s") == "default":
         own["wait_timeout_s"] = timeout.total_seconds()
     named = {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}
-    if named:
+    # The named scheduler is that of a job of all ranks. A group of some of them is a job of its own.
+    if named and own.get("num_workers", settings.places) == settings.places:
         return settings.changed(**own), None
     host, port, scheduler = meet(store, rank, size, settings.changed(**own))
     return settings.changed(**own, scheduler_host=host, scheduler_port=port), scheduler

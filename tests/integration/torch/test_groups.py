@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from netstorm.addresses import split_host_port
+from tests.integration.jobs import Job
 from tests.integration.torch.test_async_calls import answer
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
@@ -34,11 +36,20 @@ def test_a_group_of_netstorm_works_beside_one_of_gloo(ranks):
 
 
 def test_members_with_different_histories_of_groups_find_each_other(ranks):
-    ranks.start(groups.after_a_pair, 3)
-    first, second, third = ranks.answers()
-    assert first == [2, 2, 3, 2, 3, 2, 2]
-    assert second == [2, 2, 2, 3, 2, 3, 2, 2]
-    assert third == [2, 3, 3]
+    members = [[0, 1], [0, 1], [1, 2], [0, 1, 2], [0, 1], [0, 1, 2]]
+    ranks.start(groups.after_others, 3, members=members)
+    for rank, sums in enumerate(ranks.answers()):
+        assert sums == [len(ranks) for ranks in members if rank in ranks]
+
+
+def test_a_group_of_some_ranks_is_a_job_of_its_own_beside_that_of_the_named_scheduler(ranks, tmp_path):
+    (tmp_path / "scheduler").mkdir()
+    with Job(tmp_path / "scheduler", 3) as job:
+        host, port = split_host_port(job.address)
+        named = {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port, "DMLC_NUM_WORKER": 3}
+        ranks.start(groups.after_others, 3, members=[[1, 2], [0, 1, 2]], **named)
+        assert ranks.answers() == [[3], [2, 3], [2, 3]]
+        assert job.end(-1).code == 0
 
 
 def test_a_group_that_some_members_cannot_make_is_an_error_at_all_of_them(ranks):

@@ -83,6 +83,17 @@ def test_on_several_it_is_at_an_address_that_all_have_reached(members):
     assert members.meet(1, 2, 3) == [("127.0.0.3", 9091)] * 3
 
 
+def test_the_address_that_the_user_has_given_for_the_store_is_tried_before_others(members):
+    members._mine.machine = 1
+    members.addresses[1] = ["127.0.0.2", "127.0.0.3"]
+    note = scheduler_process._Note
+    assert scheduler_process._offered([note(addresses=("127.0.0.3",))]) == ["127.0.0.3", "127.0.0.2"]
+    assert scheduler_process._offered([note(), note(addresses=("192.0.2.1",))])[-2:] == [
+        "127.0.0.2",
+        "127.0.0.3",
+    ]
+
+
 def test_an_address_that_another_host_has_too_means_that_host_there(members):
     """Bridges to containers have the same address everywhere."""
     members.addresses = {1: ["127.0.0.2", "127.0.0.3"], 2: ["127.0.0.2"]}

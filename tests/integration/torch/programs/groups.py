@@ -75,9 +75,9 @@ def beside_gloo() -> list[str]:
     return wrong
 
 
-def after_a_pair() -> list[float]:
+def after_others(members: list[list[int]]) -> list[float]:
     """Groups whose members have been in different groups before; return the sums that this rank has seen."""
-    rank, size = begin("gloo")
+    rank, _ = begin("gloo")
     sums = []
 
     def use(group: Any) -> None:
@@ -86,15 +86,11 @@ def after_a_pair() -> list[float]:
         sums.append(tensor[0].item())
         dist.destroy_process_group(group)
 
-    for ranks in ([0, 1], [0, 1], [1, 2], list(range(size)), [0, 1], list(range(size))):
+    for ranks in members:
         group: Any = dist.new_group(ranks, backend="netstorm", timeout=PATIENCE)
         if rank in ranks:
             use(group)
         dist.barrier()
-    if rank < 2:  # its name says nothing but its ranks, and is used again
-        for _ in range(2):
-            use(dist.new_group([0, 1], backend="netstorm", timeout=PATIENCE, use_local_synchronization=True))
-    dist.barrier()
     dist.destroy_process_group()
     return sums
 
