@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import ipaddress
 
-__all__ = ["bracketed", "host_port", "is_address", "is_loopback", "split_host_port", "without_brackets"]
+__all__ = [
+    "bracketed",
+    "host_port",
+    "is_address",
+    "is_loopback",
+    "plain_address",
+    "split_host_port",
+    "without_brackets",
+]
 
 _EXPECTED = "expected HOST:PORT, such as 127.0.0.1:9091, node1:9091 or [::1]:9091"
 
@@ -61,13 +69,17 @@ def is_address(text: str) -> bool:
     return True
 
 
+def plain_address(text: str) -> str:
+    """Return an address as usually written: sockets of both families write ::ffff:10.0.0.1 for 10.0.0.1."""
+    rest = text.removeprefix("::ffff:")
+    return rest if "." in rest and ":" not in rest else text
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only processes of this machine can reach an address. No name is looked up."""
     if host == "localhost":
         return True
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        return ipaddress.ip_address(plain_address(host).partition("%")[0]).is_loopback
     except ValueError:  # a name: its address is not known here
         return False
-    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1, as dual-stack sockets write it
-    return (mapped or address).is_loopback

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import netstorm
+from netstorm.addresses import host_port
 from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.protocol.messages import Join, LossTerms
 from netstorm.pslite.measurement.link_meter import MeterOptions
@@ -112,7 +113,7 @@ class NodeOptions:
 
     def scheduler_name(self) -> str:
         """Return the scheduler as error messages name it."""
-        return f"the scheduler at {self.scheduler_host}:{self.scheduler_port}"
+        return f"the scheduler at {host_port(self.scheduler_host, self.scheduler_port)}"
 
 
 def explicit_job_settings(settings: Settings) -> tuple[tuple[str, str], ...]:

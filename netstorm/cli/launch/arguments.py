@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netstorm.cli.addresses import split_address
-from netstorm.cli.launch.hostfile import check_host, read_hostfile
+from netstorm.cli.launch.hostfile import as_ssh_takes_it, check_host, read_hostfile
 from netstorm.cli.launch.job import Job, find_command
 from netstorm.cli.launch.job_key import KEY_FILE, fresh_or_given, hold_key
 from netstorm.cli.launch.job_run import run_job
@@ -205,6 +205,7 @@ class LaunchArguments:
             scheduler_host, port = split_address(self.join, "--join")
         elif scheduler_host is not None:
             check_host(scheduler_host, "--scheduler")
+            scheduler_host = as_ssh_takes_it(scheduler_host)
         environment = child_environment(None, **variables)
         ssh = shlex.split(self.ssh or "ssh") or ["ssh"]
         find_command(ssh, Path.cwd(), environment)

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 import psutil
 
+from netstorm.addresses import host_port, is_loopback, split_host_port
 from netstorm.cli.addresses import split_address
 from netstorm.cli.top.http_access import HttpAccess
 from netstorm.errors import Unavailable, UsageError
@@ -71,7 +72,7 @@ class StatusSource:
 
     def __str__(self) -> str:
         """Return HOST:PORT."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 def find(
@@ -164,7 +165,7 @@ def _at(host: str, port: int, meant: str, access: HttpAccess) -> tuple[StatusSou
         if any(_port_of(shown) == port for shown in (status.scheduler, status.http)) or tried == port:
             return source, status
         problems.append(f"{source}: that is the scheduler at {status.scheduler}")
-    elsewhere = _schedulers()[1] if host in {"127.0.0.1", "localhost", "::1"} else []
+    elsewhere = _schedulers()[1] if is_loopback(host) else []
     if elsewhere:
         problems.append(_hint(elsewhere))
     raise UsageError(
@@ -189,11 +190,13 @@ def _is_here(host: str) -> bool:
     except (OSError, UnicodeError):
         return False
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return bool(meant & own) and "127.0.0.1" not in meant
+    return bool(meant & own) and not any(map(is_loopback, meant))
 
 
 def _port_of(address: str) -> int:
-    return int(address.rpartition(":")[2] or 0)
+    with contextlib.suppress(ValueError):  # it has none, or is not a scheduler
+        return split_host_port(address)[1]
+    return 0
 
 
 def _schedulers() -> tuple[list[psutil.Process], list[int]]:

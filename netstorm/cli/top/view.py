@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from netstorm.addresses import host_port
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
 from netstorm.topology.networks.elements import Rank
@@ -142,7 +143,7 @@ def _nodes(nodes: Sequence[NodeView]) -> Table:
         silent = node.heard_s >= _SILENT_S and node.state != "left"
         cells: list[str | Text] = [
             "any" if node.rank is None else str(node.rank),
-            Text(f"{node.host}:{node.port}"),
+            Text(host_port(node.host, node.port)),
             *([Text(node.site or _UNKNOWN)] if sites else []),
             Text(_ago(node.heard_s), "bold red" if silent else ""),
             _or(node.last_round, str),

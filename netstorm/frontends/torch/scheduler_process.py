@@ -352,10 +352,10 @@ def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float)
                 waiting.register(one, selectors.EVENT_READ, address)
         while waiting.get_map() and (left := deadline - clock.monotonic()) > 0:
             for key, _ in waiting.select(left):
-                one, address = key.fileobj, key.data
-                assert isinstance(one, socket.socket)
+                address, tried = key.data, key.fileobj
+                assert isinstance(tried, socket.socket)
                 try:
-                    got = one.recv(len(token))
+                    got = tried.recv(len(token))
                 except OSError:
                     got = b""
                 heard[address] += got
@@ -363,7 +363,7 @@ def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float)
                     found.add(address)
                     deadline = min(deadline, clock.monotonic() + _LATER_S)
                 if not got or len(heard[address]) >= len(token):
-                    waiting.unregister(one)
+                    waiting.unregister(tried)
     return [address for address in addresses if address in found]
 
 

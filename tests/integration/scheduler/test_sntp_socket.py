@@ -16,6 +16,7 @@ from netstorm.errors import SettingsError
 from netstorm.pslite.clock import sntp_socket
 from netstorm.pslite.clock.sntp_mac import PacketKey
 from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer
+from netstorm.pslite.system.addresses import udp_socket
 from netstorm.pslite.system.timer_fd import TimerFd
 
 
@@ -117,7 +118,7 @@ def wait_until_arrivals_are_stamped():
     does that); until then it tells the time of reading.
     """
     deadline = time.monotonic() + 30.0
-    with sntp_socket._udp_socket("127.0.0.1") as own:
+    with sntp_socket._timestamping(udp_socket("127.0.0.1")) as own:
         own.bind(("127.0.0.1", 0))
         while time.monotonic() < deadline:
             own.sendto(b"x", own.getsockname())

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from netstorm.addresses import is_address, is_loopback
 from netstorm.errors import SettingsError
 from netstorm.pslite.system import addresses
 
@@ -23,7 +24,7 @@ def machine(monkeypatch):
     """A Debian host: its own name means 127.0.1.1. All IPv4 addresses have a route, and none of IPv6."""
 
     def look_up(host, port, *_, **__):
-        if host not in NAMES and not addresses.is_address(host):
+        if host not in NAMES and not is_address(host):
             raise socket.gaierror(-2, "Name or service not known")
         found = NAMES.get(host, [host])
         families = [socket.AF_INET6 if ":" in one else socket.AF_INET for one in found]
@@ -103,7 +104,7 @@ def test_an_address_without_a_route_is_an_error_that_says_what_to_set():
 def test_own_addresses_are_none_that_mean_another_machine_elsewhere(monkeypatch):
     monkeypatch.undo()
     found = addresses.own_addresses()
-    assert not [one for one in found if addresses.is_loopback(one) or one.startswith("fe80")]
+    assert not [one for one in found if is_loopback(one) or one.startswith("fe80")]
 
 
 def test_processes_of_one_machine_and_network_have_one_number():
