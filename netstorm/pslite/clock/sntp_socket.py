@@ -160,7 +160,8 @@ class SntpClient:
         self._parent: Final = parent
         self._key: Final = key
         self._asked: Address | None = None
-        self._socket: Final = _timestamping(udp_socket())  # servers may be of either family
+        self._socket = _timestamping(udp_socket())
+        self._watcher: Watcher | None = None
         self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
         with contextlib.suppress(OSError):  # no route yet: later polls try again
             self._connect((host, port))
@@ -169,6 +170,7 @@ class SntpClient:
 
     def start(self, watcher: Watcher) -> None:
         """Begin to ask."""
+        self._watcher = watcher
         watcher.watch(self._socket.fileno(), self._readable)
         watcher.watch(self._timer.fileno(), self._due)
 
@@ -203,9 +205,18 @@ class SntpClient:
 
     def _connect(self, server: Address) -> None:
         """Send to this address; from now on the kernel drops datagrams of others."""
-        if server != self._asked:
-            self._socket.connect(udp_address(*server, self._socket.family))
-            self._asked = server
+        if server == self._asked:
+            return
+        address = udp_address(*server, self._socket.family)
+        if self._asked is not None:  # a socket keeps the source address of its first server
+            fresh = _timestamping(udp_socket())
+            if self._watcher is not None:
+                self._watcher.unwatch(self._socket.fileno())
+                self._watcher.watch(fresh.fileno(), self._readable)
+            self._socket.close()
+            self._socket, self._asked = fresh, None
+        self._socket.connect(address)
+        self._asked = server
 
     def _readable(self) -> None:
         """Process all answers. Nothing that a server sends raises an exception."""

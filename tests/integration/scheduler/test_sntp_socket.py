@@ -16,7 +16,7 @@ from netstorm.errors import SettingsError
 from netstorm.pslite.clock import sntp_socket
 from netstorm.pslite.clock.sntp_mac import PacketKey
 from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer
-from netstorm.pslite.system.addresses import udp_socket
+from netstorm.pslite.system.addresses import source_towards, udp_socket
 from netstorm.pslite.system.timer_fd import TimerFd
 
 
@@ -86,6 +86,22 @@ def test_a_node_finds_the_schedulers_clock(watching, client):
     watching.run_until(lambda: client.counters.get("sntp_exchanges") >= 3)
     error_s = (client.now_ns() - time.time_ns()) / 1e9 - 5.0
     assert abs(error_s) <= client.sync.error_bound(time.monotonic()) + 1e-4
+
+
+def test_a_server_on_all_addresses_answers_those_of_both_families_and_a_client_asks_both(watching):
+    if not source_towards("::1"):
+        pytest.skip("this machine has no IPv6")
+    server = SntpServer("*", 0)
+    server.start(watching)
+    present = [("127.0.0.1", server.port)]
+    client = SntpClient("::1", server.port, scheduler=lambda: present[0])
+    client.start(watching)
+    for address in ("127.0.0.1", "::1", "localhost"):
+        present[0] = (address, server.port)
+        before = client.counters.get("sntp_exchanges")
+        watching.run_until(lambda before=before: client.counters.get("sntp_exchanges") >= before + 2)
+    client.stop(watching)
+    server.stop(watching)
 
 
 def test_a_node_follows_the_clock_of_a_scheduler_that_takes_over_elsewhere(watching, server):
