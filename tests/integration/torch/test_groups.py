@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from netstorm.addresses import split_host_port
+from netstorm.cli.launch.variables.pytorch import free_port
 from tests.integration.jobs import Job
 from tests.integration.torch.test_async_calls import answer
 
@@ -62,6 +63,11 @@ def test_a_group_that_some_members_cannot_make_is_an_error_at_all_of_them(ranks)
 def test_a_group_whose_name_comes_back_in_a_job_is_a_new_one(ranks):
     ranks.start(groups.same_name_again, 3)
     assert ranks.answers() == [[2.0, 4.0, 6.0], [2.0, 4.0, 6.0], []]
+
+
+def test_the_address_of_the_store_may_be_one_of_ipv6(ranks):
+    ranks.start(groups.same_name_again, 2, STORE="env://", MASTER_ADDR="::1", MASTER_PORT=free_port())
+    assert ranks.answers() == [[2.0, 4.0, 6.0]] * 2
 
 
 def test_messages_are_matched_by_rank_tag_and_order_and_may_come_from_anybody(ranks):
