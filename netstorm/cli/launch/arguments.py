@@ -53,6 +53,7 @@ class LaunchArguments:
     ssh: str | None
     with_scheduler: bool
     wan: Path | None = None
+    ipv6: bool = False
     join: str | None = None
     job: str | None = None
     restarts: int = 0
@@ -77,6 +78,8 @@ class LaunchArguments:
             variables[KEY_FILE] = hold_key(key.file_text())
         if self.wan is not None:
             return self._run_in_a_wan(self.wan, variables, scratch)
+        if self.ipv6:
+            raise UsageError("--ipv6 is for --wan: elsewhere the hosts' addresses and names decide")
         job = (
             self._local(variables, scratch)
             if self.hosts is None
@@ -140,6 +143,7 @@ class LaunchArguments:
                 sites=sites,
                 scheduler_at=scheduler_at,
                 ready_file=scratch / "scheduler" if self.with_scheduler else None,
+                ipv6=self.ipv6,
             )
             return self._run(job, variables, scratch, spare={wan.pid})
 
