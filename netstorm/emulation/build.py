@@ -22,8 +22,11 @@ _SYSCTLS: Final = {
     "net.ipv4.ip_forward": "1",
     "net.ipv4.conf.all.rp_filter": "0",
     "net.ipv4.conf.default.rp_filter": "0",
-    "net.ipv6.conf.all.disable_ipv6": "1",
-    "net.ipv6.conf.default.disable_ipv6": "1",
+    "net.ipv6.conf.all.forwarding": "1",
+    "net.ipv6.conf.default.accept_dad": "0",
+    # Devices get no addresses by themselves, and ask for no router: that would be traffic on the links.
+    "net.ipv6.conf.default.addr_gen_mode": "1",
+    "net.ipv6.conf.default.router_solicitations": "0",
     "net.ipv4.tcp_no_metrics_save": "1",  # a connection must not begin with the metrics of another one
     # Super-packets of at least 8 kB at an RTT of 60 ms, not of 1 ms of the rate: a relay's work is by packet.
     "net.ipv4.tcp_tso_rtt_log": "14",
@@ -73,6 +76,11 @@ def build(layout: Layout, *, backend: str, congestion: str) -> tuple[Links, str,
                 "link set lo up",
                 f"link add {HOME_DEVICE} type bridge",
                 f"address add {layout.address(rank)}/32 dev {HOME_DEVICE}",
+                *(
+                    [f"address add {layout.ipv6_address(rank)}/128 dev {HOME_DEVICE} nodad"]
+                    if _has_ipv6()
+                    else []
+                ),
                 f"link set {HOME_DEVICE} up",
             ],
         )
@@ -94,17 +102,31 @@ def _links(layout: Layout, backend: str, a_namespace: str) -> tuple[Links, str]:
     return RelayLinks(layout), f"relay, since {obstacle}"
 
 
+def _has_ipv6() -> bool:
+    """Return whether the kernel has IPv6."""
+    return Path("/proc/sys/net/ipv6").is_dir()
+
+
 def _make_routes(layout: Layout, links: Links, pin: str) -> None:
     for rank, routes in zip(layout.network.ranks, layout.routes(), strict=True):
         commands = []
+        if _has_ipv6():
+            for cable in layout.cables():
+                if rank in (cable.low, cable.high):
+                    address = f"{cable.link_local(rank)}/64"
+                    commands.append(f"address add {address} dev {links.device(cable, rank)} nodad")
         # Neighbours first: the other routes go via them.
         for route in sorted(routes, key=lambda route: route.via != route.target):
             low, high = sorted((rank, route.via))
-            device = links.device(Cable(Rank(low), Rank(high)), rank)
+            cable = Cable(Rank(low), Rank(high))
+            device = links.device(cable, rank)
             path = f"dev {device} src {layout.address(rank)}"
             if route.via != route.target:
                 path = f"via {layout.address(route.via)} {path} onlink"
             commands.append(f"route replace {layout.address(route.target)}/32 {path}{pin}")
+            if _has_ipv6():
+                path = f"via {cable.link_local(route.via)} dev {device} src {layout.ipv6_address(rank)}"
+                commands.append(f"route replace {layout.ipv6_address(route.target)}/128 {path}{pin}")
         batch("ip", layout.namespace(rank), commands)
 
 

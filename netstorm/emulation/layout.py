@@ -1,8 +1,8 @@
 """The layout of an emulated network: names, addresses, devices, routes and hosts files. Pure.
 
-Each rank has a network namespace with one address of its own, on a bridge device without ports (not on `lo`:
-some libraries, such as Gloo, use 127.0.0.1 if the address is on `lo`). Each link is a device in
-each of its two namespaces; a route to every rank points at the device towards it.
+Each rank has a network namespace with an address of IPv4 and one of IPv6, on a bridge device without ports
+(not on `lo`: some libraries, such as Gloo, use 127.0.0.1 if the address is on `lo`). Each link is a device in
+each of its two namespaces; routes to every rank point at the device towards it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ class Cable:
         """Return the device's name at an end, which names the other end. At most 15 characters."""
         return f"to-r{self.high if rank == self.low else self.low}"
 
+    def link_local(self, rank: Rank) -> str:
+        """Return the IPv6 address of the device at an end, by which the other end names it as a next hop: a
+        namespace does not answer for addresses of its other devices.
+        """
+        return "fe80::1" if rank == self.low else "fe80::2"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -73,6 +79,11 @@ class Layout:
             raise UsageError(f"rank {rank}: the emulated network has ranks 0 to {self.network.size - 1}")
         return f"10.78.{rank // 254}.{rank % 254 + 1}"
 
+    def ipv6_address(self, rank: Rank) -> str:
+        """Return a rank's IPv6 address, of a private network (RFC 4193)."""
+        self.address(rank)  # checks the rank
+        return f"fd4e:5354::{rank + 1:x}"
+
     def cables(self) -> tuple[Cable, ...]:
         """Return all pairs of ranks with a link, in order."""
         pairs = {
@@ -98,8 +109,9 @@ class Layout:
     def hosts(self, rank: Rank, hostname: str) -> str:
         """Return the hosts file of a rank's namespace: names of all ranks, and the machine's own name for it.
 
-        The name r3 comes first in its line, so that the address resolves back to it. The machine's name means
-        this rank: libraries that announce the address of their host name (Gloo, MPI) then announce this one.
+        The name r3 comes first in its line, so that the address resolves back to it. r3v6 is the one of IPv6;
+        r3 has none, since programs would prefer it. The machine's name means this rank: libraries that
+        announce the address of their host name (Gloo, MPI) then announce this one.
         """
         lines = ["127.0.0.1 localhost"]
         for node in self.network.nodes:
@@ -107,6 +119,7 @@ class Layout:
             if node.rank == rank and hostname not in {"", "localhost"}:
                 names.append(hostname)
             lines.append(f"{self.address(node.rank)} {' '.join(names)}")
+            lines.append(f"{self.ipv6_address(node.rank)} r{node.rank}v6")
         return "\n".join(lines) + "\n"
 
 

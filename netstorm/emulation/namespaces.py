@@ -36,8 +36,8 @@ _CLONE_NEWNET: Final = 0x40000000
 _TUNSETIFF: Final = 0x400454CA
 _TUNSETOFFLOAD: Final = 0x400454D0
 _IFF_TUN_NO_PI_VNET_HDR: Final = 0x0001 | 0x1000 | 0x4000
-_TUN_F_CSUM_TSO4: Final = 0x01 | 0x02
-"""Not TSO6, because the namespaces have no IPv6, and not USO: a super-packet is always TCP over IPv4."""
+_TUN_F_CSUM_TSO: Final = 0x01 | 0x02 | 0x04
+"""TSO4 and TSO6, and not USO: a super-packet is always TCP."""
 _END_S: Final = 2.0
 """Time from SIGTERM to SIGKILL for processes in a namespace that is removed."""
 
@@ -75,7 +75,7 @@ def open_tun(namespace: str, device: str) -> int:
         try:
             request = struct.pack("16sH22x", device.encode(), _IFF_TUN_NO_PI_VNET_HDR)
             fcntl.ioctl(descriptor, _TUNSETIFF, request)
-            fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_F_CSUM_TSO4)
+            fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_F_CSUM_TSO)
         except OSError:
             os.close(descriptor)
             raise

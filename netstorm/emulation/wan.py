@@ -161,6 +161,10 @@ class Wan:
         """Return the IPv4 address of a rank; r0, r1, … are its name in every namespace."""
         return self._layout.address(Rank(rank))
 
+    def ipv6_address(self, rank: int) -> str:
+        """Return the IPv6 address of a rank; r0v6, r1v6, … are its name in every namespace."""
+        return self._layout.ipv6_address(Rank(rank))
+
     def namespace(self, rank: int) -> str:
         """Return a rank's namespace, as `ip netns` knows it."""
         self.address(rank)  # checks the rank

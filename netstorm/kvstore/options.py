@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import netstorm
+from netstorm.addresses import host_port
 from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
 from netstorm.protocol.messages import Join, LossTerms
 from netstorm.pslite.measurement.link_meter import MeterOptions
@@ -39,6 +40,8 @@ class NodeOptions:
     pid: int = 0
     framework: str = ""
     """Whose tensors the program sums; the same at all nodes of a job."""
+    machine: int = 0
+    """The same at all processes that reach each other over loopback; 0: unknown."""
     must_agree: tuple[tuple[str, str], ...] = ()
     """Job-wide settings given explicitly: (variable, value)."""
     join_timeout_s: float = 300.0
@@ -51,7 +54,15 @@ class NodeOptions:
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, *, scheduler: str, host: str, port: int, pid: int, framework: str = ""
+        cls,
+        settings: Settings,
+        *,
+        scheduler: str,
+        host: str,
+        port: int,
+        pid: int,
+        framework: str = "",
+        machine: int = 0,
     ) -> NodeOptions:
         """Return the options that the settings of a process ask for.
 
@@ -62,6 +73,7 @@ class NodeOptions:
             port: where this process listens; the settings may advertise another one.
             pid: of the process.
             framework: whose tensors the program sums.
+            machine: see above.
         """
         return cls(
             scheduler_host=scheduler,
@@ -76,6 +88,7 @@ class NodeOptions:
             release=netstorm.__version__,
             pid=pid,
             framework=framework,
+            machine=machine,
             must_agree=explicit_job_settings(settings),
             join_timeout_s=settings.join_timeout_s,
             wait_timeout_s=settings.wait_timeout_s,
@@ -97,11 +110,12 @@ class NodeOptions:
             pid=self.pid,
             must_agree=dict(self.must_agree),
             framework=self.framework,
+            machine=self.machine,
         )
 
     def scheduler_name(self) -> str:
         """Return the scheduler as error messages name it."""
-        return f"the scheduler at {self.scheduler_host}:{self.scheduler_port}"
+        return f"the scheduler at {host_port(self.scheduler_host, self.scheduler_port)}"
 
 
 def explicit_job_settings(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -120,7 +120,8 @@ class _Server(WSGIServer):
     """Python's server with bounds on connections, an immediate end, and no look-up of its own host name."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, refusals: WebRefusals) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        every = host == "*" and socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if ":" in host or every else socket.AF_INET
         self.request_queue_size = 128  # a client that finds no room tries again a second later
         self.refusals: Final = refusals
         self._tls: Final = tls
@@ -135,6 +136,8 @@ class _Server(WSGIServer):
     def server_bind(self) -> None:
         """Bind, but do not look up this host's name as HTTPServer does: that may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if self.address_family == socket.AF_INET6:  # the empty host means all addresses, of both families
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, self.server_address[0] != "")
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from netstorm.addresses import is_loopback
 from netstorm.errors import SettingsError
 from netstorm.observe.web_refusals import WebRefusals
-from netstorm.protocol.addresses import is_loopback
 from netstorm.settings import Settings
 
 if TYPE_CHECKING:

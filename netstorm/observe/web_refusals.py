@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from netstorm import clock
+from netstorm.addresses import plain_address
 
 __all__ = ["WebRefusals"]
 
@@ -45,7 +46,7 @@ class WebRefusals:
                 return
             self._logged[reason] = (now, count)
         more = f" (and {count - before - 1} others since the last such line)" if count - before > 1 else ""
-        _log.warning("web pages: refused a client at %s: %s%s", client, reason, more)
+        _log.warning("web pages: refused a client at %s: %s%s", plain_address(client), reason, more)
 
     def counts(self) -> dict[str, int]:
         """Return how many there were, by reason."""

@@ -19,7 +19,7 @@ FOREIGN_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "MXNET_ENGINE_TYPE": "under NaiveEngine MXNet's operations block, so they cannot overlap",
         "RANK": "PyTorch's rank of this process, for which an elastic job has a place",
         "LOCAL_RANK": "which of a machine's nodes this one is, so that they share no port",
-        "MASTER_ADDR": "PyTorch's address of rank 0, which starts a scheduler there if none is named",
+        "WORLD_SIZE": "PyTorch's number of ranks; a group of fewer has a scheduler of its own",
         "TORCHELASTIC_RESTART_COUNT": "ranks that torchrun starts again find their own scheduler",
         "OMP_NUM_THREADS": "several nodes on one machine share its cores; a user's own choice is kept",
     }

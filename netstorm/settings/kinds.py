@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from netstorm import units
+from netstorm.addresses import split_host_port, without_brackets
 
 __all__ = [
     "Declaration",
@@ -17,6 +19,7 @@ __all__ = [
     "Source",
     "amount",
     "host",
+    "host_ports",
     "one_of",
     "ratio",
     "seconds",
@@ -168,7 +171,19 @@ def host(*, or_empty: bool = False, or_any: bool = False) -> Kind[str]:
     )
     more = (r"|\*" if or_any else "") + ("|" if or_empty else "")
     extra = (", or * for every interface" if or_any else "") + (", or empty" if or_empty else "")
-    return words(f"{name}|{ipv6}{more}", f"a host name or address without scheme or port{extra}")
+    kind = words(f"{name}|{ipv6}{more}", f"a host name or address without scheme or port{extra}")
+    return dataclasses.replace(kind, parse=without_brackets)
+
+
+def host_ports(example: str) -> Kind[str]:
+    """Return the kind of lists of HOST:PORT with commas, or nothing."""
+    return Kind(f"addresses such as {example}, or nothing", str, _are_host_ports, (str,))
+
+
+def _are_host_ports(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool([split_host_port(entry) for entry in text.split(",")]) if text else True
+    return False
 
 
 def _whole(text: str) -> int:

@@ -39,7 +39,8 @@ class NodeSettings:
         host(or_empty=True, or_any=True),
         "",
         "",
-        "address to listen on; *: all interfaces; empty: the advertised address only",
+        "address to listen on, which is also advertised, if DMLC_NODE_HOST and DMLC_INTERFACE are empty; *: "
+        "all addresses, of IPv4 and IPv6; empty: the advertised address only",
     )
     port: int = setting(
         "NETSTORM_PORT",

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from netstorm.settings.kinds import host, one_of, seconds, setting, switch, whole, words
+from netstorm.addresses import bracketed, split_host_port
+from netstorm.settings.kinds import host, host_ports, one_of, seconds, setting, switch, whole, words
 
 __all__ = ["RendezvousSettings", "Role", "with_standbys"]
 
@@ -41,10 +42,7 @@ class RendezvousSettings:
     scheduler_port: int = setting("DMLC_PS_ROOT_PORT", whole(1, 65535), 9091, "", "the scheduler's TCP port")
     standbys: str = setting(
         "NETSTORM_STANDBYS",
-        words(
-            r"([A-Za-z0-9_.-]+:\d{1,5}(,[A-Za-z0-9_.-]+:\d{1,5})*)?",
-            "addresses such as host2:9091,host3:9091, or nothing",
-        ),
+        host_ports("host2:9091,[2001:db8::3]:9091"),
         "",
         "",
         "standby schedulers of an elastic job, in the order in which they take over; the same everywhere",
@@ -66,10 +64,7 @@ class RendezvousSettings:
     )
     recover_peers: str = setting(
         "NETSTORM_RECOVER_PEERS",
-        words(
-            r"([A-Za-z0-9_.-]+:\d{1,5}(,[A-Za-z0-9_.-]+:\d{1,5})*)?",
-            "addresses of nodes such as host2:40001,host3:40001, or nothing",
-        ),
+        host_ports("host2:40001,[2001:db8::3]:40001"),
         "",
         "",
         "this scheduler takes over the job of the nodes at these addresses, which have lost theirs",
@@ -155,8 +150,7 @@ class RendezvousSettings:
 
 
 def _addresses(text: str) -> tuple[tuple[str, int], ...]:
-    entries = (entry.rpartition(":") for entry in text.split(",") if entry)
-    return tuple((name, int(port)) for name, _, port in entries)
+    return tuple(split_host_port(entry) for entry in text.split(",") if entry)
 
 
 def with_standbys(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -167,12 +161,21 @@ def with_standbys(environ: Mapping[str, str]) -> Mapping[str, str]:
     if not comma:
         return environ
     port = environ.get(_PORT) or _DEFAULT_PORT
-    host, colon, own = first.strip().partition(":")
-    entries = [entry.strip() for entry in others.split(",")]
-    standbys = [entry if ":" in entry else f"{entry}:{port}" for entry in entries]
+    host, own = _host_and_port(first.strip(), port)
+    standbys = [":".join(_host_and_port(entry.strip(), port)) for entry in others.split(",")]
     listed = environ.get(_STANDBYS, "")
     found = dict(environ)
     found[_HOSTS], found[_STANDBYS] = host, ",".join([*standbys, *([listed] if listed else [])])
-    if colon:
+    if own != port:
         found[_PORT] = own
     return found
+
+
+def _host_and_port(entry: str, port: str) -> tuple[str, str]:
+    """Return host, in brackets if it needs them, and port, both as they are written: settings check them."""
+    try:
+        host, _ = split_host_port(entry, 1)
+    except ValueError:
+        return entry, port
+    host = bracketed(host)
+    return host, entry.removeprefix(f"{host}:") if entry.startswith(f"{host}:") else port

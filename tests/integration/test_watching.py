@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from netstorm.cli.main import app
 from netstorm.errors import Closed
 from netstorm.observe.pages import Page, pages
 from netstorm.observe.web import WebServer
+from netstorm.pslite.system.addresses import source_towards
 from tests.integration.forking import ROOT
 from tests.integration.jobs import Job
 from tests.integration.scheduler.scripted import SchedulerProcess
@@ -222,6 +224,17 @@ def test_more_connections_than_a_web_server_serves_push_out_the_oldest():
         for _ in range(50):
             stack.enter_context(socket.create_connection(("127.0.0.1", web.port), timeout=60))
         assert get(f"127.0.0.1:{web.port}", "/") == "here"
+
+
+@pytest.mark.parametrize(("bind", "hosts"), [("*", ["127.0.0.1", "::1"]), ("::1", ["::1"])])
+def test_a_web_server_listens_at_addresses_of_both_families(bind, hosts):
+    if not source_towards("::1"):
+        pytest.skip("this machine has no IPv6")
+    with WebServer(pages({"/": Page("text/plain", lambda: b"hello")}), bind, [0], name="x") as web:
+        for host in hosts:
+            with contextlib.closing(http.client.HTTPConnection(host, web.port, timeout=10)) as client:
+                client.request("GET", "/")
+                assert client.getresponse().read() == b"hello"
 
 
 def test_a_page_that_cannot_be_made_is_an_answer(caplog):

@@ -356,5 +356,9 @@ def test_further_hosts_of_the_scheduler_are_its_standbys():
     more = {"DMLC_PS_ROOT_URI": "a:9000,b", "NETSTORM_STANDBYS": "d:1", "NETSTORM_ELASTIC": "1:3"}
     both = Settings.from_environment(more)
     assert (both.scheduler_port, both.standbys) == (9000, "b:9091,d:1")
+    ipv6 = {"DMLC_PS_ROOT_URI": "2001:db8::1, [2001:db8::2],[2001:db8::3]:7", "NETSTORM_ELASTIC": "1:3"}
+    found = Settings.from_environment(ipv6)
+    assert (found.scheduler_host, found.scheduler_port) == ("2001:db8::1", 9091)
+    assert found.standby_addresses == (("2001:db8::2", 9091), ("2001:db8::3", 7))
     with pytest.raises(SettingsError, match=r"NETSTORM_STANDBYS='b c:9091'"):
         Settings.from_environment({"DMLC_PS_ROOT_URI": "a,b c", "NETSTORM_ELASTIC": "1:3"})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.wan.test_two_hosts import PLAIN_SUM
 from tests.wan.traces import LINE, NETSTORM, ROOT, netstorm, traces
 
 SHOW = """
@@ -73,6 +74,14 @@ def test_a_job_runs_with_every_rank_in_its_namespace_and_the_scheduler_where_ask
     assert "congestion control: bbr" in done.stderr
 
 
+def test_a_job_may_use_the_addresses_of_ipv6(file, tmp_path):
+    (tmp_path / "sum.py").write_text(PLAIN_SUM)
+    done = netstorm("launch", "--wan", file, "--ipv6", "--", "python", str(tmp_path / "sum.py"), timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        assert f"[{rank}] sum 3.0 fd4e:5354::{rank + 1}" in done.stdout
+
+
 @pytest.mark.slow
 def test_a_job_that_is_told_nothing_finds_out_which_pairs_have_a_line(tmp_path):
     links = "".join(f"  - {{between: [{one}, {one + 1}], rate: 40Mbit, latency: 10ms}}\n" for one in range(4))
@@ -104,6 +113,7 @@ def test_ctrl_c_on_a_job_takes_the_network_down_too(file):
         (["-n", "4"], "has 3 nodes; leave -n out"),
         (["--scheduler", "tokyo"], "with --wan expected a rank, 0 to 2"),
         (["--hosts", os.devnull], "it does not go with --hosts"),
+        (["--join", "127.0.0.1:9091", "--ipv6"], "--wan does not go with --join"),
     ],
 )
 def test_what_contradicts_the_network_is_refused_before_anything_is_made(file, words, message):

@@ -55,6 +55,21 @@ def test_ranks_without_a_link_reach_each_other_over_those_between():
         assert carried.goodput / carried.of_rate == pytest.approx(40e6, rel=0.1)
 
 
+def test_ranks_reach_each_other_by_ipv6_over_the_same_lossy_links():
+    text = LINE.replace("latency: 5ms", "latency: 5ms, loss: 1%")
+    with Wan.up(network(text)) as wan:
+        receive = RECEIVE.replace("((sys.argv[1], 7000))", "((sys.argv[1], 7000), family=socket.AF_INET6)")
+        words = wan.command(2, [sys.executable, "-c", receive, "r2v6"])
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as receiver:
+            assert receiver.stdout is not None
+            assert receiver.stdout.readline() == "ready\n"
+            run(wan, 0, SEND.replace('"r1"', '"r2v6"'), "5")
+            source = Random(1)
+            sent = hashlib.sha256(b"".join(source.randbytes(1_000_000) for _ in range(5)))
+            assert receiver.communicate(timeout=60)[0].split() == ["5000000", sent.hexdigest()]
+        assert sum(link.lost for link in wan.status()) > 0
+
+
 def test_the_congestion_control_of_every_namespace_is_the_one_asked_for():
     with Wan.up(network(), congestion="reno") as wan:
         read = "print(open('/proc/sys/net/ipv4/tcp_congestion_control').read())"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netstorm.cli.addresses import split_address
-from netstorm.cli.launch.hostfile import check_host, read_hostfile
+from netstorm.cli.launch.hostfile import as_ssh_takes_it, check_host, read_hostfile
 from netstorm.cli.launch.job import Job, find_command
 from netstorm.cli.launch.job_key import KEY_FILE, fresh_or_given, hold_key
 from netstorm.cli.launch.job_run import run_job
@@ -53,6 +53,7 @@ class LaunchArguments:
     ssh: str | None
     with_scheduler: bool
     wan: Path | None = None
+    ipv6: bool = False
     join: str | None = None
     job: str | None = None
     restarts: int = 0
@@ -78,6 +79,8 @@ class LaunchArguments:
             variables[KEY_FILE] = hold_key(key.file_text())
         if self.wan is not None:
             return self._run_in_a_wan(self.wan, variables, scratch)
+        if self.ipv6:
+            raise UsageError("--ipv6 is for --wan: elsewhere the hosts' addresses and names decide")
         job = (
             self._local(variables, scratch)
             if self.hosts is None
@@ -151,6 +154,7 @@ class LaunchArguments:
                 sites=sites,
                 scheduler_at=scheduler_at,
                 ready_file=scratch / "scheduler" if self.with_scheduler else None,
+                ipv6=self.ipv6,
             )
             return self._run(job, variables, scratch, spare={wan.pid})
 
@@ -216,6 +220,7 @@ class LaunchArguments:
             scheduler_host, port = split_address(self.join, "--join")
         elif scheduler_host is not None:
             check_host(scheduler_host, "--scheduler")
+            scheduler_host = as_ssh_takes_it(scheduler_host)
         environment = child_environment(None, **variables)
         ssh = shlex.split(self.ssh or "ssh") or ["ssh"]
         find_command(ssh, Path.cwd(), environment)

@@ -54,6 +54,9 @@ def launch(
             help="Emulate this network file on this machine, one namespace for each rank. Needs root.",
         ),
     ] = None,
+    ipv6: Annotated[
+        bool, typer.Option("--ipv6", help="With --wan: all use the network's IPv6 addresses.")
+    ] = False,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -196,6 +199,7 @@ def launch(
                 job=job,
                 key=key,
                 wan=wan,
+                ipv6=ipv6,
                 restarts=restarts,
                 quiet=quiet,
             )

@@ -4,6 +4,7 @@
 alice@tokyo-1   site=tokyo
 tokyo-2         site=tokyo slots=2
 paris-1         site=paris rank=0 address=203.0.113.7
+2001:db8::5     site=oslo
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from netstorm.addresses import without_brackets
 from netstorm.errors import UsageError
 from netstorm.topology.networks.file import MAX_NODES
 
-__all__ = ["Placement", "check_host", "place", "read_hostfile"]
+__all__ = ["Placement", "as_ssh_takes_it", "check_host", "place", "read_hostfile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,12 @@ def check_host(host: str, place: str) -> None:
         raise UsageError(
             f"{place}: {host!r} is no host: expected a name or address, perhaps with USER@ before it"
         )
+
+
+def as_ssh_takes_it(host: str) -> str:
+    """Return a host whose IPv6 address has no brackets."""
+    user, at, name = host.rpartition("@")
+    return f"{user}{at}{without_brackets(name)}"
 
 
 def place(text: str, name: str) -> tuple[Placement, ...]:
@@ -131,11 +139,15 @@ def _name(text: str) -> str:
     return text
 
 
+def _address(text: str) -> str:
+    return without_brackets(_name(text))
+
+
 _OPTIONS: Final[dict[str, Callable[[_Line, str], _Line]]] = {
     "slots": lambda line, text: replace(line, slots=_whole(text, 1)),
     "rank": lambda line, text: replace(line, rank=_whole(text, 0)),
     "site": lambda line, text: replace(line, site=_name(text)),
-    "address": lambda line, text: replace(line, address=_name(text)),
+    "address": lambda line, text: replace(line, address=_address(text)),
 }
 """How each option of a host changes its line; a `ValueError` if its value is not allowed."""
 
@@ -144,7 +156,7 @@ def _read_line(words: list[str], number: int, name: str) -> _Line:
     place = f"{name}, line {number}"
     host, *options = words
     check_host(host, place)
-    line = _Line(number=number, host=host)
+    line = _Line(number=number, host=as_ssh_takes_it(host))
     seen = set()
     for option in options:
         key, equals, value = option.partition("=")

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from netstorm import clock
+from netstorm.addresses import split_host_port
 from netstorm.cli.launch.child import Child
 from netstorm.cli.launch.job import Job, Process
 from netstorm.cli.launch.members import SCHEDULER, Member, in_words, outcome
@@ -140,7 +141,7 @@ class _JobRun:
         port = None
         if self._job.ready_file is not None:
             try:
-                port = int(self._job.ready_file.read_text().rpartition(":")[2])
+                port = split_host_port(self._job.ready_file.read_text().strip())[1]
             except (FileNotFoundError, ValueError):
                 if clock.monotonic() > self._ready_by:
                     text = f"the scheduler is not ready after {_READY_S:g} s"

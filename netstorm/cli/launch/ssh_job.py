@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from netstorm.addresses import is_loopback
 from netstorm.cli.launch.hostfile import Placement
 from netstorm.cli.launch.job import Job, Process, start_message
 from netstorm.cli.launch.members import SCHEDULER, Member
 from netstorm.cli.launch.variables.node import RESERVED, node_variables
 from netstorm.cli.launch.variables.pytorch import FROM_ANOTHER_JOB, Master, given_or, places, port_beside
 from netstorm.errors import UsageError
-from netstorm.protocol.addresses import is_loopback
 from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
 
 __all__ = ["OPTIONS", "passed_on", "ssh_job"]

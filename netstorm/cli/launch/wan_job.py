@@ -43,6 +43,7 @@ def wan_job(
     sites: Sequence[str | None],
     scheduler_at: int,
     ready_file: Path | None,
+    ipv6: bool = False,
 ) -> Job:
     """Return a job whose processes run in the namespaces of `wan`, one node a rank.
 
@@ -57,17 +58,20 @@ def wan_job(
         sites: of each rank.
         scheduler_at: the rank in whose namespace the scheduler runs.
         ready_file: the scheduler writes its address to this file; None: it runs already, none is started.
+        ipv6: all use the network's IPv6 addresses.
 
     Raises:
         SettingsError: a value that a node or the scheduler would refuse.
     """
     size = wan.network.size
-    host = wan.address(scheduler_at)
+    addresses = [wan.ipv6_address(rank) if ipv6 else wan.address(rank) for rank in range(size)]
+    host = addresses[scheduler_at]
     common = {"DMLC_PS_ROOT_URI": host, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def nodes(chosen_port: int | None) -> list[Process]:
         made = []
-        for rank, own in enumerate(_variables(wan, environment, host, chosen_port or port or None, sites)):
+        variables = _variables(addresses, environment, host, chosen_port or port or None, sites)
+        for rank, own in enumerate(variables):
             supervisor = tuple(wan.command(rank, SUPERVISOR))
             made.append(node_process(command, folder, environment, own, supervisor=supervisor))
         return made
@@ -101,14 +105,13 @@ def wan_job(
 
 
 def _variables(
-    wan: Wan,
+    addresses: Sequence[str],
     environment: Mapping[str, str],
     scheduler: str,
     scheduler_port: int | None,
     sites: Sequence[str | None],
 ) -> Iterator[dict[str, str | int]]:
     """Yield the variables of each rank."""
-    addresses = [wan.address(rank) for rank in range(wan.network.size)]
     torch_port = port_beside(scheduler_port, fresh_host=True)  # rank 0 is alone in its namespace
     master = given_or(environment, Master(address=addresses[0], port=torch_port))
     for rank, (address, place) in enumerate(zip(addresses, places(addresses), strict=True)):

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 import psutil
 
+from netstorm.addresses import host_port, is_loopback, plain_address, split_host_port
 from netstorm.cli.addresses import split_address
 from netstorm.cli.top.http_access import HttpAccess
 from netstorm.errors import Unavailable, UsageError
@@ -71,7 +72,7 @@ class StatusSource:
 
     def __str__(self) -> str:
         """Return HOST:PORT."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 def find(
@@ -153,7 +154,7 @@ def _at(host: str, port: int, meant: str, access: HttpAccess) -> tuple[StatusSou
     # By default the HTTP port is the one after the nodes' port, which speaks another protocol.
     places = [(host, port + 1), (host, port)]
     if _is_here(host):  # by default, HTTP listens on the loopback interface only
-        places += [("127.0.0.1", port + 1)]
+        places += [("127.0.0.1", port + 1), ("::1", port + 1)]
     for place, tried in places:
         source = StatusSource(place, tried, access)
         try:
@@ -164,7 +165,7 @@ def _at(host: str, port: int, meant: str, access: HttpAccess) -> tuple[StatusSou
         if any(_port_of(shown) == port for shown in (status.scheduler, status.http)) or tried == port:
             return source, status
         problems.append(f"{source}: that is the scheduler at {status.scheduler}")
-    elsewhere = _schedulers()[1] if host in {"127.0.0.1", "localhost", "::1"} else []
+    elsewhere = _schedulers()[1] if is_loopback(host) else []
     if elsewhere:
         problems.append(_hint(elsewhere))
     raise UsageError(
@@ -189,11 +190,13 @@ def _is_here(host: str) -> bool:
     except (OSError, UnicodeError):
         return False
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return bool(meant & own) and "127.0.0.1" not in meant
+    return bool(meant & own) and not any(map(is_loopback, meant))
 
 
 def _port_of(address: str) -> int:
-    return int(address.rpartition(":")[2] or 0)
+    with contextlib.suppress(ValueError):  # it has none, or is not a scheduler
+        return split_host_port(address)[1]
+    return 0
 
 
 def _schedulers() -> tuple[list[psutil.Process], list[int]]:
@@ -214,8 +217,8 @@ def _schedulers() -> tuple[list[psutil.Process], list[int]]:
 
 def _answer_of(process: psutil.Process, access: HttpAccess) -> tuple[StatusSource, JobStatus] | None:
     """Return the HTTP address of a scheduler of this machine, and its status; None: it has none."""
-    for port in _ports(process):
-        source = StatusSource("127.0.0.1", port, access)
+    for host, port in _listening(process):
+        source = StatusSource(host, port, access)
         with contextlib.suppress(Unavailable):
             return source, source.status()
     return None
@@ -237,13 +240,16 @@ def _is_scheduler(words: list[str]) -> bool:
     return False
 
 
-def _ports(process: psutil.Process) -> list[int]:
-    """Return the TCP ports on which a process listens, the highest first: usually the HTTP port."""
+def _listening(process: psutil.Process) -> list[tuple[str, int]]:
+    """Return where a process listens, the highest port first: usually the HTTP port."""
     try:
         ask = process.net_connections if hasattr(process, "net_connections") else process.connections
         connections = ask(kind="tcp")
     except (psutil.Error, OSError):
         return []
+    found = {one.laddr for one in connections if one.status == psutil.CONN_LISTEN}
+    every = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 -- read, not bound
     return sorted(
-        {found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN}, reverse=True
+        ((every.get(address.ip, plain_address(address.ip)), address.port) for address in found),
+        key=lambda place: -place[1],
     )

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from netstorm.addresses import host_port
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
 from netstorm.topology.networks.elements import Rank
@@ -159,7 +160,7 @@ _GAP: Final = 2
 
 _COLUMNS: Final = (
     _Column("rank", lambda node: Text(_rank(node))),
-    _Column("node", lambda node: Text(f"{node.host}:{node.port}"), left=True),
+    _Column("node", lambda node: Text(host_port(node.host, node.port)), left=True),
     _Column("site", lambda node: Text(node.site or _UNKNOWN), left=True),
     _Column("heard", lambda node: Text(_ago(node.heard_s), "bold red" if _is_silent(node) else "")),
     _Column("round", lambda node: _or(node.last_round, str)),

@@ -33,8 +33,8 @@ _NEVER: Final = 1e18
 class Cap:
     """An access cap of a node, and for each packet in its queue its next direction."""
 
-    address: bytes
-    """The node's address. Packets that it forwards for other nodes do not count, as in planning."""
+    addresses: frozenset[bytes]
+    """The node's, of IPv4 and IPv6. Packets that it forwards for other nodes do not count, as in planning."""
     shaper: Shaper
     goes_to: deque[Direction] = field(default_factory=deque)
 
@@ -61,7 +61,7 @@ class Direction:
 
     def receive(self, packet: bytes, now: float) -> None:
         """Add a packet from the source's device."""
-        if self.egress is not None and source(packet) == self.egress.address:
+        if self.egress is not None and source(packet) in self.egress.addresses:
             self.egress.offer(packet, now, self)
         else:
             self.shaper.offer(packet, now)
@@ -193,7 +193,7 @@ def _drain_link(direction: Direction, limit: float) -> float:
     cap = direction.ingress
     while queue and queue[0][0] <= limit:
         due, packet, _ = queue.popleft()
-        if cap is not None and destination(packet) == cap.address:
+        if cap is not None and destination(packet) in cap.addresses:
             cap.offer(packet, due, direction)
         else:
             direction.deliver(packet)

@@ -121,9 +121,10 @@ class RelayLinks:
         for node in self._layout.network.nodes:
             for outwards, rate in ((True, node.egress), (False, node.ingress)):
                 if rate is not None:
-                    address = socket.inet_aton(self._layout.address(node.rank))
+                    ipv6 = socket.inet_pton(socket.AF_INET6, self._layout.ipv6_address(node.rank))
+                    addresses = frozenset({socket.inet_aton(self._layout.address(node.rank)), ipv6})
                     shaper = Shaper(rate=rate, latency=0.0, loss=0.0, random=Random())
-                    caps[node.rank, outwards] = Cap(address, shaper)
+                    caps[node.rank, outwards] = Cap(addresses, shaper)
         return [
             Direction(
                 key=f"{link.source}-{link.target}",

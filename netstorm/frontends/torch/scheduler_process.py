@@ -1,24 +1,58 @@
-"""The scheduler that rank 0 starts beside itself if none is named: a process of its own.
+"""The scheduler that rank 0 starts beside itself if none is named, and how the others find it.
 
-It outlives rank 0, so that it can tell the others if rank 0 dies. It ends by itself with the job.
+The members of a group tell each other through PyTorch's store on which machines they are. On one machine the
+scheduler listens on loopback. Else rank 0 offers all its addresses, each member tries them, and the scheduler
+listens at one that all have reached: neither the name of a host nor the store's address says which that is.
+
+The scheduler is a process of its own. It outlives rank 0, so that it can tell the others if rank 0 dies. It
+ends by itself with the job.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import secrets
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from torch._C._distributed_c10d import Store
+
 from netstorm import clock
-from netstorm.errors import SchedulerLost
+from netstorm.addresses import is_loopback, split_host_port
+from netstorm.errors import (
+    NetStormError,
+    SchedulerLost,
+    SettingsError,
+    Unreachable,
+    UsageError,
+    WaitTimeout,
+)
 from netstorm.pslite.security.credentials import load_credentials
-from netstorm.pslite.system.addresses import advertised_host
+from netstorm.pslite.system.addresses import (
+    given_host,
+    loopback_host,
+    machine_number,
+    own_addresses,
+    resolve,
+    source_towards,
+    tcp_listener,
+)
 from netstorm.settings import Settings, child_environment, foreign_variable
 
-__all__ = ["SchedulerProcess", "start_scheduler"]
+__all__ = ["SchedulerProcess", "answering", "meet", "reachable", "refuse"]
+
+_log = logging.getLogger(__name__)
 
 _COMMAND: Final = (sys.executable, "-m", "netstorm", "scheduler")
 
@@ -29,6 +63,20 @@ _END_S: Final = 10.0
 """Longest end, once all ranks have left."""
 
 _SLICE_S: Final = 0.02
+_REMIND_S: Final = 10.0
+
+_TRY_S: Final = 6.0
+"""How long all addresses of rank 0 are tried, at once: time for two more attempts of TCP, after 1 and 3 s."""
+
+_LATER_S: Final = 1.5
+"""How much longer than the first that answers: the others may be more of use to other members."""
+
+_TOKEN_BYTES: Final = 16
+
+_HINT: Final = (
+    "set DMLC_NODE_HOST at rank 0 to its host's address that all others can reach, or start `netstorm "
+    "scheduler` on a host that all reach, and set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT at all ranks"
+)
 
 
 class SchedulerProcess:
@@ -59,26 +107,280 @@ class SchedulerProcess:
             self._process.wait()
 
 
-def start_scheduler(settings: Settings) -> SchedulerProcess:
+class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one member writes into the store for the others."""
+
+    machine: int = 0
+    """Of the writer: those that have the same reach each other over loopback."""
+    name: str = ""
+    """Of the writer's host, for messages."""
+    addresses: tuple[str, ...] = ()
+    """Of rank 0's host; from another rank those of them that it has reached, and when it comes, where its
+    store is.
+    """
+    port: int = 0
+    """At which rank 0 answers, or, in its last note, its scheduler."""
+    token: bytes = b""
+    """What it answers: by it the others know that they have reached it, and no other machine."""
+    error: str = ""
+    """Why the job does not come together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """The notes of one group in PyTorch's store."""
+
+    store: Store
+    prefix: str
+    """Of their keys: the same at all members, and of this group alone."""
+    limit_s: float
+    """Longest wait for another member."""
+
+    @classmethod
+    def of_group(cls, store: Store, rank: int, limit_s: float) -> _Notes:
+        """Return the notes of the group that its members are about to make; `rank` is this one's in it.
+
+        PyTorch gives each group a part of the store, by the group's name. A group of that name may have been
+        before, so the store counts for each member how often it came: that is the same for all members,
+        whatever other groups each of them was in. torchrun's store outlives its ranks: it counts restarts.
+        """
+        restart = foreign_variable("TORCHELASTIC_RESTART_COUNT") or 0
+        nth = store.add(f"netstorm/{restart}/{rank}", 1)
+        return cls(store, f"netstorm/{restart}/{nth}", limit_s)
+
+    def write(self, what: str, note: _Note) -> None:
+        self.store.set(f"{self.prefix}/{what}", _encode(note))
+
+    def refuse(self, rank: int, text: str) -> None:
+        """Tell all others why there will be no job."""
+        with contextlib.suppress(Exception):  # the store may be why
+            self.write(f"come/{rank}", _Note(error=text))
+            if rank == 0:
+                for what in ("offer", "scheduler"):
+                    self.write(f"{what}/0", _Note(error=text))
+
+    def read(self, what: str, ranks: Iterable[int]) -> dict[int, _Note]:
+        """Return the notes of these ranks, once they have written them.
+
+        Raises:
+            UsageError: one of them says that there will be no job.
+            WaitTimeout: names those that have not.
+        """
+        found: dict[int, _Note] = {}
+        began = clock.monotonic()
+        remind_at = began + _REMIND_S
+        missing = list(ranks)
+        while missing:
+            # One at a time, and each while it is missing: a store may be far away.
+            if self.store.check([key := f"{self.prefix}/{what}/{missing[0]}"]):
+                rank = missing.pop(0)
+                found[rank] = _decode(self.store.get(key))
+                if found[rank].error:
+                    raise UsageError(f"rank {rank} of this group makes no job: {found[rank].error}")
+                continue
+            now = clock.monotonic()
+            if now - began > self.limit_s or now > remind_at:
+                late = [one for one in missing if not self.store.check([f"{self.prefix}/{what}/{one}"])]
+                text = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late[:32]))}"
+                if now - began > self.limit_s and late:
+                    raise WaitTimeout(
+                        f"not every rank came within {self.limit_s:g} s (NETSTORM_JOIN_TIMEOUT): nothing in "
+                        f"PyTorch's store is from {text} of this group"
+                    )
+                _log.warning("waiting for %s of this group, by PyTorch's store", text)
+                remind_at = now + _REMIND_S
+            clock.sleep(_SLICE_S)
+        return found
+
+
+def _encode(note: _Note) -> str:
+    """Return what is written into the store."""
+    return msgspec.json.encode(note).decode()
+
+
+def _decode(written: bytes) -> _Note:
+    """Return what `_encode` has written."""
+    return msgspec.json.decode(written, type=_Note)
+
+
+def refuse(store: Store, rank: int, text: str) -> None:
+    """Tell the other members of a group why this one makes no job with them, instead of `meet`."""
+    _Notes.of_group(store, rank, 0.0).refuse(rank, text)
+
+
+def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, int, SchedulerProcess | None]:
+    """Return host and port of the scheduler of a new job, and the process at rank 0, which has started it.
+
+    Args:
+        store: the group's part of PyTorch's.
+        rank: this member's in the group.
+        size: number of members.
+        settings: of this process.
+
+    Raises:
+        NetStormError: at all members, for one reason: no address of rank 0's host is reached by all; several
+            hosts, and no key; the scheduler does not start; a member does not come.
+    """
+    notes = _Notes.of_group(store, rank, settings.join_timeout_s)
+    own = _Note(machine=machine_number(), name=socket.gethostname(), addresses=_address_of(store))
+    notes.write(f"come/{rank}", own)
+    if rank:
+        return *_find(notes, rank, own), None
+    try:
+        host = _chosen_host(notes, notes.read("come", range(size)), settings)
+        scheduler = _start_scheduler(settings, host)
+        port = split_host_port(scheduler.address)[1]
+    except BaseException as error:
+        text = str(error) if isinstance(error, NetStormError) else f"{type(error).__name__}: {error}"
+        notes.refuse(0, text)
+        raise
+    notes.write("scheduler/0", _Note(addresses=(host,), port=port))
+    if settings.bind_host == "*" and host not in own_addresses():  # a NAT's, which may not lead back
+        host = loopback_host()
+    return host, port, scheduler
+
+
+def _find(notes: _Notes, rank: int, own: _Note) -> tuple[str, int]:
+    """Return the scheduler's host and port, at another rank than 0."""
+    offer = notes.read("offer", [0])[0]
+    if offer.addresses:
+        # Of another host's addresses those that this host has, too, mean this host here: those of bridges to
+        # containers are the same everywhere.
+        ours = set() if offer.machine == own.machine else set(own_addresses())
+        tried = [address for address in offer.addresses if address not in ours]
+        reached = reachable(tried, offer.port, offer.token, _TRY_S)
+        notes.write(f"reached/{rank}", _Note(name=own.name, addresses=tuple(reached)))
+    found = notes.read("scheduler", [0])[0]
+    return found.addresses[0], found.port
+
+
+def _chosen_host(notes: _Notes, members: dict[int, _Note], settings: Settings) -> str:
+    """Return the address for the scheduler, at rank 0, which all members can reach."""
+    given = given_host(
+        node_host=settings.node_host, interface=settings.interface, bind_host=settings.bind_host
+    )
+    elsewhere = [rank for rank in members if members[rank].machine != members[0].machine]
+    if not elsewhere:
+        notes.write("offer/0", _Note())
+        return loopback_host() if given is None else given[0]
+    first = f"rank {elsewhere[0]} (host {members[elsewhere[0]].name})"
+    if given is not None and is_loopback(given[0]):
+        raise Unreachable(f"{given[1]} at rank 0: that is another machine for {first}; {_HINT}")
+    addresses = [given[0]] if given is not None else _offered([members[rank] for rank in elsewhere])
+    if not addresses:
+        raise Unreachable(
+            f"rank 0's host {members[0].name} has no address but loopback, for {first}; {_HINT}"
+        )
+    load_credentials(settings, addresses[0])  # before the others try: without a key they could not come
+    with answering(settings.bind_host or "*") as (port, token):
+        offer = _Note(machine=members[0].machine, addresses=tuple(addresses), port=port, token=token)
+        notes.write("offer/0", offer)
+        reached = notes.read("reached", (rank for rank in members if rank))
+    common = [address for address in addresses if all(address in note.addresses for note in reached.values())]
+    if common:
+        return common[0]
+    texts = [
+        f"rank {rank} (host {note.name}) reaches {' and '.join(note.addresses) or 'none'}"
+        for rank, note in sorted(reached.items(), key=lambda item: len(item[1].addresses))
+    ]
+    raise Unreachable(
+        f"no address of rank 0's host {members[0].name} can be reached by all ranks: it has "
+        f"{', '.join(addresses)}{'' if given is None else f' ({given[1]})'}; {', '.join(texts[:8])}; {_HINT}"
+    )
+
+
+def _address_of(store: Store) -> tuple[str, ...]:
+    """Return the address of PyTorch's store, if it has one: the user has given it."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = str(getattr(store, "host", ""))
+    with contextlib.suppress(SettingsError):
+        return (resolve(host, "MASTER_ADDR"),) if host else ()
+    return ()
+
+
+def _offered(others: Sequence[_Note]) -> list[str]:
+    """Return the addresses of this host, the likeliest first: at which others find the store, if it is here;
+    from which this host reaches it, if it is not; then the others.
+    """
+    ours = own_addresses()
+    stores = dict.fromkeys(address for note in others for address in note.addresses)
+    towards = [address if address in ours else source_towards(address) for address in stores]
+    return list(dict.fromkeys([*(one for one in towards if one in ours), *ours]))
+
+
+@contextlib.contextmanager
+def answering(host: str) -> Iterator[tuple[int, bytes]]:
+    """Answer everybody who connects with a token, meanwhile; yield the port and the token."""
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    listener = tcp_listener(host)
+
+    def answer() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:  # it has been shut down
+                return
+            with client, contextlib.suppress(OSError):
+                client.settimeout(_SLICE_S)  # a few bytes never wait
+                client.sendall(token)
+
+    thread = threading.Thread(target=answer, name="netstorm-answering", daemon=True)
+    thread.start()
+    try:
+        yield int(listener.getsockname()[1]), token
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a client
+        thread.join()
+        listener.close()
+
+
+def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float) -> list[str]:
+    """Return at which of these addresses the process answers that has the token. All are tried at once."""
+    found: set[str] = set()
+    heard: dict[str, bytes] = dict.fromkeys(addresses, b"")
+    deadline = clock.monotonic() + limit_s
+    with contextlib.ExitStack() as stack:
+        waiting = stack.enter_context(selectors.DefaultSelector())
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError):  # without this family, or without a route
+                one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                one.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    one.connect((address, port))
+                waiting.register(one, selectors.EVENT_READ, address)
+        while waiting.get_map() and (left := deadline - clock.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                address, tried = key.data, key.fileobj
+                assert isinstance(tried, socket.socket)
+                try:
+                    got = tried.recv(len(token))
+                except OSError:
+                    got = b""
+                heard[address] += got
+                if heard[address] == token:
+                    found.add(address)
+                    deadline = min(deadline, clock.monotonic() + _LATER_S)
+                if not got or len(heard[address]) >= len(token):
+                    waiting.unregister(tried)
+    return [address for address in addresses if address in found]
+
+
+def _start_scheduler(settings: Settings, host: str) -> SchedulerProcess:
     """Start a scheduler for a job with these settings, at an address of this host.
 
     Raises:
         SchedulerLost: it does not start; its error output says why.
         SettingsError: an address that does not exist, or that others can reach while there is no key.
     """
-    host = advertised_host(
-        node_host=settings.node_host,
-        interface=settings.interface,
-        scheduler_host=foreign_variable("MASTER_ADDR") or settings.scheduler_host,
-    )
     load_credentials(settings, host)  # here it is an error of the program; the scheduler would only exit
     with tempfile.TemporaryDirectory(prefix="netstorm-") as folder:
         ready = Path(folder) / "ready"
         process = subprocess.Popen(  # noqa: S603 -- our own command
             [*_COMMAND, "--host", host, "--port", "0", "--ready-file", str(ready), "--beside-ranks"],
-            env=child_environment(
-                DMLC_ROLE=None, DMLC_NUM_WORKER=settings.num_workers, NETSTORM_RANK=None, NETSTORM_BIND=None
-            ),
+            env=child_environment(DMLC_ROLE=None, DMLC_NUM_WORKER=settings.num_workers, NETSTORM_RANK=None),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the ranks; the scheduler hears of it from them

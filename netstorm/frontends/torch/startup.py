@@ -8,6 +8,7 @@ starts one beside itself, and the others find it in PyTorch's store: that is how
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -21,7 +22,7 @@ from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings,
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 from netstorm.frontends.torch.process_group.member import Member
 from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_it
-from netstorm.frontends.torch.scheduler_process import SchedulerProcess, start_scheduler
+from netstorm.frontends.torch.scheduler_process import SchedulerProcess, meet, refuse
 from netstorm.kvstore.operations.call_positions import CallPositions
 from netstorm.kvstore.process.completion import CompletionThread
 from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of_this_process
@@ -29,11 +30,6 @@ from netstorm.kvstore.process.runtime import Runtime
 from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["before_leaving", "create_process_group", "join_before_rendezvous"]
-
-_ADDRESS: Final = "netstorm/scheduler/{}/{}"
-"""Key of the scheduler's address in PyTorch's store. The first number counts the restarts by torchrun, whose
-store outlives the ranks; the second counts the jobs of a process.
-"""
 
 
 class _Job:
@@ -47,6 +43,10 @@ class _Job:
         self.thread: Final = CompletionThread("netstorm-completion")
         self.positions: Final = CallPositions(later=runtime.node.requests.needs_state)
         self.groups = 0
+        self.made: Final[Counter[str]] = Counter()
+        """How many groups of a name there were: PyTorch gives the name of a group that is no more to another
+        one of the same ranks (`use_local_synchronization`). All members have made equally many.
+        """
         self.before_leaving: Final[list[Callable[[], None]]] = []
         self._scheduler: Final = scheduler
 
@@ -63,8 +63,6 @@ class _Process:
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
         self.job: _Job | None = None
-        self.joined = 0
-        """How many jobs there were."""
 
 
 _process: Final = _Process()
@@ -88,13 +86,18 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
             job = _process.job = _join(options.store, ranks, options.group_rank, options.timeout)
         outside = sorted(set(ranks) - set(job.ranks))
         if outside:
-            raise UsageError(
-                f"a NetStorm group of ranks {list(ranks)}: ranks {outside} are not in this process's first "
-                f"NetStorm group, {list(job.ranks)}; create a group of all ranks first: "
-                "init_process_group('netstorm'), or new_group(backend='netstorm')"
+            text = (
+                f"a NetStorm group of ranks {list(ranks)}: ranks {outside} are not in the first NetStorm "
+                f"group, of ranks {list(job.ranks)}, which rank {ranks[options.group_rank]} is still in; "
+                "create a group of all ranks first: init_process_group('netstorm'), or "
+                "new_group(backend='netstorm')"
             )
+            refuse(options.store, options.group_rank, text)  # the others may wait for this one
+            raise UsageError(text)
+        job.made[options.group_id] += 1
+        again = job.made[options.group_id]
         member = Member(
-            options.group_id,
+            options.group_id if again == 1 else f"{options.group_id} ({again})",
             [job.ranks.index(rank) for rank in ranks],
             runtime=job.runtime,
             namespace=job.namespace,
@@ -184,23 +187,17 @@ def _settings(
                 f"{settings.places}, one for each node that may come; "
                 "netstorm.frontends.torch.elastic.init_process_group() makes that group"
             )
-        raise UsageError(
-            f"DMLC_NUM_WORKER={settings.num_workers} for a first NetStorm group of {size} ranks: give both "
-            "the same number, or leave DMLC_NUM_WORKER out"
-        )
+        if foreign_variable("WORLD_SIZE") != str(settings.num_workers):
+            raise UsageError(
+                f"DMLC_NUM_WORKER={settings.num_workers} for a first NetStorm group of {size} ranks: give "
+                "both the same number, or leave DMLC_NUM_WORKER out"
+            )
+        own["num_workers"] = size
     if settings.source("wait_timeout_s") == "default":
         own["wait_timeout_s"] = timeout.total_seconds()
     named = {settings.source("scheduler_host"), settings.source("scheduler_port")} != {"default"}
-    if named:
+    # The named scheduler is that of a job of all ranks. A group of some of them is a job of its own.
+    if named and own.get("num_workers", settings.places) == settings.places:
         return settings.changed(**own), None
-    key = _ADDRESS.format(foreign_variable("TORCHELASTIC_RESTART_COUNT") or 0, _process.joined)
-    _process.joined += 1
-    scheduler = None
-    if rank == 0:
-        scheduler = start_scheduler(settings.changed(**own))
-        store.set(key, scheduler.address)
-        address = scheduler.address
-    else:
-        address = store.get(key).decode()
-    host, _, port = address.rpartition(":")
-    return settings.changed(**own, scheduler_host=host, scheduler_port=int(port)), scheduler
+    host, port, scheduler = meet(store, rank, size, settings.changed(**own))
+    return settings.changed(**own, scheduler_host=host, scheduler_port=port), scheduler

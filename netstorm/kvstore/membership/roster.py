@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from netstorm.addresses import host_port
 from netstorm.errors import NodeLost, UnevenRounds
 from netstorm.kvstore.operations.allreduce import Operation
 from netstorm.protocol.ids import Peer
@@ -74,7 +75,7 @@ class Roster:
         """Return a rank as error messages name it: with its address and site."""
         member = self.members[rank]
         site = f", {member.site}" if member.site else ""
-        return f"rank {rank} ({member.host}:{member.port}{site})"
+        return f"rank {rank} ({host_port(member.host, member.port)}{site})"
 
     def admit(self, hello: Hello, user: str = "") -> Admission:
         """Admit the members of this job, and no other process."""

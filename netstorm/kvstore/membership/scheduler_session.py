@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from netstorm import errors
+from netstorm.addresses import host_port
 from netstorm.errors import (
     JoinRefused,
     NetStormError,
@@ -134,7 +135,7 @@ class SchedulerSession:
     @property
     def address(self) -> str:
         """Address of the scheduler that this node follows, or tries to."""
-        return "{}:{}".format(*self._addresses.present)
+        return host_port(*self._addresses.present)
 
     @property
     def is_away(self) -> bool:
@@ -252,11 +253,10 @@ class SchedulerSession:
             addresses.remember(address)  # of several, all nodes prefer the same one
             return False
         _log.warning(
-            "rank %d follows the scheduler at %s:%d from now on, which takes the job over: the one at %s "
+            "rank %d follows the scheduler at %s from now on, which takes the job over: the one at %s "
             "cannot be reached (%s)",
             self._rank,
-            host,
-            port,
+            host_port(host, port),
             self.address,
             self._outage.reason,
         )

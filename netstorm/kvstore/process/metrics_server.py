@@ -8,6 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from netstorm.addresses import host_port
 from netstorm.errors import SettingsError, WaitTimeout
 from netstorm.kvstore.node.general_node import GeneralNode
 from netstorm.kvstore.process.metrics import NodeSnapshot, metrics
@@ -59,7 +60,8 @@ def start_metrics_server(
     except SettingsError as error:
         _log.warning("no metrics of this node: %s (NETSTORM_METRICS_PORT, NETSTORM_HTTP_BIND)", error)
         return None
-    _log.info("metrics of this node: %s://%s:%d/metrics", access.scheme, settings.http_bind, server.port)
+    address = host_port(settings.http_bind, server.port)
+    _log.info("metrics of this node: %s://%s/metrics", access.scheme, address)
     return server
 
 

@@ -26,7 +26,8 @@ from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Measured
 from netstorm.pslite.clock.source import Address
 from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.system.addresses import advertised_host, resolve
+from netstorm.pslite.security.credentials import serves_others
+from netstorm.pslite.system.addresses import advertised_host, machine_number, resolve
 from netstorm.settings import Settings, foreign_variable
 
 if TYPE_CHECKING:
@@ -72,17 +73,28 @@ class NodeProcess:
 
             self._access = web_access(settings)  # before others wait for a node that refuses
         self.trace: Final = Trace(clock.monotonic) if settings.trace_file else None
+        for_others = serves_others(settings)
         host = advertised_host(
-            node_host=settings.node_host, interface=settings.interface, scheduler_host=settings.scheduler_host
+            node_host=settings.node_host,
+            interface=settings.interface,
+            bind_host=settings.bind_host,
+            scheduler_host=settings.scheduler_host,
+            for_others=for_others,
         )
-        scheduler = resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+        scheduler = resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI", for_others=for_others)
         self.cluster_clock: Final = ClusterClock(
             settings, scheduler, followed=self._scheduler, parent=self._time_server, counters=counters
         )
         self.driver: Final[Driver[GeneralNode]] = start_driver(
             lambda port: GeneralNode(
                 NodeOptions.from_settings(
-                    settings, scheduler=scheduler, host=host, port=port, pid=self._pid, framework=framework
+                    settings,
+                    scheduler=scheduler,
+                    host=host,
+                    port=port,
+                    pid=self._pid,
+                    framework=framework,
+                    machine=machine_number(),
                 ),
                 now=clock.monotonic(),
                 counters=counters,

@@ -44,6 +44,8 @@ class Join(Message, frozen=True, tag=60):
     """Job-wide settings that were set explicitly on this node, by variable name."""
     framework: str = ""
     """Whose tensors the node's program sums; the same at all nodes of a job."""
+    machine: int = 0
+    """The same at all processes that reach each other over loopback; 0: unknown."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from netstorm import clock
+from netstorm.addresses import host_port
 from netstorm.errors import FrameError, SettingsError
 from netstorm.observe.counters import Counters
 from netstorm.pslite.clock import sntp
@@ -23,6 +24,7 @@ from netstorm.pslite.clock.sntp_mac import PacketKey, Unauthenticated
 from netstorm.pslite.clock.source import Address, ClockSource
 from netstorm.pslite.clock.sync import ClockSync
 from netstorm.pslite.security.credentials import job_key_of
+from netstorm.pslite.system.addresses import udp_address, udp_socket
 from netstorm.pslite.system.timer_fd import TimerFd
 from netstorm.settings import Settings
 
@@ -89,13 +91,14 @@ class SntpServer:
         self._now: Final = now
         self._quality: Final = quality
         self._key: Final = key
-        self._socket: Final = _udp_socket(host)
+        self._socket: Final = _timestamping(udp_socket(host))
         try:
-            self._socket.bind(("" if host == "*" else host, port))
+            self._socket.bind(udp_address(host, port, self._socket.family))
         except OSError as error:
             self._socket.close()
+            place = host_port(host or "*", port)
             raise SettingsError(
-                f"cannot tell the time at UDP {host or '*'}:{port}: {os.strerror(error.errno or 0)}; "
+                f"cannot tell the time at UDP {place}: {os.strerror(error.errno or 0)}; "
                 "NETSTORM_SNTP_PORT must be a UDP port that is free (0: the number of DMLC_PS_ROOT_PORT), "
                 "and NETSTORM_BIND an address of this machine (or *)"
             ) from None
@@ -157,7 +160,8 @@ class SntpClient:
         self._parent: Final = parent
         self._key: Final = key
         self._asked: Address | None = None
-        self._socket: Final = _udp_socket(host)
+        self._socket = _timestamping(udp_socket())
+        self._watcher: Watcher | None = None
         self._wall_offset_ns: Final = clock.wall_ns() - clock.monotonic_ns()
         with contextlib.suppress(OSError):  # no route yet: later polls try again
             self._connect((host, port))
@@ -166,6 +170,7 @@ class SntpClient:
 
     def start(self, watcher: Watcher) -> None:
         """Begin to ask."""
+        self._watcher = watcher
         watcher.watch(self._socket.fileno(), self._readable)
         watcher.watch(self._timer.fileno(), self._due)
 
@@ -200,9 +205,18 @@ class SntpClient:
 
     def _connect(self, server: Address) -> None:
         """Send to this address; from now on the kernel drops datagrams of others."""
-        if server != self._asked:
-            self._socket.connect(server)
-            self._asked = server
+        if server == self._asked:
+            return
+        address = udp_address(*server, self._socket.family)
+        if self._asked is not None:  # a socket keeps the source address of its first server
+            fresh = _timestamping(udp_socket())
+            if self._watcher is not None:
+                self._watcher.unwatch(self._socket.fileno())
+                self._watcher.watch(fresh.fileno(), self._readable)
+            self._socket.close()
+            self._socket, self._asked = fresh, None
+        self._socket.connect(address)
+        self._asked = server
 
     def _readable(self) -> None:
         """Process all answers. Nothing that a server sends raises an exception."""
@@ -235,8 +249,7 @@ def _count(counters: Counters, problem: FrameError) -> None:
     counters.add(f"sntp_{problem.reason}" if isinstance(problem, Unauthenticated) else "sntp_garbage")
 
 
-def _udp_socket(host: str) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+def _timestamping(made: socket.socket) -> socket.socket:
     made.setblocking(False)
     with contextlib.suppress(OSError):  # elsewhere the time of reading is used
         made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)

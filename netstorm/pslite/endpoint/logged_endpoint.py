@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from netstorm.addresses import host_port
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Header
 from netstorm.protocol.ids import Peer
@@ -41,7 +42,9 @@ class LoggedEndpoint(Endpoint):
     def connect(self, instruction: Connect, now: float) -> None:
         """Learn a peer's address."""
         _log.info(
-            "%s is at %s:%d", self.process.name_of(instruction.peer), instruction.host, instruction.port
+            "%s is at %s",
+            self.process.name_of(instruction.peer),
+            host_port(instruction.host, instruction.port),
         )
         super().connect(instruction, now)
 

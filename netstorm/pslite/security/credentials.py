@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from netstorm.addresses import is_loopback
 from netstorm.errors import SettingsError
-from netstorm.protocol.addresses import is_loopback
 from netstorm.pslite.security.curve import CurveKeys
 from netstorm.pslite.security.job_key import JobKey, SchedulerKey
 from netstorm.pslite.security.node_key import NodeKey
@@ -14,7 +14,7 @@ from netstorm.pslite.security.process_proof import ProcessProof
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.settings import Settings
 
-__all__ = ["Credentials", "job_key_of", "load_credentials", "scheduler_secret_of"]
+__all__ = ["Credentials", "job_key_of", "load_credentials", "scheduler_secret_of", "serves_others"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,11 @@ def scheduler_secret_of(settings: Settings) -> SchedulerSecret:
                 "`netstorm keys new --scheduler scheduler.key`, and give it to no node"
             )
     return SchedulerSecret(SchedulerKey.fresh().secret)
+
+
+def serves_others(settings: Settings) -> bool:
+    """Return whether a process may listen where others can reach it: it has a key, or security is off."""
+    return settings.security == "off" or bool(settings.key_file)
 
 
 def load_credentials(settings: Settings, bind_host: str) -> Credentials | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from netstorm.addresses import host_port, is_loopback
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.addresses import is_loopback
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.session.link_counters import LinkCounters
 from netstorm.pslite.session.queue import Outgoing
@@ -64,9 +64,7 @@ class OpenedSession(Session):
         if message.session != self.identity or self.state is not State.CONNECTING:
             raise ProtocolViolation(f"a Welcome is not legal in state {self.state.value}")
         if self.incarnation is not None and message.incarnation != self.incarnation:
-            self._lose(
-                Event.REFUSED, f"{self.host}:{self.port} is another process now: it was restarted", now
-            )
+            self._lose(Event.REFUSED, f"{self._address} is another process now: it was restarted", now)
             return
         if self._token not in (None, message.token):
             reason = f"{self.host}:{self.port} is another process now, which says that it is the one before"
@@ -79,7 +77,7 @@ class OpenedSession(Session):
 
     def refused(self, message: m.Refused, now: float) -> None:
         """Process the peer's refusal."""
-        self._lose(Event.REFUSED, f"{self.host}:{self.port} refused this process: {message.reason}", now)
+        self._lose(Event.REFUSED, f"{self._address} refused this process: {message.reason}", now)
 
     def broken(self, reason: str, now: float) -> None:
         """Note that the present connection is gone, and make a new one after a while."""
@@ -147,6 +145,9 @@ class OpenedSession(Session):
         self._attempted_at = now
 
     def _disconnected_text(self) -> str:
-        return (
-            f"no connection to {self.host}:{self.port} for {self._limits.link_timeout_s:.1f} s: {self.reason}"
-        )
+        limit_s = self._limits.link_timeout_s
+        return f"no connection to {self._address} for {limit_s:.1f} s: {self.reason}"
+
+    @property
+    def _address(self) -> str:
+        return host_port(self.host, self.port)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from netstorm.addresses import host_port
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.pslite.clock.virtual_time import Timeline
@@ -90,7 +91,9 @@ class MemoryNetwork:
             self._next_port += 1
         for name in names:
             if (name, port) in self._listeners:
-                raise UsageError(f"{name}:{port} is taken: choose another port, or 0 for any that is free")
+                raise UsageError(
+                    f"{host_port(name, port)} is taken: choose another port, or 0 for any that is free"
+                )
             self._listeners[name, port] = van
         self._partitions.power_on(van.host)
         return port
@@ -247,7 +250,7 @@ class MemoryNetwork:
         listener = self._listeners.get((pipe.host, pipe.port))
         if listener is None:
             pipe.acceptor_knows_end = True
-            reason = f"{_REFUSED}: nobody listens at {pipe.host}:{pipe.port}"
+            reason = f"{_REFUSED}: nobody listens at {host_port(pipe.host, pipe.port)}"
             self._launch(pipe, pipe.backward, Flight(FlightKind.END, reason=reason))
         else:
             pipe.acceptor = listener

@@ -9,12 +9,13 @@ from typing import Final
 import zmq
 
 from netstorm import clock
+from netstorm.addresses import host_port
 from netstorm.pslite.security.handshake_texts import Mismatch, reason_of_opener
 from netstorm.pslite.van.interface import Connection
 from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.options import SocketOption
 
-__all__ = ["ZmqLink", "bracketed"]
+__all__ = ["ZmqLink"]
 
 _MONITORED: Final = (
     zmq.EVENT_CONNECTED
@@ -106,7 +107,7 @@ class ZmqLink:
         self.address = address
         if ":" in address:
             self.socket.setsockopt(zmq.IPV6, 1)
-        self.socket.connect(f"tcp://{bracketed(address)}:{self.port}")
+        self.socket.connect(f"tcp://{host_port(address, self.port)}")
 
     def read_monitor(self) -> str | None:
         """Process the monitor's events; if the connection has ended, return why, for a person."""
@@ -135,7 +136,7 @@ class ZmqLink:
 
     @property
     def _address_text(self) -> str:
-        return f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
     def _reason(self, event: int, value: int) -> str:
         if self.up:
@@ -167,8 +168,3 @@ class ZmqLink:
             return seen.get((self.host, self.port))
         # With another key the other side cannot read the first message, and closes the connection.
         return seen.get((self.host, self.port), Mismatch.KEY)
-
-
-def bracketed(address: str) -> str:
-    """Return an address as ZeroMQ's endpoint names have it."""
-    return f"[{address}]" if ":" in address else address

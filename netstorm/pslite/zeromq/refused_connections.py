@@ -17,6 +17,7 @@ from typing import Final
 import zmq
 
 from netstorm import clock
+from netstorm.addresses import plain_address
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.pslite.zeromq.tcp_info import borrowed_socket
@@ -132,6 +133,6 @@ def _peer_of(descriptor: int) -> str:
     """Return the address at the other end of a connection, which ZeroMQ may have closed by now."""
     try:
         with borrowed_socket(descriptor) as connection:
-            return str(connection.getpeername()[0])
+            return plain_address(str(connection.getpeername()[0]))
     except (OSError, IndexError):
         return "an unknown address"

@@ -24,6 +24,7 @@ from typing import Final
 import zmq
 
 from netstorm import clock
+from netstorm.addresses import bracketed, host_port
 from netstorm.errors import SettingsError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
@@ -31,6 +32,7 @@ from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
 from netstorm.pslite.measurement.tcp_progress import Progress
 from netstorm.pslite.security.admission import Admission
 from netstorm.pslite.security.credentials import Credentials
+from netstorm.pslite.system.addresses import source_towards
 from netstorm.pslite.system.after_fork import abandon_after_fork, close_inherited
 from netstorm.pslite.van.interface import Broken, Connection, VanEvent
 from netstorm.pslite.zeromq import options as zmq_options
@@ -38,7 +40,7 @@ from netstorm.pslite.zeromq.authenticator import MESSAGE_OVERHEAD
 from netstorm.pslite.zeromq.descriptors import DescriptorPoller
 from netstorm.pslite.zeromq.guard import Guard
 from netstorm.pslite.zeromq.identities import identity_of
-from netstorm.pslite.zeromq.link import ZmqLink, bracketed
+from netstorm.pslite.zeromq.link import ZmqLink
 from netstorm.pslite.zeromq.reader import ZmqReader
 from netstorm.pslite.zeromq.tcp_info import is_acknowledged, progress_of, restart_bbr
 from netstorm.pslite.zeromq.waiting_connections import raise_descriptor_limit
@@ -133,17 +135,18 @@ class ZmqVan:
         router = self._context.socket(zmq.ROUTER)
         for option in self._accepting:
             router.setsockopt(getattr(zmq, option.name), option.value)
-        if ":" in host:
-            router.setsockopt(zmq.IPV6, 1)
+        # On all addresses: of both families. libzmq takes IPv4's alone where there is no IPv6.
+        router.setsockopt(zmq.IPV6, ":" in host or host in {"", "*"})
         self._guard.protect(router)
         try:
             router.bind(f"tcp://{bracketed(host or '*')}:{port or '*'}")
         except zmq.ZMQError as error:
             self._guard.unprotect()
             router.close(0)
+            place = host_port(host or "*", port)
             raise SettingsError(
-                f"cannot listen on {host or '*'}:{port}: {error.strerror}; NETSTORM_BIND must be an address "
-                "of this machine (or *), and NETSTORM_PORT (the scheduler's: DMLC_PS_ROOT_PORT) a free port"
+                f"cannot listen on {place}: {error.strerror}; NETSTORM_BIND must be an address of this "
+                "machine (or *), and NETSTORM_PORT (the scheduler's: DMLC_PS_ROOT_PORT) a free port"
             ) from None
         self._router = router
         self._port = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
@@ -171,7 +174,8 @@ class ZmqVan:
             )
         except zmq.ZMQError as error:  # no descriptors left
             reason = (
-                f"no socket to connect to {host}:{port}: {error.strerror}; does `ulimit -n` allow enough?"
+                f"no socket to connect to {host_port(host, port)}: {error.strerror}; does `ulimit -n` allow "
+                "enough?"
             )
             self._events.append(Broken(connection, reason))
             return
@@ -331,7 +335,8 @@ class ZmqVan:
         try:
             found = socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)
             found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-            self._resolved.append((link, str(found[0][4][0]), ""))
+            addresses = [str(entry[4][0]) for entry in found]
+            self._resolved.append((link, next(filter(source_towards, addresses), addresses[0]), ""))
         except (OSError, UnicodeError) as error:
             self._resolved.append((link, "", f"no address for the name {link.host!r}: {error}"))
         self.wake()

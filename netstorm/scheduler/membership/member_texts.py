@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from netstorm.addresses import host_port
 from netstorm.protocol.messages import Member
 
 __all__ = ["describe_member", "format_address", "list_some"]
@@ -15,7 +16,8 @@ _LISTED: Final = 32
 
 def format_address(host: str, port: int, site: str) -> str:
     """Return "host:port, site"."""
-    return f"{host}:{port}, {site}" if site else f"{host}:{port}"
+    address = host_port(host, port)
+    return f"{address}, {site}" if site else address
 
 
 def describe_member(member: Member) -> str:

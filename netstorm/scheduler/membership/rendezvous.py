@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from netstorm.addresses import is_loopback
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Join, Member
 from netstorm.scheduler.membership.join_checks import join_problem
@@ -82,7 +83,11 @@ class Rendezvous:
             self._accepted[newcomer.peer] = newcomer
             return []
         newcomer.came_at = now
-        problem = join_problem(newcomer.join, self._options) or self._framework_problem(newcomer)
+        problem = (
+            join_problem(newcomer.join, self._options)
+            or self._framework_problem(newcomer)
+            or self._loopback_problem(newcomer)
+        )
         return self._place(newcomer, now) if problem is None else [Refusal(newcomer.peer, problem)]
 
     def retry_claims(self, now: float) -> list[Refusal]:
@@ -180,6 +185,22 @@ class Rendezvous:
                     f"the node at {newcomer} trains with {mine}, the node at {other} with "
                     f"{other.join.framework}: all nodes of a job must use the same framework"
                 )
+        return None
+
+    def _loopback_problem(self, newcomer: Applicant) -> str | None:
+        """Return why a node and one that waits cannot reach each other: loopback is another machine there."""
+        for other in self._accepted.values():
+            machines = {newcomer.join.machine, other.join.machine}
+            hidden = newcomer if is_loopback(newcomer.join.host) else other
+            if len(machines) == 1 or 0 in machines or not is_loopback(hidden.join.host):
+                continue
+            seeing = other if hidden is newcomer else newcomer
+            return (
+                f"the node at {hidden} (rank {_rank_text(hidden.join.asked_rank)}) can be reached on its own "
+                f"machine alone, and the node at {seeing} (rank {_rank_text(seeing.join.asked_rank)}) is on "
+                "another one: set DMLC_NODE_HOST at the former to an address of its host that the others "
+                "reach, or DMLC_PS_ROOT_URI there to the scheduler's address in figures"
+            )
         return None
 
     def _conflict(self, newcomer: Applicant, other: Applicant, now: float) -> str | Refusal | None:

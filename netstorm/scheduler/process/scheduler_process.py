@@ -14,14 +14,15 @@ from types import FrameType
 from typing import Final
 
 from netstorm import clock
+from netstorm.addresses import host_port
 from netstorm.errors import Closed, PeerError, SettingsError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.observe.log import configure_logging
 from netstorm.observe.web_access import web_access
 from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
 from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.security.credentials import job_key_of
-from netstorm.pslite.system.addresses import resolve
+from netstorm.pslite.security.credentials import job_key_of, serves_others
+from netstorm.pslite.system.addresses import listening_host
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.membership.launched_ranks import LONGEST_LINE, read_rank_ended
@@ -92,12 +93,10 @@ def run_scheduler(
         running = _start(settings, plan, print_line, any_port=any_port)
         stack.callback(running.close)
         stack.enter_context(naming_jobs(running.driver.machine))
-        host = settings.scheduler_host
-        _write(ready_file, f"{host}:{running.driver.port}\n")
+        address = host_port(settings.scheduler_host, running.driver.port)
+        _write(ready_file, f"{address}\n")
         encrypted = "not encrypted" if job_key_of(settings) is None else "encrypted"
-        print_line(
-            f"netstorm scheduler: {plan.title} at {host}:{running.driver.port}, {encrypted}; {plan.details}"
-        )
+        print_line(f"netstorm scheduler: {plan.title} at {address}, {encrypted}; {plan.details}")
         _log.debug("time at UDP port %d; %s", running.sntp.port, plan.planning)
         status_server = open_status_server(settings, running.driver, access)
         if status_server is not None:
@@ -192,7 +191,9 @@ def _start(
     counters = Counters()
     # The host's time at the start, monotonic from then on: steps of its clock would look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
-    bind_host = settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+    bind_host = listening_host(
+        settings.bind_host, settings.scheduler_host, for_others=serves_others(settings)
+    )
     key = packet_key(settings)
     over = threading.Event()
     formation = FormationClient()

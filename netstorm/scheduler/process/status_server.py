@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from netstorm import clock
+from netstorm.addresses import host_port
 from netstorm.errors import SettingsError, Unavailable, WaitTimeout
 from netstorm.observe.pages import Page, QueryPage, metrics_page, pages
 from netstorm.observe.web import WebServer
@@ -67,7 +68,7 @@ class StatusServer:
         self._lock: Final = threading.Lock()
         self._made: tuple[float, list[JobStatus]] | None = None
         self._several: Final = settings.jobs != 1
-        self._scheduler: Final = f"{settings.scheduler_host}:{driver.port}"
+        self._scheduler: Final = host_port(settings.scheduler_host, driver.port)
         refusals = WebRefusals()
         application = pages(
             {
@@ -90,7 +91,7 @@ class StatusServer:
             refusals=refusals,
         )
         shown = settings.scheduler_host if host == "*" else host
-        self.address: Final = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
+        self.address: Final = host_port(shown, self.port)
         self.command: Final = (
             f"netstorm top --scheduler {'' if access.tls is None else 'https://'}{self.address}"
             f"{'' if access.token is None else f' --token-file {settings.web_token_file}'}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from netstorm.addresses import host_port
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import UNKNOWN, Peer
 from netstorm.pslite.machine import Connect, Disconnect, Instruction, Send
@@ -47,7 +48,7 @@ class _Asked:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 class PeerInquiry:

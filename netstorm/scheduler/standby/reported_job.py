@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from netstorm.addresses import host_port
 from netstorm.protocol.collectives import granted_at_first
 from netstorm.protocol.messages import Departure, KeyGrant, KeySpec, Member, Resume
 from netstorm.protocol.messages.resuming import JobReport
@@ -88,7 +89,9 @@ class ReportedJob:
             return ""
         here = set(self.present())
         missing = [member for member in self.members() if member.rank not in here]
-        names = ", ".join(f"rank {member.rank} ({member.host}:{member.port})" for member in missing[:8])
+        names = ", ".join(
+            f"rank {member.rank} ({host_port(member.host, member.port)})" for member in missing[:8]
+        )
         if not elastic:
             needed = "expected all, since nodes may not leave this job (NETSTORM_ELASTIC)"
         elif self.majority:

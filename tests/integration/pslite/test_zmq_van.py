@@ -16,6 +16,7 @@ import zmq
 
 from netstorm.errors import SettingsError, UsageError
 from netstorm.observe.counters import Counters
+from netstorm.pslite.system.addresses import source_towards
 from netstorm.pslite.van.interface import Broken, Connection, Received, VanEvent
 from netstorm.pslite.zeromq import options as zmq_options
 from netstorm.pslite.zeromq.identities import LETTER
@@ -143,10 +144,16 @@ def test_an_address_of_another_machine_is_named_with_what_to_do():
     van.shut(0)
 
 
-def test_listening_on_every_interface(vans):
+def test_listening_on_every_interface_is_listening_at_addresses_of_both_families(vans):
     here, _ = vans()
     there = ZmqVan()
-    still_works(here, there, there.bind("*", 0))
+    port = there.bind("*", 0)
+    still_works(here, there, port)
+    if source_towards("::1"):
+        here.open(A, "::1", port)
+        here.transmit(A, b"six", None)
+        [event] = poll_until(there, bool)
+        assert event.frames == (b"six",)
     there.shut(0)
 
 
@@ -276,6 +283,18 @@ def test_the_sender_of_a_dropped_message_is_logged_with_its_address(vans, raw_de
         assert time.monotonic() < deadline
         there.poll(0.05)
     assert "127.0.0.1" in caplog.text
+
+
+def test_an_address_of_ipv4_is_logged_as_such_by_a_socket_of_both_families(raw_dealer, caplog):
+    counters = Counters()
+    there = ZmqVan(counters=counters)
+    raw_dealer(there.bind("*", 0), b"strange").send(b"one")
+    deadline = time.monotonic() + 10
+    while not counters.get("dropped_identity"):
+        assert time.monotonic() < deadline
+        there.poll(0.05)
+    there.shut(0)
+    assert "from 127.0.0.1:" in caplog.text
 
 
 def test_nobody_takes_over_a_connection_by_naming_its_identity(vans, raw_dealer):

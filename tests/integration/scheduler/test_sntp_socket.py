@@ -16,6 +16,7 @@ from netstorm.errors import SettingsError
 from netstorm.pslite.clock import sntp_socket
 from netstorm.pslite.clock.sntp_mac import PacketKey
 from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer
+from netstorm.pslite.system.addresses import source_towards, udp_socket
 from netstorm.pslite.system.timer_fd import TimerFd
 
 
@@ -87,6 +88,22 @@ def test_a_node_finds_the_schedulers_clock(watching, client):
     assert abs(error_s) <= client.sync.error_bound(time.monotonic()) + 1e-4
 
 
+def test_a_server_on_all_addresses_answers_those_of_both_families_and_a_client_asks_both(watching):
+    if not source_towards("::1"):
+        pytest.skip("this machine has no IPv6")
+    server = SntpServer("*", 0)
+    server.start(watching)
+    present = [("127.0.0.1", server.port)]
+    client = SntpClient("::1", server.port, scheduler=lambda: present[0])
+    client.start(watching)
+    for address in ("127.0.0.1", "::1", "localhost"):
+        present[0] = (address, server.port)
+        before = client.counters.get("sntp_exchanges")
+        watching.run_until(lambda before=before: client.counters.get("sntp_exchanges") >= before + 2)
+    client.stop(watching)
+    server.stop(watching)
+
+
 def test_a_node_follows_the_clock_of_a_scheduler_that_takes_over_elsewhere(watching, server):
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as gone:
         gone.bind(("127.0.0.1", 0))
@@ -117,7 +134,7 @@ def wait_until_arrivals_are_stamped():
     does that); until then it tells the time of reading.
     """
     deadline = time.monotonic() + 30.0
-    with sntp_socket._udp_socket("127.0.0.1") as own:
+    with sntp_socket._timestamping(udp_socket("127.0.0.1")) as own:
         own.bind(("127.0.0.1", 0))
         while time.monotonic() < deadline:
             own.sendto(b"x", own.getsockname())

@@ -6,6 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from netstorm.addresses import split_host_port
+from netstorm.cli.launch.variables.pytorch import free_port
+from tests.integration.jobs import Job
 from tests.integration.torch.test_async_calls import answer
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
@@ -31,6 +34,40 @@ def test_groups_may_overlap_have_any_order_and_be_used_at_once(ranks):
 def test_a_group_of_netstorm_works_beside_one_of_gloo(ranks):
     ranks.start(groups.beside_gloo, 3)
     assert ranks.answers() == [[]] * 3
+
+
+def test_members_with_different_histories_of_groups_find_each_other(ranks):
+    members = [[0, 1], [0, 1], [1, 2], [0, 1, 2], [0, 1], [0, 1, 2]]
+    ranks.start(groups.after_others, 3, members=members)
+    for rank, sums in enumerate(ranks.answers()):
+        assert sums == [len(ranks) for ranks in members if rank in ranks]
+
+
+def test_a_group_of_some_ranks_is_a_job_of_its_own_beside_that_of_the_named_scheduler(ranks, tmp_path):
+    (tmp_path / "scheduler").mkdir()
+    with Job(tmp_path / "scheduler", 3) as job:
+        host, port = split_host_port(job.address)
+        named = {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port, "DMLC_NUM_WORKER": 3}
+        ranks.start(groups.after_others, 3, members=[[1, 2], [0, 1, 2]], **named)
+        assert ranks.answers() == [[3], [2, 3], [2, 3]]
+        assert job.end(-1).code == 0
+
+
+def test_a_group_that_some_members_cannot_make_is_an_error_at_all_of_them(ranks):
+    ranks.start(groups.beside_a_pair, 3)
+    for error in ranks.answers():
+        assert "ranks [0] are not in the first NetStorm group, of ranks [1, 2]" in error
+        assert "create a group of all ranks first" in error
+
+
+def test_a_group_whose_name_comes_back_in_a_job_is_a_new_one(ranks):
+    ranks.start(groups.same_name_again, 3)
+    assert ranks.answers() == [[2.0, 4.0, 6.0], [2.0, 4.0, 6.0], []]
+
+
+def test_the_address_of_the_store_may_be_one_of_ipv6(ranks):
+    ranks.start(groups.same_name_again, 2, STORE="env://", MASTER_ADDR="::1", MASTER_PORT=free_port())
+    assert ranks.answers() == [[2.0, 4.0, 6.0]] * 2
 
 
 def test_messages_are_matched_by_rank_tag_and_order_and_may_come_from_anybody(ranks):

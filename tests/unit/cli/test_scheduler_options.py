@@ -15,7 +15,7 @@ from netstorm.cli.main import app
         ("--recover --peers a:1 --standby", "NETSTORM_STANDBY=1 (--standby): expected one of them"),
         ("--recover --peers a:1 --jobs 2", "expected one, since it takes over one"),
         ("--recover --peers 10.0.0.1:1", "nodes at 10.0.0.1:1 cannot reach this scheduler there"),
-        ("--recover --peers a", "addresses of nodes such as"),
+        ("--recover --peers a", "addresses such as"),
     ],
 )
 def test_what_a_recovering_scheduler_cannot_be(options, expected):

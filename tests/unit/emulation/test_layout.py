@@ -70,7 +70,8 @@ def test_routes_follow_the_shortest_hops_whatever_the_networks_own_routing_is(si
 
 def test_the_hosts_file_names_every_rank_and_gives_the_machines_own_name_to_its_rank():
     assert layout(line(3)).hosts(Rank(1), "machine") == (
-        "127.0.0.1 localhost\n10.78.0.1 r0\n10.78.0.2 r1 machine\n10.78.0.3 r2\n"
+        "127.0.0.1 localhost\n10.78.0.1 r0\nfd4e:5354::1 r0v6\n10.78.0.2 r1 machine\nfd4e:5354::2 r1v6\n"
+        "10.78.0.3 r2\nfd4e:5354::3 r2v6\n"
     )
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.integration.torch.programs.begin import begin, error_of, gloo_group
+from tests.integration.torch.programs.begin import PATIENCE, begin, error_of, gloo_group
 
 
 def subgroups() -> list[str]:
@@ -73,6 +73,51 @@ def beside_gloo() -> list[str]:
         dist.barrier()
         dist.destroy_process_group()
     return wrong
+
+
+def after_others(members: list[list[int]]) -> list[float]:
+    """Groups whose members have been in different groups before; return the sums that this rank has seen."""
+    rank, _ = begin("gloo")
+    sums = []
+
+    def use(group: Any) -> None:
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group)
+        sums.append(tensor[0].item())
+        dist.destroy_process_group(group)
+
+    for ranks in members:
+        group: Any = dist.new_group(ranks, backend="netstorm", timeout=PATIENCE)
+        if rank in ranks:
+            use(group)
+        dist.barrier()
+    dist.destroy_process_group()
+    return sums
+
+
+def beside_a_pair() -> str:
+    """A group of all while a pair still has one: return the error."""
+    begin("gloo")
+    _pair: Any = dist.new_group([1, 2], backend="netstorm", timeout=PATIENCE)
+    error = error_of(lambda: dist.new_group(backend="netstorm", timeout=PATIENCE))
+    dist.barrier()
+    dist.destroy_process_group()
+    return error
+
+
+def same_name_again() -> list[float]:
+    """A group whose name comes back in a job that goes on; return the sums that this rank has seen."""
+    rank, _ = begin()
+    sums = []
+    for number in range(3):
+        if rank < 2:
+            group: Any = dist.new_group([0, 1], timeout=PATIENCE, use_local_synchronization=True)
+            tensor = torch.full((3 + number,), 1.0 + number)
+            dist.all_reduce(tensor, group=group)
+            sums.append(tensor[0].item())
+            dist.destroy_process_group(group)
+    dist.barrier()
+    return sums
 
 
 def messages() -> list[str]:

@@ -56,6 +56,12 @@ def test_a_wrong_line_is_an_error_that_names_it_and_says_what_is_allowed(text, m
     assert str(caught.value).startswith(message)
 
 
+def test_an_ipv6_address_may_have_brackets_and_ssh_gets_it_without():
+    first, second = place("alice@[2001:db8::5] address=[2001:db8::6]\n2001:db8::7\n", "hosts")
+    assert (first.host, first.address) == ("alice@2001:db8::5", "2001:db8::6")
+    assert second.host == "2001:db8::7"
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere: cannot read the host file: .*No such file"):
         read_hostfile(tmp_path / "nowhere")

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.emulation.links.packets import HEADER_BYTES, destination, measure, source, split
-from tests.unit.emulation.packet_makers import HEADERS, MSS, tcp, udp, words
+from tests.unit.emulation.packet_makers import HEADERS, IPV6, MSS, tcp, udp, words
 
 FRAME = 14
 
 
 def parts(packet: bytes) -> tuple[int, bytes, int]:
     """Return (sequence number, payload, TCP flags)."""
-    ip = packet[HEADER_BYTES:]
-    (sequence,) = struct.unpack_from(">I", ip, 24)
-    return sequence, ip[HEADERS:], ip[33]
+    tcp = packet[HEADER_BYTES + (40 if packet[HEADER_BYTES] >> 4 == 6 else 20) :]
+    (sequence,) = struct.unpack_from(">I", tcp, 4)
+    return sequence, tcp[32:], tcp[13]
 
 
 def test_a_datagram_counts_with_its_headers_and_a_frame():
@@ -24,6 +24,7 @@ def test_a_datagram_counts_with_its_headers_and_a_frame():
 
 def test_each_segment_of_a_super_packet_counts_with_headers_and_frame_of_its_own():
     assert measure(tcp(bytes(3 * MSS + 1))) == (4, 3 * MSS + 1 + 4 * (HEADERS + FRAME))
+    assert measure(tcp(bytes(3 * MSS + 1), ipv6=True)) == (4, 3 * MSS + 1 + 4 * (HEADERS + 20 + FRAME))
 
 
 def test_a_single_segment_is_no_super_packet():
@@ -32,12 +33,14 @@ def test_a_single_segment_is_no_super_packet():
 
 def test_addresses_are_read_where_ip_has_them():
     assert (source(tcp(b"x")), destination(tcp(b"x"))) == (b"\n\x4e\0\1", b"\n\x4e\0\2")
+    six = tcp(b"x", ipv6=True)
+    assert (source(six), destination(six)) == IPV6
 
 
-@given(st.integers(MSS + 1, 20 * MSS), st.data(), st.integers(0, 2**32 - 1))
-def test_the_kept_segments_and_no_others_come_out_each_at_its_place_in_the_stream(size, data, sequence):
+@given(st.integers(MSS + 1, 20 * MSS), st.data(), st.integers(0, 2**32 - 1), st.booleans())
+def test_the_kept_segments_and_no_others_come_out_each_at_its_place_in_the_stream(size, data, sequence, ipv6):
     payload = data.draw(st.randoms()).randbytes(size)
-    packet = tcp(payload, sequence=sequence)
+    packet = tcp(payload, sequence=sequence, ipv6=ipv6)
     segments, _ = measure(packet)
     keep = data.draw(st.lists(st.booleans(), min_size=segments, max_size=segments))
     pieces = split(packet, keep)
@@ -66,6 +69,18 @@ def test_pieces_have_the_lengths_and_checksums_that_their_headers_promise(size, 
         assert piece[0] == 1
         pseudo = ip[12:20] + struct.pack(">HH", 6, len(ip) - 20)
         assert struct.unpack_from(">H", ip, 20 + 16)[0] == words(pseudo)
+
+
+@given(st.integers(MSS + 1, 9 * MSS), st.data())
+def test_pieces_of_ipv6_have_the_lengths_and_checksums_that_their_headers_promise(size, data):
+    packet = tcp(bytes(size), ipv6=True)
+    segments, _ = measure(packet)
+    keep = data.draw(st.lists(st.booleans(), min_size=segments, max_size=segments))
+    for piece, _ in split(packet, keep):
+        ip = piece[HEADER_BYTES:]
+        assert struct.unpack_from(">H", ip, 4)[0] == len(ip) - 40
+        pseudo = ip[8:40] + struct.pack(">II", len(ip) - 40, 6)
+        assert struct.unpack_from(">H", ip, 40 + 16)[0] == words(pseudo)
 
 
 def test_push_and_fin_stay_with_the_last_segment_and_cwr_with_the_first():
