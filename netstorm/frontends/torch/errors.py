@@ -55,7 +55,13 @@ def _class_of(own: type[NetStormError]) -> type[NetStormError]:
         known = type(
             own.__name__,
             (own, dist.DistBackendError),
-            {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
+            {
+                "__module__": own.__module__,
+                "__qualname__": own.__qualname__,
+                "__doc__": own.__doc__,
+                # PyTorch's checkpoints, process pools and others pickle the errors of their workers.
+                "__reduce__": lambda error: (as_torch_error, (own(*error.args),)),
+            },
         )
         _classes[own] = known
     return known

@@ -19,7 +19,7 @@ from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings, let_models_use_it
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 from netstorm.frontends.torch.process_group.member import Member
-from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_it
+from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_us
 from netstorm.frontends.torch.scheduler_process import SchedulerProcess, start_scheduler
 from netstorm.kvstore.operations.call_positions import CallPositions
 from netstorm.kvstore.process.completion import CompletionThread
@@ -79,7 +79,7 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
     Raises:
         NetStormError: the job does not come together, or a later group has other ranks than the first one.
     """
-    let_pytorch_call_it()
+    let_pytorch_call_us()
     with _process.lock:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         job = _process.job
@@ -102,7 +102,7 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
             positions=job.positions,
         )
         job.groups += 1
-        return NetStormProcessGroup(member, lambda: _group_closed(job))
+        return NetStormProcessGroup(member, lambda: _group_closed(job), options.store)
 
 
 def before_leaving(function: Callable[[], None]) -> None:
