@@ -35,6 +35,10 @@ def autoload() -> None:
             dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     except Exception:  # "import torch" must work for programs that do not want NetStorm
         _logger.warning("netstorm: cannot be registered as a backend of torch.distributed", exc_info=True)
+    if os.environ.get("DMLC_PS_ROOT_URI"):  # noqa: TID251 -- as below; a launcher of NetStorm has set it
+        from netstorm.frontends.torch.store import limit_the_store_to_its_address
+
+        limit_the_store_to_its_address()
     # netstorm.settings would add 20 ms to each "import torch", so it is asked only if the answer matters.
     if os.environ.get("NETSTORM_TORCH_BACKENDS"):  # noqa: TID251
         from netstorm.frontends.torch.take_over import take_over_backends

@@ -15,16 +15,18 @@ from typing import Any, Final
 from torch._C._distributed_c10d import Store
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.errors import raises_torch_errors
+from netstorm.frontends.torch.errors import let_backward_raise_own_errors, raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings, let_models_use_it
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 from netstorm.frontends.torch.process_group.member import Member
 from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_us
 from netstorm.frontends.torch.scheduler_process import SchedulerProcess, start_scheduler
+from netstorm.frontends.torch.store import sealed, unsealed
 from netstorm.kvstore.operations.call_positions import CallPositions
 from netstorm.kvstore.process.completion import CompletionThread
 from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of_this_process
 from netstorm.kvstore.process.runtime import Runtime
+from netstorm.pslite.security.credentials import job_key_of
 from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["before_leaving", "create_process_group"]
@@ -80,6 +82,7 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
         NetStormError: the job does not come together, or a later group has other ranks than the first one.
     """
     let_pytorch_call_us()
+    let_backward_raise_own_errors()
     with _process.lock:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         job = _process.job
@@ -167,9 +170,9 @@ def _settings(
     scheduler = None
     if rank == 0:
         scheduler = start_scheduler(settings.changed(**own))
-        store.set(key, scheduler.address)
+        store.set(key, sealed(scheduler.address, key, job_key_of(settings)))
         address = scheduler.address
     else:
-        address = store.get(key).decode()
+        address = unsealed(store.get(key).decode(errors="replace"), key, job_key_of(settings))
     host, _, port = address.rpartition(":")
     return settings.changed(**own, scheduler_host=host, scheduler_port=int(port)), scheduler

@@ -36,6 +36,7 @@ def test_a_group_of_netstorm_works_beside_one_of_gloo(ranks):
 def test_messages_are_matched_by_rank_tag_and_order_and_may_come_from_anybody(ranks):
     ranks.start(groups.messages, 3)
     assert ranks.answers() == [[]] * 3
+    assert not any("Traceback" in ranks.said(rank) for rank in range(3))  # what is refused has one, if raised
 
 
 @pytest.mark.parametrize("kind", list(BOTH_SIDES))

@@ -319,10 +319,10 @@ class Member:
         try:
             for each in waits:
                 each.wait_until_read()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, whoever waits must hear of it
             done(error)
-            raise
-        self.runtime.submit(operation)
+        else:
+            self.runtime.submit(operation)
 
 
 def after_all(count: int, done: Done) -> Done:
@@ -369,7 +369,7 @@ def copy_back(copies: Sequence[Staged], done: Done, work: CallWork | None) -> No
             copy.copy_back()
             if work is not None:
                 work.order_after(copy.order_current_stream)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- as above
         done(error)
-        raise
-    done(None)
+    else:
+        done(None)

@@ -137,6 +137,8 @@ def messages() -> list[str]:
         mine = torch.tensor([float(rank)])
         dist.send(mine, 1, group=gloo) if rank == 0 else dist.recv(mine, 0, group=gloo)
         wrong += ["a message over Gloo beside it"] * (mine.item() != 0)
+    found = error_of(lambda: dist.all_reduce(torch.ones(1).expand(5)))
+    wrong += [found] * (not found.startswith("UsageError: a result for float32 (5,) with strides (0,)"))
     dist.barrier()
     dist.destroy_process_group()
     return wrong
