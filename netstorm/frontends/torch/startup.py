@@ -7,11 +7,14 @@ starts one beside itself, and the others find it in PyTorch's store: that is how
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 from torch._C._distributed_c10d import Store
 
 from netstorm.errors import UsageError
@@ -29,7 +32,12 @@ from netstorm.kvstore.process.runtime import Runtime
 from netstorm.pslite.security.credentials import job_key_of
 from netstorm.settings import Settings, foreign_variable
 
-__all__ = ["before_leaving", "create_process_group"]
+__all__ = ["before_leaving", "create_process_group", "untested_version"]
+
+_log: Final = logging.getLogger(__name__)
+
+_NEWEST_TESTED: Final = (2, 13)
+"""Of PyTorch's releases."""
 
 _ADDRESS: Final = "netstorm/scheduler/{}/{}"
 """Key of the scheduler's address in PyTorch's store. The first number counts the restarts by torchrun, whose
@@ -126,7 +134,21 @@ def _group_closed(job: _Job) -> None:
             leave_job()
 
 
+def untested_version(version: str) -> str | None:
+    """Return what to say of a version of PyTorch that is newer than those that are tested; None: nothing."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) <= _NEWEST_TESTED:
+        return None
+    tested = ".".join(map(str, _NEWEST_TESTED))
+    return (
+        f"PyTorch {version} is newer than {tested}, with which this release of NetStorm is tested; if "
+        f"something fails, try `pip install 'torch=={tested}.*'`"
+    )
+
+
 def _join(store: Store, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> _Job:
+    if rank == 0 and (warning := untested_version(torch.__version__)):
+        _log.warning("%s", warning)
     if codec_of_settings(Settings.from_environment()) is not None:
         let_models_use_it()
     settings, scheduler = _settings(store, len(ranks), rank, timeout)
