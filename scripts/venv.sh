@@ -73,10 +73,11 @@ make_venv() {
         "$python" -m venv --clear .venv || return
     fi
     stamp=.venv/installed-${extras//,/-}
-    wanted=$(cat pyproject.toml setup.py | cksum)
+    wanted=$(cat pyproject.toml setup.py scripts/constraints.txt | cksum)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         say "Installing netstorm[$extras] into .venv (minutes, the first time)"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]" || return
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt \
+            --editable ".[$extras]" || return
         check_mxnet_libraries || return
         echo "$wanted" >"$stamp"
     fi

@@ -44,6 +44,10 @@ def autoload() -> None:
     environment = os.environ  # noqa: TID251 -- as below
     if environment.get("DMLC_ROLE") == "worker" and environment.get("NETSTORM_RESTART"):
         _watch_init_process_group()
+    if os.environ.get("DMLC_PS_ROOT_URI"):  # noqa: TID251 -- as below; a launcher of NetStorm has set it
+        from netstorm.frontends.torch.store import limit_the_store_to_its_address
+
+        limit_the_store_to_its_address()
     # netstorm.settings would add 20 ms to each "import torch", so it is asked only if the answer matters.
     if os.environ.get("NETSTORM_TORCH_BACKENDS"):  # noqa: TID251
         from netstorm.frontends.torch.take_over import take_over_backends

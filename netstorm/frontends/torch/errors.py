@@ -2,24 +2,32 @@
 
 Every class of `netstorm.errors` has a subclass here that is a `DistBackendError`, too, which is a
 `RuntimeError`. So `except NodeLost`, `except NetStormError` and `except RuntimeError` all catch it.
+
+PyTorch's futures turn what a continuation raises into a `RuntimeError` whose text has the error and a stack.
+DDP waits for such futures inside `backward`, which therefore finds out which error it was.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from netstorm.errors import NetStormError
 
-__all__ = ["as_torch_error", "raises_torch_errors"]
+__all__ = ["as_torch_error", "given_to_a_future", "let_backward_raise_own_errors", "raises_torch_errors"]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _classes: Final[dict[type[NetStormError], type[NetStormError]]] = {}
+
+_given: Final[deque[NetStormError]] = deque(maxlen=16)
+"""The newest errors that futures have been given."""
 
 
 def as_torch_error(error: BaseException) -> NetStormError:
@@ -49,13 +57,48 @@ def raises_torch_errors(function: Callable[Parameters, Result]) -> Callable[Para
     return call
 
 
+def given_to_a_future(error: NetStormError) -> NetStormError:
+    """Return `error`, and know it again if `backward` raises what a future has made of it."""
+    _given.append(error)
+    return error
+
+
+def let_backward_raise_own_errors() -> None:
+    """Have `Tensor.backward` and `torch.autograd.grad` raise NetStorm's errors, where a `RuntimeError` of
+    PyTorch's quotes one. Twice does no harm.
+    """
+    original: Any = getattr(torch.autograd, "_engine_run_backward", None)
+    if original is None or hasattr(original, "of_netstorm"):
+        return
+
+    @functools.wraps(original)
+    def run_backward(*arguments: Any, **named: Any) -> Any:
+        try:
+            return original(*arguments, **named)
+        except RuntimeError as error:
+            text = str(error)
+            own = next((known for known in _given if f"{type(known).__name__}: {known}" in text), None)
+            if own is None or isinstance(error, NetStormError):
+                raise
+        raise as_torch_error(own)
+
+    run_backward.of_netstorm = True  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def _class_of(own: type[NetStormError]) -> type[NetStormError]:
     known = _classes.get(own)
     if known is None:
         known = type(
             own.__name__,
             (own, dist.DistBackendError),
-            {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
+            {
+                "__module__": own.__module__,
+                "__qualname__": own.__qualname__,
+                "__doc__": own.__doc__,
+                # PyTorch's checkpoints, process pools and others pickle the errors of their workers.
+                "__reduce__": lambda error: (as_torch_error, (own(*error.args),)),
+            },
         )
         _classes[own] = known
     return known

@@ -38,7 +38,9 @@ from netstorm.errors import (
     UsageError,
     WaitTimeout,
 )
-from netstorm.pslite.security.credentials import load_credentials
+from netstorm.frontends.torch.store import sealed, unsealed
+from netstorm.pslite.security.credentials import job_key_of, load_credentials
+from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.system.addresses import (
     given_host,
     loopback_host,
@@ -135,9 +137,11 @@ class _Notes:
     """Of their keys: the same at all members, and of this group alone."""
     limit_s: float
     """Longest wait for another member."""
+    key: JobKey | None
+    """The job's, under which notes carry a code."""
 
     @classmethod
-    def of_group(cls, store: Store, rank: int, limit_s: float) -> _Notes:
+    def of_group(cls, store: Store, rank: int, limit_s: float, key: JobKey | None) -> _Notes:
         """Return the notes of the group that its members are about to make; `rank` is this one's in it.
 
         PyTorch gives each group a part of the store, by the group's name. A group of that name may have been
@@ -146,10 +150,11 @@ class _Notes:
         """
         restart = foreign_variable("TORCHELASTIC_RESTART_COUNT") or 0
         nth = store.add(f"netstorm/{restart}/{rank}", 1)
-        return cls(store, f"netstorm/{restart}/{nth}", limit_s)
+        return cls(store, f"netstorm/{restart}/{nth}", limit_s, key)
 
     def write(self, what: str, note: _Note) -> None:
-        self.store.set(f"{self.prefix}/{what}", _encode(note))
+        name = f"{self.prefix}/{what}"
+        self.store.set(name, sealed(msgspec.json.encode(note).decode(), name, self.key))
 
     def refuse(self, rank: int, text: str) -> None:
         """Tell all others why there will be no job."""
@@ -172,9 +177,9 @@ class _Notes:
         missing = list(ranks)
         while missing:
             # One at a time, and each while it is missing: a store may be far away.
-            if self.store.check([key := f"{self.prefix}/{what}/{missing[0]}"]):
+            if self.store.check([name := f"{self.prefix}/{what}/{missing[0]}"]):
                 rank = missing.pop(0)
-                found[rank] = _decode(self.store.get(key))
+                found[rank] = self._open(self.store.get(name), name)
                 if found[rank].error:
                     raise UsageError(f"rank {rank} of this group makes no job: {found[rank].error}")
                 continue
@@ -192,20 +197,20 @@ class _Notes:
             clock.sleep(_SLICE_S)
         return found
 
-
-def _encode(note: _Note) -> str:
-    """Return what is written into the store."""
-    return msgspec.json.encode(note).decode()
-
-
-def _decode(written: bytes) -> _Note:
-    """Return what `_encode` has written."""
-    return msgspec.json.decode(written, type=_Note)
+    def _open(self, written: bytes, name: str) -> _Note:
+        text = unsealed(written.decode(errors="replace"), name, self.key)
+        try:
+            return msgspec.json.decode(text, type=_Note)
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"{name!r} in PyTorch's store is {text[:200]!r}: expected a note of NetStorm's ({error}); "
+                "somebody else writes to the store, or another release of NetStorm"
+            ) from None
 
 
 def refuse(store: Store, rank: int, text: str) -> None:
     """Tell the other members of a group why this one makes no job with them, instead of `meet`."""
-    _Notes.of_group(store, rank, 0.0).refuse(rank, text)
+    _Notes.of_group(store, rank, 0.0, job_key_of(Settings.from_environment())).refuse(rank, text)
 
 
 def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, int, SchedulerProcess | None]:
@@ -221,7 +226,7 @@ def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, i
         NetStormError: at all members, for one reason: no address of rank 0's host is reached by all; several
             hosts, and no key; the scheduler does not start; a member does not come.
     """
-    notes = _Notes.of_group(store, rank, settings.join_timeout_s)
+    notes = _Notes.of_group(store, rank, settings.join_timeout_s, job_key_of(settings))
     own = _Note(machine=machine_number(), name=socket.gethostname(), addresses=_address_of(store))
     notes.write(f"come/{rank}", own)
     if rank:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.autoload import autoload
 from netstorm.frontends.torch.names import NAME
+from netstorm.frontends.torch.plain_values import exchange_values
 from netstorm.frontends.torch.take_over import own_name
 from netstorm.settings import Settings
 
@@ -80,8 +81,7 @@ def site_mesh(
     if device_type not in _INSIDE:
         raise UsageError(f"device_type={device_type!r}: expected cpu or cuda")
     site = Settings.from_environment().site or socket.gethostname()
-    sites: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(sites, site)
+    sites = exchange_values(str, site, "the sites of all ranks")
     outer = own_name(outer_backend or NAME)
     if NAME in outer and NAME not in dist.get_backend():
         # The first NetStorm group makes the job: with all ranks in it, sites' groups share its connections.

@@ -7,21 +7,24 @@ starts one beside itself, and the others find it in PyTorch's store: that is how
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.errors import raises_torch_errors
+from netstorm.frontends.torch.errors import let_backward_raise_own_errors, raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings, let_models_use_it
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 from netstorm.frontends.torch.process_group.member import Member
-from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_it
+from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_us
 from netstorm.frontends.torch.scheduler_process import SchedulerProcess, meet, refuse
 from netstorm.kvstore.operations.call_positions import CallPositions
 from netstorm.kvstore.process.completion import CompletionThread
@@ -29,7 +32,12 @@ from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.settings import Settings, foreign_variable
 
-__all__ = ["before_leaving", "create_process_group", "join_before_rendezvous"]
+__all__ = ["before_leaving", "create_process_group", "join_before_rendezvous", "untested_version"]
+
+_log: Final = logging.getLogger(__name__)
+
+_NEWEST_TESTED: Final = (2, 13)
+"""Of PyTorch's releases."""
 
 
 class _Job:
@@ -78,7 +86,8 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
     Raises:
         NetStormError: the job does not come together, or a later group has other ranks than the first one.
     """
-    let_pytorch_call_it()
+    let_pytorch_call_us()
+    let_backward_raise_own_errors()
     with _process.lock:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         job = _process.job
@@ -106,7 +115,7 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
             positions=job.positions,
         )
         job.groups += 1
-        return NetStormProcessGroup(member, lambda: _group_closed(job))
+        return NetStormProcessGroup(member, lambda: _group_closed(job), options.store)
 
 
 @raises_torch_errors
@@ -157,7 +166,21 @@ def _group_closed(job: _Job) -> None:
             leave_job()
 
 
+def untested_version(version: str) -> str | None:
+    """Return what to say of a version of PyTorch that is newer than those that are tested; None: nothing."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) <= _NEWEST_TESTED:
+        return None
+    tested = ".".join(map(str, _NEWEST_TESTED))
+    return (
+        f"PyTorch {version} is newer than {tested}, with which this release of NetStorm is tested; if "
+        f"something fails, try `pip install 'torch=={tested}.*'`"
+    )
+
+
 def _join(store: Store, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> _Job:
+    if rank == 0 and (warning := untested_version(torch.__version__)):
+        _log.warning("%s", warning)
     if codec_of_settings(Settings.from_environment()) is not None:
         let_models_use_it()
     settings, scheduler = _settings(store, len(ranks), rank, timeout)

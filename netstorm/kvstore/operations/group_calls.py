@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.kvstore.operations.allreduce import Call, Done, Operation
 from netstorm.kvstore.values.collective import Collective, Segments
+from netstorm.kvstore.values.elements import STORED
 from netstorm.kvstore.values.key import Key
 from netstorm.protocol.collectives import (
     MOST_BYTES,
@@ -117,6 +119,8 @@ class GroupCalls:
         Raises:
             UsageError: values that cannot be reduced so, or more than a call can have.
         """
+        if not exchange.segment_bytes:
+            exchange = _of_one_element(exchange)
         if not can_reduce(exchange.reduction, exchange.element):
             raise UsageError(
                 f"{exchange.text}: {exchange.element.name.lower()} has no {exchange.reduction.name.lower()}"
@@ -152,3 +156,21 @@ class GroupCalls:
             key.begin_at(self._first.get(capacity, 0))
             self._keys[capacity] = key
         return key
+
+
+def _of_one_element(exchange: Exchange) -> Exchange:
+    """Return what carries out a call of empty tensors: one element each, which nobody sees.
+
+    A call of nothing would be over at once, also where the others' tensors are not empty. So it meets theirs.
+    """
+    dtype = STORED[exchange.element]
+
+    def stand_ins(segments: Segments) -> Segments:
+        return tuple(None if values is None else np.zeros(1, dtype) for values in segments)
+
+    return msgspec.structs.replace(
+        exchange,
+        segment_bytes=dtype.itemsize,
+        source=stand_ins(exchange.source),
+        destination=stand_ins(exchange.destination),
+    )

@@ -73,6 +73,7 @@ def test_the_address_of_the_store_may_be_one_of_ipv6(ranks):
 def test_messages_are_matched_by_rank_tag_and_order_and_may_come_from_anybody(ranks):
     ranks.start(groups.messages, 3)
     assert ranks.answers() == [[]] * 3
+    assert not any("Traceback" in ranks.said(rank) for rank in range(3))  # what is refused has one, if raised
 
 
 @pytest.mark.parametrize("kind", list(BOTH_SIDES))
@@ -85,11 +86,29 @@ def test_calls_that_do_not_fit_together_fail_at_all_ranks_and_name_both_sides(ra
         assert "rank 1" in found
 
 
+@pytest.mark.parametrize(
+    ("kind", "empty"),
+    [
+        ("all_reduce", 0), ("all_gather", 1), ("broadcast", 0), ("broadcast", 1), ("scatter", 1)
+    ],
+)  # fmt: skip
+def test_an_empty_tensor_at_one_rank_is_an_error_at_all_ranks_in_that_call(ranks, kind, empty):
+    ranks.start(groups.empty_at_one_rank, 2, kind=kind, empty=empty)
+    for rank in range(2):
+        ended = ranks.end(rank)
+        found = answer(ranks, rank)
+        assert found.startswith("Disagreement: "), (found, ended.text)
+        assert "float32 (0,)" in found
+        assert "float32 (3,)" in found
+
+
 def test_a_message_that_does_not_fit_is_an_error_that_names_both_sides_and_nothing_else(ranks):
     ranks.start(groups.message_mismatch, 3)
-    _, found, _ = ranks.answers()
+    _, (found, of_all), _ = ranks.answers()
     assert "rank 0 sends float32 (3,), 12 bytes, to rank 1" in found
     assert "rank 1 expects float32 (2,), 8 bytes" in found
+    assert "rank 0 sends float32 (2,), 8 bytes, to rank 1" in of_all
+    assert "rank 1 expects float32 (0,), 0 bytes" in of_all
 
 
 def test_a_monitored_barrier_names_who_is_missing_and_the_next_one_is_passed(ranks):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from netstorm.checkpoint.checksums import Bytes
 from netstorm.errors import UsageError
+from netstorm.frontends.torch.plain_values import tensor_device
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 
 __all__ = ["GroupRanks"]
@@ -53,7 +54,7 @@ class GroupRanks:
         """Return the numbers of every rank, by rank. In an elastic job some are missing, and give zeros."""
         if self._size == 1:
             return {0: tuple(numbers)}
-        mine = torch.tensor([1, *numbers], dtype=torch.int64, device=self._device())
+        mine = torch.tensor([1, *numbers], dtype=torch.int64, device=tensor_device(self._group))
         found = [torch.empty_like(mine) for _ in range(self._size)]
         dist.all_gather(found, mine, group=self._group)
         rows = [one.tolist() for one in found]
@@ -87,12 +88,7 @@ class GroupRanks:
         return whole
 
     def _broadcast(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        there = tensor.to(self._device())
+        there = tensor.to(tensor_device(self._group))
         source = rank if self._group is None else dist.get_global_rank(self._group, rank)
         dist.broadcast(there, src=source, group=self._group)
         return there.cpu()
-
-    def _device(self) -> torch.device:
-        if dist.get_backend(self._group) == "nccl":
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from netstorm.errors import UsageError
+from netstorm.frontends.torch.local_updates.agreement import Settings
+from netstorm.frontends.torch.plain_values import PlainValue, exchange_values
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 
 __all__ = ["ElasticRanks", "ProcessGroupRanks", "Ranks", "Waitable"]
-
-Thing = TypeVar("Thing")
 
 _WITH_INT16 = frozenset({"netstorm", "mpi"})
 """Back ends that sum int16; Gloo and NCCL do not."""
@@ -109,11 +110,9 @@ class ProcessGroupRanks:
         """Replace `tensor` by the first rank's; blocks."""
         dist.broadcast(tensor, src=self._global_rank(0), group=self._group)
 
-    def exchange(self, thing: Thing) -> list[Thing]:
-        """Return every rank's `thing`, in order of ranks; blocks."""
-        things: list[Thing | None] = [None] * self._size
-        dist.all_gather_object(things, thing, group=self._group)
-        return [thing for thing in things if thing is not None]
+    def exchange(self, settings: Settings, what: str) -> Sequence[Settings]:
+        """Return every rank's settings, in order of ranks; blocks."""
+        return exchange_values(dict[str, PlainValue], settings, what, self._group)
 
     def _begin(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> Waitable:
         work: Waitable = dist.all_reduce(tensor, op=operation, group=self._group, async_op=True)

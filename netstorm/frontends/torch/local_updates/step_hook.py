@@ -72,7 +72,7 @@ class StepHook(ABC):
         self._before_entering()
         if self._elastic is None:
             mine = {**self._settings(), **self._progress()}
-            check_agreement(name, self._ranks.exchange(mine))
+            check_agreement(name, self._ranks.exchange(mine, f"the settings of {name}"))
         self._begin_alike()
         self._hooks = [self._optimizer.register_step_post_hook(self._after_optimizer)]
         if self._elastic is not None:

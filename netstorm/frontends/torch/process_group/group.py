@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
+from torch._C._distributed_c10d import Backend, Store
 from torch.distributed import ProcessGroup
 
 from netstorm.frontends.torch.compiler import methods_are_never_compiled
@@ -30,12 +32,19 @@ _ProcessGroup: Final[Any] = ProcessGroup
 class NetStormProcessGroup(Reductions, Copies, Messages, _ProcessGroup):
     """One group, at one member. PyTorch makes it (`startup`); programs use `torch.distributed`."""
 
-    def __init__(self, member: Member, closed: Callable[[], None]) -> None:
+    # What PyTorch asks a backend, and finds here, since this group is its own backend (`_get_backend`).
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_splitting = False
+    supports_time_estimate = False
+
+    def __init__(self, member: Member, closed: Callable[[], None], store: Store) -> None:
         """Begin.
 
         Args:
             member: this process in the group.
             closed: called when the group is destroyed.
+            store: PyTorch's, of this group.
         """
         super().__init__(member.rank, member.size)
         self._member = member
@@ -43,6 +52,7 @@ class NetStormProcessGroup(Reductions, Copies, Messages, _ProcessGroup):
         self._sparse = SparseSums(member, self._exchanges)
         self._monitored_barriers: Final = MonitoredBarriers(member)
         self._closed: Final = closed
+        self._store: Final = store
         self._is_closed = False
         self._name = member.name
         self._description = "undefined"
@@ -100,8 +110,44 @@ class NetStormProcessGroup(Reductions, Copies, Messages, _ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
     setGroupName = _set_group_name  # noqa: N815
     setGroupDesc = _set_group_desc  # noqa: N815
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors may be. The CPU is first: PyTorch then sends objects and states from there."""
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        return [torch.device(kind) for kind in kinds]
+
+    def _get_backend(self, device: torch.device) -> NetStormProcessGroup:
+        """Return what carries out the calls of a device's tensors.
+
+        Raises:
+            RuntimeError: nothing does, in the words that PyTorch has for it.
+        """
+        kind = torch.device(device).type
+        if kind not in {each.type for each in self._device_types}:
+            raise RuntimeError(f"No backend type associated with device type {kind}: {NAME} has none for it")
+        return self
+
+    @property
+    def options(self) -> Any:
+        """The group's time-out and ranks, as PyTorch's backends have them."""
+        options: Any = Backend.Options(NAME, self._member.timeout)
+        options.global_ranks_in_group = list(self._member.ranks)
+        options.group_name = self._name
+        return options
+
+    def supports_tensor_alloc(self, _: torch.device) -> bool:
+        """Return whether this group has memory of its own for tensors."""
+        return False
+
+    def get_group_store(self) -> Store:
+        """Return PyTorch's store of this group."""
+        return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of later calls."""

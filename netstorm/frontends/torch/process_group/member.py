@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Final
 
 import torch
@@ -74,6 +76,8 @@ class Member:
         self._namespace: Final = namespace
         self._tensor_calls = 0
         self._calls: Final = self.calls("")
+        self._saving: GroupCalls | None = None
+        self._lock: Final = threading.Lock()
 
     @property
     def size(self) -> int:
@@ -160,7 +164,7 @@ class Member:
             memory: the user's tensors in it, to read and to copy back to.
             giver: member whose values everybody gets; the call fails without them.
         """
-        operation = self._operation(self._calls, exchange, self._seconds(timeout))
+        operation = self._operation(self._next_calls(), exchange, self._seconds(timeout))
         work = self.work(exchange.text, result, timeout, lambda: self.runtime.process.waiting_text(operation))
 
         def ended(error: Exception | None) -> None:
@@ -169,6 +173,20 @@ class Member:
 
         self._submit(operation, memory, ended, work)
         return work
+
+    def _next_calls(self) -> GroupCalls:
+        """Return the sequence that the caller's next call is one of.
+
+        `torch.distributed.checkpoint.async_save` saves in a thread, by default over the default group. Its
+        calls come between those of the training at another place at each rank, so they have numbers of
+        their own.
+        """
+        if threading.current_thread() is threading.main_thread() or not _saves_in_background():
+            return self._calls
+        with self._lock:
+            if self._saving is None:
+                self._saving = self.calls("/checkpoint")
+            return self._saving
 
     def _operation(self, calls: GroupCalls, exchange: Exchange, timeout_s: float) -> Operation:
         self.positions.check(calls)
@@ -197,7 +215,7 @@ class Member:
 
         `calls` is the sequence that it is one of; None: the group's own.
         """
-        operation = self._operation(calls or self._calls, exchange, self.timeout.total_seconds())
+        operation = self._operation(calls or self._next_calls(), exchange, self.timeout.total_seconds())
 
         def ended(error: Exception | None) -> None:
             self._contributors(operation)
@@ -301,10 +319,10 @@ class Member:
         try:
             for each in waits:
                 each.wait_until_read()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, whoever waits must hear of it
             done(error)
-            raise
-        self.runtime.submit(operation)
+        else:
+            self.runtime.submit(operation)
 
 
 def after_all(count: int, done: Done) -> Done:
@@ -330,6 +348,16 @@ def after_all(count: int, done: Done) -> Done:
     return one
 
 
+def _saves_in_background() -> bool:
+    """Return whether PyTorch's checkpoints have called, outside of the main thread."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- a traceback would take ten times as long
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _ignore(_: Exception | None) -> None:
     """Stand for what will end a call until that is known."""
 
@@ -341,7 +369,7 @@ def copy_back(copies: Sequence[Staged], done: Done, work: CallWork | None) -> No
             copy.copy_back()
             if work is not None:
                 work.order_after(copy.order_current_stream)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- as above
         done(error)
-        raise
-    done(None)
+    else:
+        done(None)

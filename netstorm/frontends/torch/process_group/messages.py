@@ -104,12 +104,11 @@ class Messages(Calls):
         messages: list[tuple[PointToPointOperation, Staged]] = []
         for rank in range(member.size):
             target, source = targets[rank], sources[rank]
-            if source.host.numel():
-                what = described(source.tensor)
-                messages.append((member.send(source, what, rank, 0, _ALL_TO_ALL), source))
-            if target.host.numel():
-                what = described(target.tensor)
-                messages.append((member.receive(target, what, rank, 0, _ALL_TO_ALL), target))
+            # Empty ones, too: the other side may expect some values, or have some.
+            what = described(source.tensor)
+            messages.append((member.send(source, what, rank, 0, _ALL_TO_ALL), source))
+            what = described(target.tensor)
+            messages.append((member.receive(target, what, rank, 0, _ALL_TO_ALL), target))
         return member.exchange_messages("all_to_all", messages, result, timeout_of(options), whole)
 
     def _split(self, whole: Tensor, sizes: Sequence[int] | None, name: str) -> list[Tensor]:

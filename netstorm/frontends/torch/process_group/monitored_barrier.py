@@ -19,7 +19,7 @@ from netstorm.frontends.torch.process_group.member import Member
 from netstorm.frontends.torch.process_group.memory import Staged
 from netstorm.frontends.torch.process_group.work import CallWork
 
-__all__ = ["MonitoredBarriers", "let_pytorch_call_it"]
+__all__ = ["MonitoredBarriers", "let_pytorch_call_us"]
 
 _CHANNEL: Final = "/monitored_barrier"
 _LEAST_S: Final = 0.001
@@ -110,22 +110,39 @@ class MonitoredBarriers:
         return self._member.exchange_messages("monitored_barrier", [(operation, memory)], [], timedelta(0))
 
 
-def let_pytorch_call_it() -> None:
-    """Have `torch.distributed.monitored_barrier` work with NetStorm's groups: PyTorch's own function refuses
-    every backend that is not called "gloo". Twice does no harm.
+def let_pytorch_call_us() -> None:
+    """Have `torch.distributed.monitored_barrier` and `_set_pg_timeout` work with NetStorm's groups: PyTorch's
+    own functions refuse, or leave out, backends that are not its own. Twice does no harm.
     """
-    original = dist.monitored_barrier
-    if hasattr(original, "of_netstorm"):
+    barrier, set_timeout = dist.monitored_barrier, dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
+    if hasattr(barrier, "of_netstorm"):
         return
 
-    @functools.wraps(original)
+    @functools.wraps(barrier)
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-        chosen: Any = dist.group.WORLD if group is None else group
-        if chosen is dist.GroupMember.NON_GROUP_MEMBER or dist.get_backend(chosen) != NAME:
-            return original(group, timeout, wait_all_ranks)
+        chosen = _own_group(group)
+        if chosen is None:
+            return barrier(group, timeout, wait_all_ranks)
         limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
         return chosen.monitored_barrier(limit, wait_all_ranks=wait_all_ranks)
+
+    @functools.wraps(set_timeout)
+    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        chosen = _own_group(group)
+        if chosen is None:
+            set_timeout(timeout, group)
+        else:
+            chosen.set_timeout(timeout)
 
     monitored_barrier.of_netstorm = True  # type: ignore[attr-defined]
     for module in (dist, dist.distributed_c10d):
         module.monitored_barrier = monitored_barrier  # type: ignore[attr-defined]
+        module._set_pg_timeout = set_pg_timeout  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _own_group(group: Any) -> Any:
+    """Return a group of NetStorm's; None: it is another backend's, or this process is not in it."""
+    chosen: Any = dist.group.WORLD if group is None else group
+    if chosen is dist.GroupMember.NON_GROUP_MEMBER or dist.get_backend(chosen) != NAME:
+        return None
+    return chosen

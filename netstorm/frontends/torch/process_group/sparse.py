@@ -83,8 +83,6 @@ class SparseSums:
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's tensor, by rank."""
         found = [torch.empty_like(mine) for _ in range(self._member.size)]
-        if mine.numel() == 0:
-            return found
         ended = threading.Event()
         errors: list[Exception | None] = []
 

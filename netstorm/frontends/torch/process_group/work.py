@@ -13,7 +13,7 @@ from torch.distributed import Work
 from netstorm import clock
 from netstorm.errors import NetStormError, WaitTimeout
 from netstorm.frontends.torch.compiler import methods_are_never_compiled
-from netstorm.frontends.torch.errors import as_torch_error
+from netstorm.frontends.torch.errors import as_torch_error, given_to_a_future
 from netstorm.kvstore.process.completion import CompletionThread
 
 __all__ = ["CallWork"]
@@ -179,7 +179,7 @@ class CallWork(_Work):
 
     def _value(self, _: Any) -> list[torch.Tensor]:
         if self._error is not None:
-            raise self._error
+            raise given_to_a_future(self._error)
         return self._result
 
     def _raise_timeout(self, limit_s: float) -> None:

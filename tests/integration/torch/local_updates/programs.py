@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,13 +16,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm.errors import NetStormError
+from netstorm.frontends.torch import plain_values
 from netstorm.frontends.torch.comm_hooks import (
     NetStormHookState,
     bf16_compress_wrapper,
     fp16_compress_wrapper,
     netstorm_hook,
 )
-from netstorm.frontends.torch.local_updates import DiLoCo, LocalSGD, Ranks, Waitable
+from netstorm.frontends.torch.local_updates import HFA, DiLoCo, LocalSGD, Ranks, Waitable
+from netstorm.frontends.torch.site_mesh import site_mesh
 from tests.integration.torch.local_updates.task import IN, LEARNING_RATE, MIDDLE, OUT, batch
 
 OUTER: dict[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -199,6 +202,55 @@ def different_settings() -> tuple[str, str]:
     inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     outer = torch.optim.SGD(model.parameters(), lr=1.0)
     return error_of(DiLoCo([model], inner, outer, 10 + dist.get_rank()).__enter__)
+
+
+class Bomb:
+    """Stands for an object that is sent: whoever unpickles it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+def hostile_pickles(folder: str) -> list[str]:
+    """Rank 1 pickles a bomb wherever an object is sent. Return how each technique began here."""
+    model = make_model(dtype=torch.float32)
+    inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    outer = torch.optim.SGD(model.parameters(), lr=1.0)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("site", "local"))
+    beginnings: list[Callable[[], object]] = [
+        DiLoCo([model], inner, outer, 10).__enter__,
+        LocalSGD(model, inner, 10).__enter__,
+        HFA(model, inner, 2, 2, mesh=mesh).__enter__,
+        lambda: site_mesh(outer_backend="gloo"),
+    ]
+    to_tensor = dist.distributed_c10d._object_to_tensor
+
+    def bomb(_thing: object, *rest: Any) -> Any:
+        return to_tensor(Bomb(f"{folder}/ran"), *rest)
+
+    with patch.object(dist.distributed_c10d, "_object_to_tensor", bomb if dist.get_rank() else to_tensor):
+        return [error_of(begin)[1] for begin in beginnings]
+
+
+def hostile_values(*, content: bytes, announced: int | None) -> tuple[str, str]:
+    """Rank 1 sends `content` for its settings, and says that it has another length."""
+    model = make_model()
+    training = LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+    if dist.get_rank() == 0:
+        return error_of(training.__enter__)
+    gather = plain_values._all_gather
+
+    def lie(mine: torch.Tensor, group: Any) -> list[torch.Tensor]:
+        return gather(mine if announced is None else torch.full_like(mine, announced), group)
+
+    with (
+        patch.object(plain_values, "_encoded", lambda *_: content),
+        patch.object(plain_values, "_all_gather", lie),
+    ):
+        return error_of(training.__enter__)
 
 
 def _fail() -> None:

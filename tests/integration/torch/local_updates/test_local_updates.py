@@ -172,6 +172,31 @@ def test_ranks_with_different_settings_are_told_so_at_all_ranks(pool: RankPool):
     }
 
 
+def test_a_member_that_pickles_a_bomb_runs_no_code_in_others(pool: RankPool, tmp_path):
+    answers = pool.run(programs.hostile_pickles, 2, folder=str(tmp_path))
+
+    assert answers == [["no error"] * 4] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "announced", "said"),
+    [
+        (b"\x80\x04.", None, "what rank 1 has sent does not decode"),
+        (b"\x90", None, "what rank 1 has sent does not decode: Expected `object`, got `array`"),
+        (b"", 2**40, "rank 1 announces 1099511627776 bytes; expected 1 to 1048576"),
+    ],
+    ids=["a pickle", "another type", "a terabyte"],
+)
+def test_settings_that_do_not_decode_are_an_error_at_the_others_that_names_their_rank(
+    pool: RankPool, content, announced, said
+):
+    errors = pool.run(programs.hostile_values, 2, content=content, announced=announced)
+
+    assert errors[0][0] == "ProtocolViolation"
+    assert said in errors[0][1]
+
+
 def test_one_rank_trains_as_many_do(pool: RankPool):
     [(local, shared)] = pool.run(programs.diloco, 1, steps=7, sync_every=4, codec="float32")
 

@@ -182,6 +182,8 @@ def messages() -> list[str]:
         mine = torch.tensor([float(rank)])
         dist.send(mine, 1, group=gloo) if rank == 0 else dist.recv(mine, 0, group=gloo)
         wrong += ["a message over Gloo beside it"] * (mine.item() != 0)
+    found = error_of(lambda: dist.all_reduce(torch.ones(1).expand(5)))
+    wrong += [found] * (not found.startswith("UsageError: a result for float32 (5,) with strides (0,)"))
     dist.barrier()
     dist.destroy_process_group()
     return wrong
@@ -204,14 +206,37 @@ def mismatch(kind: str) -> str:
     return error_of(calls[kind])
 
 
-def message_mismatch() -> str:
-    """Send more than is expected; return the receiver's error."""
-    rank, _ = begin()
-    found = ""
+def empty_at_one_rank(kind: str, empty: int) -> str:
+    """Make a call with an empty tensor at rank `empty` alone; return its error."""
+    rank, size = begin()
+    few = 0 if rank == empty else 3
+    dist.all_reduce(torch.ones(0))  # empty everywhere is nothing wrong
+    outputs = [torch.empty(few) for _ in range(size)]
+    calls: dict[str, Any] = {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(few)),
+        "all_gather": lambda: dist.all_gather(outputs, torch.ones(few)),
+        "broadcast": lambda: dist.broadcast(torch.ones(few), 0),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty(few), outputs),
+        "reduce": lambda: dist.reduce(torch.ones(few), 0),
+        "gather": lambda: dist.gather(torch.ones(few), outputs if rank == 0 else None),
+        "scatter": lambda: dist.scatter(torch.empty(few), outputs if rank == 0 else None),
+    }
+    return error_of(calls[kind])
+
+
+def message_mismatch() -> list[str]:
+    """Send more than is expected, at last where nothing is; return the receiver's errors."""
+    rank, size = begin()
+    found = ["", ""]
     if rank == 0:
         dist.isend(torch.ones(3), 1)
     elif rank == 1:
-        found = error_of(lambda: dist.recv(torch.ones(2), 0))
+        found[0] = error_of(lambda: dist.recv(torch.ones(2), 0))
+    given, taken = [3 if rank == 0 else 0, *[0] * (size - 1)], [0] * size
+    taken[0] = 3 if rank == 0 else 0
+    given[1] = 2 if rank == 0 else 0
+    output, source = torch.empty(sum(taken)), torch.ones(sum(given))
+    found[1] = error_of(lambda: dist.all_to_all_single(output, source, taken, given))
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [3, 3]
