@@ -50,7 +50,8 @@ class JobMember(mx.kvstore.KVStore):
         """With how many nodes the job begins (DMLC_NUM_WORKER).
 
         It never changes, since scripts divide by it, and Gluon's Trainer takes another divisor for another
-        batch size. In an elastic job sums are scaled to it (NETSTORM_RESCALE), and `live_ranks` says who is in.
+        batch size. In an elastic job sums are scaled to it (NETSTORM_RESCALE);
+        `live_ranks` says who is in.
         """
         return self._runtime.settings.num_workers
 
