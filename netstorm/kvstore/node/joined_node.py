@@ -47,6 +47,7 @@ class JoinedNode:
         routes: the paths that messages of others may come along.
         state: the state that newcomers need.
         first_rounds: of keys that have no number yet, if this rank takes part later.
+        reproducible: results are the same in each run.
         known_keys: namespaces and names of the keys that the others had before this node came.
     """
 
@@ -79,8 +80,15 @@ class JoinedNode:
         self._counters: Final = counters
         self.first_rounds: Final[dict[Key, int]] = {}
         self.aggregation: Final = Aggregation(
-            roster.rank, self.bindings, outbox, counters, auxiliary, elastic=roster.elastic
+            roster.rank,
+            self.bindings,
+            outbox,
+            counters,
+            auxiliary,
+            elastic=roster.elastic,
+            reproducible=joined.reproducible,
         )
+        self.reproducible: Final = joined.reproducible
         self.asynchronous: Final = Asynchronous(
             roster.rank,
             joined.policy,

@@ -86,6 +86,8 @@ class Joined(Message, frozen=True, tag=61):
     majority: bool = False
     """The scheduler goes on only with a majority of the last view, since another one may take the job over
     with the others."""
+    reproducible: bool = False
+    """Values are added in a fixed order, so that results are the same in each run (NETSTORM_REPRODUCIBLE)."""
 
 
 class Barrier(Message, frozen=True, tag=67):

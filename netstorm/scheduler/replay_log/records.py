@@ -62,6 +62,8 @@ class Began(_Base, frozen=True, tag=1):
     """Weights by rank, for asynchronous training."""
     first_node_settings: dict[str, str] = msgspec.field(default_factory=dict)
     """By variable: the settings of the job's first node, on a scheduler of several jobs."""
+    reproducible: bool = False
+    """Results are the same in each run (NETSTORM_REPRODUCIBLE)."""
 
 
 class KeyAdded(_Base, frozen=True, tag=2):
