@@ -86,23 +86,12 @@ class Job:
         self.finished: Final[dict[int, dict[int, int]]] = {} if replayed is None else dict(replayed.finished)
         self.reproducible: Final = reproducible or (replayed is not None and replayed.began.reproducible)
         chunks = _chunk_sizes(self.members, options, assumed or planned, replayed)
-        self.rounds: Final = JobRounds(
-            self.members,
-            policy,
-            chunks,
-            outbox,
-            replayed,
-            elastic=options.elastic is not None,
-            reproducible=self.reproducible,
-        )
         elastic = options.elastic is not None
-        self.views: Final = JobViews(self.members, self.rounds, outbox, options) if elastic else None
-        on_one_machine = self.members.on_one_machine
-        self.awareness: Final = (
-            None
-            if assumed is None
-            else Awareness(assumed, policy, now, one_machine=on_one_machine, fixed=self.reproducible)
+        self.rounds: Final = JobRounds(
+            self.members, policy, chunks, outbox, replayed, elastic=elastic, reproducible=self.reproducible
         )
+        self.views: Final = JobViews(self.members, self.rounds, outbox, options) if elastic else None
+        self.awareness: Final = None if assumed is None else self._aware(assumed, policy, now)
         self.announcements: Final = Announcements(len(self.members))
         self.link_failures: Final = LinkFailures(len(self.members), assumed or planned)
         self.link_failures.without_all(set(range(len(self.members))) - set(self.members.present))
@@ -121,6 +110,10 @@ class Job:
             outbox.record(self._began(policy, chunks))
         self._remind_at = now + REMIND_EVERY_S
         self._status_at = now + _STATUS_EVERY_S
+
+    def _aware(self, assumed: InitialAssumptions, policy: Policy, now: float) -> Awareness:
+        on_one_machine = self.members.on_one_machine
+        return Awareness(assumed, policy, now, one_machine=on_one_machine, fixed=self.reproducible)
 
     def _began(self, policy: Policy, chunks: ChunkSizes) -> Began:
         """Return the record with which the job's log begins."""

@@ -92,5 +92,6 @@ class PlanningSettings:
         False,
         "",
         "the same job gives the same bits in each run: values are added in a fixed order, in the trees of "
-        "the first policy; PyTorch's use_deterministic_algorithms(True) sets it for a job that was not given it",
+        "the first policy; PyTorch's use_deterministic_algorithms(True) sets it for a job that was not "
+        "given it",
     )

@@ -79,15 +79,7 @@ class JoinedNode:
         self.bindings.install(joined.policy)
         self._counters: Final = counters
         self.first_rounds: Final[dict[Key, int]] = {}
-        self.aggregation: Final = Aggregation(
-            roster.rank,
-            self.bindings,
-            outbox,
-            counters,
-            auxiliary,
-            elastic=roster.elastic,
-            reproducible=joined.reproducible,
-        )
+        self.aggregation: Final = self._aggregation(joined, roster, outbox, auxiliary)
         self.reproducible: Final = joined.reproducible
         self.asynchronous: Final = Asynchronous(
             roster.rank,
@@ -116,6 +108,19 @@ class JoinedNode:
         self.aggregation.views.fresh = joined.later
         self.known_keys: Final = frozenset((spec.namespace, spec.name) for spec in joined.keys)
         add_granted_keys(self.aggregation, joined.keys, joined.grants)
+
+    def _aggregation(
+        self, joined: m.Joined, roster: Roster, outbox: Outbox, auxiliary: AuxiliaryOptions
+    ) -> Aggregation:
+        return Aggregation(
+            roster.rank,
+            self.bindings,
+            outbox,
+            self._counters,
+            auxiliary,
+            elastic=roster.elastic,
+            reproducible=joined.reproducible,
+        )
 
     @property
     def policy(self) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -68,3 +69,10 @@ def test_what_depends_on_the_time_is_refused() -> None:
     for other in ({"elastic": "2:5"}, {"loss_bound": 0.1}, {"dgt": 1}):
         with pytest.raises(SettingsError, match="NETSTORM_REPRODUCIBLE=1 with"):
             SimulatedCluster(NODES, reproducible=True, **other)  # type: ignore[arg-type] # as above
+
+
+def test_a_policy_that_replaces_the_first_one_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    job = SimulatedCluster(3, reproducible=True).join()
+    job.install_policy(msgspec.structs.replace(job.policy, version=7, reason="a link has failed"))
+    assert "policy version 7 (a link has failed): sums are rounded otherwise from here on" in caplog.text
+    job.finish()
