@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def main() -> int:
     weights = train(kv, load("digits", None), options.epochs)
     save_weights(weights_of(options.folder, kv.rank), weights)
     kv._barrier()  # noqa: SLF001 - MXNet's own name for it
-    return compare(options.folder, kv.num_workers) if kv.rank == 0 else 0
+    return compare(options.folder, kv.live_ranks) if kv.rank == kv.live_ranks[0] else 0
 
 
 def train(kv: Any, data: Dataset, epochs: int) -> dict[str, Any]:
@@ -98,21 +99,21 @@ def weights_of(folder: Path, rank: int) -> Path:
     return folder / f"weights-of-rank-{rank}.npz"
 
 
-def compare(folder: Path, ranks: int) -> int:
-    """Compare all ranks' weights byte by byte, say what came of it, and return the exit code."""
-    with np.load(weights_of(folder, 0)) as first:
+def compare(folder: Path, ranks: Sequence[int]) -> int:
+    """Compare these ranks' weights byte by byte, say what came of it, and return the exit code."""
+    with np.load(weights_of(folder, ranks[0])) as first:
         expected = {name: first[name].tobytes() for name in first.files}
-    for rank in range(1, ranks):
+    for rank in ranks[1:]:
         with np.load(weights_of(folder, rank)) as other:
             found = {name: other[name].tobytes() for name in other.files}
         wrong = sorted(
             name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
         )
         if wrong:
-            print(f"The weights of rank {rank} differ from those of rank 0: {', '.join(wrong)}")
+            print(f"The weights of rank {rank} differ from those of rank {ranks[0]}: {', '.join(wrong)}")
             return 1
     size = sum(map(len, expected.values()))
-    print(f"\nThe weights of all {ranks} nodes are the same, byte for byte:")
+    print(f"\nThe weights of all {len(ranks)} nodes are the same, byte for byte:")
     print(f"{len(expected)} tensors, {size} bytes.")
     return 0
 

@@ -52,6 +52,7 @@ class Job:
         announcements: what nodes report of themselves and of their links, for people.
         link_failures: links that have failed, and policies without them.
         views: who is in the job; None: the loss of a node ends it.
+        reproducible: results are the same in each run.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Job:
         assumed: InitialAssumptions | None = None,
         planned: InitialAssumptions | None = None,
         replayed: ReplayedJob | None = None,
+        reproducible: bool = False,
     ) -> None:
         """Begin, or go on with a job that another process served.
 
@@ -77,21 +79,20 @@ class Job:
             assumed: what policies that follow measurements are formed for; None: policies do not follow them.
             planned: what policies are formed for when links fail, even if nothing is `assumed`.
             replayed: the job as another process left it; None: a new job.
+            reproducible: results are the same in each run, so they follow nothing that is measured.
         """
         # Nodes need time to find a scheduler that was restarted.
         heard_at = now + (options.link_timeout_s if replayed else 0)
         self.members: Final = Members(members, options, outbox, heard_at)
         self.finished: Final[dict[int, dict[int, int]]] = {} if replayed is None else dict(replayed.finished)
+        self.reproducible: Final = reproducible or (replayed is not None and replayed.began.reproducible)
         chunks = _chunk_sizes(self.members, options, assumed or planned, replayed)
-        self.rounds: Final = JobRounds(
-            self.members, policy, chunks, outbox, replayed, elastic=options.elastic is not None
-        )
         elastic = options.elastic is not None
-        self.views: Final = JobViews(self.members, self.rounds, outbox, options) if elastic else None
-        on_one_machine = self.members.on_one_machine
-        self.awareness: Final = (
-            None if assumed is None else Awareness(assumed, policy, now, one_machine=on_one_machine)
+        self.rounds: Final = JobRounds(
+            self.members, policy, chunks, outbox, replayed, elastic=elastic, reproducible=self.reproducible
         )
+        self.views: Final = JobViews(self.members, self.rounds, outbox, options) if elastic else None
+        self.awareness: Final = None if assumed is None else self._aware(assumed, policy, now)
         self.announcements: Final = Announcements(len(self.members))
         self.link_failures: Final = LinkFailures(len(self.members), assumed or planned)
         self.link_failures.without_all(set(range(len(self.members))) - set(self.members.present))
@@ -111,6 +112,10 @@ class Job:
         self._remind_at = now + REMIND_EVERY_S
         self._status_at = now + _STATUS_EVERY_S
 
+    def _aware(self, assumed: InitialAssumptions, policy: Policy, now: float) -> Awareness:
+        on_one_machine = self.members.on_one_machine
+        return Awareness(assumed, policy, now, one_machine=on_one_machine, fixed=self.reproducible)
+
     def _began(self, policy: Policy, chunks: ChunkSizes) -> Began:
         """Return the record with which the job's log begins."""
         return Began(
@@ -123,6 +128,7 @@ class Job:
             owners=self._owners,
             first_node_settings=dict(self._options.first_node_settings),
             secret=self._options.secret.hidden(),
+            reproducible=self.reproducible,
         )
 
     @property
@@ -153,6 +159,7 @@ class Job:
             grants=grants,
             majority=self._options.majority,
             proof_key=m.HiddenKey(self._proof_key(rank)),
+            reproducible=self.reproducible,
         )
         self._send(rank, joined)
         for policy in newer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,8 @@ from netstorm.scheduler.policies.policy_check import check_policy, placeholder_p
 from netstorm.topology.policy import Policy
 
 __all__ = ["FirstPolicy", "JobPolicies"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,13 @@ class JobPolicies:
             self._first = policy
         else:
             job.rounds.install(policy)
+            if job.reproducible:
+                _log.warning(
+                    "policy version %d (%s): sums are rounded otherwise from here on than in a run without "
+                    "this (NETSTORM_REPRODUCIBLE)",
+                    policy.version,
+                    policy.reason,
+                )
         self.history.installed(policy, now)
         self._counters.add("policies")
 

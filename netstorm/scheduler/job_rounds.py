@@ -49,6 +49,7 @@ class JobRounds:
         replayed: ReplayedJob | None,
         *,
         elastic: bool = False,
+        reproducible: bool = False,
     ) -> None:
         """Begin without a key, or as another process left the job.
 
@@ -59,8 +60,9 @@ class JobRounds:
             outbox: takes messages and log records.
             replayed: the job as another process left it; None: a new job.
             elastic: nodes may leave the job and join it: policies name the members.
+            reproducible: a key's trees do not depend on who registers it first.
         """
-        self.keys: Final = KeyRegistry(chunks)
+        self.keys: Final = KeyRegistry(chunks, by_name=reproducible)
         self.silent: tuple[int, ...] = ()
         self.later: tuple[int, ...] = ()
         self._elastic: Final = elastic

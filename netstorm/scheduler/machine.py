@@ -399,7 +399,7 @@ class SchedulerMachine:
         if self.options.elastic is not None:
             policy = msgspec.structs.replace(policy, members=tuple(member.rank for _, member in members))
             members = with_free_places(members, self.options.num_workers)
-        job = self._start_job(members, policy, now)
+        job = self._start_job(members, policy, now, reproducible=self._startup.reproducible)
         _log.info("all nodes are here: %s", list_some(map(job.members.describe, job.members.present)))
         for rank in job.members.present:
             job.welcome(rank, now)
@@ -430,6 +430,8 @@ class SchedulerMachine:
         policy: Policy,
         now: float,
         replayed: ReplayedJob | None = None,
+        *,
+        reproducible: bool = False,
     ) -> Job:
         job = Job(
             members,
@@ -440,6 +442,7 @@ class SchedulerMachine:
             assumed=self.policies.assumed,
             planned=self.policies.planned,
             replayed=replayed,
+            reproducible=reproducible or self.options.reproducible,
         )
         self._lifecycle.begin(job)
         self.policies.begin(job)

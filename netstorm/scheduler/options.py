@@ -69,6 +69,8 @@ class SchedulerOptions:
     """Whose settings hold for the whole job; for texts."""
     secret: SchedulerSecret = field(default_factory=SchedulerSecret)
     """By which nodes recognise the job's schedulers; empty: the job has no key."""
+    reproducible: bool = False
+    """NETSTORM_REPRODUCIBLE=1. If the scheduler was not given it, nodes may ask for it."""
     joins: bool = False
     """NETSTORM_UNEVEN=join: ranks that have finished contribute zeros until all have, and no barrier waits
     for them."""
@@ -110,6 +112,7 @@ class SchedulerOptions:
                 row.variable: str(getattr(settings, name))
                 for name, row in declarations().items()
                 if not (name == "job_weight" and settings.jobs == 1)  # a single job has the whole network
+                and not (name == "reproducible" and settings.source(name) == "default")
             },
             heartbeat_interval_s=settings.heartbeat_interval_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
@@ -121,6 +124,7 @@ class SchedulerOptions:
             first_node_settings=first_node_settings or {},
             settings_from="the scheduler" if settings.jobs == 1 else "the job's first node or the scheduler",
             secret=secret or SchedulerSecret(),
+            reproducible=settings.reproducible,
             joins=settings.uneven == "join",
         )
 

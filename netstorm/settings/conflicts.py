@@ -34,7 +34,7 @@ def conflicts(s: Sections) -> list[str]:
             f"NETSTORM_STANDBYS={s.standbys}: expected none without NETSTORM_ELASTIC, since a standby "
             "takes over only jobs whose members may change"
         )
-    found += _recovery_conflicts(s)
+    found += _recovery_conflicts(s) + _reproducible_conflicts(s)
     for variable, rank in (("NETSTORM_RANK", s.rank), ("NETSTORM_HUB", s.hub)):
         if rank >= s.places:
             since = f"NETSTORM_ELASTIC={s.elastic}" if s.elastic else nodes
@@ -99,4 +99,23 @@ def _recovery_conflicts(s: Sections) -> list[str]:
         "scheduler takes a job over from its nodes, waits until it is needed, or has the job's log"
         for other, value in others
         if s.recover_peers and value
+    ]
+
+
+def _reproducible_conflicts(s: Sections) -> list[str]:
+    """Return what would make the results of a reproducible job depend on the time."""
+    others = (
+        (f"NETSTORM_ELASTIC={s.elastic}", s.elastic, "who is in a sum depends on when ranks leave and join"),
+        (
+            f"NETSTORM_LOSS_BOUND={s.loss_bound:g}",
+            s.loss_bound,
+            "which gradients are late depends on the time",
+        ),
+        (f"ENABLE_DGT={int(s.dgt)}", s.dgt, "which gradients are late depends on the time"),
+    )
+    return [
+        f"NETSTORM_REPRODUCIBLE=1 with {other}: expected one of them, since {why}; PyTorch's "
+        "use_deterministic_algorithms(True) sets the former, unless NETSTORM_REPRODUCIBLE=0"
+        for other, value, why in others
+        if s.reproducible and value
     ]

@@ -23,6 +23,7 @@ JOB_WIDE: Final = (
     "deadline_s",
     "dgt",
     "dgt_important",
+    "reproducible",
     "job_weight",
 )
 """Settings of the whole job, by attribute. The scheduler's value counts; a node that was given another one is

@@ -86,3 +86,12 @@ class PlanningSettings:
         "keep the roots and shares of the first policy in all later ones, as in the paper; for "
         "NETSTORM_TOPOLOGY=fapt, packing, auto and star",
     )
+    reproducible: bool = setting(
+        "NETSTORM_REPRODUCIBLE",
+        switch(),
+        False,
+        "",
+        "the same job gives the same bits in each run: values are added in a fixed order, in the trees of "
+        "the first policy; PyTorch's use_deterministic_algorithms(True) sets it for a job that was not "
+        "given it",
+    )

@@ -81,10 +81,11 @@ class RendezvousSettings:
     rescale: bool = setting(
         "NETSTORM_RESCALE",
         switch(),
-        False,
+        True,
         "",
         "in an elastic job, scale each sum of floats by DMLC_NUM_WORKER over the number of its contributors, "
-        "so that steps stay as large as with all nodes; MXNet's stores only, the same at all nodes",
+        "so that dividing by `kv.num_workers` gives the mean over those who contributed; 0: plain sums; "
+        "MXNet's stores only, the same at all nodes",
     )
     num_servers: int = setting(
         "DMLC_NUM_SERVER", whole(0), 0, "", "ignored: there are no servers, every general node aggregates"

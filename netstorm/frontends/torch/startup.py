@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from netstorm.errors import UsageError
+from netstorm.errors import SettingsError, UsageError
 from netstorm.frontends.torch.errors import let_backward_raise_own_errors, raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings, let_models_use_it
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
@@ -195,11 +195,24 @@ def _join(store: Store, ranks: tuple[int, ...], rank: int, timeout: timedelta) -
     return job
 
 
+def _reproducible(settings: Settings) -> Settings:
+    """Return settings that ask for reproducible results, if the script does and they do not say otherwise."""
+    if settings.source("reproducible") != "default" or not torch.are_deterministic_algorithms_enabled():
+        return settings
+    try:
+        return settings.changed(reproducible=True)
+    except SettingsError as error:
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise
+        _log.warning("results are not reproducible: %s", error)
+        return settings
+
+
 def _settings(
     store: Store, size: int, rank: int, timeout: timedelta
 ) -> tuple[Settings, SchedulerProcess | None]:
     """Return this process's settings, and the scheduler that it has started, if it has."""
-    settings = Settings.from_environment()
+    settings = _reproducible(Settings.from_environment())
     own: dict[str, object] = {"rank": rank}
     if settings.source("num_workers") == "default":
         own["num_workers"] = size

@@ -26,4 +26,5 @@ def job_report(lifecycle: Lifecycle) -> JobReport:
         rows=rows,
         policies=tuple(plan.policy for plan in plans if plan is not None),
         majority=lifecycle.scheduler.majority,
+        reproducible=joined.reproducible,
     )

@@ -48,6 +48,7 @@ class JoinedNode:
         routes: the paths that messages of others may come along.
         state: the state that newcomers need.
         first_rounds: of keys that have no number yet, if this rank takes part later.
+        reproducible: results are the same in each run.
         known_keys: namespaces and names of the keys that the others had before this node came.
     """
 
@@ -80,9 +81,8 @@ class JoinedNode:
         self.bindings.install(joined.policy)
         self.first_rounds: Final[dict[Key, int]] = {}
         self._waiting, elastic = waiting, roster.elastic
-        self.aggregation: Final = Aggregation(
-            roster.rank, self.bindings, outbox, counters, auxiliary, elastic=elastic, waiting=waiting
-        )
+        self.aggregation: Final = self._aggregation(joined, roster, outbox, auxiliary)
+        self.reproducible: Final = joined.reproducible
         self.asynchronous: Final = Asynchronous(
             roster.rank,
             joined.policy,
@@ -111,6 +111,20 @@ class JoinedNode:
         self.aggregation.views.fresh = joined.later
         self.known_keys: Final = frozenset((spec.namespace, spec.name) for spec in joined.keys)
         add_granted_keys(self.aggregation, joined.keys, joined.grants)
+
+    def _aggregation(
+        self, joined: m.Joined, roster: Roster, outbox: Outbox, auxiliary: AuxiliaryOptions
+    ) -> Aggregation:
+        return Aggregation(
+            roster.rank,
+            self.bindings,
+            outbox,
+            self._counters,
+            auxiliary,
+            elastic=roster.elastic,
+            waiting=self._waiting,
+            reproducible=joined.reproducible,
+        )
 
     @property
     def policy(self) -> Policy:

@@ -93,6 +93,12 @@ class NodeRequests:
             self._life.outbox.send_to_scheduler(replica)
 
     @property
+    def reproducible(self) -> bool:
+        """Whether the results of the job are to be the same in each run."""
+        joined = self._life.joined
+        return joined is not None and joined.reproducible
+
+    @property
     def needs_state(self) -> bool:
         """Whether this node has joined a job that had begun, and its program does not have the state yet."""
         joined = self._life.joined

@@ -113,6 +113,19 @@ class Runtime:
         if self._closed:
             raise Closed("the store has been closed")
 
+    def refuse_if_reproducible(self, what: str) -> None:
+        """Refuse what depends on the time, if the results of the job are to be the same in each run.
+
+        Raises:
+            UsageError: they are.
+        """
+        if self.node.requests.reproducible:
+            raise UsageError(
+                f"{what} with NETSTORM_REPRODUCIBLE=1: expected one of them, since its results depend on "
+                "which rank is faster; PyTorch's use_deterministic_algorithms(True) sets the latter, unless "
+                "NETSTORM_REPRODUCIBLE=0"
+            )
+
     def statistics(self) -> dict[str, float]:
         """Return what this node has done so far.
 

@@ -35,13 +35,14 @@ class StepPacer:
             most: most.
 
         Raises:
-            UsageError: these are no bounds.
+            UsageError: these are no bounds; or the job is reproducible.
         """
         if not 1 <= least <= most:
             raise UsageError(
                 f"least_steps={least}, most_steps={most}: expected whole numbers from 1 on, the first one "
                 "not above the second"
             )
+        runtime.refuse_if_reproducible("ESync")
         self._runtime: Final = runtime
         self._training: Final = runtime.open_namespace()
         self._least, self._most = least, most

@@ -25,7 +25,7 @@ from netstorm.kvstore.rounds.complete_rounds import CompleteRounds
 from netstorm.kvstore.rounds.forwarding import Forwarding
 from netstorm.kvstore.rounds.incoming import Incoming
 from netstorm.kvstore.rounds.outgoing import Outgoing
-from netstorm.kvstore.rounds.round import Round
+from netstorm.kvstore.rounds.round import OrderedRound, Round
 from netstorm.kvstore.rounds.takeover import Takeover
 from netstorm.kvstore.rounds.topology_requests import TopologyRequests
 from netstorm.kvstore.rounds.views.late_start import LateStart
@@ -71,6 +71,7 @@ class Aggregation:
         *,
         elastic: bool = False,
         waiting: WaitingBytes | None = None,
+        reproducible: bool = False,
     ) -> None:
         self.topology_requests: Final = TopologyRequests()
         self.completed_rounds: Final[list[int]] = []
@@ -78,6 +79,7 @@ class Aggregation:
         self.takeover: Final = Takeover(rank)
         self.calls: Final = WaitingCalls()
         self._bit: Final = 1 << rank
+        self._round_type: Final = OrderedRound if reproducible else Round
         self._bindings: Final = bindings
         self._counters: Final = counters
         self._keys: Final[dict[int, Key]] = {}
@@ -269,7 +271,9 @@ class Aggregation:
             plan = self._bindings.plan(version, key.spec.members)
             assert plan is not None
             moves = self.takeover.moves(key.identity, number)
-            found = self._rounds[key.identity, number] = Round(key, number, plan, form, moves, call=call)
+            found = self._rounds[key.identity, number] = self._round_type(
+                key, number, plan, form, moves, call=call
+            )
             if not plan.everybody & self._bit:
                 self._late_start.ask_for_binding(key, number)
             self._moves.give_up_chunks(found)

@@ -18,7 +18,7 @@ from netstorm.protocol.ids import ranks_in
 from netstorm.topology.policy import Plan
 from netstorm.topology.trees.withholding import LookAheadSpan
 
-__all__ = ["Round", "has_sent"]
+__all__ = ["OrderedRound", "Round", "has_sent"]
 
 _SENT: Final = ChunkSum(Element.FLOAT32)
 """Stands for a sum that has gone to the parent: all its contributors have been counted."""
@@ -95,11 +95,12 @@ class Round:
         """Continue in a form that the round `accepts`. The undetermined form is replaced by any other."""
         if form.codec == UNDETERMINED_FORM:
             return
-        for chunk, total in enumerate(self.sums if self.form.codec == UNDETERMINED_FORM else ()):
-            if isinstance(total, ZeroSum):
-                self.sums[chunk] = taken = form.new_sum()
-                taken.add_received(None, total.contributors)
+        sums = self.sums if self.form.codec == UNDETERMINED_FORM else ()
         self.form = form
+        for chunk, total in enumerate(sums):
+            if isinstance(total, ZeroSum):
+                self.sums[chunk] = None
+                self.sum_of(chunk).add_received(None, total.contributors)
 
     def begin_anew(self, plan: Plan) -> int:
         """Forget all sums: what has no result is summed under another plan. Return how many chunks."""
@@ -197,6 +198,80 @@ class Round:
         elif parents - roots:
             waited += f", which come through ranks {sorted(parents)}"
         return f"{self.missing} of {len(self.results)} chunks wait for {waited}"
+
+
+class OrderedRound(Round):
+    """A round whose results are the same bits in each run: contributions are added in a fixed order."""
+
+    __slots__ = ()
+
+    def sum_of(self, chunk: int) -> Sum:
+        """Return the sum of a chunk: its own values, then those of children by rank."""
+        found = self.sums[chunk]
+        if found is None:
+            found = super().sum_of(chunk)
+            if not isinstance(found, ZeroSum):
+                plan = self.plan_of(chunk)
+                tree = plan.tree_of(self.layout.slots[chunk])
+                children = (plan.mask_of(tree, child) for child in sorted(plan.reduce_children[tree]))
+                found = self.sums[chunk] = OrderedSum(found, (1 << plan.rank, *children))
+        return found
+
+
+class OrderedSum:
+    """Contributions to one chunk, added in a fixed order, whatever the order in which they come. See `Sum`.
+
+    Floating-point addition is not associative: added as they come, they give other bits in each run. The
+    price is memory, and time: what comes early waits for what is before it.
+    """
+
+    __slots__ = ("_added", "_order", "_sum", "_waiting", "contributors")
+
+    def __init__(self, total: Sum, order: tuple[int, ...]) -> None:
+        """Begin without contributions.
+
+        Args:
+            total: an empty sum, of the form that the values have.
+            order: the bit sets of the contributions to come, in the order in which they are added: this
+                rank's bit, then the ranks of each child's subtree.
+        """
+        self.contributors = 0
+        self._sum: Final = total
+        self._order: Final = order
+        self._added = 0
+        """How many of these have been added."""
+        self._waiting: dict[int, tuple[Values, bool]] = {}
+        """By bit set: what has come early, and whether it is this rank's own."""
+
+    def add_own(self, values: Values | None, bit: int) -> None:
+        """Add this rank's contribution (None: zeros)."""
+        self._take(values, bit, own=True)
+
+    def add_received(self, payload: Buffer | None, contributors: int) -> None:
+        """Add a child's payload (None: zeros), whose memory the sum may change from now on."""
+        self._take(payload, contributors, own=False)
+
+    def to_send(self) -> Buffer | None:
+        """Return the sum as a payload for the parent; None: zeros."""
+        return self._sum.to_send()
+
+    def to_keep(self) -> Buffer | None:
+        """Return the root's result in private memory."""
+        return self._sum.to_keep()
+
+    def _take(self, values: Values | Buffer | None, bits: int, *, own: bool) -> None:
+        self.contributors |= bits
+        if values is None:  # adding zeros changes nothing, so they need no turn
+            self._sum.add_received(None, bits)
+        else:
+            self._waiting[bits] = (values, own)
+        while self._added < len(self._order) and self._order[self._added] & ~self.contributors == 0:
+            turn = self._order[self._added]
+            self._added += 1
+            if turn in self._waiting:
+                values, is_own = self._waiting.pop(turn)
+                add = self._sum.add_own if is_own else self._sum.add_received
+                add(values, turn)
 
 
 def has_sent(round: Round, chunk: int) -> bool:

@@ -101,6 +101,8 @@ class Joined(Message, frozen=True, tag=61):
     with the others."""
     proof_key: HiddenKey = HiddenKey()
     """By which this node alone recognises the schedulers of its job; empty: the job has no key."""
+    reproducible: bool = False
+    """Values are added in a fixed order, so that results are the same in each run (NETSTORM_REPRODUCIBLE)."""
 
 
 class Barrier(Message, frozen=True, tag=67):

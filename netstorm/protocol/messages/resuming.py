@@ -35,6 +35,8 @@ class JobReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Those that `rows` name, but for `policy`."""
     majority: bool = False
     """See `Joined`."""
+    reproducible: bool = False
+    """See `Joined`."""
 
 
 class Resume(Message, frozen=True, tag=98):

@@ -16,6 +16,7 @@ from netstorm.scheduler.membership.member_texts import format_address, list_some
 from netstorm.scheduler.membership.refusal import Refusal
 from netstorm.scheduler.observe.snapshot import NodeSnapshot
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.settings import declarations
 
 __all__ = ["Applicant", "Rendezvous"]
 
@@ -73,6 +74,11 @@ class Rendezvous:
         """Return whether a node has a place, and does not only claim another one's."""
         return peer in self._accepted
 
+    @property
+    def reproducible(self) -> bool:
+        """Whether the scheduler or a node asks for results that are the same in each run."""
+        return self._options.reproducible or any(_asks(applicant) for applicant in self._accepted.values())
+
     def complete(self) -> bool:
         """Return whether all nodes have joined, and no place is claimed by two."""
         return len(self._accepted) == self._needed and not self._claimants
@@ -87,6 +93,7 @@ class Rendezvous:
             join_problem(newcomer.join, self._options)
             or self._framework_problem(newcomer)
             or self._loopback_problem(newcomer)
+            or self._reproducible_problem(newcomer)
         )
         return self._place(newcomer, now) if problem is None else [Refusal(newcomer.peer, problem)]
 
@@ -203,6 +210,22 @@ class Rendezvous:
             )
         return None
 
+    def _reproducible_problem(self, newcomer: Applicant) -> str | None:
+        """Return why a node's NETSTORM_REPRODUCIBLE does not fit the job's; a node without it fits all."""
+        mine = _asks(newcomer)
+        if mine and self._options.elastic is not None:
+            return (
+                f"the node at {newcomer} has NETSTORM_REPRODUCIBLE=1, the scheduler NETSTORM_ELASTIC: "
+                "expected one of them, since who is in a sum depends on when ranks leave and join"
+            )
+        for other in self._accepted.values():
+            if None not in (mine, _asks(other)) and mine != _asks(other):
+                return (
+                    f"the node at {newcomer} has NETSTORM_REPRODUCIBLE={mine:d}, the node at {other} "
+                    f"NETSTORM_REPRODUCIBLE={not mine:d}: this holds for the whole job"
+                )
+        return None
+
     def _conflict(self, newcomer: Applicant, other: Applicant, now: float) -> str | Refusal | None:
         """Return why `newcomer` cannot be in the job beside `other`, or that it takes `other`'s place."""
         beats_stopped = now - other.heard_at > _BEATS_MISSED * self._options.heartbeat_interval_s
@@ -223,6 +246,12 @@ class Rendezvous:
                 )
             return Refusal(other.peer, f"rank {rank} was given to the node at {newcomer}: yours fell silent")
         return None
+
+
+def _asks(applicant: Applicant) -> bool | None:
+    """Return whether a node asks for results that are the same in each run; None: it was not told."""
+    given = applicant.join.must_agree.get(declarations()["reproducible"].variable)
+    return None if given is None else given == str(True)
 
 
 def _rank_text(asked: int) -> str:

@@ -130,6 +130,11 @@ class Startup:
         """Return whether all nodes have joined."""
         return self._rendezvous.complete()
 
+    @property
+    def reproducible(self) -> bool:
+        """Whether the scheduler or a node asks for results that are the same in each run."""
+        return self._rendezvous.reproducible
+
     def peers(self) -> list[Peer]:
         """Return the processes that have asked to join and were not refused."""
         return [applicant.peer for applicant in self._rendezvous]

@@ -31,12 +31,19 @@ class Awareness:
     """
 
     def __init__(
-        self, assumptions: InitialAssumptions, first: Policy, now: float, *, one_machine: bool
+        self,
+        assumptions: InitialAssumptions,
+        first: Policy,
+        now: float,
+        *,
+        one_machine: bool,
+        fixed: bool = False,
     ) -> None:
         """Begin under the policy that was formed for what is assumed.
 
         On one machine without a network file, rates show how busy the processors are: they are collected for
-        people, and no policy follows from them. Nor does any if the rates of a file are trusted.
+        people, and no policy follows from them. Nor does any if the rates of a file are trusted, or if
+        policies are `fixed`: then they do not follow what the job sums, either.
         """
         self._assumptions = assumptions
         self.collector: Final = Collector(
@@ -47,7 +54,7 @@ class Awareness:
         self.adaptation: Final = Adaptation(assumptions, self.collector, first, now)
         self._requested = False
         """Another network is assumed than the one that a policy was last formed for."""
-        self._adaptable: Final = assumptions.settings.topology not in FIXED_TOPOLOGIES
+        self._adaptable: Final = assumptions.settings.topology not in FIXED_TOPOLOGIES and not fixed
         self.active: Final = (
             assumptions.network.size > 1
             and self._adaptable

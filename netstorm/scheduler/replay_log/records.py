@@ -64,6 +64,8 @@ class Began(_Base, frozen=True, tag=1):
     """By variable: the settings of the job's first node, on a scheduler of several jobs."""
     secret: HiddenKey = HiddenKey()
     """By which nodes recognise the job's schedulers."""
+    reproducible: bool = False
+    """Results are the same in each run (NETSTORM_REPRODUCIBLE)."""
 
 
 class KeyAdded(_Base, frozen=True, tag=2):

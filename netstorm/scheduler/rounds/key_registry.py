@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +42,9 @@ _FORMS: Final = {
     ROW_SPARSE: " row_sparse",
 }
 
+_NAMED_SLOTS: Final = 2**20
+"""More than policies have trees, and far from any bound of slots."""
+
 _MOST_BYTES: Final = 2**62
 """Offsets travel as 64-bit integers."""
 
@@ -72,8 +76,16 @@ class _Entry:
 class KeyRegistry:
     """Keys by namespace and name. The first registration defines a key; all others must agree with it."""
 
-    def __init__(self, sizes: ChunkSizes) -> None:
+    def __init__(self, sizes: ChunkSizes, *, by_name: bool = False) -> None:
+        """Begin without keys.
+
+        Args:
+            sizes: of chunks.
+            by_name: a key's trees follow from its name, not from its place among the job's bytes: groups of
+                other ranks register theirs now earlier, now later.
+        """
         self._sizes: Final = sizes
+        self._by_name: Final = by_name
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._specs: list[KeySpec] = []
         self._end = 0
@@ -197,6 +209,8 @@ class KeyRegistry:
         """Return the slot of the first chunk. Factors are under way alone, so they are shared among the trees
         by their own bytes.
         """
+        if self._by_name:
+            return zlib.crc32(f"{spec.namespace} {spec.name}".encode()) % _NAMED_SLOTS
         if spec.form == FACTORS:
             return slot_of(self._factor_bytes, LEAST_FACTORS)
         return slot_of(offset, self._sizes.smallest)

@@ -165,6 +165,7 @@ class ReportedJob:
             members=members,
             policy=policy,
             owners=(1,) * len(members),
+            reproducible=self._newest().reproducible,
         )
 
     def _newest(self) -> JobReport:

@@ -56,7 +56,8 @@ def end(arrays):
 """
 
 COUNTS = (
-    PROLOGUE
+    "import os\nos.environ['NETSTORM_RESCALE'] = '0'  # plain sums\n"
+    + PROLOGUE
     + """
 # Whole numbers: every value is checked against those who contributed, in every step.
 expected = {"value": 0}
@@ -194,7 +195,7 @@ while place["step"] < STEPS:
     with autograd.record():
         loss = loss_of(net(mx.nd.array(images[train][mine])), mx.nd.array(labels[train][mine]))
     loss.backward()
-    trainer.step(BATCH * int(os.environ["DMLC_NUM_WORKER"]))
+    trainer.step(BATCH * kv.num_workers)
     loss.wait_to_read()
     stepped(0)
 found = net(mx.nd.array(images[test])).argmax(axis=1).asnumpy()

@@ -66,7 +66,7 @@ CODECS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variables", [{}, *CODECS, {"NETSTORM_RESCALE": 1}])
+@pytest.mark.parametrize("variables", [{}, *CODECS, {"NETSTORM_RESCALE": 0}])
 def test_a_newcomer_gets_weights_and_states_that_the_store_keeps(
     tmp_path: Path, variables: dict[str, Any]
 ) -> None:

@@ -33,7 +33,7 @@ def undisturbed(folder: Path) -> float:
 def test_the_accuracy_is_that_of_an_undisturbed_job_and_all_weights_are_equal(tmp_path: Path) -> None:
     expected = undisturbed(folder_with_digits(tmp_path / "undisturbed"))
     folder = folder_with_digits(tmp_path / "disturbed")
-    with Job(folder, 4, NETSTORM_ELASTIC="1:5", NETSTORM_RESCALE=1, ALL=5, **TIMEOUTS) as job:
+    with Job(folder, 4, NETSTORM_ELASTIC="1:5", ALL=5, **TIMEOUTS) as job:
         for rank in range(4):
             start(job, rank, DIGITS)
         job.wait_until_said(0, "ranks (0, 1, 2, 3)")

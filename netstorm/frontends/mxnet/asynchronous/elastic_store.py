@@ -64,11 +64,6 @@ class ElasticOwnersStore(NetStormKVStore):
         self._owner: Owner | None = None
 
     @property
-    def num_workers(self) -> int:
-        """How many nodes the job has; in an elastic job, at this moment."""
-        return len(self.live_ranks)
-
-    @property
     def live_ranks(self) -> tuple[int, ...]:
         """The ranks that are in the job now."""
         return self._runtime.node.requests.live.ranks if self._is_elastic else super().live_ranks

@@ -80,6 +80,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
     def __init__(self) -> None:
         """Join the job, as `ElasticOwnersStore` does."""
         super().__init__()
+        self._runtime.refuse_if_reproducible("an asynchronous store")
         self._staleness: Final = self._runtime.settings.staleness
         self._clock = 0
         self._clocks_gate: Final = StagingBuffer((1,), np.uint8)

@@ -100,8 +100,6 @@ class ElasticJob:
         self._helpers: Final = helpers
         self._live: Final = runtime.node.requests.live
         self._fewest: Final = (settings.elastic_range or (1, 1))[0]
-        self._rescales: Final = settings.rescale
-        self._world: Final = settings.num_workers
         self._step = 0
         self._barriers = 0
         self._asked_at: float | None = None
@@ -114,11 +112,6 @@ class ElasticJob:
     def live_ranks(self) -> tuple[int, ...]:
         """The ranks that are in the job now."""
         return self._live.ranks
-
-    @property
-    def num_workers(self) -> int:
-        """By how many ranks' values a sum is to be divided."""
-        return self._world if self._rescales else len(self._live.contributors)
 
     # ------------------------------------------------------------------------------------------ as a newcomer
 

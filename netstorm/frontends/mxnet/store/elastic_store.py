@@ -44,18 +44,9 @@ class ElasticStore(CheckpointedStore):
             before_finish(self._offer_last_state)
 
     @property
-    def num_workers(self) -> int:
-        """How many ranks' values are in a sum.
-
-        In an elastic job this changes: it is the number of ranks that contribute now, or DMLC_NUM_WORKER
-        always if NETSTORM_RESCALE=1 scales sums to that.
-        """
-        return super().num_workers if self._elastic is None else self._elastic.num_workers
-
-    @property
     def live_ranks(self) -> tuple[int, ...]:
         """The ranks that are in the job now, with those that have just joined and do not contribute yet."""
-        return tuple(range(super().num_workers)) if self._elastic is None else self._elastic.live_ranks
+        return tuple(range(self.num_workers)) if self._elastic is None else self._elastic.live_ranks
 
     def contributors(self, key: int | str) -> tuple[int, ...]:
         """Return the ranks whose values are in a key's last complete round; none before the first.

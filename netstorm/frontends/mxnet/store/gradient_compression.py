@@ -34,9 +34,10 @@ class GradientCompression:
     def __init__(self, rules: CodecRules) -> None:
         self._rules: Final = rules
         self._codecs: Final[dict[str, Codec | None]] = {}
-        waits = any(isinstance(codec, Auto) for codec in rules.codecs)
+        self.measures: Final = any(isinstance(codec, Auto) for codec in rules.codecs)
+        """Which codec a gradient has depends on what is measured."""
         text = rules.fingerprint.removeprefix("*: ") if len(rules.codecs) == 1 else rules.fingerprint
-        self.description: Final = text + (", which measures first" if waits else "")
+        self.description: Final = text + (", which measures first" if self.measures else "")
         """For a person."""
         self.fingerprint: Final = f" compression={rules.fingerprint}"
         """Part of the fingerprint of a round: all ranks must compress alike."""

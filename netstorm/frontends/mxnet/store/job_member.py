@@ -47,8 +47,13 @@ class JobMember(mx.kvstore.KVStore):
 
     @property
     def num_workers(self) -> int:
-        """How many nodes the job has."""
-        return self._runtime.size
+        """With how many nodes the job begins (DMLC_NUM_WORKER).
+
+        It never changes, since scripts divide by it, and Gluon's Trainer takes another divisor for another
+        batch size. In an elastic job sums are scaled to it (NETSTORM_RESCALE);
+        `live_ranks` says who is in.
+        """
+        return self._runtime.settings.num_workers
 
     @staticmethod
     def is_capable(capability: str) -> bool:

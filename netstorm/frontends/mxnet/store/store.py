@@ -221,12 +221,14 @@ class NetStormKVStore(ElasticStore):
                 else the keys.
 
         Raises:
-            UsageError: another type, or a bad parameter.
+            UsageError: another type, or a bad parameter; or auto in a reproducible job.
         """
         self._check()
         self._compression = compression_of(
             compression_params, size_lower_bound=self._runtime.settings.size_lower_bound
         )
+        if self._compression.measures:
+            self._runtime.refuse_if_reproducible("gradient compression 'auto'")
         describe_compression(self._runtime, self._compression.description)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:

@@ -87,6 +87,7 @@ class AsynchronousSGD:
                 "init_process_group('netstorm') first"
             )
         self._runtime = runtime_of_this_process(framework="PyTorch")
+        self._runtime.refuse_if_reproducible(type(self).__name__)
         self._staleness = self._runtime.settings.staleness
         if self._staleness == 0:
             raise UsageError("NETSTORM_STALENESS=0 keeps all ranks in step: use DistributedDataParallel")

@@ -60,6 +60,8 @@ class EncodedAverages:
             UsageError: no such codec, or a bad parameter of it.
         """
         self.rules: Final[CodecRules] = rules_of(codec)
+        if any(isinstance(one, Auto) for one in self.rules.codecs):
+            member.runtime.refuse_if_reproducible("the codec 'auto'")
         self.kept: Final = Kept()
         self._what: Final = what
         self._member: Final = member

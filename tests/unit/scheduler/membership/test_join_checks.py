@@ -101,3 +101,24 @@ def test_a_process_that_is_started_again_after_the_job_began_hears_what_to_do():
     driven = running(2)
     driven.join("again", 1)
     assert "if it is rank 1, started again" in refusal(driven, "again")
+
+
+def test_a_job_is_reproducible_if_the_scheduler_or_one_node_asks_for_it():
+    for scheduler, node in ((True, {}), (False, {"NETSTORM_REPRODUCIBLE": "True"}), (False, {})):
+        driven = Driven(2, reproducible=scheduler)
+        driven.join("a")
+        driven.join("b", must_agree=node)
+        assert driven.heard("a")[0].reproducible == (scheduler or bool(node))
+
+
+def test_nodes_that_disagree_about_reproducible_results_are_refused_by_name():
+    driven = Driven(2)
+    driven.join("a", must_agree={"NETSTORM_REPRODUCIBLE": "True"})
+    driven.join("b", must_agree={"NETSTORM_REPRODUCIBLE": "False"})
+    assert refusal(driven, "b") == (
+        "the node at b:4000 has NETSTORM_REPRODUCIBLE=0, the node at a:4000 NETSTORM_REPRODUCIBLE=1: this "
+        "holds for the whole job"
+    )
+    elastic = Driven(2, elastic=(1, 2))
+    elastic.join("a", must_agree={"NETSTORM_REPRODUCIBLE": "True"})
+    assert "NETSTORM_REPRODUCIBLE=1, the scheduler NETSTORM_ELASTIC" in refusal(elastic, "a")

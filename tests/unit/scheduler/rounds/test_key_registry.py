@@ -258,3 +258,13 @@ def test_there_is_an_end_to_the_keys_that_a_member_can_register(monkeypatch):
         registry.register(0, m.KeySpec(namespace=0, name=name, shape=(3,), dtype="float32"))
     with pytest.raises(ProtocolViolation, match="registers key number 2"):
         registry.register(0, m.KeySpec(namespace=0, name="c", shape=(3,), dtype="float32"))
+
+
+def test_keys_by_name_have_their_trees_whoever_registers_them_first():
+    names = ["w", "b", "group 1/small", "group 2/small"]
+    slots = []
+    for order in (names, names[::-1]):
+        registry = KeyRegistry(ChunkSizes(10, 10, 32), by_name=True)
+        slots.append({name: registry.register(0, key(name, (100,))).first_slot for name in order})
+    assert slots[0] == slots[1]
+    assert len(set(slots[0].values())) == len(names)

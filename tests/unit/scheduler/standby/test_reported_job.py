@@ -116,3 +116,8 @@ def test_keys_of_groups_keep_their_numbers_even_if_nobody_has_those_between():
     assert [one.key for one in replayed.grants] == [0, 1, 2, 3]
     assert [one.name for _, one in replayed.keys] == ["w0", "w1", "key 2 of ranks that are gone", "w3"]
     assert len(replayed.rows) == len(replayed.granted) == 4
+
+
+def test_a_reproducible_job_stays_one_whatever_the_scheduler_that_takes_it_over_was_given():
+    job = reported(*[{"reproducible": True}] * 3)
+    assert job.replayed(options()).began.reproducible
