@@ -148,6 +148,7 @@ def _variables(
             site=placement.site,
             place=place,
             master=master,
+            common=common,
         )
         yield placement, own
 
