@@ -24,7 +24,7 @@ def bench(
         list[str] | None, typer.Argument(metavar="NAME [OPTIONS]", help="wan, loopback, train, ...")
     ] = None,
 ) -> None:
-    """Run a benchmark of a checkout: wan, loopback, train, compression, blocking, equivalence.
+    """Run a benchmark of a checkout. Without a name, or with --help, its benchmarks are listed.
 
     \b
       netstorm bench wan examples/networks/internet2.yaml --systems mxnet-star-best,gloo,netstorm-packing
