@@ -109,10 +109,19 @@ _TORCH: Final[_Given] = {
     "dist": (("torch",), lambda names: names["torch"].distributed),
     "nn": (("torch",), lambda names: names["torch"].nn),
     "model": (("nn",), _torch_model),
-    "optimizer": (("model", "torch"), lambda names: names["torch"].optim.SGD(names["model"].parameters(), lr=0.1)),
-    "schedule": (("optimizer",), lambda names: names["torch"].optim.lr_scheduler.StepLR(names["optimizer"], 1)),
+    "optimizer": (
+        ("model", "torch"),
+        lambda names: names["torch"].optim.SGD(names["model"].parameters(), lr=0.1),
+    ),
+    "schedule": (
+        ("optimizer",),
+        lambda names: names["torch"].optim.lr_scheduler.StepLR(names["optimizer"], 1),
+    ),
     "samples": (("torch",), _torch_samples),
-    "batches": (("samples",), lambda names: [names["samples"][place : place + 8] for place in range(0, 96, 8)]),
+    "batches": (
+        ("samples",),
+        lambda names: [names["samples"][place : place + 8] for place in range(0, 96, 8)],
+    ),
     "my_share": (("batches",), lambda names: lambda data, rank, size: names["batches"][rank::size]),
     "data": ((), lambda _: "my_share deals it"),
     "loss_of": (("nn",), _torch_loss_of),
@@ -168,7 +177,10 @@ _MXNET: Final[_Given] = {
     "next_batch": (("batches",), lambda names: lambda: names["batches"][0]),
     "backward": (("loss_of", "mx"), _mxnet_backward),
     "train": (("batches", "backward", "net"), _mxnet_train),
-    "symbol": (("mx",), lambda names: names["mx"].sym.SoftmaxOutput(names["mx"].sym.Variable("data"), name="softmax")),
+    "symbol": (
+        ("mx",),
+        lambda names: names["mx"].sym.SoftmaxOutput(names["mx"].sym.Variable("data"), name="softmax"),
+    ),
     "value": (("mx",), lambda names: names["mx"].nd.zeros((8, 4))),
     "gradient_of": ((), lambda _: lambda value, batch: 0 * value + 1),
 }

@@ -79,4 +79,6 @@ def _blocks_of(path: Path) -> Iterator[Block]:
     for found in _INDENTED.finditer(prose):
         if not re.match(r"    [-*\d]", found[0]):  # a list in a list
             line = prose[: found.start()].count("\n") + 1
-            yield Block(page=page, line=line, language="", text=re.sub(r"^    ", "", found[0], flags=re.MULTILINE))
+            yield Block(
+                page=page, line=line, language="", text=re.sub(r"^    ", "", found[0], flags=re.MULTILINE)
+            )

@@ -20,7 +20,10 @@ from tests.integration.torch.ranks import torch_forker
 
 _PYTHON: Final = blocks("python")
 _PROGRAM: Final = "tests.integration.docs.block_program"
-_FRAMEWORK: Final = {"mxnet": r"\b(mx|kv|mxnet)\b", "torch": r"\b(torch|dist|nn|elastic|accelerate|lightning)\b"}
+_FRAMEWORK: Final = {
+    "mxnet": r"\b(mx|kv|mxnet)\b",
+    "torch": r"\b(torch|dist|nn|elastic|accelerate|lightning)\b",
+}
 
 
 def framework_of(block: Block) -> str:
@@ -79,7 +82,9 @@ def runner(mxnet_forker: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield BlockRunner(job, forker)
 
 
-@pytest.mark.parametrize("block", [block for block in _PYTHON if not block.not_run], ids=lambda block: block.name)
+@pytest.mark.parametrize(
+    "block", [block for block in _PYTHON if not block.not_run], ids=lambda block: block.name
+)
 def test_a_block_runs(block, runner, tmp_path):
     framework = framework_of(block)
     if framework != "plain" and find_spec(framework) is None:
@@ -103,6 +108,8 @@ def test_what_a_block_imports_that_is_not_run_is_there():
     for block in _PYTHON:
         imports = re.findall(r"^from (netstorm\.[\w.]+) import (\w+)$", block.text, re.MULTILINE)
         for module, name in imports if block.not_run else ():
-            if not module.endswith(".chain") and not hasattr(import_module(module), name):  # the reader writes that one
+            if not module.endswith(".chain") and not hasattr(
+                import_module(module), name
+            ):  # the reader writes that one
                 missing.append(f"{block.name}: {module}.{name}")
     assert not missing
