@@ -1,7 +1,7 @@
 """The code blocks of the documentation, for tests that run them.
 
-A comment in front of a block says what a test must know of it, with a reason that readers of the page's source
-can check:
+A comment in front of a block says what a test must know of it, with a reason that readers of the page's
+source can check:
 
     <!-- test: after the block above -->      it goes on where the block before it ends
     <!-- test: not run: REASON -->            it is only compiled
@@ -22,7 +22,8 @@ PAGES: Final = tuple(
 )
 
 _FENCE: Final = re.compile(
-    r"(?: *<!-- test: (?P<mark>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$",
+    r"(?: *<!-- test: (?P<mark>[^\n]+?) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 _INDENTED: Final = re.compile(r"(?<=\n\n)(?:    \S[^\n]*\n(?:    [^\n]*\n)*)", re.MULTILINE)

@@ -85,7 +85,8 @@ def test_a_job_that_is_started_by_hand_as_the_page_says_trains(framework, tmp_pa
     )
     second = node.replace("NETSTORM_RANK=0", "NETSTORM_RANK=1")
     assert second != node
-    script = f"netstorm keys new job.key\n({scheduler}) &\n({node}) &\n({second}) &\nfor each in 1 2 3; do wait -n || exit 1; done"
+    together = "".join(f"({one}) &\n" for one in (scheduler, node, second))
+    script = f"netstorm keys new job.key\n{together}for each in 1 2 3; do wait -n || exit 1; done"
     ended = run(on_this_machine(script), tmp_path)
     assert (ended.returncode, ended.stdout.count("sum 2")) == (0, 2), ended.stdout + ended.stderr
 

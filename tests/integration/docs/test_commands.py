@@ -23,7 +23,37 @@ from netstorm.topology.schemes.custom import parse_topology
 from tests.integration.docs.pages import ROOT, Block, blocks
 
 _OTHERS: Final = frozenset(
-    ["apt-get", "cd", "bash", "chmod", "cp", "curl", "cut", "exec", "git", "hostname", "kubectl", "mkdir", "openssl", "ping", "pip", "printf", "rm", "sbatch", "scp", "ssh", "srun", "systemctl", "tc", "torchrun", "umask", "wait"]
+    (
+        *(
+            "apt-get",
+            "bash",
+            "cd",
+            "chmod",
+            "cp",
+            "curl",
+            "cut",
+            "exec",
+            "git",
+            "hostname",
+            "kubectl",
+            "mkdir",
+        ),
+        *(
+            "openssl",
+            "ping",
+            "pip",
+            "printf",
+            "rm",
+            "sbatch",
+            "scp",
+            "ssh",
+            "srun",
+            "systemctl",
+            "tc",
+            "torchrun",
+        ),
+        *("umask", "wait"),
+    )
 )
 """Programs that are not ours: nothing is checked of them but where they run ours."""
 
@@ -82,12 +112,9 @@ def check(words: list[str]) -> None:
     if not words:
         return
     program, *rest = words
-    if program.startswith(".venv/bin/"):
-        program = program.removeprefix(".venv/bin/")
-    if program == "sudo":
-        check(rest)
-    elif program == "nsenter":
-        check(rest[rest.index("netstorm") :])
+    program = program.removeprefix(".venv/bin/")
+    if program in ("sudo", "nsenter", "ssh", "srun") and (ours := _begin_of_ours(rest)) is not None:
+        check(rest[ours:])
     elif program == "netstorm":
         check_netstorm(rest)
     elif program in ("python", "python3"):
@@ -102,10 +129,12 @@ def check(words: list[str]) -> None:
         assert program in _OTHERS | {"."}, f"an unknown program: {program}"
         if program == "pip" and rest[0] == "install":
             check_extras(rest)
-        for place_of_ours, word in enumerate(rest):
-            if word in ("netstorm", "python", "torchrun") and program in ("ssh", "srun"):
-                check(rest[place_of_ours:])
-                break
+
+
+def _begin_of_ours(words: list[str]) -> int | None:
+    """Return where a program that is checked begins in the arguments of one that runs it; None: nowhere."""
+    checked = ("netstorm", "python", "torchrun")
+    return next((place for place, word in enumerate(words) if word.startswith(checked)), None)
 
 
 def check_variables(variables: dict[str, str]) -> None:
@@ -125,14 +154,15 @@ def check_variables(variables: dict[str, str]) -> None:
 
 def check_netstorm(words: list[str]) -> None:
     """Check a netstorm command: subcommands and options."""
-    if words[:1] == ["--version"]:
-        return None
-    assert words and words[0] in COMMANDS, f"no such command: {words[:1]}"
+    if words == ["--version"]:
+        return
+    assert set(words[:1]) & set(COMMANDS), f"no such command: {words[:1]}"
     group: Any = typer.main.get_command(app)
     context = group.context_class(group, info_name="netstorm")
     name, command, rest = group.resolve_command(context, words)
     if name == "bench":
-        return check_benchmark(rest)
+        check_benchmark(rest)
+        return
     while isinstance(command, TyperGroup):
         context = command.context_class(command, info_name=name, parent=context)
         assert rest, f"{name} needs a subcommand"

@@ -21,7 +21,7 @@ RESERVED: Final = (
 """Variables that the launcher sets for each process."""
 
 _PORTS: Final = ("NETSTORM_PORT", "NETSTORM_ADVERTISED_PORT")
-"""Ports that one setting gives to all nodes, and that no two nodes of a host can share: each takes the next one."""
+"""One setting gives them to all nodes, and no two nodes of a host can share one: each takes the next port."""
 
 
 def node_variables(
