@@ -46,8 +46,8 @@ class NodeSettings:
         whole(0, 65535),
         0,
         "",
-        "TCP port that this node listens on; 0: any free port; under `netstorm launch` the first node of a host "
-        "has this one, and further ones the next, likewise for NETSTORM_ADVERTISED_PORT",
+        "TCP port that this node listens on; 0: any free port; under `netstorm launch` the first node of a "
+        "host has this one, and further ones the next, likewise for NETSTORM_ADVERTISED_PORT",
     )
     advertised_port: int = setting(
         "NETSTORM_ADVERTISED_PORT",
