@@ -16,6 +16,8 @@ from typing import Any, Final
 from tests.integration.docs.pages import ROOT
 
 Names = dict[str, Any]
+Given = Mapping[str, tuple[tuple[str, ...], Callable[[Names], Any]]]
+"""What a script has: each name, the names that it is made of, and how it is made."""
 
 
 def run_block(*, framework: str, page: str, line: int, before: str, text: str, folder: str) -> None:
@@ -56,10 +58,10 @@ def run_block(*, framework: str, page: str, line: int, before: str, text: str, f
         os._exit(0)  # the end of an interpreter with PyTorch takes longer than most blocks
 
 
-def _give(names: Names, wanted: set[str], given: Mapping[str, Callable[[Names], Any]]) -> None:
+def _give(names: Names, wanted: set[str], given: Given) -> None:
     """Add what the script has already, in the order of the table: later ones are made of earlier ones."""
     needed = set(wanted)
-    for name, (also, _) in reversed(given.items()):
+    for name, (also, _) in reversed(list(given.items())):
         if name in needed:
             needed |= set(also)
     for name, (_, make) in given.items():
@@ -67,13 +69,15 @@ def _give(names: Names, wanted: set[str], given: Mapping[str, Callable[[Names], 
             names[name] = make(names)
 
 
-def _torch_model(names: Names) -> Any:
-    class Model(names["nn"].Module):
+def _torch_model(_: Names) -> Any:
+    from torch import nn
+
+    class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding = names["nn"].Linear(4, 4)
-            self.blocks = names["nn"].ModuleList([names["nn"].Linear(4, 4)])
-            self.head = names["nn"].Linear(4, 2)
+            self.embedding = nn.Linear(4, 4)
+            self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+            self.head = nn.Linear(4, 2)
 
         def forward(self, inputs: Any) -> Any:
             return self.head(self.blocks[0](self.embedding(inputs)))
@@ -104,9 +108,7 @@ def _torch_train(names: Names) -> Callable[[int], None]:
     return train
 
 
-_Given = Mapping[str, tuple[tuple[str, ...], Callable[[Names], Any]]]
-
-_TORCH: Final[_Given] = {
+_TORCH: Final[Given] = {
     "torch": ((), lambda _: sys.modules["torch"]),
     "dist": (("torch",), lambda names: names["torch"].distributed),
     "nn": (("torch",), lambda names: names["torch"].nn),
@@ -135,7 +137,7 @@ _TORCH: Final[_Given] = {
     "steps": ((), lambda _: 3),
     "train": (("optimizer", "loss", "batches"), _torch_train),
 }
-"""What a script of PyTorch has before it meets NetStorm: each name, the names that it is made of, and how."""
+"""Of a script of PyTorch, before it meets NetStorm."""
 
 
 def _mxnet_net(names: Names) -> Any:
@@ -167,7 +169,7 @@ def _mxnet_train(names: Names) -> Callable[[int], None]:
     return train
 
 
-_MXNET: Final[_Given] = {
+_MXNET: Final[Given] = {
     "mx": ((), lambda _: sys.modules["mxnet"]),
     "net": (("mx",), _mxnet_net),
     "batches": (("mx",), _mxnet_batches),
@@ -186,4 +188,4 @@ _MXNET: Final[_Given] = {
     "value": (("mx",), lambda names: names["mx"].nd.zeros((8, 4))),
     "gradient_of": ((), lambda _: lambda value, _: 0 * value + 1),
 }
-"""The same for a script of MXNet."""
+"""Of a script of MXNet."""

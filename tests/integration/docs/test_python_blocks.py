@@ -44,7 +44,7 @@ class BlockRunner:
         """Run a block in a folder; the pages' `/shared` is in it, too."""
         self._number += 1
         framework = framework_of(block)
-        arguments = {
+        arguments: dict[str, Any] = {
             "framework": framework,
             "page": block.page,
             "line": block.line,
@@ -52,7 +52,10 @@ class BlockRunner:
             "text": block.text.replace("/shared/", f"{folder}/"),
             "folder": str(folder),
         }
-        variables = {"NETSTORM_JOB": f"{Path(block.page).stem}-{block.line}", "DMLC_NUM_WORKER": "1"}
+        variables: dict[str, Any] = {
+            "NETSTORM_JOB": f"{Path(block.page).stem}-{block.line}",
+            "DMLC_NUM_WORKER": "1",
+        }
         if re.search(r"\belastic\.init|kv\.attach_", arguments["before"] + arguments["text"]):
             variables["NETSTORM_ELASTIC"] = "1:2"
         if framework == "mxnet":
