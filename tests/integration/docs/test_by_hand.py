@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,3 +104,21 @@ def test_the_batch_script_for_slurm_trains(tmp_path):
     (script,) = page_of("docs/guides/slurm-and-kubernetes.md", ["bash"])
     ended = run("netstorm keys new ~/job.key\n" + on_this_machine(script), tmp_path, SLURM_NTASKS="2")
     assert (ended.returncode, ended.stdout.count("sum 2")) == (0, 2), ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_three_regions_train_as_their_page_says(tmp_path):
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    page = "docs/getting-started/three-regions.md"
+    (tmp_path / "train.py").write_text(page_of(page, ["python"])[0])
+    hosts = page_of(page, ["text"])[0]
+    for number, address in enumerate(re.findall(r"^(\S+) site=", hosts, re.MULTILINE), start=1):
+        hosts = hosts.replace(address, f"127.0.0.{number} address=127.0.0.{number}")
+    (tmp_path / "hosts.txt").write_text(hosts)
+    (script,) = (text for text in page_of(page, ["sh"]) if "netstorm launch" in text)
+    ssh = f"--ssh '{sys.executable} {ROOT / 'tests/integration/launch/fake_ssh.py'}' --python {sys.executable}"
+    script = script.replace("--hosts", f"{ssh} --hosts").replace("/var/tmp/netstorm", str(tmp_path / "state"))
+    variables = {"DMLC_PS_ROOT_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    ended = run(script.replace("=9200", f"={free_port()}"), tmp_path, **variables)
+    assert (ended.returncode, ended.stdout.count("] loss 0.")) == (0, 3), ended.stdout + ended.stderr
