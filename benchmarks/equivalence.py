@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do NetStorm and MXNet's servers train the same weights? Both examples, several optimisers, on four ranks.
+"""Do NetStorm and MXNet's servers train the same weights? Both examples, several optimizers, on four ranks.
 
     python benchmarks/equivalence.py
     python benchmarks/equivalence.py --examples gluon --optimizers sgd --runs 3

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the emulation's netem back end on a kernel that has netem, whatever the kernel here has: User-Mode Linux, a Linux
+# Checks the emulation's netem backend on a kernel that has netem, whatever the kernel here has: User-Mode Linux, a Linux
 # that runs as an ordinary program, from the package `user-mode-linux` of Debian. It shares this machine's files, makes
 # a small network there, measures it against its file before and after a change, and takes it away: about a minute.
 #

@@ -84,7 +84,7 @@ class _LocalRanks:
         self._models: Final = [copy.deepcopy(model) for _ in range(options.ranks)]
         self._mean: Final = copy.deepcopy(model)
         self._optimizers: Final = [torch.optim.AdamW(one.parameters(), lr=options.lr) for one in self._models]
-        # LocalSGD takes the mean, as a plain step of SGD does; DiLoCo has the optimiser of `bench train`.
+        # LocalSGD takes the mean, as a plain step of SGD does; DiLoCo has the optimizer of `bench train`.
         self._outer: Final = (
             torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
             if technique.outer

@@ -26,9 +26,9 @@ class Technique:
     local_steps: int = 0
     """Steps that each rank takes alone between two averages; 0: gradients are summed in each step."""
     outer: bool = False
-    """Averages of what ranks have learnt go to an outer optimiser, as DiLoCo has it; PyTorch's alone."""
+    """Averages of what ranks have learnt go to an outer optimizer, as DiLoCo has it; PyTorch's alone."""
     momentum: bool = True
-    """The optimiser has momentum; a codec with momentum correction has it instead."""
+    """The optimizer has momentum; a codec with momentum correction has it instead."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Settings of the job."""
 

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Where the time of a round goes: sums up the timeline of each chunk on each link.
 
+    NETSTORM_TRACE=trace.json netstorm launch -n 4 -- python train.py
+    python benchmarks/studies/timeline.py trace.*.json
+
     netstorm bench wan NETWORK.yaml --systems netstorm-packing --trace trace.json
     python benchmarks/studies/timeline.py trace.json --network NETWORK.yaml
 
@@ -15,6 +18,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from netstorm.observe.trace import join_traces
 from netstorm.topology.networks.file import load_network
 from netstorm.topology.networks.network import Network, Rank
 
@@ -50,8 +55,14 @@ _HEADINGS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of one round, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="netstorm bench timeline", description="Where a round's time goes.")
-    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="of netstorm bench wan --trace")
+    parser = argparse.ArgumentParser(description="Where a round's time goes.")
+    parser.add_argument(
+        "traces",
+        type=Path,
+        nargs="+",
+        metavar="TRACE.json",
+        help="of a job's nodes (NETSTORM_TRACE), or the one of netstorm bench wan --trace",
+    )
     parser.add_argument("--network", type=Path, metavar="FILE", help="for the links' rates")
     parser.add_argument("--rates-scale", type=float, default=1.0, metavar="X", help="as in the benchmark")
     parser.add_argument("--round", type=int, metavar="N", help="which one; default the last")
@@ -59,15 +70,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--links", type=int, default=_TOP, metavar="N", help=f"how many links; default {_TOP}"
     )
     options = parser.parse_args(arguments)
-    events = json.loads(options.trace.read_text(encoding="utf-8"))["traceEvents"]
-    chunks = [event for event in events if event["ph"] == "X"]
+    chunks = [event for event in _events(options.traces) if event["ph"] == "X"]
     if not chunks:
-        print(f"error: {options.trace} has no chunks", file=sys.stderr)
+        print(f"error: no chunks in {', '.join(map(str, options.traces))}", file=sys.stderr)
         return 1
     number = max(event["args"]["round"] for event in chunks) if options.round is None else options.round
     network = None if options.network is None else load_network(options.network)
     show(chunks, number, Console(width=140), network=network, scale=options.rates_scale, most=options.links)
     return 0
+
+
+def _events(traces: Sequence[Path]) -> list[Event]:
+    if len(traces) == 1:
+        return list(json.loads(traces[0].read_text(encoding="utf-8"))["traceEvents"])
+    with tempfile.TemporaryDirectory() as folder:
+        joined = Path(folder, "joined.json")
+        join_traces(traces, joined)  # aligns the clocks of several machines
+        return _events([joined])
 
 
 def of_round(chunks: list[Event], number: int) -> tuple[float, float, dict[Link, list[Event]]]:

@@ -1,4 +1,4 @@
-"""Gloo, the CPU back end of PyTorch's `torch.distributed`: `all_reduce` in place over TCP."""
+"""Gloo, the CPU backend of PyTorch's `torch.distributed`: `all_reduce` in place over TCP."""
 
 from __future__ import annotations
 

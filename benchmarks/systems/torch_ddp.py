@@ -1,6 +1,6 @@
 """What PyTorch's users run: a model in `DistributedDataParallel`, over Gloo or over NetStorm.
 
-A round is one step of training without its optimiser: the gradients are reset, forward, backward; DDP's hooks
+A round is one step of training without its optimizer: the gradients are reset, forward, backward; DDP's hooks
 sum its buckets while backward goes on. The model's layers take so little computation that a step is as long
 as the sum. A layer's gradient is its input, so each rank's addends are the inputs of that step.
 """
@@ -36,7 +36,7 @@ _TIMEOUT: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchDDP:
-    """DDP over one back end, whose processes `job` starts."""
+    """DDP over one backend, whose processes `job` starts."""
 
     kind: str
     """`TORCH_GLOO` or `TORCH_NETSTORM`."""
@@ -90,7 +90,7 @@ def join_group(backend: str) -> None:
     import torch.distributed as dist  # noqa: PLC0415 - the driver has no use for PyTorch
 
     if backend == "netstorm":
-        import netstorm.frontends.torch  # noqa: F401, PLC0415 - registers the back end
+        import netstorm.frontends.torch  # noqa: F401, PLC0415 - registers the backend
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(os.environ["BENCHMARK_ADDRESS"])
     dist.init_process_group(backend, timeout=_TIMEOUT)
@@ -132,7 +132,7 @@ class _DDPNode:
         """Do nothing: writes are done when they return."""
 
     def allreduce(self) -> None:
-        """Take a step without an optimiser."""
+        """Take a step without an optimizer."""
         self._model.zero_grad()
         self._model(self._inputs).backward()
 

@@ -26,7 +26,7 @@ _LOWEST_PRIORITY = 19
 
 
 class Script:
-    """What a training script has: weights in a store with an optimiser, and gradients to push."""
+    """What a training script has: weights in a store with an optimizer, and gradients to push."""
 
     def __init__(self, store: str, *, size: int, keys: int, optimizer: str) -> None:
         self.store: Any = mx.kv.create(store)

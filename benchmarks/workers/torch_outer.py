@@ -36,7 +36,7 @@ class Setting:
         self.sync_every = sync_every
 
     def outer(self) -> Optimizer:
-        """Return DiLoCo's outer optimiser, with the values of its paper."""
+        """Return DiLoCo's outer optimizer, with the values of its paper."""
         return torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
 
 
@@ -51,7 +51,7 @@ class Exchange(Protocol):
         """Do what needs no time of the training, before some steps of it."""
 
     def after_step(self) -> None:
-        """Do what a step of the inner optimiser does not do by itself."""
+        """Do what a step of the inner optimizer does not do by itself."""
 
 
 class _Joined:
@@ -77,7 +77,7 @@ class DDP(_Joined):
 
 
 class OurDiLoCo(_Joined):
-    """NetStorm's class, on any back end."""
+    """NetStorm's class, on any backend."""
 
     def __init__(self, setting: Setting, backend: str) -> None:
         from netstorm.frontends.torch.local_updates import DiLoCo  # noqa: PLC0415 - only where it is used

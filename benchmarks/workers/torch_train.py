@@ -33,7 +33,7 @@ _LAST_STEP = 1_000_000
 
 
 class Training:
-    """A model, its optimiser, this rank's samples and the other ranks."""
+    """A model, its optimizer, this rank's samples and the other ranks."""
 
     def __init__(self, name: str, case: Case, shape: dict[str, Any]) -> None:
         torch.set_num_threads(1)

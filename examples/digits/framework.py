@@ -61,7 +61,7 @@ def create_store(name: str) -> Any:
 
 
 def check_optimizer(options: Options) -> None:
-    """Make the optimiser once on trial.
+    """Make the optimizer once on trial.
 
     Raises:
         ExampleError: MXNet has none of that name, or it takes other parameters.

@@ -69,7 +69,7 @@ class Options(TrainingOptions):
 
     @property
     def optimizer_params(self) -> dict[str, float]:
-        """What MXNet's optimiser is made with."""
+        """What MXNet's optimizer is made with."""
         sgd = self.optimizer == "sgd"
         params = {"learning_rate": self.lr or (0.05 if sgd else 0.003)}
         momentum = 0.9 if sgd and self.momentum is None else self.momentum
@@ -117,7 +117,7 @@ def add_training_options(parser: argparse.ArgumentParser, optimizers: str) -> No
     add("--batch-size", type=whole_number, default=16, help="samples in a batch of one rank")
     add("--optimizer", type=str.lower, default="sgd", metavar="NAME", help=optimizers)
     add("--lr", type=positive_number, help="learning rate; by default 0.05 for sgd and 0.003 for others")
-    add("--momentum", type=fraction, help="for optimisers that have one; by default 0.9 for sgd")
+    add("--momentum", type=fraction, help="for optimizers that have one; by default 0.9 for sgd")
     add("--seed", type=int, default=1, help="of initial weights, order of the samples and dropout")
     add(
         "--save",
@@ -137,7 +137,7 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
     add("--kv-store", choices=STORES, default=STORES[0], help="what mx.kv.create is asked for")
-    add("--update-on-kvstore", choices=("yes", "no", "auto"), default="auto", help="where the optimiser runs")
+    add("--update-on-kvstore", choices=("yes", "no", "auto"), default="auto", help="where the optimizer runs")
     add("--model", choices=MODELS, default="cnn", help="all but cnn are from MXNet's model zoo")
     add(
         "--image-size",

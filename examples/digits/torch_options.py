@@ -1,4 +1,4 @@
-"""The command line of `torch_digits.py`, and the optimiser that it names."""
+"""The command line of `torch_digits.py`, and the optimizer that it names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> TorchOpti
 
 
 def optimizer_of(options: TorchOptions, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimiser."""
+    """Return the optimizer."""
     sgd = options.optimizer == "sgd"
     given: dict[str, Any] = {"lr": options.lr or (0.05 if sgd else 0.003)}
     momentum = 0.9 if sgd and options.momentum is None else options.momentum

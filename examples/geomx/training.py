@@ -61,7 +61,7 @@ def run(
     Args:
         given: what the parser has returned.
         make_store: returns the KVStore.
-        make_optimizer: returns the optimiser, given a learning rate.
+        make_optimizer: returns the optimizer, given a learning rate.
         summed_over: returns over how many nodes the store sums gradients.
         steps: yields once for each step of an epoch, given the store and the usual number.
     """

@@ -2,7 +2,7 @@
 
 A tree is made of dictionaries, lists, tuples, numbers, texts, bytes, None and tensors. It becomes
 MessagePack, with a number in the place of each tensor, so that reading it never runs code. Pickle would; and
-a format of tensors alone, such as safetensors, has no place for an optimiser's other values.
+a format of tensors alone, such as safetensors, has no place for an optimizer's other values.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def bench(
         list[str] | None, typer.Argument(metavar="NAME [OPTIONS]", help="wan, loopback, train, ...")
     ] = None,
 ) -> None:
-    """Run a benchmark of a checkout; `netstorm bench --help` lists those that there are.
+    """Run a benchmark of a checkout. Without a name, or with --help, its benchmarks are listed.
 
     \b
       netstorm bench wan examples/networks/internet2.yaml --systems mxnet-star-best,gloo,netstorm-packing

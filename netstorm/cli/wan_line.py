@@ -14,5 +14,5 @@ def wan_line(wan: Wan) -> str:
     """Return what a reader of results must know of the network they were made in."""
     return (
         f"an emulated network of {wan.network.size} nodes and {len(wan.network.links)} links; "
-        f"back end: {wan.backend_why}; congestion control: {wan.congestion}"
+        f"backend: {wan.backend_why}; congestion control: {wan.congestion}"
     )

@@ -48,7 +48,7 @@ class TopK:
             ratio: share of its values that a rank sends.
             kept: how many elements the result keeps, as a multiple of what a rank has sent on the average; 0:
                 all. Without a limit results of many ranks have many times the elements.
-            momentum: factor of momentum correction; the optimiser must have none then. 0: off.
+            momentum: factor of momentum correction; the optimizer must have none then. 0: off.
             clip: largest norm of a rank's gradient of a tensor, times the square root of the number of ranks;
                 0: any.
             warmup: gradients after which `ratio` is reached, from a quarter on, by equal factors.

@@ -1,4 +1,4 @@
-"""Builds an emulated network: namespaces, addresses, links by one of the back ends, routes, hosts files."""
+"""Builds an emulated network: namespaces, addresses, links by one of the backends, routes, hosts files."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def build(layout: Layout, *, backend: str, congestion: str) -> tuple[Links, str,
     If it fails, the caller removes what was built so far, by its names.
 
     Returns:
-        The links; why this back end, as text; how the congestion control is set: "sysctl" or "routes".
+        The links; why this backend, as text; how the congestion control is set: "sysctl" or "routes".
 
     Raises:
-        UsageError: the kernel refuses a command, or lacks the back end or congestion control.
+        UsageError: the kernel refuses a command, or lacks the backend or congestion control.
     """
     available = available_congestion_controls()
     if available and congestion not in available:

@@ -76,7 +76,7 @@ class Wan:
         self.backend: Final = str(entry["backend"])
         """"netem" or "relay"."""
         self.backend_why: Final = str(entry["backend_why"])
-        """Why this back end, as text."""
+        """Why this backend, as text."""
         self.congestion: Final = str(entry["congestion"])
         """The congestion control of every namespace."""
         self.pid: Final = int(entry["pid"])
@@ -108,10 +108,10 @@ class Wan:
 
         Raises:
             UnmetRequirements: says what is missing, and how to get it.
-            UsageError: the name is taken, or the kernel lacks the back end or congestion control.
+            UsageError: the name is taken, or the kernel lacks the backend or congestion control.
         """
         if backend not in BACKENDS:
-            raise UsageError(f"back end {backend!r}: expected one of {', '.join(BACKENDS)}")
+            raise UsageError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
         check_requirements()
         layout = Layout(name=checked_name(name or _free_name()), network=network)
         order: Order = {
@@ -195,7 +195,7 @@ class Wan:
         self._ask(do="start")
 
     def report(self) -> NetworkReport:
-        """Return the state of the network, for JSON: back end, congestion control, relays, links."""
+        """Return the state of the network, for JSON: backend, congestion control, relays, links."""
         return cast("NetworkReport", self._ask(do="status"))
 
     def status(self) -> tuple[LinkStatus, ...]:

@@ -30,7 +30,7 @@ def test_up_exec_set_status_and_down(file):
     up = netstorm("wan", "up", file, "--name", "cmd")
     try:
         assert up.returncode == 0, up.stderr
-        assert "cmd is up: 3 nodes, 4 links; back end: " in up.stdout
+        assert "cmd is up: 3 nodes, 4 links; backend: " in up.stdout
         code = netstorm("wan", "exec", "--name", "cmd", "1", "--", "sh", "-c", "ip -o -4 addr; exit 7")
         assert code.returncode == 7
         assert "10.78.0.2/32" in code.stdout

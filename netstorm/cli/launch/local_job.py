@@ -113,10 +113,9 @@ def local_job(
         size: number of nodes.
         command, folder: each node's words, and its working directory.
         environment: as `users_environment` returns it.
-        port: the scheduler's; 0: any free port.
+        scheduler_host, port: the scheduler's; 0: any free port.
         sites: of each rank.
         ready_file: the scheduler writes its address to this file; None: it runs already, none is started.
-        scheduler_host: its host.
         torch_port: returns a free port of this machine, for PyTorch's rank 0.
 
     Raises:
@@ -138,6 +137,7 @@ def local_job(
                     site=sites[rank],
                     place=place,
                     master=master,
+                    common=environment,
                 ),
             )
             for rank, place in enumerate(places([_LOOPBACK] * size))

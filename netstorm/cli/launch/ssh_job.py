@@ -150,6 +150,7 @@ def _variables(
             site=placement.site,
             place=place,
             master=master,
+            common=common,
         )
         yield placement, own
 

@@ -25,7 +25,7 @@ def up_text(wan: Wan) -> str:
     """Return the state of a network that has come up, and what to do with it."""
     network = wan.network
     return (
-        f"{wan.name} is up: {network.size} nodes, {len(network.links)} links; back end: {wan.backend_why}; "
+        f"{wan.name} is up: {network.size} nodes, {len(network.links)} links; backend: {wan.backend_why}; "
         f"congestion control: {wan.congestion}\n"
         f"r0 is {wan.address(0)}, in the namespace {wan.namespace(0)}; run something there: "
         f"netstorm wan exec --name {wan.name} 0 -- COMMAND"
@@ -36,7 +36,7 @@ def status_text(wan: Wan, report: NetworkReport) -> str:
     """Return a table of all links."""
     cpu = ", ".join(f"{relay['cpu_s']:.1f} s of CPU (process {relay['pid']})" for relay in report["relays"])
     made_by = (
-        f"{wan.name}: back end {report['backend']} ({report['backend_why']}), "
+        f"{wan.name}: backend {report['backend']} ({report['backend_why']}), "
         f"congestion control {report['congestion']} (pinned by {report['pinned_by']})"
     )
     head = (
@@ -78,7 +78,7 @@ def check_summary(report: NetworkReport, rows: Sequence[LinkCheck]) -> str:
     return (
         f"worst rate {rate.rate_error:+.1%} (allowed {rate.allowed:.0%}), worst round trip "
         f"{trip.round_trip_error * 1e3:+.2f} ms (allowed 1 ms); {wrong} of {len(rows)} out of tolerance\n"
-        f"back end: {report['backend_why']}; congestion control: {report['congestion']}; "
+        f"backend: {report['backend_why']}; congestion control: {report['congestion']}; "
         f"relays used up to {max(row.relay_cpu for row in rows):.0%} of a core"
     )
 

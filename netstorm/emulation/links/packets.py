@@ -16,7 +16,7 @@ __all__ = ["FRAME_BYTES", "HEADER_BYTES", "LARGEST", "destination", "measure", "
 HEADER_BYTES: Final = 10
 """virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset."""
 FRAME_BYTES: Final = 14
-"""Counted with each packet, as tc counts on Ethernet: so that a rate means the same in both back ends."""
+"""Counted with each packet, as tc counts on Ethernet: so that a rate means the same in both backends."""
 LARGEST: Final = HEADER_BYTES + 65535
 
 _HEADER: Final = struct.Struct("=BBHHHH")

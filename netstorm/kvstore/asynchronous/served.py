@@ -95,7 +95,7 @@ class Served:
             return None
         return Disagreement(
             f"key {self.key.name!r}: rank {rank} pushes for {push.rule!r}, and rank {owner}, an owner of it, "
-            f"updates with {self.store.rule!r}: every rank must use the same optimiser and hyper-parameters"
+            f"updates with {self.store.rule!r}: every rank must use the same optimizer and hyper-parameters"
         )
 
     def _find_chunks(self) -> None:

@@ -52,7 +52,7 @@ class RuleConflict:
             )
         return (
             f"rank {self.first_rank} updates with {self.first_rule or 'no rule'!r}, rank {self.rank} with "
-            f"{self.rule or 'no rule'!r}: every rank must use the same optimiser and hyper-parameters, and "
+            f"{self.rule or 'no rule'!r}: every rank must use the same optimizer and hyper-parameters, and "
             "push the same kind of arrays"
         )
 

@@ -1,4 +1,4 @@
-"""Comparing replicas: whether all ranks still hold the same values, which an optimiser could make differ."""
+"""Comparing replicas: whether all ranks still hold the same values, which an optimizer could make differ."""
 
 from __future__ import annotations
 

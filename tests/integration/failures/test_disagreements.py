@@ -31,7 +31,7 @@ ONE_RANK_DIFFERS = {
     "optimiser": (
         "kv.set_optimizer(mx.optimizer.create('adam' if odd else 'sgd'))",
         "Disagreement",
-        ["with 'Adam#", "with 'SGD#", "the same optimiser", "of key 'k':"],
+        ["with 'Adam#", "with 'SGD#", "the same optimizer", "of key 'k':"],
     ),
     "learning rate": (
         "sgd = mx.optimizer.SGD(); kv.set_optimizer(sgd); step(); sgd.set_learning_rate(0.2 if odd else 0.1)",
@@ -41,7 +41,7 @@ ONE_RANK_DIFFERS = {
     "a hyper-parameter": (
         "kv.set_optimizer(mx.optimizer.SGD(momentum=0.9 if odd else 0.8))",
         "Disagreement",
-        ["updates with 'SGD#", "the same optimiser and hyper-parameters"],
+        ["updates with 'SGD#", "the same optimizer and hyper-parameters"],
     ),
     "an optimiser on some ranks only": (
         "kv.set_optimizer(mx.optimizer.SGD()) if not odd else None",

@@ -5,7 +5,7 @@ waits behind the I/O thread and the engine's threads to get the lock back. None 
 read a property of an array, or queue an operation on the engine. So here they keep the lock, and a push takes
 as long as it computes.
 
-In an optimiser MXNet's own code makes such calls. There it gets functions that keep the lock: those that read
+In an optimizer MXNet's own code makes such calls. There it gets functions that keep the lock: those that read
 a property always, the one that queues an operation only within `KeepingLock`.
 """
 

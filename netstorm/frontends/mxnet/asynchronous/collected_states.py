@@ -1,4 +1,4 @@
-"""The states of an asynchronous store's optimiser, joined from what their owners sent, to be saved."""
+"""The states of an asynchronous store's optimizer, joined from what their owners sent, to be saved."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ def compensated_update(
         key: the user's.
         weight: is updated.
         gradient: of one rank, dense or row-sparse.
-        state: what the optimiser's `create_state_multi_precision` has returned: the momentum and the previous
+        state: what the optimizer's `create_state_multi_precision` has returned: the momentum and the previous
             weight, with a float32 copy of a float16 weight before them if there is one. The previous weight
             becomes `base`.
         base: the weight that the gradient was computed on.
     """
     rule = cast("Any", optimizer)
-    rule._update_count(key)  # noqa: SLF001 -- the interface that MXNet's own optimisers use
+    rule._update_count(key)  # noqa: SLF001 -- the interface that MXNet's own optimizers use
     rate, decay = rule._get_lr(key), rule._get_wd(key)  # noqa: SLF001
     target, states = weight, cast("Any", state)
     if rule.multi_precision and weight.dtype == np.float16:

@@ -1,6 +1,6 @@
-"""The update rule of a rank that owns blocks: MXNet's optimiser, applied to one block at a time.
+"""The update rule of a rank that owns blocks: MXNet's optimizer, applied to one block at a time.
 
-It uses a copy of the script's optimiser. The script may set its own to another learning rate at any time,
+It uses a copy of the script's optimizer. The script may set its own to another learning rate at any time,
 while a gradient belongs to the rate of the rank that pushed it. So what scripts change between steps
 (learning rate, gradient scale) is sent with each push, and the rest is compared.
 """
@@ -44,7 +44,7 @@ _BY_ELEMENT: Final = frozenset(
         "Adamax",
     )
 )
-"""Optimisers that treat each element alone, so that a key may be updated in parts. LARS, LBSGD and LAMB take
+"""Optimizers that treat each element alone, so that a key may be updated in parts. LARS, LBSGD and LAMB take
 norms, GroupAdaGrad needs whole rows, and Nadam counts the updates of all keys. What a user's own class does
 is not known.
 """
@@ -85,7 +85,7 @@ class OwnedRule:
         self.fingerprint: Final = rule.fixed_fingerprint.removesuffix(origin)
         self._updater: Final = rule.updater
         self._script: Final = rule.optimizer
-        """The script's optimiser; None: the rule is a function."""
+        """The script's optimizer; None: the rule is a function."""
         self.whole: Final = type(self._script) not in _BY_ELEMENT
         self.compensates: Final = type(self._script) is mx.optimizer.DCASGD
         self._own: Final = None if self._script is None else _copy(self._script)
@@ -133,7 +133,7 @@ class OwnedRule:
     def _prepare(
         self, own: mx.optimizer.Optimizer, place: BlockPlace, stored: NDArray, live: tuple[float, ...]
     ) -> object:
-        """Set the optimiser to what the pushing rank had set; return the block's state."""
+        """Set the optimizer to what the pushing rank had set; return the block's state."""
         if len(live) != len(_LIVE):
             raise UsageError(f"a push of {place.key!r} came with {live}; expected {' and '.join(_LIVE)}")
         for name, value in zip(_LIVE, live, strict=True):
@@ -207,7 +207,7 @@ class OwnedRule:
         return found
 
     def _state(self, own: mx.optimizer.Optimizer, place: BlockPlace, stored: NDArray) -> object:
-        """Return a block's state, and have the optimiser count this block's updates from here on."""
+        """Return a block's state, and have the optimizer count this block's updates from here on."""
         key, block = place.key, place.block
         self._counts_of(own, block)
         own._set_current_context(block)
@@ -226,7 +226,7 @@ class OwnedRule:
 def with_counts(
     optimizer: mx.optimizer.Optimizer, counts: dict[int | str, int], all_updates: int
 ) -> mx.optimizer.Optimizer:
-    """Return a copy of an optimiser with other counts of updates, by key, for a file in MXNet's format."""
+    """Return a copy of an optimizer with other counts of updates, by key, for a file in MXNet's format."""
     own = _copy(optimizer)
     own._index_update_count.update(counts)
     own.num_update = all_updates
@@ -234,7 +234,7 @@ def with_counts(
 
 
 def _copy(optimizer: mx.optimizer.Optimizer) -> mx.optimizer.Optimizer:
-    """Return a copy of an optimiser that has counts of its own."""
+    """Return a copy of an optimizer that has counts of its own."""
     own = copy.copy(optimizer)
     for name, value in vars(optimizer).items():
         if isinstance(value, dict) and name not in _SHARED:

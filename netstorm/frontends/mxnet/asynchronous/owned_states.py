@@ -1,8 +1,8 @@
-"""An optimiser's state of a key that several ranks own blocks of: divided, sent, and joined.
+"""An optimizer's state of a key that several ranks own blocks of: divided, sent, and joined.
 
 A state is what `create_state` of an `mx.optimizer.Optimizer` returns: an array, nothing, a number, or a tuple
 of these. Arrays that have a value for each element of the key are divided as the key is. Other states belong
-to an optimiser that needs whole tensors, whose keys have one owner each. Numbers and arrays are sent as
+to an optimizer that needs whole tensors, whose keys have one owner each. Numbers and arrays are sent as
 MessagePack; nothing is pickled.
 """
 
@@ -41,7 +41,7 @@ _State: TypeAlias = _Array | _Several | bool | int | float | None
 
 
 class BlockState(msgspec.Struct):
-    """The optimiser's state of one block, and its counts of updates."""
+    """The optimizer's state of one block, and its counts of updates."""
 
     state: _State
     begun: bool
@@ -49,11 +49,11 @@ class BlockState(msgspec.Struct):
     updates: int
     """Of this block."""
     all_updates: int
-    """The most of any key, as the optimiser counts; a learning rate scheduler depends on it."""
+    """The most of any key, as the optimizer counts; a learning rate scheduler depends on it."""
 
     @classmethod
     def of(cls, state: object, *, begun: bool, updates: int, all_updates: int) -> BlockState:
-        """Describe an optimiser's state; waits until it has been computed."""
+        """Describe an optimizer's state; waits until it has been computed."""
         return cls(_plain(state), begun, updates, all_updates)
 
 
@@ -87,7 +87,7 @@ def decode(data: bytes) -> BlockState:
 
 
 def problem_of(state: _State, expected: object) -> str:
-    """Return how a state differs in its form from one that the optimiser makes, for a person; empty: not at
+    """Return how a state differs in its form from one that the optimizer makes, for a person; empty: not at
     all.
     """
     if isinstance(expected, (list, tuple)):

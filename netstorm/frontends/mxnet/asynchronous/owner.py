@@ -1,7 +1,7 @@
 """The blocks that this rank owns, in MXNet's arrays, and the thread that applies pushes to them.
 
-An optimiser is Python code that queues operations on MXNet's engine, and some optimisers wait for values.
-Other ranks' gradients must not block the script's thread, nor an optimiser the I/O thread. So updates have a
+An optimizer is Python code that queues operations on MXNet's engine, and some optimizers wait for values.
+Other ranks' gradients must not block the script's thread, nor an optimizer the I/O thread. So updates have a
 thread of their own. When a rank pulls a value, the engine makes a copy behind the updates that belong in it.
 """
 
@@ -203,7 +203,7 @@ class _BlockStore:
             self._pulled[block, rank] = value
 
     def states(self, block: int, done: Callable[[bytes], None]) -> None:
-        """Have the owner's thread encode the optimiser's state of a block."""
+        """Have the owner's thread encode the optimizer's state of a block."""
 
         def encode() -> None:
             state = self._owner.rule.encoded_state(self._place(block), self._blocks[block])
@@ -212,7 +212,7 @@ class _BlockStore:
         self._owner.call(encode)
 
     def check(self, block: int, states: bytes, done: Callable[[str], None]) -> None:
-        """Have the owner's thread compare a state with one that the optimiser makes."""
+        """Have the owner's thread compare a state with one that the optimizer makes."""
 
         def compare() -> None:
             assert self._initial is not None

@@ -38,7 +38,7 @@ __all__ = ["AsynchronousKVStore", "create_asynchronous"]
 
 _TYPE: Final = "dist_async_netstorm"
 
-_NO_OPTIMISER: Final = (
+_NO_OPTIMIZER: Final = (
     "{what} to an asynchronous store without an optimizer: the owners of a key must know what to do with a "
     "gradient; call set_optimizer first (gluon.Trainer and Module do, with update_on_kvstore)"
 )
@@ -66,7 +66,7 @@ class InStepKVStore(NetStormKVStore):
 
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         if self._rule is None:
-            raise UsageError(_NO_OPTIMISER.format(what="push"))
+            raise UsageError(_NO_OPTIMIZER.format(what="push"))
         super()._push_and_update(pushed, priority)
 
 
@@ -233,14 +233,14 @@ class AsynchronousKVStore(ElasticOwnersStore):
         self._updater = rule.updater
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Collect the optimiser's states from their owners, and write them to a file.
+        """Collect the optimizer's states from their owners, and write them to a file.
 
         One rank may call this alone. It waits for the states, which have all pushes of this rank. The file is
         like those of `NetStormKVStore.save_optimizer_states`, and either kind of store reads it. With
-        `dump_optimizer` it has the optimiser, too, with its counts of updates.
+        `dump_optimizer` it has the optimizer, too, with its counts of updates.
 
         Raises:
-            UsageError: no optimiser has been set.
+            UsageError: no optimizer has been set.
         """
         self._check()
         optimizer = None if self._rule is None else self._rule.optimizer
@@ -255,7 +255,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
         of its blocks. Every rank must call it, and waits for the others.
 
         Raises:
-            UsageError: the file is damaged; or no optimiser has been set.
+            UsageError: the file is damaged; or no optimizer has been set.
             OSError: it cannot be read.
         """
         self._check()
@@ -300,7 +300,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
         push_async(start, reads=applied, writes=(self._clocks_gate.array,), name="netstorm_clock")
 
     def _collect_states(self, owner: Owner) -> CollectedStates:
-        """Return the optimiser's states of all keys, with all pushes of this rank."""
+        """Return the optimizer's states of all keys, with all pushes of this rank."""
         asked = [(entry, *entry.pull_states(owner)) for entry in self._all()]
         collected = CollectedStates()
         for entry, array, found in asked:
@@ -328,7 +328,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
     def _push_and_update(self, pushed: Given, priority: int) -> None:
         owner = self._owner
         if owner is None:
-            raise UsageError(_NO_OPTIMISER.format(what="push"))
+            raise UsageError(_NO_OPTIMIZER.format(what="push"))
         self._checkpoints.pushed()
         compression = self._compression
         if compression is not None:

@@ -1,1 +1,1 @@
-"""Checkpoints of a store: its values, its optimiser's states, and how a new job takes them over."""
+"""Checkpoints of a store: its values, its optimizer's states, and how a new job takes them over."""

@@ -97,7 +97,7 @@ class KeptState:
             token: names it; all ranks that take it over have the same.
             rounds: the number of each key's last round, by name.
             residuals: what gradient compression has kept, by key.
-            with_states: whether the optimiser gets its states.
+            with_states: whether the optimizer gets its states.
             partial: the store may have keys that are not here.
 
         Raises:
@@ -173,7 +173,7 @@ class KeptState:
             self._unused.discard(key)
 
     def restore_rule(self, rule: UpdateRule) -> None:
-        """Give a store's optimiser its states and counts; once."""
+        """Give a store's optimizer its states and counts; once."""
         values, self._optimizer = self._optimizer, None
         if values is None:
             return

@@ -1,7 +1,7 @@
-"""What an optimiser keeps between updates besides its states, as plain values: counts, rates, a schedule.
+"""What an optimizer keeps between updates besides its states, as plain values: counts, rates, a schedule.
 
-Checkpoints hold these instead of a pickle of the optimiser: reading one runs no code. A new job makes its
-optimiser by its own script, and then takes these values over.
+Checkpoints hold these instead of a pickle of the optimizer: reading one runs no code. A new job makes its
+optimizer by its own script, and then takes these values over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def restore_optimizer_values(optimizer: mx.optimizer.Optimizer, values: object) 
     """Set what `optimizer_values` has returned; nothing is set if the classes differ.
 
     Raises:
-        CheckpointError: the optimiser or its schedule is of another class.
+        CheckpointError: the optimizer or its schedule is of another class.
     """
     if not isinstance(values, dict):
         raise CheckpointError("the checkpoint has no values of an optimizer")

@@ -67,7 +67,7 @@ class StoreCheckpoints:
         Args:
             runtime: of this process.
             namespace: the store's.
-            optimizers_differ: each rank's optimiser has states of its own, which it keeps for itself.
+            optimizers_differ: each rank's optimizer has states of its own, which it keeps for itself.
         """
         self._runtime: Final = runtime
         self._optimizers_differ: Final = optimizers_differ
@@ -187,7 +187,7 @@ class StoreCheckpoints:
         return self._kept.initial_value(user_key, given)
 
     def take_over(self, kept: KeptState, rounds: Mapping[str, int]) -> None:
-        """Give later keys and the optimiser what other ranks of the job have; this node has joined later.
+        """Give later keys and the optimizer what other ranks of the job have; this node has joined later.
 
         Args:
             kept: their state.
@@ -222,7 +222,7 @@ class StoreCheckpoints:
             parameter.set_data(value)
 
     def optimizer_set(self, rule: UpdateRule) -> None:
-        """Restore the states of a store's first optimiser after a checkpoint was loaded."""
+        """Restore the states of a store's first optimizer after a checkpoint was loaded."""
         if self._kept is not None:
             self._kept.restore_rule(rule)
 

@@ -41,7 +41,7 @@ class Group(NamedTuple):
     """Arrays that are copied together."""
 
     arrays: Sequence[NDArray]
-    """On the host. Those of staging buffers, and states of optimisers."""
+    """On the host. Those of staging buffers, and states of optimizers."""
     settling: Sequence[NDArray] = ()
     """Those of them that another thread's operations change; these are queued when the first is ready."""
     values: Sequence[Later] = ()

@@ -146,7 +146,7 @@ class ElasticJob:
         return True
 
     def optimizer_set(self, rule: UpdateRule) -> None:
-        """Give a newcomer's optimiser the scale of gradients that the others have, so that all stay equal."""
+        """Give a newcomer's optimizer the scale of gradients that the others have, so that all stay equal."""
         state = self.joined_with
         if state is not None and state.rescale_grad is not None and rule.optimizer is not None:
             rule.optimizer.rescale_grad = state.rescale_grad
@@ -201,7 +201,7 @@ class ElasticJob:
 
     def begin_period(self, entries: Callable[[], Sequence[ElasticEntry]], rule: UpdateRule | None) -> None:
         """Begin a step before which all ranks have had the same values, of a store in which they have not
-        always: it counts periods in place of steps. Optimisers of ranks have states of their own, so a
+        always: it counts periods in place of steps. Optimizers of ranks have states of their own, so a
         newcomer takes what one rank offers. A newcomer's first period is one that the others have begun.
 
         Raises:

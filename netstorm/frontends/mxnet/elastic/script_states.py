@@ -86,7 +86,7 @@ def _with_arrays(tree: object) -> object:
 def trainer_state(trainer: mx.gluon.Trainer) -> tuple[Get, Set]:
     """Return the functions for a Trainer that updates the weights itself (`update_on_kvstore=False`).
 
-    Its weights, the states of its updater and its optimiser's counts and rates travel; not the running
+    Its weights, the states of its updater and its optimizer's counts and rates travel; not the running
     statistics of a batch normalisation, which are each rank's own.
     """
 

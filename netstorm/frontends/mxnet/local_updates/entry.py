@@ -55,7 +55,7 @@ class DueAverage:
     sites: Sites
     """Of the job."""
     rule: str
-    """Of the schedule, the codec and the optimiser; ranks must agree."""
+    """Of the schedule, the codec and the optimizer; ranks must agree."""
     hierarchical: bool
     """An average of all is formed within sites first, and crosses the WAN once a site."""
     is_newcomer: bool = False

@@ -30,7 +30,7 @@ class Schedule(Protocol):
         """How many averages steps have been followed by, of a site or of all."""
 
     def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimiser, and return what follows it.
+        """Begin a step of the optimizer, and return what follows it.
 
         Args:
             hurries: an average of all follows in any case. Those of the site that would have come before it
@@ -62,7 +62,7 @@ class Periodic:
         return self._steps // self._k1
 
     def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimiser, and return what follows it."""
+        """Begin a step of the optimizer, and return what follows it."""
         period = self._k1 * self._k2
         self._steps += period - self._steps % period if hurries else 1
         if self._steps % self._k1:
@@ -100,7 +100,7 @@ class Paced:
         return self._averages
 
     def next_step(self, *, hurries: bool = False) -> Average:
-        """Begin a step of the optimiser, and return what follows it. May wait for the pacer."""
+        """Begin a step of the optimizer, and return what follows it. May wait for the pacer."""
         self._done += 1
         if not hurries and self._done < self._pacer.steps():
             return Average.NONE

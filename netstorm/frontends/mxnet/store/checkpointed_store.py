@@ -1,4 +1,4 @@
-"""The part of a store that has keys and an optimiser, and saves both in checkpoints."""
+"""The part of a store that has keys and an optimizer, and saves both in checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CheckpointedStore(JobMember):
         keep: int | None = None,
         timeout_s: float = 600.0,
     ) -> Saving:
-        """Begin to write all values, optimiser states and counts, and return while a thread writes them.
+        """Begin to write all values, optimizer states and counts, and return while a thread writes them.
 
         Every rank calls this, after the same pushes. It waits for those, copies its share, 1/N of the bytes,
         and sends a small message. The checkpoint, `path/step-000123/`, is complete when its manifest is

@@ -71,7 +71,7 @@ class Entry:
         self.key: Final = key
         self.user_key: Final = user_key
         self.tensor_name = key.name
-        """Of the parameter that the key holds, if the optimiser knows it: what rules of compression name."""
+        """Of the parameter that the key holds, if the optimizer knows it: what rules of compression name."""
         self.last: Final = LastArrays()
         """Their arrays are dense."""
         self.skipped: NDArray | None = None

@@ -57,7 +57,7 @@ class JobMember(mx.kvstore.KVStore):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Return whether the store can run the optimiser: it can.
+        """Return whether the store can run the optimizer: it can.
 
         Raises:
             UsageError: another capability; a ValueError, as MXNet's own error is.

@@ -63,7 +63,7 @@ class RowEntry:
         self._merged: NDArray | None = None
         """The sum of the last push, for an updater."""
         self._full = True
-        """The value has all rows, as optimisers want it."""
+        """The value has all rows, as optimizers want it."""
         self._rounds_before = 0
         """See `Entry`."""
 
@@ -144,7 +144,7 @@ class RowEntry:
         self._rounds.sum(source, target, priority=priority, rule=fingerprint, follow=self._follow)
 
     def update(self, rule: UpdateRule) -> None:
-        """Update the value with the sum of the last push. A lazy optimiser updates only the sum's rows."""
+        """Update the value with the sum of the last push. A lazy optimizer updates only the sum's rows."""
         assert self._merged is not None
         if not self._full:
             self._rounds.fill(self._stored)
@@ -163,7 +163,7 @@ class RowEntry:
             self._rounds.compare(self._stored)
 
     def wait_for_updates(self) -> None:
-        """Do nothing: the script's thread queues updates of rows, so the optimiser's state is known."""
+        """Do nothing: the script's thread queues updates of rows, so the optimizer's state is known."""
 
     def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
         """Take over what a checkpoint has: the value (None: leave it), and the number of the last round."""

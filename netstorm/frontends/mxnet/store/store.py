@@ -34,7 +34,7 @@ __all__ = ["NetStormKVStore"]
 class NetStormKVStore(ElasticStore):
     """A distributed, synchronous key-value store of general nodes.
 
-    Every rank keeps a replica of every value and runs the optimiser on it, so all ranks hold the same bytes.
+    Every rank keeps a replica of every value and runs the optimizer on it, so all ranks hold the same bytes.
     Every error of `netstorm.errors` that a method raises is also an `mx.MXNetError`. A script may catch a
     misuse (`UsageError`) and go on with the store.
     """
@@ -217,7 +217,7 @@ class NetStormKVStore(ElasticStore):
         Args:
             compression_params: `type`, and the parameters of that codec, as in {'type': '2bit',
                 'threshold': 0.5}; or a codec for each pattern of names, as in {'*bias': 'none', '*': 'int8'}.
-                Names are those of parameters, if the optimiser that the store has been given knows them,
+                Names are those of parameters, if the optimizer that the store has been given knows them,
                 else the keys.
 
         Raises:
@@ -232,13 +232,13 @@ class NetStormKVStore(ElasticStore):
         describe_compression(self._runtime, self._compression.description)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimiser's states, the same on all ranks, to a file; ranks may name the same file.
+        """Write the optimizer's states, the same on all ranks, to a file; ranks may name the same file.
 
-        With `dump_optimizer` the file has the optimiser, too, with its counts of updates. Without these Adam
+        With `dump_optimizer` the file has the optimizer, too, with its counts of updates. Without these Adam
         starts its bias correction again.
 
         Raises:
-            UsageError: no optimiser has been set.
+            UsageError: no optimizer has been set.
         """
         if self._rule is None or self._rule.of_states is None:
             raise UsageError(
@@ -251,7 +251,7 @@ class NetStormKVStore(ElasticStore):
         """Read what `save_optimizer_states` wrote, in a job of however many nodes; every rank must.
 
         Raises:
-            UsageError: the file is damaged; or no optimiser has been set.
+            UsageError: the file is damaged; or no optimizer has been set.
             OSError: it cannot be read.
         """
         if self._rule is None or self._rule.of_states is None:
@@ -301,7 +301,7 @@ class NetStormKVStore(ElasticStore):
                 check_dense(values, entry.key, "push under gradient compression")
 
     def _tensor_name(self, user_key: int | str) -> str:
-        """Return the name of the parameter that a key holds, as the optimiser knows it; else the key."""
+        """Return the name of the parameter that a key holds, as the optimizer knows it; else the key."""
         optimizer = None if self._rule is None else self._rule.optimizer
         parameter = getattr(optimizer, "param_dict", {}).get(user_key)
         if parameter is not None:

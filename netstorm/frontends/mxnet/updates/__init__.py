@@ -1,1 +1,1 @@
-"""What a rank does with a sum: optimisers, deferred updates, and their states."""
+"""What a rank does with a sum: optimizers, deferred updates, and their states."""

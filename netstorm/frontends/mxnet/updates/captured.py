@@ -1,8 +1,8 @@
-"""An optimiser's update in two halves: reading the optimiser now, and queueing the operations later.
+"""An optimizer's update in two halves: reading the optimizer now, and queueing the operations later.
 
 On the script's thread we count the update, read the learning rate and the weight decay, and check whether a
 hyper-parameter has changed since the last update: 2 us. Queueing the operations takes twenty times as long.
-Another thread does that, with a copy of the optimiser that has the values that were read. So a learning rate
+Another thread does that, with a copy of the optimizer that has the values that were read. So a learning rate
 that is changed after a push counts from the next push on, as if the update had been queued at once.
 """
 
@@ -18,7 +18,7 @@ from netstorm.frontends.mxnet.compat import mx
 __all__ = ["CapturedUpdate", "UpdateCapture", "can_be_captured"]
 
 _WAITS_OR_KEEPS: Final = ("LARS", "LBSGD", "DCASGD", "Nadam", "SGLD", "Test")
-"""Optimisers whose update waits for a value (the first three), changes the optimiser, draws random numbers
+"""Optimizers whose update waits for a value (the first three), changes the optimizer, draws random numbers
 or is not counted."""
 
 _TYPES: Final = frozenset(
@@ -48,12 +48,12 @@ _READ_BY_METHODS: Final = frozenset(
 
 
 def can_be_captured(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether an optimiser's update may be queued later, by another thread."""
+    """Return whether an optimizer's update may be queued later, by another thread."""
     return type(optimizer) in _TYPES
 
 
 class CapturedUpdate(NamedTuple):
-    """One update of one key: the copy of the optimiser that makes it, and the values that it uses."""
+    """One update of one key: the copy of the optimizer that makes it, and the values that it uses."""
 
     optimizer_copy: _OptimizerCopy
     key: int | str
@@ -71,7 +71,7 @@ class CapturedUpdate(NamedTuple):
 
 
 class UpdateCapture:
-    """Captures the updates of one optimiser, on the script's thread."""
+    """Captures the updates of one optimizer, on the script's thread."""
 
     __slots__ = ("_copy", "_last_values", "_names", "_others", "_read", "optimizer")
 

@@ -2,7 +2,7 @@
 
 The script's thread queues one operation, *the round*. It holds the array of the sum and the stored value from
 when the gradient is there until the value has been updated, so whoever reads the value waits for the update.
-When the sum has arrived, the other thread queues the optimiser's operations on aliases of the two arrays (the
+When the sum has arrived, the other thread queues the optimizer's operations on aliases of the two arrays (the
 same memory under other variables), which no one else uses while the round holds them. Behind them it queues
 one operation that ends the rounds of all sums that came together. The rounds of one key follow one another,
 and so do its updates; those of different keys come in the order of their sums.
@@ -79,10 +79,10 @@ class DeferredUpdate:
             self.end_round(error)
 
     def apply(self) -> bool:
-        """Queue the optimiser's operations; return whether it raised no error."""
+        """Queue the optimizer's operations; return whether it raised no error."""
         try:
             self._rule.apply(self._captured, self.arrays.total, self.arrays.stored)
-        except Exception as error:  # noqa: BLE001 -- an optimiser may fail in any way
+        except Exception as error:  # noqa: BLE001 -- an optimizer may fail in any way
             _log.exception("the update of %s failed", self.name)
             self.fail(f"{type(error).__name__}: {error}")
             return False

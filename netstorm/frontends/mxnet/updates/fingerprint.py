@@ -1,4 +1,4 @@
-"""The fingerprint of an optimiser: a short text that is the same on all ranks if they update alike."""
+"""The fingerprint of an optimizer: a short text that is the same on all ranks if they update alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimiser states on disk, in MXNet's own format, and a digest that tells whether all ranks have the same.
+"""Optimizer states on disk, in MXNet's own format, and a digest that tells whether all ranks have the same.
 
 The format is a pickle, as everywhere in MXNet: load only files that you trust. It is never sent. Each rank
 reads the file itself. Since every rank has all states, a job of two nodes can read what one of four has
@@ -20,7 +20,7 @@ __all__ = ["digest_of", "restore_states", "write_atomically"]
 
 
 def restore_states(updater: mx.optimizer.Updater, path: str) -> None:
-    """Give an updater the states of a file, and the optimiser of the file, if it has one.
+    """Give an updater the states of a file, and the optimizer of the file, if it has one.
 
     Raises:
         UsageError: `save_optimizer_states` has not written the file; the updater is as it was.

@@ -1,7 +1,7 @@
 """What happens to a stored value when a sum arrives, and its fingerprint: all ranks must do the same.
 
 Replicas stay equal because every rank runs the same rule on the same bytes. The fingerprint goes with every
-round, and the scheduler compares. So a different optimiser, or a learning rate that was changed on one rank
+round, and the scheduler compares. So a different optimizer, or a learning rate that was changed on one rank
 only, is an error that names both ranks, and not a model that drifts apart.
 """
 
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 _HOST: Final = mx.cpu()
 
 _READS_VALUES: Final = ("LARS", "LBSGD")
-"""Optimisers whose update waits for a value (a norm)."""
+"""Optimizers whose update waits for a value (a norm)."""
 
 _ONLY_QUEUE: Final = frozenset(
     kind
     for kind in mx.optimizer.Optimizer.opt_registry.values()
     if kind.__module__.startswith("mxnet.") and kind.__name__ not in _READS_VALUES
 )
-"""Optimisers whose update never waits for anything. Of a user's own class this is not known."""
+"""Optimizers whose update never waits for anything. Of a user's own class this is not known."""
 
 Updater: TypeAlias = Callable[[int | str, NDArray, NDArray], object]
 """Called with key, sum and stored value; changes the stored value."""
@@ -52,7 +52,7 @@ class OptimizerUpdater(mx.optimizer.Updater):
     def update_by(
         self, optimizer: mx.optimizer.Optimizer, key: int | str, total: NDArray, stored: NDArray
     ) -> None:
-        """Update by the optimiser, or by a copy of it."""
+        """Update by the optimizer, or by a copy of it."""
         if key not in self.states:
             self.states[key] = optimizer.create_state_multi_precision(key, stored)
             self.states_synced[key] = True
@@ -72,7 +72,7 @@ class UpdateRule:
     def __init__(self, updater: Updater, text: str, *, draws: bool = False) -> None:
         self.updater: Final = updater
         self.of_states: Final = updater if isinstance(updater, OptimizerUpdater) else None
-        """The updater, if it has an optimiser, whose states can be saved."""
+        """The updater, if it has an optimizer, whose states can be saved."""
         self.origin = ""
         """Where its states come from, if not from updates alone: part of the fingerprint."""
         self._draws: Final = draws
@@ -114,7 +114,7 @@ class UpdateRule:
 
     @property
     def optimizer(self) -> mx.optimizer.Optimizer | None:
-        """The optimiser; None if the rule is a user's own function."""
+        """The optimizer; None if the rule is a user's own function."""
         return None if self.of_states is None else self.of_states.optimizer
 
     def update(self, key: int | str, total: NDArray, stored: NDArray, *, round: str, rank: int) -> None:
@@ -140,11 +140,11 @@ class UpdateRule:
             mx.random.seed(_seed(f"{round} of rank {rank}"), ctx=_HOST)
 
     def capture(self, key: int | str) -> CapturedUpdate | None:
-        """Return an update of a key that another thread may queue later, with what it reads of the optimiser
+        """Return an update of a key that another thread may queue later, with what it reads of the optimizer
         now; None if it must be queued at once.
 
         A key's first update is queued at once: it makes the state, and if the array does not suit the
-        optimiser, the push raises that error.
+        optimizer, the push raises that error.
         """
         updater = self.of_states
         if updater is None or key not in updater.states:
@@ -174,12 +174,12 @@ class UpdateRule:
         return f"{self._text} lr={optimizer.lr!r} rescale_grad={optimizer.rescale_grad!r}"
 
     def save(self, path: str, *, dump_optimizer: bool) -> None:
-        """Write the states, and the optimiser if asked for, to a file in MXNet's format."""
+        """Write the states, and the optimizer if asked for, to a file in MXNet's format."""
         assert self.of_states is not None
         write_atomically(path, self.of_states.get_states(dump_optimizer))
 
     def load(self, path: str) -> None:
-        """Restore saved states, and the optimiser that was saved with them, if one was.
+        """Restore saved states, and the optimizer that was saved with them, if one was.
 
         From now on the states are in the fingerprint, too. A rank that has loaded others, or none, is then an
         error and not a model that drifts apart.

@@ -71,7 +71,7 @@ class Entries:
             if isinstance(entry, nn.Module):
                 entry.load_state_dict(value)  # copies
             elif _has_state(entry):
-                entry.load_state_dict(copy.deepcopy(value))  # optimisers keep the tensors that they get
+                entry.load_state_dict(copy.deepcopy(value))  # optimizers keep the tensors that they get
             else:
                 self._entries[name] = copy.deepcopy(value)
 

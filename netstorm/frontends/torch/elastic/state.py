@@ -37,7 +37,7 @@ class ElasticState:
         verify_every: steps between two comparisons of the states of all ranks; 0: only at the start. Each
             rank reads its whole state for that, and sends 8 bytes.
         repair: ranks whose state differs take over that of most ranks; if not, all ranks raise an error.
-        entries: by name, objects with `state_dict()` and `load_state_dict()` (model, optimiser, scheduler,
+        entries: by name, objects with `state_dict()` and `load_state_dict()` (model, optimizer, scheduler,
             sampler), and plain values, which `state["name"]` reads and sets.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Training with local updates: ranks take many steps alone, and exchange what they have learnt now and then.
 
 `LocalSGD` averages parameters every few steps; `DiLoCo` averages the change since the last time and gives it
-to an outer optimiser, fragment by fragment, while training goes on. The names and their meaning are
+to an outer optimizer, fragment by fragment, while training goes on. The names and their meaning are
 torchft's. `HFA` averages within sites, and less often across them; `ESync` gives each rank as many steps as
 let all be ready at once. All but `ESync` use the public interface of `torch.distributed` alone, so any
 process group will do.

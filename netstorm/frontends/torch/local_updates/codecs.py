@@ -1,7 +1,7 @@
 """How outer gradients travel: a codec averages one vector over all ranks.
 
 Over a NetStorm group these are the codecs of `netstorm.compression`, which make one call of all their rounds.
-Over other groups, "float32", "bfloat16" and "int8" are made of the collectives that every back end has.
+Over other groups, "float32", "bfloat16" and "int8" are made of the collectives that every backend has.
 
 A codec is a generator of collectives. It begins one, yields it, and goes on when that one is done; what it
 returns is the average. So a codec reads like blocking code, and whoever drives it (`Exchange`) decides how

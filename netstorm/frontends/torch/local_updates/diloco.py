@@ -1,4 +1,4 @@
-"""DiLoCo: an outer optimiser over what ranks have learnt alone (arXiv 2311.08105; streaming: 2501.18512)."""
+"""DiLoCo: an outer optimizer over what ranks have learnt alone (arXiv 2311.08105; streaming: 2501.18512)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["DiLoCo"]
 
 
 class DiLoCo(StepHook):
-    """Averages what ranks have learnt in `sync_every` steps, and gives it to an outer optimiser.
+    """Averages what ranks have learnt in `sync_every` steps, and gives it to an outer optimizer.
 
     ```python
     inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
@@ -36,7 +36,7 @@ class DiLoCo(StepHook):
 
     Each fragment is synchronised once in `sync_every` steps, at steps that are spread evenly. Its outer
     gradient is its global minus its local parameters. The average over all ranks is the gradient for a step
-    of the outer optimiser on the global parameters, which have the same bits at all ranks.
+    of the outer optimizer on the global parameters, which have the same bits at all ranks.
 
     Args:
         model_fragments: modules that share no parameters and together have all that `inner_optimizer` trains.
@@ -55,7 +55,7 @@ class DiLoCo(StepHook):
 
     Raises:
         UsageError: a value is not allowed, a parameter is in two fragments, is trained outside of all, or has
-            no outer optimiser; or there is no process group.
+            no outer optimizer; or there is no process group.
         Disagreement: on entering; ranks have different settings.
         NonFiniteUpdate: in `inner_optimizer.step()`, at all ranks; the average is not finite.
     """
@@ -119,7 +119,7 @@ class DiLoCo(StepHook):
             fragment.write_global()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all outer state; saving it, the model and the inner optimiser saves the training.
+        """Return copies of all outer state; saving it, the model and the inner optimizer saves the training.
 
         Each rank saves its own, because local parameters and residuals differ. All ranks must call it at the
         same step: it waits for the sums that are under way, and keeps them for the step that applies them.
@@ -138,7 +138,7 @@ class DiLoCo(StepHook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; load the model and the inner optimiser as well.
+        """Go on from `state`; load the model and the inner optimizer as well.
 
         Raises:
             UsageError: it was saved with other settings or another model.

@@ -88,7 +88,7 @@ class ESync(LocalSGD):
         return {**super().state_dict(), "averages": self._averages}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; load the model and the optimiser as well."""
+        """Go on from `state`; load the model and the optimizer as well."""
         super().load_state_dict(state)
         self._averages = int(state["averages"])
 

@@ -45,7 +45,7 @@ class Int8:
         if self._residual is not None:
             update.add_(self._residual)
         blocks = functional.pad(update, (0, -update.numel() % BLOCK)).view(-1, BLOCK)
-        # Back ends differ in the maximum of NaN and a number; all agree on infinity.
+        # Backends differ in the maximum of NaN and a number; all agree on infinity.
         scales = blocks.abs().amax(dim=1, keepdim=True).nan_to_num_(nan=torch.inf, posinf=torch.inf)
         yield ranks.begin_max(scales)
         dtype, levels = whole_number_form(ranks.size, short_integers=ranks.short_integers)
@@ -79,7 +79,7 @@ def whole_number_form(ranks: int, *, short_integers: bool) -> tuple[torch.dtype,
 
     Args:
         ranks: how many are added.
-        short_integers: whether the back end sums int16; if it does not, int32 takes its place.
+        short_integers: whether the backend sums int16; if it does not, int32 takes its place.
     """
     if ranks <= _MOST_RANKS_IN_INT8:
         return torch.int8, torch.iinfo(torch.int8).max // ranks

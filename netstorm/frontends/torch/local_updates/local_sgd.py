@@ -21,7 +21,7 @@ __all__ = ["LocalSGD"]
 
 
 class LocalSGD(StepHook):
-    """Averages the parameters of a model over all ranks, every `sync_every` steps of its optimiser.
+    """Averages the parameters of a model over all ranks, every `sync_every` steps of its optimizer.
 
     ```python
     with LocalSGD(model, optimizer, sync_every=10):
@@ -30,7 +30,7 @@ class LocalSGD(StepHook):
             optimizer.step()  # every tenth one also averages
     ```
 
-    Buffers, such as BatchNorm's statistics, and the optimiser's state stay each rank's own. An average
+    Buffers, such as BatchNorm's statistics, and the optimizer's state stay each rank's own. An average
     blocks, for the process group's time-out at most.
 
     Args:
@@ -87,7 +87,7 @@ class LocalSGD(StepHook):
         return {"steps": self._steps, "started": self._started, "settings": dict(self._settings())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, saved with the same settings; load the model and the optimiser as well."""
+        """Go on from `state`, saved with the same settings; load the model and the optimizer as well."""
         differing = differences(state["settings"], self._settings())
         if differing:
             name, saved, mine = differing[0]

@@ -1,4 +1,4 @@
-"""Which parameters belong to which fragment and outer optimiser: what could go wrong silently is refused."""
+"""Which parameters belong to which fragment and outer optimizer: what could go wrong silently is refused."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def trained_parameters(
 ) -> dict[str, dict[str, nn.Parameter]]:
     """Return what is synchronised, by a name for each fragment, and one for each parameter.
 
-    That is what needs a gradient or is the inner optimiser's (it may need one later).
+    That is what needs a gradient or is the inner optimizer's (it may need one later).
 
     Raises:
         UsageError: there are no fragments, one has nothing to synchronise, two have a parameter in common, or
-            the inner optimiser trains a parameter of none, in which ranks would drift apart.
+            the inner optimizer trains a parameter of none, in which ranks would drift apart.
     """
     if not fragments:
         raise UsageError("model_fragments is empty: give at least one module, as [model]")
@@ -56,7 +56,7 @@ def outer_optimizers(
     inner_optimizer: Optimizer,
     outer_optimizer: Optimizer | Sequence[Optimizer],
 ) -> list[Optimizer]:
-    """Return the outer optimiser of each fragment.
+    """Return the outer optimizer of each fragment.
 
     Raises:
         UsageError: their number is wrong, one is the inner one, or one lacks a parameter of its fragment.
@@ -67,7 +67,7 @@ def outer_optimizers(
         outer = list(outer_optimizer)
         if len(outer) != len(members):
             raise UsageError(
-                f"outer_optimizer has {len(outer)} optimisers for {len(members)} fragments: give one for"
+                f"outer_optimizer has {len(outer)} optimizers for {len(members)} fragments: give one for"
                 " each, in their order, or a single one over all parameters"
             )
     if inner_optimizer in outer:

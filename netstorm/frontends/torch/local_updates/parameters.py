@@ -88,7 +88,7 @@ def everything_in(modules: Iterable[nn.Module]) -> list[FlatParameters]:
 
 
 def optimised(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Return the parameters of an optimiser."""
+    """Return the parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -96,8 +96,8 @@ def optimised(optimizer: Optimizer) -> list[nn.Parameter]:
 def own_gradients(optimizer: Optimizer) -> Iterator[None]:
     """Take the gradients away from the parameters of `optimizer`, and give them back at the end.
 
-    So an outer optimiser sees only the gradients that it is given, and the script finds those that it
-    accumulates. Optimisers skip parameters without gradients.
+    So an outer optimizer sees only the gradients that it is given, and the script finds those that it
+    accumulates. Optimizers skip parameters without gradients.
     """
     parameters = optimised(optimizer)
     kept = [parameter.grad for parameter in parameters]

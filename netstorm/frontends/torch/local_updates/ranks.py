@@ -16,14 +16,14 @@ from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 __all__ = ["ElasticRanks", "ProcessGroupRanks", "Ranks", "Waitable"]
 
 _WITH_INT16 = frozenset({"netstorm", "mpi"})
-"""Back ends that sum int16; Gloo and NCCL do not."""
+"""Backends that sum int16; Gloo and NCCL do not."""
 
 
 class Waitable(Protocol):
     """A collective under way, as `torch.distributed.Work`."""
 
     def wait(self) -> object:
-        """Return when the result is in its tensor; raises what the back end raises, or its time-out."""
+        """Return when the result is in its tensor; raises what the backend raises, or its time-out."""
 
 
 class Ranks(Protocol):
@@ -95,7 +95,7 @@ class ProcessGroupRanks:
 
     @property
     def short_integers(self) -> bool:
-        """Whether the group's back end sums int16."""
+        """Whether the group's backend sums int16."""
         return dist.get_backend(self._group) in _WITH_INT16
 
     def begin_sum(self, tensor: torch.Tensor) -> Waitable:

@@ -1,4 +1,4 @@
-"""What `LocalSGD` and `DiLoCo` share: a context in which something follows each step of an optimiser."""
+"""What `LocalSGD` and `DiLoCo` share: a context in which something follows each step of an optimizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["StepHook"]
 
 
 class StepHook(ABC):
-    """A context manager that counts the steps of an optimiser.
+    """A context manager that counts the steps of an optimizer.
 
     The first time that it is entered, all ranks take the parameters and buffers of the first rank, as DDP
     does. Each time, they compare their settings. In an elastic job they take those that most ranks have, or
@@ -51,7 +51,7 @@ class StepHook(ABC):
 
     @property
     def steps(self) -> int:
-        """How many steps of the optimiser have been counted."""
+        """How many steps of the optimizer have been counted."""
         return self._steps
 
     @property
@@ -120,7 +120,7 @@ class StepHook(ABC):
             self._elastic.begin()
 
     def elastic_state(self) -> dict[str, Any]:
-        """Return what a rank needs that joins an elastic job later, besides model and optimiser."""
+        """Return what a rank needs that joins an elastic job later, besides model and optimizer."""
         return self.state_dict()
 
     def take_elastic_state(self, state: dict[str, Any]) -> None:

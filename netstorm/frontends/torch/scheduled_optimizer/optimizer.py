@@ -49,7 +49,7 @@ class ScheduledOptimizer:
     they have begun, so `parameter.grad` is None after a backward pass.
 
     After `step`, parameters are not new before their module is called. Call `synchronize` before anything
-    else reads them. The model's and the optimiser's `state_dict` do so by themselves.
+    else reads them. The model's and the optimizer's `state_dict` do so by themselves.
 
     Args:
         model: whose gradients are averaged. All ranks begin with the first rank's parameters and buffers.
@@ -88,7 +88,7 @@ class ScheduledOptimizer:
         self._summing = True
         self._parameters: Final = len(optimised(optimizer))
         self._taking = False
-        """Whether the optimiser's step is called from here."""
+        """Whether the optimizer's step is called from here."""
         for flat in everything_in([model]):
             values = flat.read()
             self._ranks.take_from_first(values)
@@ -101,7 +101,7 @@ class ScheduledOptimizer:
         """Have each module updated before it is used next. Learning rates are those of this moment.
 
         Raises:
-            UsageError: no backward pass has begun all sums since the last step; or the optimiser has got
+            UsageError: no backward pass has begun all sums since the last step; or the optimizer has got
                 further parameters.
         """
         if self._begun < len(self._units):
@@ -166,7 +166,7 @@ class ScheduledOptimizer:
         self._called.update(self._of)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimiser's state after all steps."""
+        """Return the optimizer's state after all steps."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class ScheduledOptimizer:
         self.optimizer.load_state_dict(state)
 
     def close(self) -> None:
-        """Update all parameters, and leave the model and the optimiser as plain ones. Twice does no harm."""
+        """Update all parameters, and leave the model and the optimizer as plain ones. Twice does no harm."""
         self._drop()
         self.synchronize()
         self._hooks.close()
@@ -289,7 +289,7 @@ class ScheduledOptimizer:
         for unit in units:
             if unit.settings is None:
                 continue
-            with torch.inference_mode(False):  # the optimiser makes its state, which lasts
+            with torch.inference_mode(False):  # the optimizer makes its state, which lasts
                 unit.give_gradients()
                 settings, unit.settings = unit.settings, None
                 try:
@@ -300,7 +300,7 @@ class ScheduledOptimizer:
                         parameter.grad = None
 
     def _update(self, unit: Unit, settings: list[dict[str, Any]]) -> None:
-        """Have the optimiser take a step for a unit's parameters alone."""
+        """Have the optimizer take a step for a unit's parameters alone."""
         groups, members = self.optimizer.param_groups, set(unit.parameters)
         chosen = [
             ({**then, "params": [one for one in group["params"] if one in members]}, then)

@@ -20,7 +20,7 @@ class Unit:
     """Parameters that are waited for together.
 
     Behind the gradients of a vector travels one element for each of its parameters, which says whether there
-    was a gradient. An optimiser skips a parameter that has had one at no rank, as under DDP.
+    was a gradient. An optimizer skips a parameter that has had one at no rank, as under DDP.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Unit:
     sums: list[tuple[torch.Tensor, Waitable]] = field(default_factory=list)
     """What has begun, for each of `flat`."""
     settings: list[dict[str, Any]] | None = None
-    """Hyper-parameters of the optimiser's groups at the step that is to be taken; None: no step yet."""
+    """Hyper-parameters of the optimizer's groups at the step that is to be taken; None: no step yet."""
 
     def contributions(self, ranks: int) -> list[torch.Tensor]:
         """Return what this rank adds to the averages over `ranks`, for each of `flat`. Gradients are taken

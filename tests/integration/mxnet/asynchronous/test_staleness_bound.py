@@ -113,7 +113,7 @@ kv._barrier()
 def test_different_optimizers_are_an_error_that_names_both_ranks(tmp_path: Path) -> None:
     ended = run_job(tmp_path, NODES, DIFFERS)
     assert all(end.code != 0 for end in ended), ended
-    assert any("every rank must use the same optimiser" in end.text for end in ended), ended
+    assert any("every rank must use the same optimizer" in end.text for end in ended), ended
 
 
 RULE_FAILS = """

@@ -173,7 +173,7 @@ def test_different_update_rules_for_one_round_end_the_job_and_name_both():
         assert gone.reason == (
             "round 0 of key 'fc1_weight': rank 2 updates with 'SGD lr=0.1', rank 3 with 'SGD lr=0.2': every "
             "rank must use "
-            "the same optimiser and hyper-parameters, and push the same kind of arrays"
+            "the same optimizer and hyper-parameters, and push the same kind of arrays"
         )
     assert driven.machine.phase is Phase.FAILED
 

@@ -1,8 +1,8 @@
 """Local updates in elastic jobs: ranks die and come between two averages of all.
 
 Right after an average of all ranks they have the same parameters. A period begins then. So that is when the
-state is offered to ranks that join later: the parameters, and the optimiser's state of one rank. All offer
-theirs, since any of them may leave; optimisers differ, so a newcomer takes what one of them offers.
+state is offered to ranks that join later: the parameters, and the optimizer's state of one rank. All offer
+theirs, since any of them may leave; optimizers differ, so a newcomer takes what one of them offers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Travels(Protocol):
     """What knows how far a training is."""
 
     def elastic_state(self) -> dict[str, Any]:
-        """Return what a rank needs that joins later, besides model and optimiser."""
+        """Return what a rank needs that joins later, besides model and optimizer."""
 
     def take_elastic_state(self, state: dict[str, Any]) -> None:
         """Go on from what another rank has returned."""

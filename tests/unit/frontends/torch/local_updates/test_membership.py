@@ -80,7 +80,7 @@ def test_one_outer_optimiser_serves_all_fragments():
 def test_a_wrong_number_of_outer_optimisers_is_refused():
     module = linear()
 
-    with pytest.raises(UsageError, match="outer_optimizer has 2 optimisers for 1 fragments"):
+    with pytest.raises(UsageError, match="outer_optimizer has 2 optimizers for 1 fragments"):
         outer_optimizers({"a": dict(module.named_parameters())}, sgd(module), [sgd(module), sgd(module)])
 
 
