@@ -137,7 +137,6 @@ def local_job(
                     site=sites[rank],
                     place=place,
                     master=master,
-                    common=environment,
                 ),
             )
             for rank, place in enumerate(places([_LOOPBACK] * size))

@@ -150,7 +150,6 @@ def _variables(
             site=placement.site,
             place=place,
             master=master,
-            common=common,
         )
         yield placement, own
 

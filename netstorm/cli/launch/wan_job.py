@@ -123,7 +123,6 @@ def _variables(
             site=sites[rank],
             place=place,
             master=master,
-            common=environment,
         )
         own["DMLC_NODE_HOST"] = address
         yield own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from netstorm.cli.launch.variables.pytorch import SET_FOR_EACH_RANK, Master, Place, torch_variables
@@ -20,9 +19,6 @@ RESERVED: Final = (
 )
 """Variables that the launcher sets for each process."""
 
-_PORTS: Final = ("NETSTORM_PORT", "NETSTORM_ADVERTISED_PORT")
-"""One setting gives them to all nodes, and no two nodes of a host can share one: each takes the next port."""
-
 
 def node_variables(
     *,
@@ -33,7 +29,6 @@ def node_variables(
     site: str | None,
     place: Place,
     master: Master | None,
-    common: Mapping[str, str],
 ) -> dict[str, str | int]:
     """Return the variables with a node's rank, the scheduler's address, and what PyTorch needs.
 
@@ -47,7 +42,6 @@ def node_variables(
         site: the node's; None: not set.
         place: where the node is among those of its host.
         master: where rank 0 listens for PyTorch; None: not set.
-        common: what all nodes have.
     """
     variables: dict[str, str | int] = {
         "DMLC_ROLE": "worker",
@@ -60,8 +54,4 @@ def node_variables(
         variables["DMLC_PS_ROOT_PORT"] = port
     if site is not None:
         variables["NETSTORM_SITE"] = site
-    for name in _PORTS:
-        first = common.get(name, "")
-        if place.local_rank and first.isdecimal() and int(first):
-            variables[name] = int(first) + place.local_rank
     return variables

@@ -77,25 +77,6 @@ def test_each_node_is_told_its_rank_and_where_the_scheduler_is():
     assert json.loads(second.start_message) == {"command": ["python", "train.py"], "folder": "/data"}
 
 
-def test_nodes_of_one_host_listen_on_ports_in_a_row_from_the_one_that_is_set():
-    environment = {"PATH": "/bin", "NETSTORM_PORT": "9200", "NETSTORM_ADVERTISED_PORT": "443"}
-    nodes = local(3, environment=environment).nodes(None)
-    assert [node.environment["NETSTORM_PORT"] for node in nodes] == ["9200", "9201", "9202"]
-    assert [node.environment["NETSTORM_ADVERTISED_PORT"] for node in nodes] == ["443", "444", "445"]
-    assert all("NETSTORM_PORT" not in node.environment for node in local(3).nodes(None))
-
-
-def test_the_ports_of_each_host_begin_anew_over_ssh():
-    job = over_ssh("tokyo slots=2\nparis slots=2", variables={"NETSTORM_PORT": "9200"})
-    variables = [json.loads(node.start_message)["variables"] for node in job.nodes(None)]
-    assert [each["NETSTORM_PORT"] for each in variables] == ["9200", "9201", "9200", "9201"]
-
-
-def test_more_nodes_than_ports_above_the_one_that_is_set_are_refused_before_anything_starts():
-    with pytest.raises(SettingsError, match="NETSTORM_PORT"):
-        local(2, environment={"PATH": "/bin", "NETSTORM_PORT": "65535"})
-
-
 def test_pytorch_finds_the_same_rank_and_all_ranks_the_same_rank_0():
     first, second = local().nodes(1234)
     assert [node.environment["RANK"] for node in (first, second)] == ["0", "1"]
