@@ -117,7 +117,9 @@ def test_three_regions_train_as_their_page_says(tmp_path):
         hosts = hosts.replace(address, f"127.0.0.{number} address=127.0.0.{number}")
     (tmp_path / "hosts.txt").write_text(hosts)
     (script,) = (text for text in page_of(page, ["sh"]) if "netstorm launch" in text)
-    ssh = f"--ssh '{sys.executable} {ROOT / 'tests/integration/launch/fake_ssh.py'}' --python {sys.executable}"
+    ssh = (
+        f"--ssh '{sys.executable} {ROOT / 'tests/integration/launch/fake_ssh.py'}' --python {sys.executable}"
+    )
     script = script.replace("--hosts", f"{ssh} --hosts").replace("/var/tmp/netstorm", str(tmp_path / "state"))
     variables = {"DMLC_PS_ROOT_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
     ended = run(script.replace("=9200", f"={free_port()}"), tmp_path, **variables)
