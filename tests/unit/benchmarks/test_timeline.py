@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import importlib
 import json
+from pathlib import Path
+from typing import Any
 
-from benchmarks.studies import timeline
+timeline: Any = importlib.import_module("benchmarks.studies.timeline")
 
 
-def write_trace(path, rank: int, target: int, sent_us: float, machine: str) -> None:
+def write_trace(path: Path, rank: int, target: int, sent_us: float, machine: str) -> None:
     details = {"round": 4, "bytes": 250_000, "sent_us": sent_us, "queued_ms": 1.0, "rtt_ms": 20.0}
     details |= {"window": 1_000_000, "in_flight": 0, "waiting": 0, "transmissions": 1}
     event = {"ph": "X", "name": "chunk", "pid": rank, "tid": target + 1, "ts": sent_us, "dur": 50_000.0}
