@@ -114,7 +114,7 @@ def test_the_headline_is_one_number_with_its_conditions(page):
 # -------------------------------------------------------------------------- claims, and where they come from
 
 CLAIM = re.compile(
-    r"within (?:half )?(?:a )?(?:fraction of a )?seconds?\b|within \d+(?:\.\d+)? m?s\b|never has exit code"
+    r"within (?:half )?(?:a )?(?:fraction of a )?seconds?\b|within \d+(?:\.\d+)? m?s\b|exit code"
     r"|\d(?:\.\d)? times as (?:fast|long)|\d+(?:\.\d+)? times (?:MXNet|Gloo)|survives? the loss",
     re.IGNORECASE,
 )
@@ -130,6 +130,9 @@ def test_a_claim_with_a_number_names_its_test_or_its_measurement():
     wrong = []
     for page in USER_PAGES:
         if page.parent.name == "reference":  # drawn from the program itself
+            continue
+        intro, *_ = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        if re.search(r"`tests/[\w/.]+`", intro):  # tests hold the whole page
             continue
         for section in sections(page):
             found = CLAIM.search(flat(section))

@@ -15,6 +15,8 @@ import pytest
 from netstorm.cli.launch.variables.pytorch import free_port, is_free
 from tests.integration.docs.pages import ROOT, blocks
 
+pytestmark = pytest.mark.timeout(300)  # each starts several interpreters with PyTorch or MXNet
+
 TRAIN = {
     "torch": """
 import torch, torch.distributed as dist
@@ -67,7 +69,7 @@ def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProc
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
 

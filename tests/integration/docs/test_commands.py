@@ -314,13 +314,14 @@ def without_times(text: str) -> list[str]:
     return lines
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("command", "sample"), list(samples()))
 def test_a_sample_is_what_the_command_prints(command, sample, tmp_path, monkeypatch):
     (tmp_path / "bad.yaml").write_text(_BAD)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setenv("COLUMNS", "200")
     words = [sys.executable, "-m", *shlex.split(command)]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     printed = without_times(ended.stdout + ended.stderr)
     expected = [line for line in without_times(sample) if line and line != "..."]
     missing = [line for line in expected if line not in printed]

@@ -77,10 +77,10 @@ class BlockRunner:
 
 @pytest.fixture(scope="module")
 def runner(mxnet_forker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlockRunner]:
-    """One scheduler for all blocks."""
+    """One scheduler for all blocks: also for jobs that have ended without a word, until it notices."""
     with (
         torch_forker() as forker,
-        Job(tmp_path_factory.mktemp("blocks"), 1, NETSTORM_JOBS=0) as job,
+        Job(tmp_path_factory.mktemp("blocks"), 1, NETSTORM_JOBS=0, NETSTORM_MOST_JOBS=1000) as job,
     ):
         yield BlockRunner(job, forker)
 
