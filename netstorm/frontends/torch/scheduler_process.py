@@ -67,8 +67,8 @@ _END_S: Final = 10.0
 _SLICE_S: Final = 0.02
 _REMIND_S: Final = 10.0
 
-_TRY_S: Final = 6.0
-"""How long all addresses of rank 0 are tried, at once: time for two more attempts of TCP, after 1 and 3 s."""
+_TRY_S: Final = 10.0
+"""How long all addresses of rank 0 are tried, at once: time for TCP's attempts after 1, 3 and 7 s."""
 
 _LATER_S: Final = 1.5
 """How much longer than the first that answers: the others may be more of use to other members."""
@@ -124,6 +124,8 @@ class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """At which rank 0 answers, or, in its last note, its scheduler."""
     token: bytes = b""
     """What it answers: by it the others know that they have reached it, and no other machine."""
+    hidden: str = ""
+    """The setting because of which no other machine would reach the writer."""
     error: str = ""
     """Why the job does not come together."""
 
@@ -157,12 +159,10 @@ class _Notes:
         self.store.set(name, sealed(msgspec.json.encode(note).decode(), name, self.key))
 
     def refuse(self, rank: int, text: str) -> None:
-        """Tell all others why there will be no job."""
+        """Tell all others, at another rank than 0 by rank 0, why there will be no job."""
         with contextlib.suppress(Exception):  # the store may be why
-            self.write(f"come/{rank}", _Note(error=text))
-            if rank == 0:
-                for what in ("offer", "scheduler"):
-                    self.write(f"{what}/0", _Note(error=text))
+            for what in ("come", "reached") if rank else ("offer", "scheduler"):
+                self.write(f"{what}/{rank}", _Note(error=text))
 
     def read(self, what: str, ranks: Iterable[int]) -> dict[int, _Note]:
         """Return the notes of these ranks, once they have written them.
@@ -172,30 +172,32 @@ class _Notes:
             WaitTimeout: names those that have not.
         """
         found: dict[int, _Note] = {}
-        began = clock.monotonic()
+        missing = sorted(ranks)
+        began = now = clock.monotonic()
         remind_at = began + _REMIND_S
-        missing = list(ranks)
-        while missing:
-            # One at a time, and each while it is missing: a store may be far away.
-            if self.store.check([name := f"{self.prefix}/{what}/{missing[0]}"]):
-                rank = missing.pop(0)
+        while True:
+            for rank in [one for one in missing if self.store.check([self._key(what, one)])]:
+                name = self._key(what, rank)
                 found[rank] = self._open(self.store.get(name), name)
                 if found[rank].error:
                     raise UsageError(f"rank {rank} of this group makes no job: {found[rank].error}")
-                continue
-            now = clock.monotonic()
-            if now - began > self.limit_s or now > remind_at:
-                late = [one for one in missing if not self.store.check([f"{self.prefix}/{what}/{one}"])]
-                text = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late[:32]))}"
-                if now - began > self.limit_s and late:
-                    raise WaitTimeout(
-                        f"not every rank came within {self.limit_s:g} s (NETSTORM_JOIN_TIMEOUT): nothing in "
-                        f"PyTorch's store is from {text} of this group"
-                    )
-                _log.warning("waiting for %s of this group, by PyTorch's store", text)
+                missing.remove(rank)
+            if not missing:
+                return found
+            late = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:32]))}"
+            if now > began + self.limit_s:
+                raise WaitTimeout(
+                    f"not every rank came within {self.limit_s:g} s (NETSTORM_JOIN_TIMEOUT): nothing in "
+                    f"PyTorch's store is from {late} of this group"
+                )
+            if now > remind_at:
+                _log.warning("waiting for %s of this group, by PyTorch's store", late)
                 remind_at = now + _REMIND_S
-            clock.sleep(_SLICE_S)
-        return found
+            clock.sleep(max(_SLICE_S, clock.monotonic() - now))  # a store that is far away: less often
+            now = clock.monotonic()
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"{self.prefix}/{what}/{rank}"
 
     def _open(self, written: bytes, name: str) -> _Note:
         text = unsealed(written.decode(errors="replace"), name, self.key)
@@ -227,17 +229,26 @@ def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, i
             hosts, and no key; the scheduler does not start; a member does not come.
     """
     notes = _Notes.of_group(store, rank, settings.join_timeout_s, job_key_of(settings))
-    own = _Note(machine=machine_number(), name=socket.gethostname(), addresses=_address_of(store))
-    notes.write(f"come/{rank}", own)
-    if rank:
-        return *_find(notes, rank, own), None
     try:
-        host = _chosen_host(notes, notes.read("come", range(size)), settings)
+        given = given_host(
+            node_host=settings.node_host, interface=settings.interface, bind_host=settings.bind_host
+        )
+        own = _Note(
+            machine=machine_number(),
+            name=socket.gethostname(),
+            addresses=_address_of(store),
+            hidden=given[1] if given is not None and is_loopback(given[0]) else "",
+        )
+        notes.write(f"come/{rank}", own)
+        if rank:
+            return *_find(notes, rank, own), None
+        members = notes.read("come", range(size))
+        host = _chosen_host(notes, members, settings, given)
         scheduler = _start_scheduler(settings, host)
         port = split_host_port(scheduler.address)[1]
     except BaseException as error:
         text = str(error) if isinstance(error, NetStormError) else f"{type(error).__name__}: {error}"
-        notes.refuse(0, text)
+        notes.refuse(rank, text)
         raise
     notes.write("scheduler/0", _Note(addresses=(host,), port=port))
     if settings.bind_host == "*" and host not in own_addresses():  # a NAT's, which may not lead back
@@ -259,18 +270,21 @@ def _find(notes: _Notes, rank: int, own: _Note) -> tuple[str, int]:
     return found.addresses[0], found.port
 
 
-def _chosen_host(notes: _Notes, members: dict[int, _Note], settings: Settings) -> str:
+def _chosen_host(
+    notes: _Notes, members: dict[int, _Note], settings: Settings, given: tuple[str, str] | None
+) -> str:
     """Return the address for the scheduler, at rank 0, which all members can reach."""
-    given = given_host(
-        node_host=settings.node_host, interface=settings.interface, bind_host=settings.bind_host
-    )
     elsewhere = [rank for rank in members if members[rank].machine != members[0].machine]
     if not elsewhere:
         notes.write("offer/0", _Note())
         return loopback_host() if given is None else given[0]
     first = f"rank {elsewhere[0]} (host {members[elsewhere[0]].name})"
-    if given is not None and is_loopback(given[0]):
-        raise Unreachable(f"{given[1]} at rank 0: that is another machine for {first}; {_HINT}")
+    for rank, note in members.items():
+        if note.hidden:
+            raise Unreachable(
+                f"{note.hidden} at rank {rank} (host {note.name}): for others that is another machine, and "
+                f"{first} is not on rank 0's host; give an address that the others reach, or none"
+            )
     addresses = [given[0]] if given is not None else _offered([members[rank] for rank in elsewhere])
     if not addresses:
         raise Unreachable(

@@ -36,7 +36,7 @@ class Members:
         """Of each machine."""
         self.started: list[str] = []
         self.store = HashStore()
-        self.environment = {"NETSTORM_SECURITY": "off"}
+        self.environment = {"NETSTORM_SECURITY": "off", "NETSTORM_JOIN_TIMEOUT": "30"}
         self._mine = threading.local()
         monkeypatch.setattr(scheduler_process, "machine_number", lambda: self._mine.machine)
         monkeypatch.setattr(
@@ -126,8 +126,15 @@ def test_addresses_that_some_reach_and_others_do_not_are_named(members):
 def test_a_given_address_is_the_only_one(members):
     given = {"DMLC_NODE_HOST": "127.0.0.1"}
     first, second = members.meet(1, 2, rank0=given)
-    assert "DMLC_NODE_HOST=127.0.0.1 at rank 0: that is another machine for rank 1" in str(first)
+    assert "DMLC_NODE_HOST=127.0.0.1 at rank 0" in str(first)
+    assert "rank 1 (host " in str(first)
     assert str(first) in str(second)
+    members.store = HashStore()  # another group
+    first, second, third = members.meet(1, 2, 2, rank1=given)
+    assert "DMLC_NODE_HOST=127.0.0.1 at rank 1" in str(first)
+    assert str(first) in str(second)
+    assert str(first) in str(third)
+    members.store = HashStore()
     assert members.meet(1, 1, rank0={"NETSTORM_BIND": "127.0.0.9"}) == [("127.0.0.9", 9091)] * 2
 
 
@@ -141,14 +148,21 @@ def test_without_a_key_several_hosts_are_refused_at_all_members(members):
 
 
 def test_a_member_that_cannot_take_part_says_so_to_all(members):
-    refuse(members.store, 1, "rank 1 is in another job")
+    refuse(members.store, 2, "it is in another job")
     got = []
-    for rank in (0, 2):
+    for rank in (0, 1):
         members._mine.machine = 1
-        with pytest.raises(UsageError, match="rank 1 is in another job") as caught:
+        with pytest.raises(UsageError, match="rank 2 of this group makes no job: it is in") as caught:
             meet(members.store, rank, 3, Settings.from_environment({"NETSTORM_JOIN_TIMEOUT": "1"}))
         got.append(caught)
     assert len(got) == 2
+
+
+def test_a_wrong_setting_of_one_member_is_told_to_all(members):
+    found = members.meet(1, 1, 1, rank2={"DMLC_INTERFACE": "nothing9"})
+    for error in found:
+        assert isinstance(error, UsageError)
+        assert "DMLC_INTERFACE='nothing9': no such interface" in str(error)
 
 
 def test_a_member_that_does_not_come_is_named(members):
