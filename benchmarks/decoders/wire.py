@@ -124,6 +124,12 @@ class _NoVan:
     def close(self, connection: Connection) -> None:
         """See `Transmitter`."""
 
+    def admit(self, connection: Connection) -> None:
+        """See `Transmitter`."""
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """See `Transmitter`."""
+
     def poll(self, timeout_s: float) -> list[Any]:
         """See `Van`."""
         return []

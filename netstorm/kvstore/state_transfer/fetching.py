@@ -130,6 +130,10 @@ class Fetching:
             raise ProtocolViolation(
                 f"rank {rank} offers {offer.nbytes} bytes of state, for which it was not asked"
             )
+        if not _fits(offer.nbytes):
+            raise ProtocolViolation(
+                f"rank {rank} offers {offer.nbytes} bytes of state, more than this machine has memory for"
+            )
         self._offers[rank] = offer
         if self._chosen is None:
             self._choose(offer)
@@ -227,3 +231,12 @@ class Fetching:
                 barriers=chosen.barriers,
             )
         )
+
+
+def _fits(nbytes: int) -> bool:
+    """Return whether there is memory for a state. What is not written takes none."""
+    try:
+        bytearray(nbytes)
+    except MemoryError:
+        return False
+    return True

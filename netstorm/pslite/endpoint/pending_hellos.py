@@ -14,8 +14,8 @@ _RETRY_S: Final = 0.05
 """How often the machine is asked again: it is about to learn who its peers are."""
 
 _MOST_NUMBERS: Final = 100_000
-"""Sequence numbers in all pending Hellos together: of strangers nobody knows how much they say."""
-
+"""Sequence numbers, and characters of jobs' names, in all pending Hellos together: of strangers nobody knows
+how much they say."""
 
 _AT_ONCE: Final = 1024
 """Sessions that may begin at once: a whole large job connects when it starts."""
@@ -66,9 +66,9 @@ class PendingHellos:
             if (pending.incarnation, pending.session) == (hello.incarnation, hello.session):
                 del self._pending[other]
         self._pending.pop(connection, None)
-        numbers = len(hello.beyond) + sum(len(pending.beyond) for pending, _ in self._pending.values())
+        numbers = _size(hello) + sum(_size(pending) for pending, _ in self._pending.values())
         while self._pending and (len(self._pending) >= self._capacity or numbers > _MOST_NUMBERS):
-            numbers -= len(self._pending.pop(next(iter(self._pending)))[0].beyond)
+            numbers -= _size(self._pending.pop(next(iter(self._pending)))[0])
         self._pending[connection] = (hello, user)
         self.retry_at = min(self.retry_at, now + _RETRY_S)
 
@@ -78,3 +78,7 @@ class PendingHellos:
         self._pending.clear()
         self.retry_at = math.inf
         return taken
+
+
+def _size(hello: Hello) -> int:
+    return len(hello.beyond) + len(hello.job)

@@ -244,9 +244,13 @@ class WaitingConnections:
         self._refuse(self._whom_to_evict(group, now), "waiting", detail, now)
 
     def _whom_to_evict(self, group: dict[_Stage, dict[int, _Entry]], now: float) -> _Entry:
-        left = group.get(_Stage.LEFT)
-        if left:
-            return next(iter(left.values()))
+        for entry in group.get(_Stage.LEFT, {}).values():
+            return entry
+        heard = group.get(_Stage.HEARD, {})
+        for entry in heard.values():
+            if now - entry.since > self._limit_s:
+                return entry  # whoever is waited for tries again over another connection
+            break
         while silent := list(group.get(_Stage.SILENT, {}).values()):
             # The greeting of the newest may be on its way, unless they are nearly all.
             older = silent[: (len(silent) + 1) // 2]
@@ -259,8 +263,8 @@ class WaitingConnections:
             if bytes_received(entry.descriptor) < _GREETING_BYTES:
                 return entry
             self._move(entry, _Stage.GREETED)
-        others = group.get(_Stage.GREETED) or group.get(_Stage.HEARD) or group[_Stage.SILENT]
-        return self._random.choice(list(others.values()))
+        others = [*group.get(_Stage.GREETED, {}).values(), *heard.values()]
+        return self._random.choice(others or list(group[_Stage.SILENT].values()))
 
     def _refuse(self, entry: _Entry, reason: str, detail: str, now: float) -> None:
         self._take(entry)

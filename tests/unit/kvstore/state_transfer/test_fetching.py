@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
+from netstorm.kvstore.state_transfer import fetching
 from netstorm.kvstore.state_transfer.fetching import Fetching
 from netstorm.kvstore.state_transfer.providing import Providing
 from netstorm.kvstore.state_transfer.snapshot import PIECE_BYTES, Snapshot, pieces_in
@@ -147,6 +148,17 @@ def test_a_piece_of_another_size_is_a_violation(payload):
 def test_an_offer_that_nobody_asked_for_or_of_an_impossible_size_is_a_violation(rank, nbytes):
     with pytest.raises(ProtocolViolation, match=f"rank {rank} offers {nbytes} bytes of state"):
         Newcomer(0).fetching.offered(rank, offer(snapshot(size=10), nbytes=nbytes))
+
+
+def test_an_offer_for_which_there_is_no_memory_is_a_violation(monkeypatch):
+    monkeypatch.setattr(fetching, "_fits", lambda nbytes: nbytes < 1 << 39)
+    newcomer = Newcomer(0, 1)
+    with pytest.raises(ProtocolViolation, match="more than this machine has memory for"):
+        newcomer.fetching.offered(0, offer(snapshot(size=10), nbytes=1 << 39))
+    newcomer.fetching.offered(1, offer(snapshot(size=10)))
+    newcomer.fetching.ask({0, 1})
+    assert newcomer.fetching._chosen is not None
+    assert newcomer.fetching._chosen.nbytes == 10
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,6 +159,14 @@ def test_the_oldest_leaves_when_the_room_is_full():
     pending = PendingHellos(2)
     for number in range(5):
         pending.add(Connection(-1 - number), hello(number), now=0.0)
+    assert [waiting.sender for _, waiting, _ in pending.take_all()] == [3, 4]
+
+
+def test_of_long_names_of_jobs_few_wait():
+    pending = PendingHellos(10)
+    for number in range(5):
+        long = msgspec.structs.replace(hello(number), job="x" * 40_000)
+        pending.add(Connection(-1 - number), long, now=0.0)
     assert [waiting.sender for _, waiting, _ in pending.take_all()] == [3, 4]
 
 

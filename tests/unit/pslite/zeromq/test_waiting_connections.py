@@ -161,6 +161,16 @@ def test_connections_that_nobody_uses_go_first() -> None:
         assert not any(map(is_shut, others))
 
 
+def test_who_waits_for_a_decision_for_long_makes_room() -> None:
+    with accepting(most=4) as here:
+        waiting = [here.connect(100.0) for _ in range(2)]
+        for number, (_, descriptor) in enumerate(waiting, start=1):
+            here.table.heard(Connection(-number), descriptor, "")
+        for newcomer in [here.connect(111.0)[0] for _ in range(2)]:
+            assert not is_shut(newcomer)
+        assert all(is_shut(client) for client, _ in waiting)
+
+
 def test_of_connections_that_may_have_announced_frames_few_are_kept() -> None:
     with accepting(most=400, max_message_bytes=2**29) as here:
         clients = [here.connect(100.0)[0] for _ in range(40)]
