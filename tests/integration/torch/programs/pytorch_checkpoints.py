@@ -161,6 +161,8 @@ def _process_group(_: str) -> None:
     assert backend.options._timeout == timedelta(seconds=77)
     assert list(backend.options.global_ranks_in_group) == [0, 1]
     assert backend.options.backend == "netstorm"
+    alone: Any = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    assert list(alone.options.global_ranks_in_group) == [dist.get_rank()]
     assert group.bound_device_id is None
     group.get_group_store().set("asked", "yes")
     lost = pickle.loads(pickle.dumps(as_torch_error(NodeLost("rank 1"))))  # checkpoints gather errors so
