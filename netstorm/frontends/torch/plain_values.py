@@ -6,7 +6,7 @@ PyTorch's object collectives pickle, so a member that gives a crafted object to 
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -68,10 +68,12 @@ def exchange_values(
 
 
 def tensor_device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return where a group's collectives take tensors."""
-    if dist.get_backend(group) in ("nccl", "real_nccl"):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """Return where a group's collectives take tensors: the CPU, if it can."""
+    chosen: Any = dist.group.WORLD if group is None else group
+    kinds = [device.type for device in chosen._device_types]  # noqa: SLF001 -- PyTorch has no other name
+    if not kinds or "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())
 
 
 def _encoded(mine: object, what: str) -> bytes:

@@ -18,6 +18,7 @@ import socket
 from typing import Any, Final
 
 from netstorm.errors import NotAuthorised, SettingsError
+from netstorm.protocol.addresses import is_loopback
 from netstorm.pslite.security.job_key import JobKey
 
 __all__ = ["limit_the_store_to_its_address", "sealed", "unsealed"]
@@ -114,12 +115,18 @@ def _is_another_ones() -> bool:
 
 
 def _listening(host: str, port: int) -> socket.socket | None:
-    """Return a socket that listens at an address; None: it cannot, or others might not reach it there."""
+    """Return a socket that listens at an address; None: it cannot, or others might look for it elsewhere.
+
+    A name of several addresses, or one that means loopback here, may be another address at other hosts.
+    """
+    if host == "localhost":
+        host = "127.0.0.1"
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if str(address[0]).startswith("127.") and host not in ("localhost", address[0]):
-            return None  # a name that means loopback here may mean this host elsewhere
-        made = socket.socket(family, socket.SOCK_STREAM)
+        found = {each[4]: each[:2] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        address, (family, kind) = found.popitem()
+        if found or (is_loopback(str(address[0])) and host != address[0]):
+            return None
+        made = socket.socket(family, kind)
     except OSError:
         return None
     try:

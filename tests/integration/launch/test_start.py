@@ -55,18 +55,25 @@ def test_a_port_for_pytorch_is_one_at_which_nobody_listens():
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
-def test_pytorchs_own_backends_start_from_the_launchers_variables(launcher):
+def test_pytorchs_own_backends_start_from_the_launchers_variables_with_a_store_on_loopback_alone(launcher):
     program = """
+import psutil
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(2) * (dist.get_rank() + 1)
 dist.all_reduce(total)
-print(dist.get_rank() == rank, dist.get_world_size(), total.tolist())
+port = int(os.environ["MASTER_PORT"])
+listening = [one.laddr for one in psutil.net_connections("tcp") if one.status == "LISTEN"]
+store = {one.ip for one in listening if one.port == port}
+print(dist.get_rank() == rank, dist.get_world_size(), total.tolist(), store)
+dist.barrier()
 dist.destroy_process_group()
 """
     ended = launcher.run(program, "-n", "2", TORCHELASTIC_USE_AGENT_STORE="True", MASTER_PORT="1", RANK="5")
-    assert sorted(ended.out.splitlines()) == [f"[{rank}] True 2 [3.0, 3.0]" for rank in range(2)], ended.err
+    assert sorted(ended.out.splitlines()) == [
+        f"[{rank}] True 2 [3.0, 3.0] {{'127.0.0.1'}}" for rank in range(2)
+    ], ended.err
 
 
 def test_nodes_run_in_the_folder_that_was_given(launcher):

@@ -42,8 +42,8 @@ def test_an_error_of_another_rank_comes_out_of_ddps_backward_pass(ranks):
     assert "ValueError: rank 1 has run out of data" in ranks.end(1).err
     for rank in (0, 2):
         ranks.end(rank)
-        assert "rank 1" in answer(ranks, rank)
-        assert "ValueError: rank 1 has run out of data" in answer(ranks, rank)
+        assert answer(ranks, rank).startswith("NodeFailed: rank 1")  # no RuntimeError with PyTorch's stack
+        assert answer(ranks, rank).endswith("ValueError: rank 1 has run out of data")
 
 
 def test_an_error_of_another_rank_is_in_all_futures(ranks):

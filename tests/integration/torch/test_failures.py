@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from netstorm.pslite.security.job_key import JobKey
 from tests.integration.forking import ROOT
 from tests.integration.jobs import Job
 from tests.integration.torch.ranks import Ranks
@@ -134,6 +135,16 @@ def test_nodes_of_mxnet_and_of_pytorch_in_one_job_are_refused_by_name(ranks, tmp
     found = "".join(path.read_text() for path in refused if path.exists())
     assert "MXNet" in found
     assert "PyTorch" in found
+
+
+def test_a_schedulers_address_in_the_store_without_the_jobs_key_is_refused(ranks, tmp_path: Path):
+    JobKey.create(tmp_path / "job.key")
+    ranks.start(failing.begin_with_a_key, 2, key=str(tmp_path / "job.key"))
+    ranks.end(1)  # rank 0 would wait for another one
+    assert answer(ranks, 1).startswith(
+        "NotAuthorised: 'netstorm/scheduler/0/0' in PyTorch's store is '127.0.0.1:"
+    )
+    assert "give all ranks the same file" in answer(ranks, 1)
 
 
 TRAIN = """

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch._C._distributed_c10d import Backend, Store
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, get_process_group_ranks
 
 from netstorm.frontends.torch.compiler import methods_are_never_compiled
 from netstorm.frontends.torch.errors import raises_torch_errors
@@ -137,7 +137,7 @@ class NetStormProcessGroup(Reductions, Copies, Messages, _ProcessGroup):
     def options(self) -> Any:
         """The group's time-out and ranks, as PyTorch's backends have them."""
         options: Any = Backend.Options(NAME, self._member.timeout)
-        options.global_ranks_in_group = list(self._member.ranks)
+        options.global_ranks_in_group = get_process_group_ranks(self)
         options.group_name = self._name
         return options
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from netstorm.errors import NetStormError
-from tests.integration.torch.programs.begin import begin
+from tests.integration.torch.programs.begin import begin, error_of
 
 
 def sum_until_it_fails(ends: int = -1, how: str = "") -> str:
@@ -43,6 +43,13 @@ def one_sum() -> None:
     dist.all_reduce(torch.ones(2))
     print("running", flush=True)
     time.sleep(80)
+
+
+def begin_with_a_key(key: str) -> str:
+    """Join a job; only rank 1 has a key. Return the error."""
+    if os.environ["RANK"] == "1":
+        os.environ["NETSTORM_KEY_FILE"] = key
+    return error_of(begin)
 
 
 def mixed(odd: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -26,6 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from netstorm.errors import NodeLost
 from netstorm.frontends.torch.errors import as_torch_error
 from tests.integration.torch.programs.begin import begin, error_of
+
+dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -132,7 +134,7 @@ def _distribute(_: str) -> None:
     model, _optimizer = sharded()
     expected = whole(model)
     full = {name: each.full_tensor() for name, each in model.state_dict().items()}
-    fresh, _ = sharded(trained=False)
+    fresh = sharded(trained=False)[0]
     shards = {
         name: nn.Parameter(distribute_tensor(full[name], each.device_mesh, each.placements))
         for name, each in fresh.state_dict().items()
@@ -159,6 +161,8 @@ def _process_group(_: str) -> None:
     assert backend.options._timeout == timedelta(seconds=77)
     assert list(backend.options.global_ranks_in_group) == [0, 1]
     assert backend.options.backend == "netstorm"
+    alone: Any = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    assert list(alone.options.global_ranks_in_group) == [dist.get_rank()]
     assert group.bound_device_id is None
     group.get_group_store().set("asked", "yes")
     lost = pickle.loads(pickle.dumps(as_torch_error(NodeLost("rank 1"))))  # checkpoints gather errors so

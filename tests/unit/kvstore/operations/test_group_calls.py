@@ -76,7 +76,7 @@ def test_what_cannot_be_reduced_is_refused_and_takes_no_number() -> None:
 
 def test_a_call_of_empty_tensors_takes_a_round_in_which_it_meets_the_others() -> None:
     calls, _ = calls_of((0, 1), 2)
-    operation = calls.operation(exchange(0), print)
+    operation: Any = calls.operation(exchange(0), print)
     assert operation.form.codec == calls.operation(exchange(1), print).form.codec
     assert operation.source is not operation.destination
     assert [values.tolist() for values in (*operation.source, *operation.destination)] == [[0.0], [0.0]]
