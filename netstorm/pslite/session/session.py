@@ -9,7 +9,7 @@ again.
 from __future__ import annotations
 
 import math
-import random
+from random import Random
 from typing import Final, Protocol
 
 from netstorm.errors import ProtocolViolation
@@ -40,11 +40,11 @@ class SessionContext(Protocol):
         """Random number of this process."""
 
     @property
-    def random(self) -> random.Random:
+    def random(self) -> Random:
         """Source of random numbers."""
 
     @property
-    def tokens(self) -> random.Random:
+    def tokens(self) -> Random:
         """Source of random numbers that nobody else can guess, unless a test decides them."""
 
     def stamp(self) -> int:
