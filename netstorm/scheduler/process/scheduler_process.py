@@ -20,6 +20,7 @@ from netstorm.observe.log import configure_logging
 from netstorm.observe.web_access import web_access
 from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
 from netstorm.pslite.process.driver import Driver, start_driver
+from netstorm.pslite.security.credentials import log_if_plain
 from netstorm.pslite.system.addresses import resolve
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.policies.formation import FormationResult
@@ -35,6 +36,8 @@ from netstorm.scheduler.process.status_server import open_status_server
 from netstorm.settings import Settings
 
 __all__ = ["run_scheduler"]
+
+_log = logging.getLogger(__name__)
 
 _SLICE_S: Final = 0.2
 """How long it takes at most to notice a signal."""
@@ -182,6 +185,7 @@ def _start(
 
         formation.deliver = deliver
         connect_several_jobs(driver.machine, post, print_line)
+        log_if_plain(settings, bind_host, _log)
         return _Running(driver, sntp, formation, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
