@@ -199,8 +199,6 @@ def test_an_unknown_variable_is_a_warning_with_the_name_that_was_meant(caplog):
 def test_asking_for_servers_gets_a_note():
     (note,) = notes(Settings(num_servers=2), {})
     assert note.startswith("DMLC_NUM_SERVER=2 is ignored")
-    (note,) = notes(Settings(key_file="job.key", security="off"), {})
-    assert note.startswith("NETSTORM_KEY_FILE=job.key is ignored")
     assert notes(Settings(), {}) == []
 
 

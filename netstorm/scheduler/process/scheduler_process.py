@@ -17,6 +17,7 @@ from netstorm import clock
 from netstorm.errors import Closed, SettingsError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.observe.log import configure_logging
+from netstorm.observe.private_files import write_private
 from netstorm.observe.web_access import web_access
 from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
 from netstorm.pslite.process.driver import Driver, start_driver
@@ -235,7 +236,7 @@ def _write(ready_file: Path | None, text: str) -> None:
     if ready_file is not None:
         with _naming(ready_file):
             draft = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
-            draft.write_text(text)
+            write_private(draft, text.encode())
             draft.replace(ready_file)
 
 
