@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 
-__all__ = ["is_loopback"]
+__all__ = ["is_address", "is_loopback"]
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is written as an address, not as a name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

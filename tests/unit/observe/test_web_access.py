@@ -69,6 +69,39 @@ def test_a_token_that_others_can_read_is_refused(token_file, mode):
 
 
 @pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9092", "200"),
+        ("127.0.0.1", "200"),
+        ("[::1]:9092", "200"),
+        ("10.0.0.7:80", "200"),
+        ("localhost:9092", "200"),
+        ("LOCALHOST", "200"),
+        ("tokyo.example:9092", "200"),
+        (None, "200"),
+        ("evil.example", "421"),
+        ("evil.example:9092", "421"),
+        ("127.0.0.1.evil.example", "421"),
+        ("localhost.evil.example:9092", "421"),
+        ("", "421"),
+    ],
+)
+def test_a_page_without_a_token_is_not_shown_under_somebody_elses_name(host, status):
+    """A browser would let a page of evil.example, whose name leads to 127.0.0.1, read it."""
+    answers = []
+    refusals = WebRefusals()
+    access = web_access(Settings(scheduler_host="Tokyo.example"))
+    page = access.guard(lambda _, start: [start("200 OK", []), b"the job"][1:], refusals)
+    environ = {"REQUEST_METHOD": "GET", "REMOTE_ADDR": "127.0.0.1"} | (
+        {} if host is None else {"HTTP_HOST": host}
+    )
+    shown = b"".join(page(environ, lambda line, _: answers.append(line)))
+    assert answers[0].startswith(status)
+    assert (shown == b"the job") == (status == "200")
+    assert refusals.counts() == ({} if status == "200" else {"wrong_host": 1})
+
+
+@pytest.mark.parametrize(
     "content", [b"", b"short", b"two lines\n" * 3, b"\xff" * 40, b"a b" * 20, b"x" * 2000]
 )
 def test_what_is_no_token_is_refused_without_being_repeated(token_file, content):
