@@ -65,7 +65,6 @@ class Endpoint:
         boot: int = 0,
         limits: Limits | None = None,
         rng: random.Random | None = None,
-        tokens: random.Random | None = None,
         counters: Counters | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -82,7 +81,6 @@ class Endpoint:
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
             rng: numbers sessions and spreads attempts to connect.
-            tokens: makes the numbers by which peers know a session again; others must not guess them.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
         """
@@ -102,13 +100,7 @@ class Endpoint:
         self._timers: Final[Timers[Session]] = Timers()
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
         self._context: Final = EndpointContext(
-            self.process,
-            self._sessions,
-            limits=limits,
-            rng=self._random,
-            tokens=tokens or random.Random(f"tokens {incarnation}"),
-            stamp=stamp,
-            trace=trace,
+            self.process, self._sessions, limits=limits, rng=self._random, stamp=stamp, trace=trace
         )
         self._acceptor: Final = Acceptor(
             machine,
@@ -129,6 +121,10 @@ class Endpoint:
     @observer.setter
     def observer(self, observer: TrafficObserver | None) -> None:
         self._observer = self._context.observer = observer
+
+    def draw_tokens_from(self, source: random.Random) -> None:
+        """Take the numbers by which peers know a session again from a source that others cannot guess."""
+        self._context.tokens = source
 
     # ---------------------------------------------------------------------------- the machine's instructions
 

@@ -42,7 +42,6 @@ class EndpointContext:
         *,
         limits: Limits,
         rng: random.Random,
-        tokens: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
     ) -> None:
@@ -50,7 +49,7 @@ class EndpointContext:
         self.limits: Final = limits
         self.incarnation: Final = process.incarnation
         self.random: Final = rng
-        self.tokens: Final = tokens
+        self.tokens = random.Random(f"tokens {process.incarnation}")
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0

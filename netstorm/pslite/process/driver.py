@@ -144,7 +144,7 @@ def _make_endpoint(
     trace: Trace | None,
 ) -> Endpoint:
     incarnation = secrets.randbits(63)
-    return (LoggedEndpoint if settings.verbose else Endpoint)(
+    endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
         machine,
         job=settings.job,
         incarnation=incarnation,
@@ -158,7 +158,8 @@ def _make_endpoint(
             shallow_windows=bool(settings.loss_bound or settings.dgt),
         ),
         rng=random.Random(incarnation),
-        tokens=random.SystemRandom(),
         counters=counters,
         trace=trace,
     )
+    endpoint.draw_tokens_from(random.SystemRandom())
+    return endpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,14 +89,18 @@ def test_a_token_that_others_can_read_is_refused(token_file, mode):
 )
 def test_a_page_without_a_token_is_not_shown_under_somebody_elses_name(host, status):
     """A browser would let a page of evil.example, whose name leads to 127.0.0.1, read it."""
-    answers = []
+    answers: list[str] = []
     refusals = WebRefusals()
     access = web_access(Settings(scheduler_host="Tokyo.example"))
-    page = access.guard(lambda _, start: [start("200 OK", []), b"the job"][1:], refusals)
-    environ = {"REQUEST_METHOD": "GET", "REMOTE_ADDR": "127.0.0.1"} | (
-        {} if host is None else {"HTTP_HOST": host}
-    )
-    shown = b"".join(page(environ, lambda line, _: answers.append(line)))
+    guarded = access.guard(pages({"/": Page("text/plain", lambda: b"the job")}), refusals)
+    environ = {"REQUEST_METHOD": "GET", "REMOTE_ADDR": "127.0.0.1", "PATH_INFO": "/"}
+    if host is not None:
+        environ["HTTP_HOST"] = host
+
+    def start(status: str, *_: Any) -> Any:
+        answers.append(status)
+
+    shown = b"".join(guarded(environ, start))
     assert answers[0].startswith(status)
     assert (shown == b"the job") == (status == "200")
     assert refusals.counts() == ({} if status == "200" else {"wrong_host": 1})
