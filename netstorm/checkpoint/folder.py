@@ -18,10 +18,13 @@ __all__ = [
     "claim_step",
     "complete_by_step",
     "explained_errors",
+    "make_folder",
     "remove_checkpoint",
     "sync_folder",
     "write_whole",
 ]
+
+_OWN: Final = 0o700
 
 _ADVICE: Final = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints (keep=N)",
@@ -49,7 +52,8 @@ def explained_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, data: Bytes) -> None:
-    """Write a file that is there with all its bytes, on the disk, or not there at all.
+    """Write a file that is there with all its bytes, on the disk, or not there at all. Its owner alone can
+    read it: a model is not for all users of a machine.
 
     The caller must `sync_folder` before it relies on the file's name.
 
@@ -59,7 +63,9 @@ def write_whole(path: Path, data: Bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with explained_errors(path):
         try:
-            with temporary.open("wb", buffering=0) as file:
+            temporary.unlink(missing_ok=True)  # that an attempt before has left
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
                 left = memoryview(data)
                 while left:
                     left = left[file.write(left) :]
@@ -107,12 +113,17 @@ def claim_step(base: str | Path, least: int | None) -> int:
     """
     folder = Path(base)
     with explained_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         while True:
             step = max(max(complete_by_step(folder), default=-1) + 1, least or 0)
             with contextlib.suppress(FileExistsError):  # another process was faster
-                (folder / folder_of_step(step)).mkdir()
+                (folder / folder_of_step(step)).mkdir(_OWN)
                 return step
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for its owner alone, if it is not there; one that is there stays as it is."""
+    folder.mkdir(_OWN, parents=True, exist_ok=True)
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -19,6 +19,7 @@ from netstorm.checkpoint.checksums import Bytes, checksum
 from netstorm.checkpoint.folder import (
     complete_by_step,
     explained_errors,
+    make_folder,
     remove_checkpoint,
     sync_folder,
     write_whole,
@@ -137,10 +138,10 @@ class ShareWriter:
         """
         try:
             with explained_errors(self._folder):
-                self._base.mkdir(parents=True, exist_ok=True)
+                make_folder(self._base)
                 if self._place == 0:
                     self._check_job()
-                self._folder.mkdir(exist_ok=True)
+                make_folder(self._folder)
             self._write_share()
             if self._place == 0:
                 self._complete(self._wait_for_parts())

@@ -26,6 +26,7 @@ __all__ = ["FOLDER", "KEEP", "Claim", "read_entry", "remove_stale", "running", "
 KEEP: Final = b"keep\n"
 """Written to a daemon's standard input: from now on the network outlives the process that started it."""
 FOLDER: Final = Path("/run/netstorm-wan")
+_LOCK: Final = Path("/run/netstorm-wan.lock")
 _NAMESPACE: Final = re.compile(re.escape(PREFIX) + r"(.+)-r\d+")
 
 
@@ -41,12 +42,12 @@ class Claim:
         self.name: Final = name
         with _registry_lock():
             _remove_stale()
-            FOLDER.mkdir(mode=0o755, exist_ok=True)
+            FOLDER.mkdir(mode=0o700, exist_ok=True)
             if _is_locked(_file(name)):
                 raise UsageError(
                     f"an emulated network {name!r} is up already: `netstorm wan down --name {name}` ends it"
                 )
-            self._descriptor = os.open(_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def write(self, entry: NetworkEntry) -> None:
@@ -143,7 +144,8 @@ def _is_locked(path: Path) -> bool:
 
 @contextmanager
 def _registry_lock() -> Iterator[None]:
-    descriptor = os.open(FOLDER.parent, os.O_RDONLY | os.O_CLOEXEC)  # this lock never has to be removed
+    # Only who may open a file can lock it. It is never removed, so that all lock the same one.
+    descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -7,6 +7,7 @@ from typing import Final
 
 from netstorm.addresses import plain_address
 from netstorm.observe.counters import Counters
+from netstorm.protocol.texts import printable
 
 __all__ = ["Drops"]
 
@@ -66,7 +67,7 @@ class Drops:
         others = f" (and {left_out} from others)" if left_out else ""
         if len(detail) > _MOST_CHARACTERS:
             detail = detail[:_MOST_CHARACTERS] + "..."
-        _log.warning("%s from %s: %s%s%s", self._what, plain_address(sender), detail, more, others)
+        _log.warning("%s from %s: %s%s%s", self._what, plain_address(sender), printable(detail), more, others)
 
     def _take_line(self, reason: str, now: float) -> int | None:
         """Return how many lines of a reason were left out before this one; None: it is left out, too."""

@@ -1,4 +1,4 @@
-"""Files that only the owner of the process can read: what is known of a job is not for all users."""
+"""Files that only the user of a process can read: secrets, and what is known of a job."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["open_private", "write_private"]
+__all__ = ["is_readable_by_others", "open_private", "write_private"]
 
 _MODE: Final = 0o600
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+def is_readable_by_others(state: os.stat_result) -> bool:
+    """Return whether others than this process's user may use a file with a secret. What is no regular file,
+    such as a pipe, is not asked.
+
+    A container whose user is not root gets its secrets as files of root that a group of its processes may
+    read, and do no more with: that is as private as they can be there.
+    """
+    others = stat.S_IMODE(state.st_mode) & _OTHERS
+    if not stat.S_ISREG(state.st_mode) or not others:
+        return False
+    is_given = state.st_uid == 0 != os.geteuid() and state.st_gid in {os.getegid(), *os.getgroups()}
+    return not (is_given and others == stat.S_IRGRP)
 
 
 def open_private(path: Path, flags: int) -> int:

@@ -23,6 +23,7 @@ from netstorm import clock
 from netstorm.errors import SettingsError
 from netstorm.observe.pages import Application
 from netstorm.observe.web_refusals import WebRefusals
+from netstorm.protocol.texts import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -303,7 +304,7 @@ class _Handler(WSGIRequestHandler):
         return is_whole
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        _log.debug("%s: %s", self.address_string(), format % args)
+        _log.debug("%s: %s", self.address_string(), printable(format % args))
 
 
 def _listen(host: str, ports: Iterable[int], tls: ssl.SSLContext | None, refusals: WebRefusals) -> _Server:

@@ -10,6 +10,7 @@ import hmac
 import logging
 import os
 import re
+import socket
 import ssl
 import stat
 from collections.abc import Iterable
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from netstorm.addresses import is_loopback
+from netstorm.addresses import is_address, is_loopback
 from netstorm.errors import SettingsError
+from netstorm.observe.private_files import is_readable_by_others
 from netstorm.observe.web_refusals import WebRefusals
 from netstorm.settings import Settings
 
@@ -35,11 +37,19 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,512}=*")
 """The characters of a bearer token (RFC 6750, section 2.1). 16 random ones are beyond guessing."""
 
 _MOST_BYTES: Final = 1024
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 _REFUSED: Final = (
     b"this page needs the job's token: netstorm top --token-file FILE, or a header "
     b'"Authorization: Bearer TOKEN"\n'
+)
+
+
+_PORT: Final = re.compile(r":\d*$")
+
+_OTHER_HOST: Final = (
+    b"this is another host: ask for this page by its address, by localhost, or by the name in "
+    b"NETSTORM_HTTP_BIND, DMLC_PS_ROOT_URI or DMLC_NODE_HOST; or give it a token "
+    b"(NETSTORM_WEB_TOKEN_FILE)\n"
 )
 
 
@@ -51,6 +61,8 @@ class WebAccess:
     """What every request must bear; None: nothing."""
     tls: ssl.SSLContext | None = None
     """Encrypts connections; None: they are plain."""
+    names: frozenset[str] = frozenset()
+    """Under which pages without a token may be asked for, besides addresses and localhost."""
 
     @property
     def scheme(self) -> str:
@@ -58,8 +70,10 @@ class WebAccess:
         return "http" if self.tls is None else "https"
 
     def guard(self, application: Application, refusals: WebRefusals) -> Application:
-        """Return the application for those who bear the token; others are counted."""
-        return application if self.token is None else with_token(application, self.token, refusals)
+        """Return the application for those who may see it; others are counted."""
+        if self.token is None:
+            return with_known_host(application, self.names, refusals)
+        return with_token(application, self.token, refusals)
 
 
 def web_access(settings: Settings) -> WebAccess:
@@ -88,7 +102,8 @@ def web_access(settings: Settings) -> WebAccess:
                 "whoever is on its way can read it",
                 settings.http_bind,
             )
-    return WebAccess(token, tls)
+    names = (settings.http_bind, settings.scheduler_host, settings.node_host, socket.gethostname())
+    return WebAccess(token, tls, frozenset(name.lower() for name in names if name))
 
 
 def read_token(path: Path, source: str) -> str:
@@ -104,14 +119,15 @@ def read_token(path: Path, source: str) -> str:
     """
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            state = os.fstat(file.fileno())
             content = file.read(_MOST_BYTES)
     except OSError as error:
         raise SettingsError(f"{source}={str(path)!r}: cannot read the token: {error.strerror}") from None
-    if stat.S_ISREG(mode) and mode & _OTHERS:
+    if is_readable_by_others(state):
         raise SettingsError(
-            f"{source}={str(path)!r}: mode {stat.S_IMODE(mode):04o} lets others read the token: expected "
-            f"0600; `chmod 600 {path}`, and make a new token if others may have read this one"
+            f"{source}={str(path)!r}: mode {stat.S_IMODE(state.st_mode):04o} lets others read the token: "
+            f"expected 0600 (or 0440, of root, with a group of this process): `chmod 600 {path}`, and make a "
+            "new token if others may have read this one"
         )
     text = content.decode("ascii", errors="replace").strip()
     if _TOKEN.fullmatch(text) is None:
@@ -141,6 +157,30 @@ def with_token(application: Application, token: str, refusals: WebRefusals) -> A
         ]
         start_response("401 Unauthorized", headers)
         return [] if environ.get("REQUEST_METHOD") == "HEAD" else [_REFUSED]
+
+    return guarded
+
+
+def with_known_host(application: Application, names: frozenset[str], refusals: WebRefusals) -> Application:
+    """Return an application that answers 421 to requests for a name that is not this process's.
+
+    A browser asks for the name that a page elsewhere gives it, even if that name leads here (DNS rebinding),
+    and lets that page read the answer. An address, or localhost, is nobody else's name.
+    """
+
+    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        given = environ.get("HTTP_HOST", "localhost").strip().lower()
+        host = _PORT.sub("", given)
+        if host == "localhost" or host in names or is_address(host.strip("[]")):
+            return application(environ, start_response)
+        refusals.note("wrong_host", environ.get("REMOTE_ADDR", ""))
+        headers = [
+            ("Content-Type", "text/plain; charset=utf-8"),
+            ("Content-Length", str(len(_OTHER_HOST))),
+            ("Cache-Control", "no-store"),
+        ]
+        start_response("421 Misdirected Request", headers)
+        return [] if environ.get("REQUEST_METHOD") == "HEAD" else [_OTHER_HOST]
 
     return guarded
 

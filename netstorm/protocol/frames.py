@@ -30,6 +30,7 @@ import numpy as np
 from netstorm import __version__
 from netstorm.errors import FrameError, OtherProtocol
 from netstorm.protocol import messages as m
+from netstorm.protocol.texts import clean
 
 __all__ = [
     "MAX_HEADER_BYTES",
@@ -208,7 +209,7 @@ def open_frames(frame: Buffer, frames: int) -> Header:
     if frames != 1 + has_payload:
         raise FrameError(f"a message of {frames} frames, where its header announces {1 + has_payload}")
     try:
-        message = _decoder.decode(memoryview(data)[_PREFIX.size :])
+        message = clean(_decoder.decode(memoryview(data)[_PREFIX.size :]))
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         raise FrameError(f"the body does not decode: {error}") from None
     return Header(

@@ -225,8 +225,6 @@ def test_variables_that_do_nothing_here_are_named_in_one_line_and_are_those_of_t
 def test_asking_for_servers_gets_a_note():
     (note,) = notes(Settings(num_servers=2), {})
     assert note.startswith("DMLC_NUM_SERVER=2 is ignored")
-    (note,) = notes(Settings(key_file="job.key", security="off"), {})
-    assert note.startswith("NETSTORM_KEY_FILE=job.key is ignored")
     assert notes(Settings(), {}) == []
 
 

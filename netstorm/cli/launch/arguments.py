@@ -93,7 +93,7 @@ class LaunchArguments:
         settings = _settings_of_rank_0(environment, job.size)  # checks for conflicts, too
         if self.log_folder is not None:
             try:
-                self.log_folder.mkdir(parents=True, exist_ok=True)
+                self.log_folder.mkdir(0o700, parents=True, exist_ok=True)  # for this user alone
             except OSError as error:
                 raise UsageError(f"--log-dir {self.log_folder}: cannot be made: {error}") from None
         console = Console(prefixes=self.prefixes, environment=environment)

@@ -15,6 +15,7 @@ from netstorm.cli.launch.members import SCHEDULER, Member
 from netstorm.cli.launch.output.console import Console, Stream, plain
 from netstorm.cli.launch.output.lines import Lines
 from netstorm.cli.launch.supervisor import ended_code
+from netstorm.observe.private_files import open_private
 
 __all__ = ["Child"]
 
@@ -142,7 +143,7 @@ class Child:
         try:
             self._log.write(b"".join(line + b"\n" for line in lines))
         except OSError as error:  # a full disk is no reason to end a training
-            self._console.report(f"cannot write {self._log.name}: {error.strerror}; it ends here")
+            self._console.report(f"cannot write the log of {self.label}: {error.strerror}; it ends here")
             self._log.close()
             self._log = None
 
@@ -157,7 +158,8 @@ class Child:
         name = self.label if self.member == SCHEDULER else f"rank-{self.label}"
         path = folder / f"{name}.log"
         try:
-            return path.open("ab" if is_restart else "wb", buffering=0)
+            descriptor = open_private(path, os.O_APPEND if is_restart else os.O_TRUNC)
+            return os.fdopen(descriptor, "wb", buffering=0)
         except OSError as error:
             self._console.report(f"cannot write {path}: {error.strerror}; there will be none")
             return None

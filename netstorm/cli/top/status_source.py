@@ -19,6 +19,7 @@ from netstorm.addresses import host_port, is_loopback, plain_address, split_host
 from netstorm.cli.addresses import split_address
 from netstorm.cli.top.http_access import HttpAccess
 from netstorm.errors import Unavailable, UsageError
+from netstorm.protocol.texts import clean
 from netstorm.scheduler.observe.status import JobStatus
 from netstorm.settings import Settings
 
@@ -65,7 +66,7 @@ class StatusSource:
             which = "a token" if self._access.token is None else "another token than the given one"
             raise UsageError(f"{self}: it wants {which}: netstorm top --token-file FILE")
         try:
-            return msgspec.json.decode(body, type=JobStatus)
+            return clean(msgspec.json.decode(body, type=JobStatus))
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
             text = body[:200].decode(errors="replace").strip()
             raise Unavailable(f"{self}: answers {response.status}, {text!r}") from None

@@ -18,7 +18,7 @@ import socket
 from typing import Any, Final
 
 from netstorm.errors import NotAuthorised, SettingsError
-from netstorm.protocol.addresses import is_loopback
+from netstorm.addresses import is_loopback
 from netstorm.pslite.security.job_key import JobKey
 
 __all__ = ["limit_the_store_to_its_address", "sealed", "unsealed"]

@@ -26,7 +26,7 @@ from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Measured
 from netstorm.pslite.clock.source import Address
 from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.security.credentials import serves_others
+from netstorm.pslite.security.credentials import log_if_plain, serves_others
 from netstorm.pslite.system.addresses import advertised_host, machine_number, resolve
 from netstorm.settings import Settings, foreign_variable
 
@@ -112,6 +112,8 @@ class NodeProcess:
             unmarked=(scheduler, settings.scheduler_port),
         )
         self.node: Final = self.driver.machine
+        if settings.rank <= 0:  # once a job
+            log_if_plain(settings, settings.bind_host or host, _log)
         self.cluster_clock.start(self.driver.thread, host=settings.bind_host or host, port=self.driver.port)
         self._attach_meter()
         self.node.status.sample_driver = self._driver_status

@@ -15,6 +15,7 @@ from netstorm.kvstore.values.layout import Layout
 from netstorm.protocol.chunks import COLLECTIVE, ITEM_BYTES
 from netstorm.protocol.collectives import ELEMENT_BYTES, Signature, rounds_under_way
 from netstorm.protocol.messages import KeyGrant, KeySpec
+from netstorm.protocol.texts import printable
 
 __all__ = ["Array", "Key"]
 
@@ -57,6 +58,7 @@ class Key:
         """
         if dtype not in ITEM_BYTES:
             raise UsageError(f"key {name!r} has type {dtype}; NetStorm can sum {', '.join(ITEM_BYTES)}")
+        name = printable(name)  # as the others see it
         if any(side < 0 for side in shape):
             raise UsageError(f"key {name!r} has shape {shape}; dimensions must be known and not negative")
         self.spec: Final = KeySpec(

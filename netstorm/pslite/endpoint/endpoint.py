@@ -68,7 +68,6 @@ class Endpoint:
         boot: int = 0,
         limits: Limits | None = None,
         rng: random.Random | None = None,
-        tokens: random.Random | None = None,
         counters: Counters | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -85,7 +84,6 @@ class Endpoint:
             boot: see `LocalProcess`.
             limits: time-outs and bounds.
             rng: numbers sessions and spreads attempts to connect.
-            tokens: makes the numbers by which peers know a session again; others must not guess them.
             counters: what was dropped or refused is counted there.
             trace: records all deliveries.
         """
@@ -115,7 +113,6 @@ class Endpoint:
             self._sessions,
             limits=limits,
             rng=self._random,
-            tokens=tokens or random.Random(f"tokens {incarnation}"),
             stamp=stamp,
             trace=trace,
             acknowledges=lambda connection: self.acknowledges(connection),  # noqa: PLW0108 -- it is set later
@@ -140,6 +137,10 @@ class Endpoint:
     @observer.setter
     def observer(self, observer: TrafficObserver | None) -> None:
         self._context.observer = observer
+
+    def draw_tokens_from(self, source: random.Random) -> None:
+        """Take the numbers by which peers know a session again from a source that others cannot guess."""
+        self._context.tokens = source
 
     # ---------------------------------------------------------------------------- the machine's instructions
 

@@ -46,7 +46,6 @@ class EndpointContext:
         *,
         limits: Limits,
         rng: random.Random,
-        tokens: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
         acknowledges: Callable[[Connection], bool],
@@ -59,7 +58,7 @@ class EndpointContext:
         self.held_bytes: Final = new_held_bytes()
         self.incarnation: Final = process.incarnation
         self.random: Final = rng
-        self.tokens: Final = tokens
+        self.tokens = random.Random(f"tokens {process.incarnation}")
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0

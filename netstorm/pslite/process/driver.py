@@ -146,7 +146,7 @@ def _make_endpoint(
     trace: Trace | None,
 ) -> Endpoint:
     incarnation = secrets.randbits(63)
-    return (LoggedEndpoint if settings.verbose else Endpoint)(
+    endpoint = (LoggedEndpoint if settings.verbose else Endpoint)(
         machine,
         job=settings.job,
         incarnation=incarnation,
@@ -163,7 +163,8 @@ def _make_endpoint(
             sessions=min(Limits().sessions, most_sessions()),
         ),
         rng=random.Random(incarnation),
-        tokens=random.SystemRandom(),
         counters=counters,
         trace=trace,
     )
+    endpoint.draw_tokens_from(random.SystemRandom())
+    return endpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from netstorm.pslite.security.process_proof import ProcessProof
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.settings import Settings
 
-__all__ = ["Credentials", "job_key_of", "load_credentials", "scheduler_secret_of", "serves_others"]
+__all__ = [
+    "Credentials",
+    "job_key_of",
+    "load_credentials",
+    "log_if_plain",
+    "scheduler_secret_of",
+    "serves_others",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +61,26 @@ class Credentials:
 
 
 def job_key_of(settings: Settings) -> JobKey | None:
-    """Return the job's key; None: there is none, or security is off.
+    """Return the job's key; None: there is none.
 
     Raises:
         SettingsError: its file cannot be used.
     """
-    if settings.security == "off" or not settings.key_file:
+    if not settings.key_file:
         return None
     return JobKey.load(Path(settings.key_file))
+
+
+def log_if_plain(settings: Settings, bind_host: str, log: logging.Logger) -> None:
+    """Log that this process's connections are plain, if they are: a warning if others can reach them."""
+    if not settings.key_file:
+        local = is_loopback(bind_host)
+        log.log(
+            logging.INFO if local else logging.WARNING,
+            "connections are plain, neither encrypted nor authenticated (%s): %s can read and change them",
+            "NETSTORM_SECURITY=off" if settings.security == "off" else "no NETSTORM_KEY_FILE",
+            "users of this machine" if local else f"whoever reaches {bind_host}",
+        )
 
 
 def scheduler_secret_of(settings: Settings) -> SchedulerSecret:

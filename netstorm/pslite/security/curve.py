@@ -22,9 +22,9 @@ _KEY_LETTERS: Final = KEY_BYTES * 5 // 4
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """A key pair. Its text shows the public key alone."""
+    """A key pair. Its text shows neither half: only members of a job know the public one of its pair."""
 
-    public: bytes
+    public: bytes = field(repr=False)
     secret: bytes = field(repr=False)
 
     @classmethod

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.errors import SettingsError
+from netstorm.observe.private_files import is_readable_by_others
 
 __all__ = ["read_secret_file", "secret_text", "write_secret_file"]
 
@@ -21,8 +22,6 @@ _VERSION: Final = 1
 
 _MOST_BYTES: Final = 4096
 """A key file has about 200; what is larger is some other file."""
-
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def write_secret_file(path: Path, kind: str, fields: Mapping[str, str]) -> None:
@@ -69,10 +68,11 @@ def read_secret_file(path: Path, kind: str, fields: tuple[str, ...]) -> dict[str
         ) from None
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
-        if stat.S_ISREG(state.st_mode) and state.st_mode & _OTHERS:
+        if is_readable_by_others(state):
             raise SettingsError(
-                f"{path}: mode {stat.S_IMODE(state.st_mode):04o} lets others read the {kind}: "
-                f"expected 0600; `chmod 600 {path}`, and make a new key if others may have read this one"
+                f"{path}: mode {stat.S_IMODE(state.st_mode):04o} lets others read the {kind}: expected 0600 "
+                f"(or 0440, of root, with a group of this process): `chmod 600 {path}`, and make a new key "
+                "if others may have read this one"
             )
         try:
             content = _piped.get((state.st_dev, state.st_ino)) or file.read(_MOST_BYTES)

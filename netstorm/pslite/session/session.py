@@ -9,8 +9,8 @@ again.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Container, Hashable
+from random import Random
 from typing import Final, Protocol
 
 from netstorm.errors import ProtocolViolation
@@ -46,12 +46,12 @@ class SessionContext(Protocol):
         """Random number of this process."""
 
     @property
-    def tokens(self) -> random.Random:
-        """Source of random numbers that nobody else can guess, unless a test decides them."""
+    def random(self) -> Random:
+        """Source of random numbers."""
 
     @property
-    def random(self) -> random.Random:
-        """Source of random numbers."""
+    def tokens(self) -> Random:
+        """Source of random numbers that nobody else can guess, unless a test decides them."""
 
     @property
     def held_bytes(self) -> WaitingBytes:

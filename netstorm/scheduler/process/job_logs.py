@@ -28,7 +28,7 @@ class JobLogs:
             UsageError: the folder cannot be used.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"NETSTORM_STATE_DIR={str(folder)!r}: {error.strerror}; it must be a folder in which files "

@@ -18,10 +18,11 @@ from netstorm.addresses import host_port
 from netstorm.errors import Closed, PeerError, SettingsError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.observe.log import configure_logging
+from netstorm.observe.private_files import write_private
 from netstorm.observe.web_access import web_access
 from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
 from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.security.credentials import job_key_of, serves_others
+from netstorm.pslite.security.credentials import job_key_of, log_if_plain, serves_others
 from netstorm.pslite.system.addresses import listening_host
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.machine import SchedulerMachine
@@ -39,8 +40,6 @@ from netstorm.scheduler.process.status_server import open_status_server
 from netstorm.settings import Settings
 
 __all__ = ["Launcher", "run_scheduler"]
-
-_log = logging.getLogger(__name__)
 
 _log = logging.getLogger(__name__)
 
@@ -238,6 +237,7 @@ def _start(
 
         formation.deliver = deliver
         connect_several_jobs(driver.machine, post, print_line)
+        log_if_plain(settings, bind_host, _log)
         return _Running(driver, sntp, formation, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
@@ -288,7 +288,7 @@ def _write(ready_file: Path | None, text: str) -> None:
     if ready_file is not None:
         with _naming(ready_file):
             draft = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
-            draft.write_text(text)
+            write_private(draft, text.encode())
             draft.replace(ready_file)
 
 

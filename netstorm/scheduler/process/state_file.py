@@ -51,7 +51,7 @@ class StateFile:
         self.path: Final = folder / _file_name(job)
         self._file: int | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700, parents=True, exist_ok=True)
             self._file = open_private(self.path, 0)
             self.replayed: Final = self._begin(self._file)
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from netstorm.checkpoint import writing
 from netstorm.checkpoint.folder import claim_step, complete_by_step
 from netstorm.checkpoint.layout import Layout
 from netstorm.checkpoint.manifest import TensorEntry
-from netstorm.checkpoint.names import MANIFEST
+from netstorm.checkpoint.names import MANIFEST, folder_of_step
 from netstorm.checkpoint.reading import find_checkpoint, latest_step, read_checkpoint
 from netstorm.checkpoint.writing import Outline, ShareWriter
 from netstorm.errors import CheckpointError, NetStormError, WaitTimeout
@@ -239,3 +240,19 @@ def test_two_processes_that_save_by_themselves_never_get_the_same_step(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="give the path of a folder"):
         claim_step(tmp_path / "file", None)
+
+
+def test_only_their_user_can_read_the_files_of_a_checkpoint_whatever_the_umask_says(tmp_path):
+    before = os.umask(0)
+    try:
+        base = tmp_path / "checkpoints"
+        step = claim_step(base, None)
+        name = folder_of_step(step)
+        (base / name / (MANIFEST + ".tmp")).write_bytes(b"of an attempt before, for everybody")
+        write(base, step)
+    finally:
+        os.umask(before)
+    files = [path for path in base.rglob("*") if path.is_file()]
+    assert len(files) >= 7
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (base, base / name)} == {0o700}

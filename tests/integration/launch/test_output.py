@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import stat
 import subprocess
 import sys
 import time
@@ -86,8 +87,9 @@ def test_prefixes_can_be_left_out_and_lines_kept_in_a_file_for_each_rank(launche
     ended = launcher.run(program, "-n", "2", "--no-prefix", "--log-dir", "logs/today")
     assert sorted(ended.out.splitlines()) == ["out 0", "out 1"]
     for rank in range(2):
-        logged = (launcher.folder / f"logs/today/rank-{rank}.log").read_text()
-        assert sorted(logged.splitlines()) == [f"err {rank}", f"out {rank}"]
+        path = launcher.folder / f"logs/today/rank-{rank}.log"
+        assert sorted(path.read_text().splitlines()) == [f"err {rank}", f"out {rank}"]
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_reader_that_leaves_ends_the_job(launcher):

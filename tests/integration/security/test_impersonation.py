@@ -164,6 +164,22 @@ def test_nobody_goes_on_with_the_session_of_another_process_with_the_scheduler(k
     assert isinstance(answer(honest, driver.port, hello(-1, 7, SCHEDULER)), m.Welcome)
 
 
+def test_an_applicant_cannot_write_lines_of_its_own_into_the_log_nor_to_a_terminal(keyed, started, caplog):
+    forged = "x\n11:00:01 netstorm INFO job 'alexnet' has ended well: 2 nodes\x1b[2J\x1b]0;mine\x07"
+    hostile = keyed(KEY)
+    driver, _ = started(Driven(2, job="default", join_timeout_s=1e12).machine, -1)
+    connection = Connection(1)
+    hostile.van.open(connection, "127.0.0.1", driver.port)
+    hostile.van.transmit(connection, hello(-1, 7, SCHEDULER), None)
+    poll_all(lambda: events_of(hostile, Received), hostile)
+    join = m.Join(asked_rank=0, num_workers=2, host="h", port=5, site="", release=forged, pid=1)
+    hostile.van.transmit(connection, seal(encode_body(join), sequence=1, sent_at=1, payload_crc=None), None)
+    poll_all(lambda: "runs NetStorm" in caplog.text, hostile)
+    (line,) = (record.getMessage() for record in caplog.records if "runs NetStorm" in record.getMessage())
+    assert line.isprintable()
+    assert "x\\n11:00:01 netstorm INFO" in line
+
+
 def test_a_node_with_a_key_of_its_own_joins_those_that_have_the_jobs_alone(keyed, started):
     tokyo, paris = NodeKey("tokyo", CurveKeys.fresh()), NodeKey("paris", CurveKeys.fresh())
     honest, other = keyed(Credentials.of_process(KEY, tokyo)), keyed(Credentials.of_process(KEY, paris))

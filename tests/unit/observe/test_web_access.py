@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,6 +67,43 @@ def test_a_token_that_others_can_read_is_refused(token_file, mode):
     with pytest.raises(SettingsError, match="chmod 600") as refused:
         read_token(token_file, "--token-file")
     assert TOKEN not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9092", "200"),
+        ("127.0.0.1", "200"),
+        ("[::1]:9092", "200"),
+        ("10.0.0.7:80", "200"),
+        ("localhost:9092", "200"),
+        ("LOCALHOST", "200"),
+        ("tokyo.example:9092", "200"),
+        (None, "200"),
+        ("evil.example", "421"),
+        ("evil.example:9092", "421"),
+        ("127.0.0.1.evil.example", "421"),
+        ("localhost.evil.example:9092", "421"),
+        ("", "421"),
+    ],
+)
+def test_a_page_without_a_token_is_not_shown_under_somebody_elses_name(host, status):
+    """A browser would let a page of evil.example, whose name leads to 127.0.0.1, read it."""
+    answers: list[str] = []
+    refusals = WebRefusals()
+    access = web_access(Settings(scheduler_host="Tokyo.example"))
+    guarded = access.guard(pages({"/": Page("text/plain", lambda: b"the job")}), refusals)
+    environ = {"REQUEST_METHOD": "GET", "REMOTE_ADDR": "127.0.0.1", "PATH_INFO": "/"}
+    if host is not None:
+        environ["HTTP_HOST"] = host
+
+    def start(status: str, *_: Any) -> Any:
+        answers.append(status)
+
+    shown = b"".join(guarded(environ, start))
+    assert answers[0].startswith(status)
+    assert (shown == b"the job") == (status == "200")
+    assert refusals.counts() == ({} if status == "200" else {"wrong_host": 1})
 
 
 @pytest.mark.parametrize(

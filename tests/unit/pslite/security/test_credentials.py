@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from netstorm.errors import SettingsError, UsageError
-from netstorm.pslite.security.credentials import job_key_of, load_credentials, scheduler_secret_of
+from netstorm.pslite.security.credentials import (
+    job_key_of,
+    load_credentials,
+    log_if_plain,
+    scheduler_secret_of,
+)
 from netstorm.pslite.security.handshake_texts import Mismatch, is_about_keys, reason_of_opener
 from netstorm.pslite.security.job_key import JobKey, SchedulerKey
 from netstorm.pslite.security.node_key import NodeKey
@@ -28,7 +35,7 @@ def test_elsewhere_a_process_without_a_key_refuses_and_says_both_ways_out(host):
     assert load_credentials(Settings(security="off"), host) is None
 
 
-def test_with_a_key_loopback_is_encrypted_too_and_off_wins_over_it(tmp_path):
+def test_with_a_key_loopback_is_encrypted_too(tmp_path):
     key = JobKey.create(tmp_path / "job.key")
     settings = Settings(key_file=str(tmp_path / "job.key"))
     assert job_key_of(settings) == key
@@ -37,8 +44,29 @@ def test_with_a_key_loopback_is_encrypted_too_and_off_wins_over_it(tmp_path):
         assert found is not None
         assert found.job == key.curve_keys()
         assert found.own.public != key.curve_keys().public
-    off = Settings(key_file=str(tmp_path / "job.key"), security="off")
-    assert load_credentials(off, "*") is job_key_of(off) is None
+
+
+@pytest.mark.parametrize("variable", ["key_file", "node_key_file", "scheduler_key_file", "allow_file"])
+def test_a_key_contradicts_that_there_is_to_be_no_security(variable):
+    with pytest.raises(SettingsError, match=r"=x with NETSTORM_SECURITY=off: expected one of them"):
+        Settings.from_environment({}, security="off", **{variable: "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "level", "says"),
+    [
+        ({}, "127.0.0.1", logging.INFO, "(no NETSTORM_KEY_FILE): users of this machine can read"),
+        ({"security": "off"}, "127.0.0.1", logging.INFO, "(NETSTORM_SECURITY=off): users of this machine"),
+        ({"security": "off"}, "*", logging.WARNING, "(NETSTORM_SECURITY=off): whoever reaches * can read"),
+    ],
+)
+def test_plain_connections_say_that_they_are_plain(caplog, given, host, level, says):
+    with caplog.at_level(logging.INFO):
+        log_if_plain(Settings(**given), host, logging.getLogger("netstorm.test"))
+        log_if_plain(Settings(key_file="job.key"), host, logging.getLogger("netstorm.test"))
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert says in record.getMessage()
 
 
 def test_a_node_connects_with_its_own_key_and_is_reached_under_the_jobs(tmp_path):
@@ -64,7 +92,6 @@ def test_a_nodes_key_comes_back_from_its_file_and_its_name_is_checked(tmp_path):
 def test_keys_of_nodes_need_the_jobs_key(variable):
     with pytest.raises(SettingsError, match="expected NETSTORM_KEY_FILE beside it"):
         Settings.from_environment({}, **{variable: "x"})
-    Settings.from_environment({}, security="off", **{variable: "x"})
 
 
 def test_every_reason_for_want_of_a_key_is_told_from_others():

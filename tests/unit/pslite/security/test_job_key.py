@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from netstorm.errors import SettingsError
+from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.curve import CurveKeys, key_of_text, key_text
 from netstorm.pslite.security.job_key import JobKey
 
@@ -104,7 +105,10 @@ def test_texts_of_keys_show_no_secret():
     key = JobKey.fresh()
     keys = CurveKeys.fresh()
     shown = f"{key!r} {key} {keys!r} {keys}"
-    for secret in (key.secret, keys.secret):
+    pair = key.curve_keys()
+    shown += f"{pair!r} {Credentials.of_process(key)!r}"
+    # The public half of the job's pair, too: it is a part of what strangers have to guess.
+    for secret in (key.secret, keys.secret, pair.secret, pair.public):
         assert repr(secret) not in shown
         assert key_text(secret) not in shown
 
