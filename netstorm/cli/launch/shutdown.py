@@ -415,7 +415,7 @@ class Shutdown:
         return _KILL_S if step is signal.SIGKILL else self._grace_s
 
     def _places(self, members: tuple[Member, ...]) -> str:
-        hosts = {self._hosts[member] for member in members if member in self._hosts}
-        hosts = sorted(hosts) if self._is_remote else []
+        remote = members if self._is_remote else ()
+        hosts = sorted({self._hosts[member] for member in remote if member in self._hosts})
         left = f"; processes may be left on {', '.join(hosts)}" if hosts else ""
         return in_words(members) + left
