@@ -21,6 +21,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.pslite.machine import Admit
 from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.membership.launched_ranks import RankEnded, read_rank_ended
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log import records as r
 from netstorm.scheduler.replay_log.replay import ReplayedJob
@@ -120,6 +121,14 @@ def _requests() -> list[bytes]:
     return [msgspec.json.encode(one) for one in found]
 
 
+def _words() -> list[bytes]:
+    ended = [
+        RankEnded.of(1, 1, "exit code 1", "10.0.0.7", b"ImportError: x", again=False),
+        RankEnded.of(0, 137, "killed by SIGKILL", "127.0.0.1", b"", again=True),
+    ]
+    return [msgspec.json.encode(one) for one in ended]
+
+
 TARGETS: Final = (
     Target(
         name="resumed",
@@ -151,6 +160,14 @@ TARGETS: Final = (
         allowed=(UsageError,),
         seeds=_requests,
         mutate=of_words((b'"do": ', b'"set"', b'"source"', b"1e999", b"null", b"{", b"}", b"[", b",")),
+        weight=0.2,
+    ),
+    Target(
+        name="launcher-words",
+        decode=lambda data: read_rank_ended(data).again,
+        allowed=(PeerError,),
+        seeds=_words,
+        mutate=of_words((b'"rank":', b'"code":', b"1e999", b"null", b"\\u0000", b"{", b"}", b",")),
         weight=0.2,
     ),
 )

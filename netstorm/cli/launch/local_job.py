@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -143,20 +144,14 @@ def local_job(
         ]
 
     nodes(None)  # wrong values are found before anything is started
-    hosts = {Member(rank): _LOOPBACK for rank in range(size)}
+    hosts = dict.fromkeys(map(Member, range(size)), _LOOPBACK)
+    job = Job(size=size, scheduler=None, ready_file=ready_file, nodes=nodes, hosts=hosts)
     if ready_file is None:
-        return Job(size=size, scheduler=None, ready_file=None, nodes=nodes, hosts=hosts)
+        return job
     common = {"DMLC_PS_ROOT_URI": _LOOPBACK, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def scheduler(chosen: int | None) -> Process:
         own = child_environment(environment, **common)
         return scheduler_process(SUPERVISOR, own, chosen or port, ready_file)
 
-    return Job(
-        size=size,
-        scheduler=scheduler(None),
-        ready_file=ready_file,
-        nodes=nodes,
-        scheduler_at=scheduler,
-        hosts=hosts,
-    )
+    return dataclasses.replace(job, scheduler=scheduler(None), scheduler_at=scheduler)

@@ -221,8 +221,9 @@ class Shutdown:
     def _with_last_line(self, member: Member | None) -> str:
         """Return a failure as text, with what the process has said last."""
         text = self._failures[member][0]
-        known = member == SCHEDULER and self._first_failure_known
-        last = "" if member is None or known else self._last_lines.get(member, "")
+        if member == SCHEDULER and self._how_it_went:
+            return self._how_it_went
+        last = "" if member is None else self._last_lines.get(member, "")
         return f"{text}: {last}" if last else text
 
     def _first_failure(self) -> Member | None:
@@ -360,7 +361,7 @@ class Shutdown:
 
     def _failure(self, member: Member, code: int) -> str:
         if member == SCHEDULER and self._first_failure_known:
-            return self._how_it_went or "the job has failed"
+            return "the job has failed"
         where = f" on {self._hosts[member]}" if member in self._hosts else ""
         how = outcome(code)
         how = f"was {how}" if how.startswith("killed") else f"failed with {how}"
@@ -415,7 +416,7 @@ class Shutdown:
         return _KILL_S if step is signal.SIGKILL else self._grace_s
 
     def _places(self, members: tuple[Member, ...]) -> str:
-        hosts = {self._hosts[member] for member in members if member in self._hosts}
-        hosts = sorted(hosts) if self._is_remote else []
+        remote = members if self._is_remote else ()
+        hosts = sorted({self._hosts[member] for member in remote if member in self._hosts})
         left = f"; processes may be left on {', '.join(hosts)}" if hosts else ""
         return in_words(members) + left

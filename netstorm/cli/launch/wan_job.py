@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,8 +84,9 @@ def wan_job(
 
     nodes(None)  # wrong values are found before anything is started
     hosts = {Member(rank): wan.address(rank) for rank in range(size)}
+    job = Job(size=size, scheduler=None, ready_file=ready_file, nodes=started, hosts=hosts)
     if ready_file is None:
-        return Job(size=size, scheduler=None, ready_file=None, nodes=started, hosts=hosts)
+        return job
 
     def scheduler(chosen_port: int | None) -> Process:
         return scheduler_process(
@@ -94,14 +96,7 @@ def wan_job(
             ready_file,
         )
 
-    return Job(
-        size=size,
-        scheduler=scheduler(None),
-        ready_file=ready_file,
-        nodes=started,
-        scheduler_at=scheduler,
-        hosts=hosts,
-    )
+    return dataclasses.replace(job, scheduler=scheduler(None), scheduler_at=scheduler)
 
 
 def _variables(

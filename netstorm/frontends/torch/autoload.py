@@ -76,7 +76,7 @@ def _watch_init_process_group() -> None:
     init_process_group._netstorm = True  # type: ignore[attr-defined]  # noqa: SLF001 -- our own mark
     for module in (dist, dist.distributed_c10d, dist.device_mesh):
         if getattr(module, "init_process_group", None) is original:
-            module.init_process_group = init_process_group  # type: ignore[assignment]
+            setattr(module, "init_process_group", init_process_group)  # noqa: B010 -- mypy knows no such attribute
 
 
 def _say_not_netstorm(backend: str | None) -> None:

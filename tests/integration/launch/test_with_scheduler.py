@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.launch.launcher import REPOSITORY, Launcher, ended, inside, until
+from tests.integration.launch.launcher import REPOSITORY, Ended, Launcher, ended, inside, until
 
 JOIN = """
 from netstorm.kvstore.process.lifetime import runtime_of_this_process
@@ -105,47 +106,43 @@ def test_a_node_that_is_killed_is_noticed_by_the_others_which_end_by_themselves(
 
 
 DIES_FIRST = """
-def until_there(name):
-    while not pathlib.Path(name).exists(): time.sleep(0.01)
-
 if rank == 1:
-    until_there("ready")
+    said = pathlib.Path("logs/scheduler.log")
+    while not said.exists() or said.read_text().count("INFO the node at") < {others}: time.sleep(0.01)
     {dies}
-note(os.getpid(), "ready")
 """
-"""Rank 1 ends before it joins, once another one is about to."""
+"""Rank 1 ends before it joins, once others wait for it."""
 
 
 def test_a_rank_that_dies_before_it_joins_is_named_to_those_that_wait_and_in_the_last_line(job):
-    end = job.run(DIES_FIRST.format(dies="import nothere") + JOIN, "-n", "3")
-    assert_told(end, 0, 2)
+    program = DIES_FIRST.format(others=2, dies="import nothere") + JOIN
+    assert_told(job.run(program, "-n", "3", "--log-dir", "logs"), 0, 2)
 
 
-def assert_told(end, *ranks: int) -> None:
-    """Assert that ranks and launcher have named rank 1. A rank that is about to join on a busy machine is
-    told by the launcher, in the words of the others' error.
-    """
+def assert_told(end: Ended, *ranks: int) -> None:
+    """Assert that ranks and launcher have named rank 1, which could not import a module."""
     assert end.code == 1
     for rank in ranks:
-        said = [line for line in end.err.splitlines() if line.startswith(f"[{rank}] ")]
-        assert "rank 1" in said[-1]
-        assert "127.0.0.1" in said[-1]
-        assert "exit code 1" in said[-1]
-        assert "ModuleNotFoundError: No module named 'nothere'" in said[-1]
+        said = [line for line in end.err.splitlines() if line.startswith(f"[{rank}] ") and "NodeLost" in line]
+        assert said[0].endswith(
+            "NodeLost: rank 1 (127.0.0.1) ended before all nodes had joined: exit code 1; last line of its "
+            "error output: ModuleNotFoundError: No module named 'nothere'"
+        )
     assert end.err.splitlines()[-1] == (
         "[launch] rank 1 on 127.0.0.1 failed with exit code 1: ModuleNotFoundError: No module named 'nothere'"
     )
 
 
 def test_a_rank_that_exits_with_0_and_never_joins_is_named_to_those_that_wait(job):
-    end = job.run(DIES_FIRST.format(dies="sys.exit(0)") + JOIN, "-n", "2", PS_HEARTBEAT_TIMEOUT="60")
+    program = DIES_FIRST.format(others=1, dies="sys.exit(0)") + JOIN
+    end = job.run(program, "-n", "2", "--log-dir", "logs", PS_HEARTBEAT_TIMEOUT="60")
     assert end.code == 1
     assert "NodeLost: rank 1 (127.0.0.1) ended before all nodes had joined: exit code 0" in end.err
     assert "rank 1 (127.0.0.1) ended before all nodes had joined" in end.err.splitlines()[-1]
 
 
 def test_a_rank_that_hears_nothing_is_ended_soon_if_the_job_cannot_begin_and_says_why(job):
-    program = DIES_FIRST.format(dies="import nothere") + "time.sleep(600)"
+    program = "if rank == 1: import nothere\ntime.sleep(600)"
     with job.started(program, "-n", "2", "--grace", "500") as process:
         end = ended(process)
     assert end.code == 1
@@ -294,8 +291,18 @@ def test_a_rank_on_another_host_that_dies_before_it_joins_is_named_with_that_hos
         *(sys.executable, "-m", "netstorm", "launch", "--hosts", "hosts"),
         *("--ssh", fake_ssh, "--python", sys.executable, *options, "--", sys.executable, str(job.program)),
     ]
-    end = job.run(DIES_FIRST.format(dies="import nothere") + JOIN, "--port", str(free_port()))
-    assert_told(end, 0)
+    program = DIES_FIRST.format(others=1, dies="import nothere") + JOIN
+    assert_told(job.run(program, "--port", str(free_port()), "--log-dir", "logs"), 0)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_a_rank_of_pytorch_hears_of_one_that_dies_before_pytorchs_own_rendezvous(job):
+    program = DIES_FIRST.format(others=1, dies="import nothere") + (
+        "import torch.distributed as dist\ndist.init_process_group('netstorm')\n"
+    )
+    with job.started(program, "-n", "2", "--log-dir", "logs") as process:
+        out, err = process.communicate(timeout=110)  # importing PyTorch takes long on a busy machine
+    assert_told(Ended(process.returncode, out, err), 0)
 
 
 def test_the_scripts_make_a_job_of_processes_that_are_started_one_by_one(job):
