@@ -75,6 +75,7 @@ class Acceptor:
         """
         if self._sessions.has_ended(hello):
             self.answers.append((connection, m.Goodbye(), PROTOCOL_VERSION))
+            self._sessions.released.append(connection)
             return None
         admission = self._machine.admit(hello, user)
         if isinstance(admission, Admit):
