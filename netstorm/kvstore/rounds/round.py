@@ -214,7 +214,7 @@ class OrderedRound(Round):
                 plan = self.plan_of(chunk)
                 tree = plan.tree_of(self.layout.slots[chunk])
                 children = (plan.mask_of(tree, child) for child in sorted(plan.reduce_children[tree]))
-                found = self.sums[chunk] = OrderedSum(found, (1 << plan.rank, *children))
+                found = self.sums[chunk] = OrderedSum(found, (1 << plan.rank & plan.everybody, *children))
         return found
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from netstorm.errors import SettingsError
@@ -14,7 +17,7 @@ NODES = 5
 SIZES = {"weights": 3000, "bias": 7, "embedding": 900}
 
 
-def values_of(key: str, rank: int, dtype: str = "float32") -> np.ndarray:
+def values_of(key: str, rank: int, dtype: str = "float32") -> npt.NDArray[Any]:
     """Return values of many magnitudes, so that the order of additions shows in the sums."""
     random = np.random.default_rng([rank, SIZES[key]])
     return (random.standard_normal(SIZES[key]) * 10.0 ** random.integers(-4, 4, SIZES[key])).astype(dtype)
@@ -68,7 +71,7 @@ def test_late_ranks_broken_connections_and_awareness_change_no_bit() -> None:
 def test_what_depends_on_the_time_is_refused() -> None:
     for other in ({"elastic": "2:5"}, {"loss_bound": 0.1}, {"dgt": 1}):
         with pytest.raises(SettingsError, match="NETSTORM_REPRODUCIBLE=1 with"):
-            SimulatedCluster(NODES, reproducible=True, **other)  # type: ignore[arg-type] # as above
+            SimulatedCluster(NODES, reproducible=True, **other)
 
 
 def test_a_policy_that_replaces_the_first_one_is_said(caplog: pytest.LogCaptureFixture) -> None:

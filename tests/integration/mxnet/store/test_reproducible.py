@@ -57,7 +57,7 @@ print("digest", digest.hexdigest(), flush=True)
 
 
 def test_two_runs_end_with_the_same_bits_though_other_ranks_are_late(tmp_path: Path) -> None:
-    digests = set()
+    digests: set[str] = set()
     for backwards in (0, 1):
         folder = tmp_path / str(backwards)
         folder.mkdir()

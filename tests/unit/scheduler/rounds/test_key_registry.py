@@ -265,6 +265,10 @@ def test_keys_by_name_have_their_trees_whoever_registers_them_first():
     slots = []
     for order in (names, names[::-1]):
         registry = KeyRegistry(ChunkSizes(10, 10, 32), by_name=True)
-        slots.append({name: registry.register(0, key(name, (100,))).first_slot for name in order})
+        for name in order:
+            registry.register(0, key(name, (100,)))
+        slots.append(
+            {registry.name(number): registry.grant(number).first_slot for number in range(len(order))}
+        )
     assert slots[0] == slots[1]
     assert len(set(slots[0].values())) == len(names)
