@@ -17,8 +17,8 @@ import os
 import socket
 from typing import Any, Final
 
-from netstorm.errors import NotAuthorised, SettingsError
 from netstorm.addresses import is_loopback
+from netstorm.errors import NotAuthorised, SettingsError
 from netstorm.pslite.security.job_key import JobKey
 
 __all__ = ["limit_the_store_to_its_address", "sealed", "unsealed"]
