@@ -44,8 +44,8 @@ def wan_job(
     ready_file: Path | None,
     ipv6: bool = False,
 ) -> Job:
-    """Return a job whose processes run in the namespaces of `wan`, one node a rank. The changes in the network
-    file begin when the nodes are started.
+    """Return a job whose processes run in the namespaces of `wan`, one node a rank. The changes in the
+    network file begin when the nodes are started.
 
     Args:
         wan: a network that is up; the caller takes it down.
