@@ -46,18 +46,15 @@ def wan_job(
     ready_file: Path | None,
     ipv6: bool = False,
 ) -> Job:
-    """Return a job whose processes run in the namespaces of `wan`, one node a rank.
-
-    The changes in the network file begin when the nodes are started.
+    """Return a job whose processes run in the namespaces of `wan`, one node a rank. The changes in the
+    network file begin when the nodes are started.
 
     Args:
         wan: a network that is up; the caller takes it down.
-        command: of each node.
-        folder: the nodes' working directory.
+        command, folder: each node's words, and its working directory.
         environment: as `users_environment` returns it.
         port: the scheduler's; 0: any free port.
-        sites: of each rank.
-        scheduler_at: the rank in whose namespace the scheduler runs.
+        sites, scheduler_at: the site of each rank; the rank in whose namespace the scheduler runs.
         ready_file: the scheduler writes its address to this file; None: it runs already, none is started.
         ipv6: all use the network's IPv6 addresses.
 
@@ -67,15 +64,13 @@ def wan_job(
     size = wan.network.size
     addresses = [wan.ipv6_address(rank) if ipv6 else wan.address(rank) for rank in range(size)]
     host = addresses[scheduler_at]
-    common = {"DMLC_PS_ROOT_URI": host, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def nodes(chosen_port: int | None) -> list[Process]:
-        made = []
         variables = _variables(addresses, environment, host, chosen_port or port or None, sites)
-        for rank, own in enumerate(variables):
-            supervisor = tuple(wan.command(rank, SUPERVISOR))
-            made.append(node_process(command, folder, environment, own, supervisor=supervisor))
-        return made
+        return [
+            node_process(command, folder, environment, own, supervisor=tuple(wan.command(rank, SUPERVISOR)))
+            for rank, own in enumerate(variables)
+        ]
 
     def started(chosen_port: int | None) -> list[Process]:
         made = nodes(chosen_port)
@@ -87,6 +82,8 @@ def wan_job(
     job = Job(size=size, scheduler=None, ready_file=ready_file, nodes=started, hosts=hosts)
     if ready_file is None:
         return job
+
+    common = {"DMLC_PS_ROOT_URI": host, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
 
     def scheduler(chosen_port: int | None) -> Process:
         return scheduler_process(

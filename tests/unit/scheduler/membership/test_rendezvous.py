@@ -267,3 +267,21 @@ def test_a_process_that_has_not_joined_can_do_nothing_else():
     driven.hello("a")
     with pytest.raises(ProtocolViolation, match="has not joined sent a Barrier"):
         driven.say("a", m.Barrier(number=0))
+
+
+@pytest.mark.parametrize(("first", "second"), [("127.0.0.1", "10.0.0.2"), ("10.0.0.1", "::1")])
+def test_a_node_on_loopback_and_one_of_another_machine_are_not_in_one_job(first, second):
+    driven = Driven(2)
+    driven.join(first, 0, machine=1)
+    driven.join(second, 1, machine=2)
+    reason = refusal(driven, second)
+    assert "can be reached on its own machine alone" in reason
+    assert "set DMLC_NODE_HOST" in reason
+
+
+@pytest.mark.parametrize("machine", [1, 0])
+def test_nodes_of_one_machine_or_of_unknown_ones_may_be_on_loopback(machine):
+    driven = Driven(2)
+    driven.join("127.0.0.1", 0, machine=1)
+    driven.join("10.0.0.2", 1, machine=machine)
+    assert driven.machine.phase is Phase.RUNNING
