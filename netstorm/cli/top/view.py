@@ -151,10 +151,17 @@ def _nodes(nodes: Sequence[NodeView]) -> Table:
             _or(node.sending, _rate),
             _or(node.bytes_sent, size_text),
             _clock(node),
-            Text(node.waits_for or ("" if node.state == "running" else node.state)),
+            _doing(node),
         ]
         table.add_row(*cells)
     return table
+
+
+def _doing(node: NodeView) -> Text:
+    """Return what a node waits for, or what it is instead of running."""
+    if node.busy_s:
+        return Text(f"alive, but its Python has not run for {_ago(node.busy_s)}", "bold yellow")
+    return Text(node.waits_for or ("" if node.state == "running" else node.state))
 
 
 def _trees(status: JobStatus) -> Iterator[Text]:
