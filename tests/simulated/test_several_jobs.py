@@ -271,7 +271,7 @@ def test_a_node_that_is_out_of_an_elastic_job_of_several_learns_why():
     nodes = jobs.start("changing", 3, elastic="1:3")
     join(jobs, nodes)
     nodes[2].process.suspend()
-    jobs.network.acknowledges = lambda _: False
+    jobs.network.acknowledges = lambda _, **__: False
     jobs.run_until(lambda: len(jobs.scheduler.machine.job("changing").view.peers) == 2, 30.0)
     nodes[2].process.go_on()
     jobs.run_until(lambda: nodes[2].failure is not None, 30.0)

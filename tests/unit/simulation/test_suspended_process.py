@@ -83,7 +83,7 @@ def test_a_link_that_is_broken_while_both_ends_run_is_found_although_kernels_ack
     """As through a proxy whose other side is cut off."""
     job = SimulatedCluster(3, heartbeat_timeout_s=4.0, link_timeout_s=3.0).join()
     job.run_until_ended([push(node) for node in job.nodes])
-    job.network.acknowledges = lambda _: True
+    job.network.acknowledges = lambda _, **__: True
     job.faults.cut(0, 1)
     job.network.detect_s = 1e6
     pending = [push(node) for node in job.nodes]
