@@ -94,10 +94,10 @@ class Endpoint:
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
-        self._observer: TrafficObserver | None = None
         self._sessions: Final = SessionTable()
         self._timers: Final[Timers[Session]] = Timers()
-        self._statistics: Final = LinkStatistics(2 * (limits := limits or Limits()).sessions)
+        limits = Limits() if limits is None else limits
+        self._statistics: Final = LinkStatistics(2 * limits.sessions)
         self._context: Final = EndpointContext(
             self.process, self._sessions, limits=limits, rng=self._random, stamp=stamp, trace=trace
         )
@@ -126,11 +126,11 @@ class Endpoint:
     @property
     def observer(self) -> TrafficObserver | None:
         """Told of what arrives and what is acknowledged, for passive measurement."""
-        return self._observer
+        return self._context.observer
 
     @observer.setter
     def observer(self, observer: TrafficObserver | None) -> None:
-        self._observer = self._context.observer = observer
+        self._context.observer = observer
 
     # ---------------------------------------------------------------------------- the machine's instructions
 
@@ -274,9 +274,9 @@ class Endpoint:
                 session.request_again(sequence)
                 self._drop("checksum", session.connection, "the payload fails its checksum", now)
                 return
-        if self._observer is not None and isinstance(message, m.DataMessage):
+        if self._context.observer is not None and isinstance(message, m.DataMessage):
             size = sum(map(len, frames))
-            self._observer.arrived(
+            self._context.observer.arrived(
                 session.peer,
                 size,
                 header.sent_at,
@@ -308,8 +308,8 @@ class Endpoint:
         if header.sequence or header.has_payload:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
         self._context.acknowledgement_stamp = header.sent_at
-        if self._observer is not None and session.state is State.UP:
-            self._observer.control_arrived(session.peer, header.sent_at, self._stamp())
+        if self._context.observer is not None and session.state is State.UP:
+            self._context.observer.control_arrived(session.peer, header.sent_at, self._stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
@@ -371,8 +371,8 @@ class Endpoint:
         What is acknowledged now says nothing about links.
         """
         self._context.resumed_at = now
-        if self._observer is not None:
-            self._observer.resumed(missed_s)
+        if self._context.observer is not None:
+            self._context.observer.resumed(missed_s)
         for session in self._sessions:
             session.sending.window.resumed_at = now
 

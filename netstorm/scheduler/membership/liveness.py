@@ -94,8 +94,10 @@ class Liveness:
             self._restart_suspicions(rank, now)
         last.at = now
         self.ended.heard(rank)
-        if self._busy and self._busy.pop(rank, None) is not None and self._warn_after_s.pop(rank, None):
-            _log.warning("%s runs again", describe_member(self._members[rank]))
+        if rank in self._busy:
+            del self._busy[rank]
+            if self._warn_after_s.pop(rank, 0.0):
+                _log.warning("%s runs again", describe_member(self._members[rank]))
         if event is not None:
             last.event, last.event_at = event, now
 
