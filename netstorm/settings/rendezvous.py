@@ -124,7 +124,9 @@ class RendezvousSettings:
         seconds(),
         10.0,
         "s",
-        "silence after which a node, or the scheduler, counts as lost",
+        "silence after which a node counts as lost if the kernel of its machine does not acknowledge either; "
+        "if it does, the node is busy or stopped: then a warning names it. One whose process has ended is "
+        "lost at once",
     )
 
     @property

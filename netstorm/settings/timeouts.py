@@ -26,7 +26,8 @@ class TimeoutSettings:
         seconds(),
         3600.0,
         "s",
-        "longest wait for a rank that is alive, but does not push what this rank waits for",
+        "longest wait for a rank that is alive, but does not push what this rank waits for, or whose Python "
+        "does not run",
     )
     wait_for_nodes_s: float = setting(
         "NETSTORM_WAIT_FOR_NODES",
@@ -102,7 +103,8 @@ class TimeoutSettings:
         seconds(),
         10.0,
         "s",
-        "time to re-establish a broken connection, after which the link counts as failed",
+        "time to re-establish a broken connection, after which the link counts as failed; a connection over "
+        "which nothing is acknowledged for half of that is broken",
     )
     link_retry_s: float = setting(
         "NETSTORM_LINK_RETRY",

@@ -266,12 +266,12 @@ def test_an_elastic_job_goes_on_without_a_node_that_dies_and_with_its_successor_
     assert all(node.failure is None for node in (*steady, *survivors, successor))
 
 
-def test_a_node_that_is_out_of_an_elastic_job_of_several_learns_why():
+def test_a_node_that_is_out_of_an_elastic_job_of_several_learns_why(monkeypatch):
     jobs = SimulatedJobs(seed=5, heartbeat_timeout_s=4.0)
     nodes = jobs.start("changing", 3, elastic="1:3")
     join(jobs, nodes)
     nodes[2].process.suspend()
-    jobs.network.acknowledges = lambda _: False
+    monkeypatch.setattr(jobs.network, "acknowledges", lambda _, **__: False)
     jobs.run_until(lambda: len(jobs.scheduler.machine.job("changing").view.peers) == 2, 30.0)
     nodes[2].process.go_on()
     jobs.run_until(lambda: nodes[2].failure is not None, 30.0)

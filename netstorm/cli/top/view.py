@@ -126,9 +126,9 @@ def _nodes(nodes: Sequence[NodeView], width: int) -> Iterator[RenderableType]:
     for heading in _DROPPED_FIRST:
         if sum(needed.values()) > width:
             needed.pop(heading, None)
-    waits = [(node, node.waits_for or ("" if node.state == "running" else node.state)) for node in nodes]
+    waits = [(node, _doing(node)) for node in nodes]
     room = width - sum(needed.values())
-    beside = all(cell_len(text) <= room for _, text in waits)
+    beside = all(text.cell_len <= room for _, text in waits)
     table = _table()
     for column in columns:
         if column.heading in needed:
@@ -137,7 +137,7 @@ def _nodes(nodes: Sequence[NodeView], width: int) -> Iterator[RenderableType]:
     if beside:
         table.add_column("waits for", no_wrap=True, header_style="dim")
     for number, (_, text) in enumerate(waits):
-        table.add_row(*(cells[heading][number] for heading in needed), *([Text(text)] if beside else ()))
+        table.add_row(*(cells[heading][number] for heading in needed), *([text] if beside else ()))
     yield table
     if not beside:
         yield Text("")
@@ -180,6 +180,13 @@ def _rank(node: NodeView) -> str:
 
 def _is_silent(node: NodeView) -> bool:
     return node.heard_s >= _SILENT_S and node.state != "left"
+
+
+def _doing(node: NodeView) -> Text:
+    """Return what a node waits for, or what it is instead of running."""
+    if node.busy_s:
+        return Text(f"alive, but its Python has not run for {_ago(node.busy_s)}", "bold yellow")
+    return Text(node.waits_for or ("" if node.state == "running" else node.state))
 
 
 def _trees(status: JobStatus) -> Iterator[Text]:

@@ -28,7 +28,7 @@ from netstorm.pslite.endpoint.returned_messages import as_sends
 from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.endpoint.timers import Timers
 from netstorm.pslite.endpoint.traffic_observer import TrafficObserver
-from netstorm.pslite.endpoint.watched_connections import WatchedConnections
+from netstorm.pslite.endpoint.watched_connections import Inquiries, WatchedConnections
 from netstorm.pslite.machine import Bounded, Connect, Disconnect, Inquire, Machine, Rerouter, Send, TakeBack
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.link_state import LinkState
@@ -51,8 +51,6 @@ class Endpoint:
     Attributes:
         process: what this process tells its peers about itself.
         counters: what was dropped or refused.
-        acknowledges: returns whether the kernel at the other end of a connection acknowledges what is sent;
-            the driver sets it.
     """
 
     def __init__(
@@ -94,30 +92,19 @@ class Endpoint:
         self._watched: Final = WatchedConnections(machine)
         self._payloads = payloads
         self._without_room: Final = _WithoutRoom(machine, self.counters)
-        self.acknowledges: Callable[[Connection], bool] = lambda _: False
-        self._inquiries: Final[dict[Peer, Inquire]] = {}
-        """To be begun with the next `flush`."""
-        self._trials: Final[dict[Connection, Peer]] = {}
-        """Connections that were opened only to see whether a process listens."""
-        self._now = 0.0
         self._ordered: Final = ordered
         self._stamp: Final = stamp
         self._random: Final = rng or random.Random(incarnation)
         self._drops: Final = Drops(self.counters)
-        limits = limits or Limits()
         self._sessions: Final = SessionTable()
         self._timers: Final[Timers[Session]] = Timers()
+        limits = Limits() if limits is None else limits
         self._statistics: Final = LinkStatistics(2 * limits.sessions)
         self._context: Final = EndpointContext(
-            self.process,
-            self._sessions,
-            limits=limits,
-            rng=self._random,
-            stamp=stamp,
-            trace=trace,
-            acknowledges=lambda connection: self.acknowledges(connection),  # noqa: PLW0108 -- it is set later
-            may_be_busy=lambda peer: self._watched.may_be_busy(peer, self._now),
+            self.process, self._sessions, limits=limits, rng=self._random, stamp=stamp, trace=trace
         )
+        self._context.may_be_busy = self._watched.may_be_busy
+        self._inquiries: Final = Inquiries(self._sessions, self._context, self._watched)
         self._acceptor: Final = Acceptor(
             machine,
             self.process,
@@ -128,6 +115,15 @@ class Endpoint:
             counters=self.counters,
             drops=self._drops,
         )
+
+    @property
+    def acknowledges(self) -> Callable[[Connection], bool]:
+        """Returns whether the kernel at the other end of a connection acknowledges what is sent to it."""
+        return self._context.acknowledges
+
+    @acknowledges.setter
+    def acknowledges(self, acknowledges: Callable[[Connection], bool]) -> None:
+        self._context.acknowledges = acknowledges
 
     @property
     def observer(self) -> TrafficObserver | None:
@@ -206,22 +202,14 @@ class Endpoint:
 
     def inquire(self, instruction: Inquire, now: float) -> None:
         """Find out whether a peer is busy, or whether its process has ended."""
-        peer = instruction.peer
-        session = self._sessions.accepted.get(peer)
-        if session is not None and session.state is State.UP and session.connection is not None:
-            if self.acknowledges(session.connection):
-                self._watched.busy(peer, now - session.counters.heard_at)
-        elif peer not in self._trials.values():
-            self._inquiries[peer] = instruction
+        self._inquiries.begin(instruction, now)
 
     # ------------------------------------------------------------------------------------ the van's events
 
     def handle(self, event: VanEvent, now: float) -> None:
         """Process an event of the van. Nothing that a peer sends raises an exception."""
         if isinstance(event, Broken):
-            tried = self._trials.pop(event.connection, None)
-            if tried is not None and event.refused:
-                self._watched.refused(tried, event.reason, now)
+            self._inquiries.broken(event, now)
             session = self._sessions.by_connection.get(event.connection)
             if session is None or session.connection != event.connection:
                 return
@@ -397,7 +385,6 @@ class Endpoint:
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        self._now = now
         pending = self._acceptor.pending
         if now >= pending.retry_at:
             for connection, hello, user in pending.take_all():
@@ -431,8 +418,7 @@ class Endpoint:
             van.refuse(connection, reason)
         sessions.refused.clear()
         sessions.dirty.update(self._without_room.request())
-        if self._inquiries or self._trials:
-            self._try_peers(van)
+        self._inquiries.flush(van)
         while sessions.dirty or sessions.released:
             while sessions.released:
                 van.close(sessions.released.pop())
@@ -442,21 +428,6 @@ class Endpoint:
                 self._watched.changed(session, was_up=was_up)
                 self._timers.set(session, session.due())
                 sessions.note_end(session)
-
-    def _try_peers(self, van: Transmitter) -> None:
-        """Open the connections that inquiries need, and close those of peers that have come back."""
-        for connection, peer in list(self._trials.items()):
-            session = self._sessions.accepted.get(peer)
-            if session is None or session.state is State.UP:
-                del self._trials[connection]
-                van.close(connection)
-        for peer, inquiry in self._inquiries.items():
-            session = self._sessions.accepted.get(peer)
-            if session is not None and session.state is not State.UP:
-                connection = self._sessions.new_connection()
-                self._trials[connection] = peer
-                van.open(connection, inquiry.host, inquiry.port)
-        self._inquiries.clear()
 
     def resumed(self, now: float, missed_s: float) -> None:
         """Learn that this process goes on after it did not run for `missed_s`, which `now` does not count.

@@ -36,6 +36,8 @@ class EndpointContext:
         held_bytes: see `SessionContext`.
         observer: told of acknowledgements, for passive measurement.
         acknowledgement_stamp: `sent_at` of the acknowledgement that is being processed, in ns.
+        acknowledges: see `SessionContext`; the driver sets it.
+        may_be_busy: see `SessionContext`; the endpoint sets it.
         resumed_at: when this process last went on after it had not run for a while.
     """
 
@@ -48,12 +50,8 @@ class EndpointContext:
         rng: random.Random,
         stamp: Callable[[], int],
         trace: Trace | None,
-        acknowledges: Callable[[Connection], bool],
-        may_be_busy: Callable[[Peer], bool],
     ) -> None:
-        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries; `acknowledges` and
-        `may_be_busy`: see `SessionContext`.
-        """
+        """`stamp`: returns the cluster clock in ns; `trace`: records all deliveries."""
         self.limits: Final = limits
         self.held_bytes: Final = new_held_bytes()
         self.incarnation: Final = process.incarnation
@@ -62,8 +60,8 @@ class EndpointContext:
         self.stamp: Final = stamp
         self.observer: TrafficObserver | None = None
         self.acknowledgement_stamp = 0
-        self.acknowledges: Final = acknowledges
-        self.may_be_busy: Final = may_be_busy
+        self.acknowledges: Callable[[Connection], bool] = lambda _: False
+        self.may_be_busy: Callable[[Peer, float], bool] = lambda _, __: False
         self.resumed_at = -math.inf
         self._process: Final = process
         self._sessions: Final = sessions

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from netstorm.protocol.ids import Peer
-from netstorm.pslite.machine import ConnectionWatcher
+from netstorm.pslite.endpoint.endpoint_context import EndpointContext
+from netstorm.pslite.endpoint.session_table import SessionTable
+from netstorm.pslite.machine import ConnectionWatcher, Inquire
 from netstorm.pslite.session.session import Session
 from netstorm.pslite.session.states import State
+from netstorm.pslite.van.interface import Broken, Connection, Transmitter
 
-__all__ = ["WatchedConnections"]
+__all__ = ["Inquiries", "WatchedConnections"]
 
 
 class WatchedConnections:
@@ -53,3 +56,51 @@ class WatchedConnections:
         for peer, seconds in busy.items():
             self._watcher.peer_busy(peer, seconds, now)
         return True
+
+
+class Inquiries:
+    """Inquiries about peers: the kernel at the other end of a connection is asked, or a new one is tried."""
+
+    def __init__(self, sessions: SessionTable, context: EndpointContext, watched: WatchedConnections) -> None:
+        """Begin without any; `watched` tells the machine what is found."""
+        self._sessions: Final = sessions
+        self._context: Final = context
+        self._watched: Final = watched
+        self._new: Final[dict[Peer, Inquire]] = {}
+        """Those that need a connection."""
+        self._trials: Final[dict[Connection, Peer]] = {}
+        """Connections that were opened only to see whether a process listens."""
+
+    def begin(self, inquiry: Inquire, now: float) -> None:
+        """Find out about a peer."""
+        session = self._sessions.accepted.get(inquiry.peer)
+        if session is not None and session.state is State.UP and session.connection is not None:
+            if self._context.acknowledges(session.connection):
+                self._watched.busy(inquiry.peer, now - session.counters.heard_at)
+        elif inquiry.peer not in self._trials.values():
+            self._new[inquiry.peer] = inquiry
+
+    def broken(self, event: Broken, now: float) -> None:
+        """Handle the end of a connection, which may be a trial."""
+        peer = self._trials.pop(event.connection, None)
+        if peer is not None and event.refused:
+            self._watched.refused(peer, event.reason, now)
+
+    def flush(self, van: Transmitter) -> None:
+        """Open the connections that are needed, and close those to peers that have come back."""
+        if not self._new and not self._trials:
+            return
+        for connection, peer in list(self._trials.items()):
+            if not self._is_away(peer):
+                del self._trials[connection]
+                van.close(connection)
+        for peer, inquiry in self._new.items():
+            if self._is_away(peer):
+                connection = self._context.new_connection()
+                self._trials[connection] = peer
+                van.open(connection, inquiry.host, inquiry.port)
+        self._new.clear()
+
+    def _is_away(self, peer: Peer) -> bool:
+        session = self._sessions.accepted.get(peer)
+        return session is not None and session.state is not State.UP

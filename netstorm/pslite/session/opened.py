@@ -93,7 +93,7 @@ class OpenedSession(Session):
         super().tick(now)
         if self.state is State.CONNECTING:
             overdue = now >= self._link_deadline()
-            if (overdue or now >= self._handshake_deadline()) and self._may_wait(now - self._since):
+            if (overdue or now >= self._handshake_deadline()) and self._may_wait(now - self._since, now):
                 self._reachable_at = now
                 overdue = False
             if overdue:

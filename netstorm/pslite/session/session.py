@@ -82,7 +82,7 @@ class SessionContext(Protocol):
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the kernel at the other end of a connection acknowledges what is sent."""
 
-    def may_be_busy(self, peer: Peer) -> bool:
+    def may_be_busy(self, peer: Peer, now: float) -> bool:
         """Return whether a peer that does not answer, and whose kernel acknowledges, may just be busy."""
 
 
@@ -349,7 +349,7 @@ class Session:
     def _check_liveness(self, now: float) -> None:
         """Send a query if nothing has been acknowledged for a while; give up if no answer comes."""
         silence = self._queries.silence(self.counters.heard_at, now)
-        if silence and self._may_wait(silence):
+        if silence and self._may_wait(silence, now):
             self._queries.excuse(now)
         elif silence:
             self._unanswered(f"no answer for {silence:.1f} s", now)
@@ -357,7 +357,7 @@ class Session:
         if self._queries.query_due(now):
             self._control.append(m.Query(number=self._queries.query_sent(self.sending.mark(), now)))
 
-    def _may_wait(self, silence_s: float) -> bool:
+    def _may_wait(self, silence_s: float, now: float) -> bool:
         """Return whether a peer may be silent for even longer: the kernel of its machine acknowledges, and it
         is only slow, or busy.
         """
@@ -366,7 +366,7 @@ class Session:
             return False
         if self.state is State.UP and silence_s < limits.link_timeout_s:
             return True
-        busy = silence_s < limits.busy_timeout_s and context.may_be_busy(self.peer)
+        busy = silence_s < limits.busy_timeout_s and context.may_be_busy(self.peer, now)
         self.busy_s = silence_s if busy else 0.0
         return busy
 

@@ -136,8 +136,12 @@ class MemoryNetwork:
             self._drop(pipe, way)
         self._launch(pipe, way, Flight(FlightKind.END, reason=reason))
 
-    def acknowledges(self, pipe: Pipe) -> bool:
-        """Return whether the kernels at both ends of a connection reach each other."""
+    def acknowledges(self, pipe: Pipe, *, from_opener: bool) -> bool:
+        """Return whether the kernel at the other end of a connection acknowledges: it can be reached, and has
+        not been started again.
+        """
+        if pipe.acceptor_knows_end if from_opener else pipe.opener_knows_end:
+            return False
         return self._partitions.silent_since(pipe.opener.host, pipe.host) is None
 
     def unlisten(self, van: NetworkVan) -> None:

@@ -118,7 +118,9 @@ class MemoryVan:
     def acknowledges(self, connection: Connection) -> bool:
         """Return whether the host at the other end can be reached; its process may be stopped."""
         pipe = self._opened.get(connection) or self._accepted.get(connection)
-        return pipe is not None and (pipe.established or connection < 0) and self._network.acknowledges(pipe)
+        if pipe is None or not (pipe.established or connection < 0):
+            return False
+        return self._network.acknowledges(pipe, from_opener=connection > 0)
 
     def wake(self) -> None:
         """Make the `poll` that waits, or the next one, return."""

@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 _PROOF_BEATS: Final = 2
 """Heartbeats after a suspicion that prove its target alive: one may have been on its way before."""
 
+_MISSED_BEATS: Final = 3
+"""Heartbeat intervals without any message after which a rank does not run, for whatever reason."""
+
 _VALID_BEATS: Final = 2
 """Heartbeat intervals for which it holds that a rank is busy; the scheduler asks once an interval."""
 
@@ -87,12 +90,14 @@ class Liveness:
     def heard(self, rank: int, now: float, event: str | None = None) -> None:
         """Record a sign of life. `event`: what the message said, if that means something to a person."""
         last = self._last[rank]
-        if self._suspicions and now - last.at > self._proof_s:
+        if self._suspicions and not self.runs(rank, now):
             self._restart_suspicions(rank, now)
         last.at = now
         self.ended.heard(rank)
-        if self._busy and self._busy.pop(rank, None) is not None and self._warn_after_s.pop(rank, None):
-            _log.warning("%s runs again", describe_member(self._members[rank]))
+        if rank in self._busy:
+            del self._busy[rank]
+            if self._warn_after_s.pop(rank, 0.0):
+                _log.warning("%s runs again", describe_member(self._members[rank]))
         if event is not None:
             last.event, last.event_at = event, now
 
@@ -160,7 +165,7 @@ class Liveness:
 
     def runs(self, rank: int, now: float) -> bool:
         """Return whether a rank has sent something lately."""
-        return now - self._last[rank].at < self._proof_s + self._interval_s
+        return now - self._last[rank].at < _MISSED_BEATS * self._interval_s
 
     def next_check(self) -> float:
         """Return when `check` or `overdue` may find something new."""

@@ -129,6 +129,7 @@ def _node(node: NodeSnapshot, now: float) -> NodeView:
         site=member.site,
         state=_state(node),
         heard_s=max(0.0, now - node.heard_at),
+        busy_s=node.busy_s,
         said=node.last_event,
         waits_for=node.waiting_for,
         rounds=None if status is None else status.rounds,
@@ -172,6 +173,8 @@ def _state(node: NodeSnapshot) -> str:
         return "finished"
     if node.silent:
         return "silent"
+    if node.busy_s:
+        return "busy"
     return "running" if node.joined else "joining"
 
 

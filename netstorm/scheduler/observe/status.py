@@ -32,9 +32,12 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     site: str
     state: str
-    """joining, running, silent (it has no state yet), finished (it will push no more) or left."""
+    """joining, running, busy (alive, but its Python does not run), silent (it has no state yet), finished (it
+    will push no more) or left."""
     heard_s: float
     """Time since its last sign of life."""
+    busy_s: float = 0.0
+    """For how long its Python has not run, although it is alive; 0: it runs."""
     said: str
     """Its last message that means something to a person."""
     waits_for: str

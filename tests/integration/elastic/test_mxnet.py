@@ -84,8 +84,10 @@ def test_a_newcomer_gets_weights_and_states_that_the_store_keeps(
 
 
 @pytest.mark.slow
-def test_a_rank_that_was_stopped_hears_that_it_is_out_and_can_come_back(tmp_path: Path) -> None:
-    short = {**TIMEOUTS, "PS_HEARTBEAT_TIMEOUT": 5}
+def test_a_rank_that_was_stopped_for_the_wait_time_out_hears_that_it_is_out_and_can_come_back(
+    tmp_path: Path,
+) -> None:
+    short = {**TIMEOUTS, "PS_HEARTBEAT_TIMEOUT": 5, "NETSTORM_WAIT_TIMEOUT": 8}
     with Job(tmp_path, 3, NETSTORM_ELASTIC="1:3", **short) as job:
         for rank in range(3):
             start(job, rank, COUNTS)

@@ -58,7 +58,9 @@ def test_a_node_that_dies_is_reported_to_the_others_and_the_exit_code_is_1(tmp_p
             one.hears(m.Joined)
         gone = zero.hears(m.PeerGone)
         assert (gone.rank, gone.kind) == (1, "lost")
-        assert gone.reason.startswith(f"rank 1 (127.0.0.1:{one.port}, site1) is lost: no heartbeat for 2.")
+        assert gone.reason.startswith(
+            f"rank 1 (127.0.0.1:{one.port}, site1) is lost: its process has ended: "
+        )
         zero.leave()
         assert scheduler.exit_code() == 1
         assert f"has failed: {gone.reason}" in scheduler.output()

@@ -151,7 +151,7 @@ def test_a_newcomer_catches_up_with_ranks_that_compute_nearly_all_the_time(job: 
 def test_a_rank_that_was_stopped_for_too_long_hears_that_it_is_out_and_its_successor_joins(
     job: Started,
 ) -> None:
-    ranks = job(3, "1:3", PS_HEARTBEAT_INTERVAL=0.5, PS_HEARTBEAT_TIMEOUT=2)
+    ranks = job(3, "1:3", PS_HEARTBEAT_INTERVAL=0.5, PS_HEARTBEAT_TIMEOUT=2, NETSTORM_WAIT_TIMEOUT=8)
     for rank in range(3):
         ranks.start(str(rank), rank, elastic.train)
     ranks.wait_until_said("0", "step 3 ")

@@ -1,5 +1,7 @@
 """A node that was cut off for so long that its elastic job has gone on without it."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def test_it_hears_that_it_is_out_since_when_and_why(stopped_s):
     cluster.faults.suspend(1, stopped_s)
     for other in (SCHEDULER, 0, 2):  # a stopped process alone would be waited for
         cluster.faults.cut(1, other)
-        cluster.at(cluster.now + stopped_s, lambda other=other: cluster.faults.heal(1, other))
+        cluster.at(cluster.now + stopped_s, functools.partial(cluster.faults.heal, 1, other))
     stopped = cluster.nodes[1]
     cluster.run_until(lambda: stopped.failure is not None, stopped_s + 20, "the end of rank 1")
     assert isinstance(stopped.failure, NodeRemoved)

@@ -191,6 +191,7 @@ def test_closing_lets_what_was_sent_arrive_and_then_tells_the_other_side():
     pair.here.close(A)
     pair.pass_time(1)
     event, end = pair.there.poll(0)
+    assert isinstance(event, Received)
     assert event.frames == (b"last words",)
     assert end == Broken(event.connection, "closed by here")
     assert not pair.there.transmit(event.connection, b"", None)

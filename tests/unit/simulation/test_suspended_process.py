@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_all_can_be_stopped_together_or_one_after_the_other(elastic, seed):
     job.run_until_ended([push(node) for node in job.nodes])
     chance = random.Random(seed)
     for end in (SCHEDULER, 0, 1, 2):
-        job.at(job.now + chance.uniform(0.0, 2.0), lambda end=end: job.faults.suspend(end, 30.0))
+        job.at(job.now + chance.uniform(0.0, 2.0), functools.partial(job.faults.suspend, end, 30.0))
     job.run_for(chance.uniform(0.0, 2.5))
     pending = [push(node) for node in job.nodes]
     job.run_until_ended(pending, 60.0)
@@ -79,11 +80,11 @@ def test_a_time_out_does_not_count_the_time_in_which_its_own_process_did_not_run
     assert waits.ended_well
 
 
-def test_a_link_that_is_broken_while_both_ends_run_is_found_although_kernels_acknowledge():
+def test_a_link_that_is_broken_while_both_ends_run_is_found_although_kernels_acknowledge(monkeypatch):
     """As through a proxy whose other side is cut off."""
     job = SimulatedCluster(3, heartbeat_timeout_s=4.0, link_timeout_s=3.0).join()
     job.run_until_ended([push(node) for node in job.nodes])
-    job.network.acknowledges = lambda _: True
+    monkeypatch.setattr(job.network, "acknowledges", lambda _, **__: True)
     job.faults.cut(0, 1)
     job.network.detect_s = 1e6
     pending = [push(node) for node in job.nodes]

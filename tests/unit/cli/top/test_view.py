@@ -157,3 +157,10 @@ def test_any_width_will_do(width, ranks):
     driven = running(ranks)
     driven.say(0, report())
     assert all(len(line) <= width for line in shown(driven, width))
+
+
+def test_a_busy_node_is_shown_as_such():
+    driven = running(2, heartbeat_timeout_s=10.0)
+    driven.busy = {1}
+    driven.run(25, beating=(0,))
+    assert "alive, but its Python has not run for 25s" in line_with(shown(driven, 160), "site1 ")

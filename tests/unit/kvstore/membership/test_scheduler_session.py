@@ -202,3 +202,53 @@ def test_a_refusal_which_nobody_has_proved_ends_no_node_of_a_job_with_a_key(refu
     session = keyed_session(elastic=(1, 2))[0].session
     assert session.connection_lost(refusal, (), 10.0) is None
     assert refusal in str(session.try_reconnect(resume, 40.0)), "but the error of the outage says it"
+
+
+# ------------------------------------------------------------------------------- dead, busy, never there
+
+
+def test_it_says_once_after_ten_seconds_where_it_looks_for_a_scheduler(caplog):
+    driven = Session(join_timeout_s=300.0)
+    for second in range(300):
+        assert driven.session.refused("10.0.0.9:9091 refuses connections", float(second)) is None
+        if second == 9:
+            assert caplog.messages == []
+        if second % 10 == 5:
+            assert driven.session.connection_lost("no connection for 10 s", (), float(second)) is None
+    (line,) = caplog.messages
+    assert line.startswith(
+        "no answer from the scheduler at 10.0.0.9:9091 (10.0.0.9:9091 refuses connections): is it running, "
+        "and is that its address (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT)"
+    )
+    assert line.endswith("trying for 300 s (NETSTORM_JOIN_TIMEOUT)")
+    error = str(driven.session.join_error(300.0))
+    assert "the scheduler at 10.0.0.9:9091" in error
+    assert "DMLC_PS_ROOT_PORT" in error
+    assert "300 s (NETSTORM_JOIN_TIMEOUT)" in error
+
+
+def test_a_scheduler_at_whose_address_nobody_listens_any_more_has_ended():
+    session = Session().join()
+    assert session.refused("refused", 10.0) is None  # perhaps a firewall is just loading its rules
+    assert session.refused("refused", 10.2) is None
+    error = session.refused("refused", 10.6)
+    assert isinstance(error, errors.SchedulerLost)
+    assert "its process has ended" in str(error)
+
+
+def test_refusals_far_apart_are_of_different_outages():
+    session = Session().join()
+    assert [session.refused("refused", float(now)) for now in (10, 20, 30)] == [None] * 3
+
+
+def test_a_scheduler_that_may_come_back_is_waited_for():
+    session = Session().join(resume_s=60.0)
+    assert [session.refused("refused", float(now)) for now in (10, 11, 12)] == [None] * 3
+
+
+def test_a_busy_scheduler_is_named_after_a_while_twice_as_long_and_so_on(caplog):
+    session = Session().join()
+    for seconds in (10.0, 15.0, 21.0, 30.0, 42.5, 11.0):
+        session.busy(seconds)
+    assert [line.rsplit("for ")[1] for line in caplog.messages] == ["10 s", "21 s", "42 s", "11 s"]
+    assert caplog.messages[0] == ("the scheduler (10.0.0.9:9091): alive, but its Python has not run for 10 s")

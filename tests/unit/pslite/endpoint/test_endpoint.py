@@ -49,6 +49,9 @@ class LinkEstimate:
 
     may_contend = True
 
+    def resumed(self, missed_s):
+        pass
+
     def arrived(self, peer, size, sent_at, arrived_at, *, resent, contended):
         self.contended.append(contended)
         self.arrivals.append((peer, size, sent_at, arrived_at, resent))
