@@ -88,6 +88,7 @@ def run_scheduler(
             f"netstorm scheduler: {plan.title} at {host}:{running.driver.port} (time at UDP port "
             f"{running.sntp.port}), {plan.details}"
         )
+        log_if_plain(settings, _bind_host(settings), _log)
         status_server = open_status_server(settings, running.driver, access)
         if status_server is not None:
             stack.callback(status_server.close)
@@ -135,13 +136,17 @@ class _Running:
         self.driver.thread.close(linger_s=_LINGER_S)
 
 
+def _bind_host(settings: Settings) -> str:
+    return settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+
+
 def _start(
     settings: Settings, plan: HostingPlan, print_line: Callable[[str], None], *, any_port: bool
 ) -> _Running:
     counters = Counters()
     # The host's time at the start, monotonic from then on: steps of its clock would look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
-    bind_host = settings.bind_host or resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI")
+    bind_host = _bind_host(settings)
     key = packet_key(settings)
     over = threading.Event()
     formation = FormationClient()
@@ -186,7 +191,6 @@ def _start(
 
         formation.deliver = deliver
         connect_several_jobs(driver.machine, post, print_line)
-        log_if_plain(settings, bind_host, _log)
         return _Running(driver, sntp, formation, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
