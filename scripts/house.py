@@ -3,9 +3,9 @@
 
     scripts/house.py [--json]
 
-Errors are a circle of imports, a function of more lines than a reader holds in mind, and a documentation page
-that is too long or too wide. Generated pages and dated measurements may be of any length. How many modules a
-folder has, and how long a module is, the table only says: a module is one subject, however long.
+Errors are a circle of imports, and a documentation page that is too long or too wide. Generated pages and
+dated measurements may be of any length. How many modules a folder has, how long a module is, and which
+functions are the longest, is only said, for whoever reviews a change: a module is one subject, however long.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import networkx as nx
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-FUNCTION_LINES: Final = 60
-"""Commands' declarations apart: each of their parameters is an option with its help text."""
+LONGEST: Final = 5
+"""Functions that are listed."""
 
 CODE: Final = ("netstorm", "benchmarks", "examples", "scripts")
 """Folders whose modules are measured; tests are measured by folder alone."""
@@ -53,10 +53,12 @@ class Report:
 
     Attributes:
         folders: by path from the root.
+        functions: lines and name of each.
         problems: one line each.
     """
 
     folders: dict[str, Folder] = field(default_factory=dict)
+    functions: list[tuple[int, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def limit(self, what: str, value: int, most: int, unit: str) -> None:
@@ -81,7 +83,7 @@ def main() -> int:
 
 
 def check_code(report: Report) -> None:
-    """Measure folders, modules and functions."""
+    """Measure folders, modules and functions; those of commands have a parameter for each option."""
     for top in (*CODE, "tests"):
         for path in sorted((ROOT / top).rglob("*.py")):
             if path.name == "__init__.py" or path.is_symlink():
@@ -101,7 +103,7 @@ def _check_functions(report: Report, name: str, tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _declares_a_command(node):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            report.limit(f"{name}: {node.name}()", lines, FUNCTION_LINES, "lines")
+            report.functions.append((lines, f"{name}: {node.name}()"))
 
 
 def _declares_a_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -172,9 +174,12 @@ def table(report: Report) -> str:
         for name, folder in sorted(report.folders.items())
     ]
     width = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
+    lines = [
         f"{row[0]:<{width[0]}}  {row[1]:>{width[1]}}  {row[2]:>{width[2]}}  {row[3]}".rstrip() for row in rows
-    )
+    ]
+    longest = sorted(report.functions, reverse=True)[:LONGEST]
+    lines += ["", "the longest functions:", *(f"{number:5}  {name}" for number, name in longest)]
+    return "\n".join(lines)
 
 
 def json_text(report: Report) -> str:

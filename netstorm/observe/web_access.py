@@ -10,7 +10,6 @@ import hmac
 import logging
 import os
 import re
-import socket
 import ssl
 import stat
 from collections.abc import Iterable
@@ -102,7 +101,7 @@ def web_access(settings: Settings) -> WebAccess:
                 "whoever is on its way can read it",
                 settings.http_bind,
             )
-    names = (settings.http_bind, settings.scheduler_host, settings.node_host, socket.gethostname())
+    names = (settings.http_bind, settings.scheduler_host, settings.node_host, os.uname().nodename)
     return WebAccess(token, tls, frozenset(name.lower() for name in names if name))
 
 

@@ -63,8 +63,8 @@ class NodeProcess:
             SettingsError: an address cannot be used, or strangers could see the node's metrics.
         """
         self._pid: Final = os.getpid()
-        settings = _with_own_ports(settings)
-        self._settings: Final = settings
+        self._settings: Final = _with_own_ports(settings)
+        settings = self._settings
         self._counters: Final = counters
         self._metrics: WebServer | None = None
         self._access: WebAccess | None = None
@@ -81,6 +81,7 @@ class NodeProcess:
             scheduler_host=settings.scheduler_host,
             for_others=for_others,
         )
+        listens_at = settings.bind_host or host
         scheduler = resolve(settings.scheduler_host, "DMLC_PS_ROOT_URI", for_others=for_others)
         self.cluster_clock: Final = ClusterClock(
             settings, scheduler, followed=self._scheduler, parent=self._time_server, counters=counters
@@ -101,7 +102,7 @@ class NodeProcess:
             ),
             settings=settings,
             counters=counters,
-            bind_host=settings.bind_host or host,
+            bind_host=listens_at,
             port=settings.port,
             rank=-1,
             ordered=lambda peer: peer == SCHEDULER,
@@ -113,8 +114,8 @@ class NodeProcess:
         )
         self.node: Final = self.driver.machine
         if settings.rank <= 0:  # once a job
-            log_if_plain(settings, settings.bind_host or host, _log)
-        self.cluster_clock.start(self.driver.thread, host=settings.bind_host or host, port=self.driver.port)
+            log_if_plain(settings, listens_at, _log)
+        self.cluster_clock.start(self.driver.thread, host=listens_at, port=self.driver.port)
         self._attach_meter()
         self.node.status.sample_driver = self._driver_status
 

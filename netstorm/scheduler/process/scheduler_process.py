@@ -96,6 +96,7 @@ def run_scheduler(
         _write(ready_file, f"{address}\n")
         encrypted = "not encrypted" if job_key_of(settings) is None else "encrypted"
         print_line(f"netstorm scheduler: {plan.title} at {address}, {encrypted}; {plan.details}")
+        log_if_plain(settings, _bind_host(settings), _log)
         _log.debug("time at UDP port %d; %s", running.sntp.port, plan.planning)
         status_server = open_status_server(settings, running.driver, access)
         if status_server is not None:
@@ -184,15 +185,17 @@ class _Running:
         self.driver.thread.close(linger_s=_LINGER_S)
 
 
+def _bind_host(settings: Settings) -> str:
+    return listening_host(settings.bind_host, settings.scheduler_host, for_others=serves_others(settings))
+
+
 def _start(
     settings: Settings, plan: HostingPlan, print_line: Callable[[str], None], *, any_port: bool
 ) -> _Running:
     counters = Counters()
     # The host's time at the start, monotonic from then on: steps of its clock would look like slow links.
     origin_ns = clock.wall_ns() - clock.monotonic_ns()
-    bind_host = listening_host(
-        settings.bind_host, settings.scheduler_host, for_others=serves_others(settings)
-    )
+    bind_host = _bind_host(settings)
     key = packet_key(settings)
     over = threading.Event()
     formation = FormationClient()
@@ -237,7 +240,6 @@ def _start(
 
         formation.deliver = deliver
         connect_several_jobs(driver.machine, post, print_line)
-        log_if_plain(settings, bind_host, _log)
         return _Running(driver, sntp, formation, over)
 
     for _ in range(_PORT_TRIES if any_port and not settings.sntp_port else 0):
