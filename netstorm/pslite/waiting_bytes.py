@@ -34,7 +34,7 @@ class Charge:
 
     def __init__(self, peer: Peer | None, nbytes: int) -> None:
         self.peer: Final = peer
-        self.nbytes: Final = nbytes
+        self.nbytes = nbytes
 
 
 class WaitingBytes:
@@ -87,9 +87,15 @@ class WaitingBytes:
         return Charge(self._sender, nbytes)
 
     def give_back(self, charge: Charge) -> None:
-        """Count a message no more: it is handled now, or dropped."""
+        """Count a message no more: it is handled now, or dropped.
+
+        A second time does nothing: what a job that fails drops may be about to be handled.
+        """
+        if not charge.nbytes:
+            return
         left = self._of[charge.peer] - charge.nbytes
         self._total -= charge.nbytes
+        charge.nbytes = 0
         if left:
             self._of[charge.peer] = left
         else:

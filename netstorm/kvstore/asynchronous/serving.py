@@ -351,6 +351,7 @@ class Serving:
         for charges in block.ahead.values():
             for charge in charges:
                 self._bytes.give_back(charge)
+        block.early.clear()
         block.ahead.clear()
 
     def _ready(self, block: Block) -> list[WaitingPull]:
