@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
-PATIENCE_S = 90
+PATIENCE_S = 90.0
 """For anything to happen on a busy machine."""
 
 PREAMBLE = """

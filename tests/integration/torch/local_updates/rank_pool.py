@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing's own is newer than Python 3.10
 
-DEADLINE_S = 60
+DEADLINE_S = 100  # ranks import PyTorch, which takes most of a minute on a busy machine
 
 RANKS = 4
 """How many there are, unless a program asks for more."""
