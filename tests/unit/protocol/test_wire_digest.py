@@ -9,7 +9,7 @@ import msgspec
 
 from netstorm.protocol import frames
 
-DIGESTS = {2: "a6429145e97486f8"}
+DIGESTS = {2: "194292ad8694bac1"}
 """Of what the messages of a version look like on the wire, by version. A new version is a new line."""
 
 
