@@ -77,8 +77,8 @@ def test_sums_are_right_while_processes_are_busy_and_connections_break(seed):
         for _ in range(5)
     ]
     resets = [Reset(at=chance.uniform(0.0, 20.0), source=0, target=chance.choice((1, 2))) for _ in range(3)]
-    timeouts = {"heartbeat_timeout_s": 3.0, "link_timeout_s": 2.0}
-    job = SimulatedCluster(3, seed=seed, faults=[*busy, *resets], **timeouts).join()
+    faults = [*busy, *resets]
+    job = SimulatedCluster(3, seed=seed, faults=faults, heartbeat_timeout_s=3.0, link_timeout_s=2.0).join()
     for _ in range(30):
         pending = [push(node) for node in job.nodes]
         job.run_until_ended(pending, 120.0)
