@@ -10,7 +10,7 @@ import pytest
 
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Busy, Reset
+from netstorm.testing.faults import Busy, Fault, Reset
 
 
 def cluster():
@@ -77,7 +77,7 @@ def test_sums_are_right_while_processes_are_busy_and_connections_break(seed):
         for _ in range(5)
     ]
     resets = [Reset(at=chance.uniform(0.0, 20.0), source=0, target=chance.choice((1, 2))) for _ in range(3)]
-    faults = [*busy, *resets]
+    faults: list[Fault] = [*busy, *resets]
     job = SimulatedCluster(3, seed=seed, faults=faults, heartbeat_timeout_s=3.0, link_timeout_s=2.0).join()
     for _ in range(30):
         pending = [push(node) for node in job.nodes]
