@@ -18,6 +18,7 @@ from netstorm.protocol.ids import SCHEDULER
 
 __all__ = [
     "Breaks",
+    "Busy",
     "Corrupt",
     "Crash",
     "Cut",
@@ -47,6 +48,9 @@ class FaultyCluster(Protocol):
 
     def crash(self, rank: int, *, silent: bool = False) -> None:
         """End a process without warning."""
+
+    def suspend(self, rank: int, seconds: float) -> None:
+        """Stop a process for a while; its host's kernel acknowledges what comes."""
 
     def set_corruption(self, probability: float) -> None:
         """Change a bit of each payload with this probability."""
@@ -125,6 +129,19 @@ class Crash:
     def schedule(self, cluster: FaultyCluster) -> None:
         """See `Fault`."""
         cluster.at(self.at, lambda: cluster.crash(self.rank, silent=self.silent))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """A process does not run for a while: it is stopped, or other code keeps its interpreter lock."""
+
+    at: float
+    rank: int
+    seconds: float
+
+    def schedule(self, cluster: FaultyCluster) -> None:
+        """See `Fault`."""
+        cluster.at(self.at, lambda: cluster.suspend(self.rank, self.seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

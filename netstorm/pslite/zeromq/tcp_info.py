@@ -43,8 +43,8 @@ _PROBES: Final = 3
 _UNACKED, _DATA_SENT, _ACK_RECEIVED = 24, 44, 56
 """Offsets of tcpi_unacked, tcpi_last_data_sent and tcpi_last_ack_recv. Times are in ms, and past."""
 
-_ANSWER_MS: Final = 2000
-"""A kernel that acknowledges does so within this time, also behind a full queue of a slow link."""
+_ANSWER_MS: Final = 200
+"""A kernel that acknowledges does so within this time, and some round trips as they are now."""
 
 _RECEIVED: Final = 128
 """Offset of tcpi_bytes_received, of 64 bits."""
@@ -123,12 +123,13 @@ def is_acknowledged(descriptor: int, limit_s: float) -> bool:
         return False
     if len(raw) < _BYTES or raw[0] != _ESTABLISHED:
         return False
-    unacked, sent, heard = (
-        int(_U32.unpack_from(raw, place)[0]) for place in (_UNACKED, _DATA_SENT, _ACK_RECEIVED)
+    unacked, sent, heard, trip = (
+        int(_U32.unpack_from(raw, place)[0]) for place in (_UNACKED, _DATA_SENT, _ACK_RECEIVED, _ROUND_TRIP)
     )
     if heard <= limit_s * 1000:
         return True
-    return raw[_PROBES] < 2 and not (unacked and _ANSWER_MS <= sent < heard)
+    answer_ms = _ANSWER_MS + 4 * trip // 1000
+    return raw[_PROBES] < 2 and not (unacked and answer_ms <= sent < heard)
 
 
 def restart_bbr(descriptor: int) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 
 import pytest
 
 from netstorm.observe.counters import Counters
 from netstorm.pslite.van.interface import Connection
-from netstorm.pslite.zeromq.tcp_info import progress_of, restart_bbr
+from netstorm.pslite.zeromq.tcp_info import is_acknowledged, progress_of, restart_bbr
 from netstorm.pslite.zeromq.van import ZmqVan
 
 
@@ -142,3 +144,26 @@ def test_a_van_tells_of_connections_that_it_has_opened():
     finally:
         listener.shut(0.0)
         opener.shut(0.0)
+
+
+def test_a_kernel_acknowledges_for_a_process_that_reads_nothing(pair):
+    """Also once its window has closed, and is probed ever more rarely."""
+    one, other = pair
+    one.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            one.send(bytes(65_536))
+    time.sleep(1.0)
+    assert is_acknowledged(one.fileno(), 0.0)
+    assert is_acknowledged(other.fileno(), 10.0)
+
+
+def test_a_connection_that_has_ended_is_not_acknowledged(pair):
+    one, other = pair
+    assert is_acknowledged(one.fileno(), 10.0)
+    other.close()
+    deadline = time.monotonic() + 30
+    while is_acknowledged(one.fileno(), 10.0):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not is_acknowledged(-1, 10.0)

@@ -10,6 +10,7 @@ import pytest
 
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.testing.faults import Busy, Fault, Reset
 
 
 def cluster():
@@ -65,6 +66,24 @@ def test_all_can_be_stopped_together_or_one_after_the_other(elastic, seed):
     pending = [push(node) for node in job.nodes]
     job.run_until_ended(pending, 60.0)
     assert [one.result().tolist() for one in pending] == [[3.0] * 4] * 3
+    job.finish()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_are_right_while_processes_are_busy_and_connections_break(seed):
+    chance = random.Random(seed)
+    busy = [
+        Busy(at=chance.uniform(0.0, 20.0), rank=chance.randrange(-1, 3), seconds=chance.uniform(0.1, 15.0))
+        for _ in range(5)
+    ]
+    resets = [Reset(at=chance.uniform(0.0, 20.0), source=0, target=chance.choice((1, 2))) for _ in range(3)]
+    faults: list[Fault] = [*busy, *resets]
+    job = SimulatedCluster(3, seed=seed, faults=faults, heartbeat_timeout_s=3.0, link_timeout_s=2.0).join()
+    for _ in range(30):
+        pending = [push(node) for node in job.nodes]
+        job.run_until_ended(pending, 120.0)
+        assert [one.result().tolist() for one in pending] == [[3.0] * 4] * 3
+        job.run_for(1.0)
     job.finish()
 
 
