@@ -33,7 +33,7 @@ from netstorm.cli.launch.shutdown import (
 from netstorm.cli.launch.signals import signals_to_descriptor
 from netstorm.cli.launch.supervisor import become_subreaper, kill_descendants
 from netstorm.cli.launcher_lines import BEGUN, first_failure
-from netstorm.scheduler.membership.launched_ranks import RankEnded, printable
+from netstorm.scheduler.membership.launched_ranks import RankEnded, shortened
 
 __all__ = ["run_job"]
 
@@ -223,7 +223,7 @@ class _JobRun:
                 child.close_log()
                 self._tell_end(child, code)
                 del self._children[child.member]
-                last = printable(child.last_error.decode(errors="replace"))
+                last = shortened(child.last_error.decode(errors="replace"))
                 self._act(self._shutdown.exited(child.member, code, clock.monotonic(), last_line=last))
 
     def _tell_end(self, child: Child, code: int) -> None:

@@ -7,14 +7,14 @@ silence. It tells the scheduler, which it has started, too; and the scheduler te
 from __future__ import annotations
 
 import math
-import unicodedata
 from typing import Annotated, Final
 
 import msgspec
 
 from netstorm.errors import PeerError
+from netstorm.protocol.texts import printable
 
-__all__ = ["LONGEST_LINE", "LaunchedRanks", "RankEnded", "printable", "read_rank_ended"]
+__all__ = ["LONGEST_LINE", "LaunchedRanks", "RankEnded", "read_rank_ended", "shortened"]
 
 LONGEST_LINE: Final = 2000
 """Bytes of a line of the launcher. Less than PIPE_BUF, so that pipes pass it on whole."""
@@ -48,7 +48,7 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @classmethod
     def of(cls, rank: int, code: int, how: str, host: str, last_line: bytes, *, again: bool) -> RankEnded:
         """Return it, given the last line as the process has written it."""
-        text = printable(last_line.decode(errors="replace"))
+        text = shortened(last_line.decode(errors="replace"))
         return cls(rank=rank, code=code, how=how, host=host, last_line=text, again=again)
 
     @property
@@ -72,15 +72,15 @@ def read_rank_ended(line: bytes) -> RankEnded:
         raise PeerError(f"a line of the launcher that cannot be read: {error}") from None
     return msgspec.structs.replace(
         ended,
-        how=printable(ended.how),
-        host=printable(ended.host),
-        last_line=printable(ended.last_line),
+        how=shortened(ended.how),
+        host=shortened(ended.host),
+        last_line=shortened(ended.last_line),
     )
 
 
-def printable(text: str) -> str:
-    """Return a text that others have written as part of one line: short, without control characters."""
-    kept = "".join("?" if unicodedata.category(one) in {"Cc", "Cf", "Cs"} else one for one in text.strip())
+def shortened(text: str) -> str:
+    """Return a text that others have written as part of one line: short and printable."""
+    kept = printable(text.strip())
     return kept if len(kept) <= _MOST_CHARACTERS else kept[: _MOST_CHARACTERS - 1] + "…"
 
 
