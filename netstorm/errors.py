@@ -97,7 +97,7 @@ class OtherProtocol(FrameError):
         version: the sender's.
     """
 
-    def __init__(self, message: str, version: int) -> None:
+    def __init__(self, message: str, version: int = 0) -> None:
         super().__init__(message)
         self.version = version
 
@@ -113,7 +113,7 @@ class NotAuthorised(ProtocolViolation):
 class NoRoom(PeerError):
     """A legal message for which there is no room now. Its sender keeps it until it is asked for."""
 
-    def __init__(self, text: str, waits_for: Hashable) -> None:
+    def __init__(self, text: str, waits_for: Hashable = None) -> None:
         super().__init__(text)
         self.waits_for: Final = waits_for
         """Names what the message waits for (`pslite.waiting_bytes`)."""
