@@ -6,16 +6,18 @@ import socket
 from pathlib import Path
 
 from netstorm.errors import FrameError
-from netstorm.protocol.frames import open_frames
+from netstorm.protocol.frames import PROTOCOL_VERSION, open_frames
 from netstorm.protocol.messages import Hello
 from netstorm.testing.tcp_proxy import TcpProxy
 from tests.integration.failures.descent import SCRIPT, end_with_the_right_weights, wait_for_steps
 from tests.integration.jobs import Job
 
+_BEGIN = b"NS" + bytes([PROTOCOL_VERSION])
+
 
 def is_from(rank: int, data: bytes) -> bool:
     """Return whether a rank introduces itself in `data`, as it came from a socket."""
-    at = data.find(b"NS\x01")
+    at = data.find(_BEGIN)
     while at > 0:
         try:
             message = open_frames(data[at : at + data[at - 1]], 1).message  # the byte before is the length
@@ -23,7 +25,7 @@ def is_from(rank: int, data: bytes) -> bool:
             message = None
         if isinstance(message, Hello) and message.sender == rank:
             return True
-        at = data.find(b"NS\x01", at + 1)
+        at = data.find(_BEGIN, at + 1)
     return False
 
 
