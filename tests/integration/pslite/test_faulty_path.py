@@ -98,6 +98,7 @@ def test_a_path_that_stays_silent_is_lost_within_a_bounded_time_and_named(path):
     send(here, range(10))
     wait_until(lambda: there.machine.got)
     proxy.pause()
+    send(here, range(10, 20))  # over an idle connection nothing is missed
     began = time.monotonic()
     wait_until(lambda: here.machine.lost, 90)
     # A query; the link time-out to notice, since the proxy's kernel acknowledges; and again, to try again.
