@@ -56,7 +56,8 @@ def unsealed(content: str, name: str, key: JobKey | None) -> str:
         text, code = content, ""
     if key is None and code:
         raise SettingsError(
-            "rank 0 has a job key and this process has none: set NETSTORM_KEY_FILE to a copy of the same file"
+            "another rank has a job key, and this process has none: set NETSTORM_KEY_FILE to a copy of "
+            "the same file"
         )
     if key is not None and not hmac.compare_digest(code, _code(text, name, key)):
         found = "another code" if code else "no code"
