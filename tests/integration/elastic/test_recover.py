@@ -73,7 +73,7 @@ def test_a_job_is_taken_over_from_one_of_its_nodes_with_its_key(tmp_path):
         )
         job.wait_until_said(RECOVERING, "is agreed on")
         job.wait_until_said(1, "which takes the job over")
-        address = job.said(RECOVERING).partition(" at ")[2].partition(" ")[0]
+        address = job.said(RECOVERING).partition(" at ")[2].partition(",")[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{web}/status.json", timeout=10) as answer:
             status = json.load(answer)
         assert (status["phase"], status["scheduler"]) == ("running", address), status
