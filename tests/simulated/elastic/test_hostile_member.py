@@ -80,7 +80,7 @@ def test_a_view_changes_beside_a_member_that_lies(way: dict[str, bool]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 14))
+@pytest.mark.parametrize("seed", range(2, 6))
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_many_views_change_beside_members_that_lie(seed: int, way: dict[str, bool]) -> None:
     run(seed, **way)

@@ -70,7 +70,7 @@ def assert_named(errors: list[NetStormError], hostile: int) -> None:
 
 
 SEEDS = (0, 1, 2, 3)
-MORE_SEEDS = range(4, 16)
+MORE_SEEDS = range(4, 8)
 
 
 ENDING = (m.Failed, m.Leave, m.Finished, m.Suspect, m.RegisterKeys, m.TopologyRequest, m.CallsWaiting)
