@@ -252,7 +252,7 @@ def test_frame_zero_is_laid_out_as_documented():
     assert (magic, version, flags) == (b"NS", PROTOCOL_VERSION, 0b11)
     assert header_crc == google_crc32c.value(frame[8:])
     assert (payload_crc, sequence, sent_at) == (0xDEADBEEF, 3, -2)
-    assert msgspec.msgpack.decode(frame[PREFIX_BYTES:]) == [5, 5]
+    assert msgspec.msgpack.decode(frame[PREFIX_BYTES:]) == [5, 5, False]
 
 
 @given(st.binary(max_size=1000))
