@@ -27,6 +27,8 @@ _FENCE: Final = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _INDENTED: Final = re.compile(r"(?<=\n\n)(?:    \S[^\n]*\n(?:    [^\n]*\n)*)", re.MULTILINE)
+_BOX: Final = re.compile(r"^!!! [^\n]*\n(?:\n|    [^\n]*\n)+", re.MULTILINE)
+"""An admonition: prose, though it is indented."""
 _AFTER: Final = "after the block above"
 _NOT_RUN: Final = "not run: "
 
@@ -76,7 +78,9 @@ def _blocks_of(path: Path) -> Iterator[Block]:
         )
         if found["language"] == "python":
             above = before + own
-    prose = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    prose = text
+    for pattern in (_FENCE, _BOX):
+        prose = pattern.sub(lambda found: "\n" * found[0].count("\n"), prose)
     for found in _INDENTED.finditer(prose):
         if not re.match(r"    [-*\d]", found[0]):  # a list in a list
             line = prose[: found.start()].count("\n") + 1

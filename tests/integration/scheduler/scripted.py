@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=m.Message)
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 """For anything that should take a second: the machine may be busy."""
 
 
