@@ -10,6 +10,7 @@ It reads requests from standard input, one JSON object a line, and answers each 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,10 @@ def serve(run: Callable[[dict[str, Any]], object]) -> None:
     A request is for one process: it has the files `out` and `err` that the process writes to, and what `run`
     needs. `run` is called in that process, which ends as a script would.
     """
+    # Collections of garbage in the processes pass over what was imported here, which is none of theirs: the end
+    # of one that has PyTorch then takes 0.4 s of processor time, and not 1.2 s.
+    gc.collect()
+    gc.freeze()
     alive: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)
