@@ -26,8 +26,8 @@ def serve(run: Callable[[dict[str, Any]], object]) -> None:
     A request is for one process: it has the files `out` and `err` that the process writes to, and what `run`
     needs. `run` is called in that process, which ends as a script would.
     """
-    # Collections of garbage in the processes pass over what was imported here, which is none of theirs: the end
-    # of one that has PyTorch then takes 0.4 s of processor time, and not 1.2 s.
+    # Collections of garbage in the processes pass over what was imported here, which is none of theirs: the
+    # end of one that has PyTorch then takes 0.4 s of processor time, and not 1.2 s.
     gc.collect()
     gc.freeze()
     alive: set[int] = set()
