@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 N = TypeVar("N", np.uint8, np.uint16)
 
-__all__ = ["MOST_BITS", "Planes", "add", "add_constant", "exceeds", "plane_bytes", "unpacked"]
+__all__ = ["MOST_BITS", "Planes", "add_planes", "add_constant", "exceeds", "plane_bytes", "unpacked"]
 
 Planes = npt.NDArray[np.uint8]
 """Of shape (planes, bytes of a plane)."""
@@ -32,7 +32,7 @@ def plane_bytes(count: int) -> int:
     return -(-count // 8)
 
 
-def add(first: Planes, second: Planes, planes: int) -> Planes:
+def add_planes(first: Planes, second: Planes, planes: int) -> Planes:
     """Return the sums of the integers of two arrays.
 
     Args:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 __all__ = [
     "AGREED",
-    "Array",
+    "AnyArray",
     "Codec",
     "Floats",
     "Part",
@@ -27,10 +27,10 @@ __all__ = [
     "take_residual",
 ]
 
-Array: TypeAlias = npt.NDArray[Any]
+AnyArray: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-State: TypeAlias = dict[str, Array]
+State: TypeAlias = dict[str, AnyArray]
 """What a codec keeps of a tensor from one gradient to the next, by name, such as `residual`: what has not
 been sent yet. A checkpoint saves it. It is empty at first."""
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.rows import Rows, add
+from netstorm.compression.rows import Rows, add_rows
 from netstorm.protocol.frames import Buffer
 
 __all__ = ["Entries", "Floats", "decode", "encode", "largest", "problem", "total_of"]
@@ -41,7 +41,7 @@ class Entries(NamedTuple):
 
 def total_of(first: Entries, second: Entries) -> Entries:
     """Return the sum; neither of the two is changed."""
-    total = add(
+    total = add_rows(
         Rows(first.numbers, first.values.reshape(-1, 1).copy()),
         Rows(second.numbers, second.values.reshape(-1, 1)),
     )

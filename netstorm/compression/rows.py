@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netstorm.errors import UsageError
 
-__all__ = ["Array", "Numbers", "Rows", "add", "decode", "encode", "joined", "problem", "tidy"]
+__all__ = ["Array", "Numbers", "Rows", "add_rows", "decode", "encode", "joined", "problem", "tidy"]
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ def tidy(numbers: npt.NDArray[np.integer[Any]], values: Array, count: int) -> Ro
     return Rows(sorted_numbers[starts], sums)
 
 
-def add(total: Rows, more: Rows) -> Rows:
+def add_rows(total: Rows, more: Rows) -> Rows:
     """Return the sum: `total` itself, changed, if it has all rows of `more`; else new rows."""
     places = np.searchsorted(total.numbers, more.numbers)
     known = places < len(total)

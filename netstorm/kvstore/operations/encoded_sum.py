@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from netstorm.compression.codec import AGREED, Array, Codec, Rounds, State
+from netstorm.compression.codec import AGREED, AnyArray, Codec, Rounds, State
 from netstorm.kvstore.operations.allreduce import Done, Operation
 from netstorm.kvstore.values.key import Key
 
@@ -46,7 +46,7 @@ class Agreed(NamedTuple):
     be under way.
     """
 
-    state: Array | None
+    state: AnyArray | None
     """See `compression.codec.AGREED`."""
     rounds: dict[Key, int]
     """The next rounds of the keys that only some gradients have a round of."""

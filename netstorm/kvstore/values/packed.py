@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from netstorm.compression import packed_numbers
-from netstorm.compression.bit_planes import Planes, add, add_constant
+from netstorm.compression.bit_planes import Planes, add_constant, add_planes
 from netstorm.compression.packed_numbers import planes_of
 from netstorm.kvstore.values.form import Payload, Payloads
 from netstorm.protocol.codecs import packed
@@ -104,4 +104,4 @@ class PackedSum:
         if self._planes is None:
             self._planes = planes
         else:
-            self._planes = add(self._planes, planes, planes_of(self._counted, self._most))
+            self._planes = add_planes(self._planes, planes, planes_of(self._counted, self._most))

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from netstorm.compression.rows import Rows, add, decode, encode, problem
+from netstorm.compression.rows import Rows, add_rows, decode, encode, problem
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
 
@@ -123,6 +123,6 @@ class RowSum:
         if self._wide and self._received is not None:
             self._total = Rows(self._total.numbers, self._total.values.astype(np.float32))
             self._received = None
-        total = add(self._total, rows)
+        total = add_rows(self._total, rows)
         if total is not self._total:
             self._total, self._received = total, None

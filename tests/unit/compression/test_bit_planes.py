@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.bit_planes import add, add_constant, exceeds, plane_bytes, unpacked
+from netstorm.compression.bit_planes import add_constant, add_planes, exceeds, plane_bytes, unpacked
 
 LARGEST = 1100
 """So that values of more than 8 bits, which are unpacked to two bytes, occur."""
@@ -36,7 +36,7 @@ def test_sums_are_those_of_the_integers_and_addends_are_not_written(data, count,
     addends = packed(first, most.bit_length()), packed(second, more.bit_length())
     before = [one.tobytes() for one in addends]
     planes = (most + more).bit_length()
-    total = add(*addends, planes)
+    total = add_planes(*addends, planes)
     assert len(total) == planes
     assert unpacked(total, count).tolist() == [one + other for one, other in zip(first, second, strict=True)]
     assert [one.tobytes() for one in addends] == before

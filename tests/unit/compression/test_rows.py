@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from netstorm.compression.rows import Rows, add, decode, encode, joined, problem, tidy
+from netstorm.compression.rows import Rows, add_rows, decode, encode, joined, problem, tidy
 from netstorm.errors import UsageError
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("float16", "float32", "float64", "int8", "int64")])
@@ -35,7 +35,7 @@ def test_a_sum_has_the_rows_of_both_and_is_that_of_the_matrices(drawn):
     count, (one, other) = drawn
     right = dense(one, count) + dense(other, count)
     expected = sorted({*one.numbers, *other.numbers})
-    total = add(one, other)
+    total = add_rows(one, other)
     assert total.numbers.tolist() == expected
     assert dense(total, count).tobytes() == right.tobytes()
 
@@ -44,7 +44,7 @@ def test_a_sum_has_the_rows_of_both_and_is_that_of_the_matrices(drawn):
 def test_what_is_added_is_not_changed_and_a_sum_without_new_rows_is_made_in_place(drawn):
     _, (one, other) = drawn
     before = other.values.tobytes()
-    total = add(one, other)
+    total = add_rows(one, other)
     assert other.values.tobytes() == before
     assert (total is one) == (not set(other.numbers) - set(one.numbers))
 
@@ -52,7 +52,7 @@ def test_what_is_added_is_not_changed_and_a_sum_without_new_rows_is_made_in_plac
 def test_minus_zero_and_nan_survive_being_the_only_ones():
     one = Rows(np.array([1]), np.array([[-0.0, np.nan]]))
     other = Rows(np.array([0, 3]), np.array([[-0.0, 1.0], [np.inf, -0.0]]))
-    total = add(one, other)
+    total = add_rows(one, other)
     assert total.numbers.tolist() == [0, 1, 3]
     assert total.values.tobytes() == np.array([[-0.0, 1.0], [-0.0, np.nan], [np.inf, -0.0]]).tobytes()
 

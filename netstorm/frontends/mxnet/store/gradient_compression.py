@@ -11,7 +11,7 @@ import numpy.typing as npt
 from netstorm import clock
 from netstorm.compression.auto import Auto
 from netstorm.compression.cast import Uncompressed
-from netstorm.compression.codec import AGREED, Array, Codec, Place, Rounds, State
+from netstorm.compression.codec import AGREED, AnyArray, Codec, Place, Rounds, State
 from netstorm.compression.registry import CODECS, CodecRules, rules_of
 from netstorm.compression.two_bit import Signs, quantised
 from netstorm.compression.two_bit_codec import TwoBit
@@ -123,7 +123,7 @@ class Residual:
         """
         return None if self.keys is None else Agreed.of(self.keys, self.state)
 
-    def begin_agreed(self, state: Array) -> None:
+    def begin_agreed(self, state: AnyArray) -> None:
         """Begin with what the other ranks have agreed on, before the first push."""
         self.state[AGREED] = np.array(state)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from netstorm.compression.codec import Array, State
+from netstorm.compression.codec import AnyArray, State
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.gradient_codecs.units import Unit
 
@@ -29,9 +29,9 @@ class Kept:
     def __init__(self) -> None:
         self._units: Final[dict[str, tuple[Unit, State]]] = {}
         """Those of the last gradients."""
-        self._elements: Final[dict[str, dict[str, Array]]] = {}
+        self._elements: Final[dict[str, dict[str, AnyArray]]] = {}
         """By parameter, of those that are in no unit."""
-        self._others: Final[dict[str, dict[str, Array]]] = {}
+        self._others: Final[dict[str, dict[str, AnyArray]]] = {}
         """By name of a unit that is not there yet."""
         self._counts: Final[dict[str, int]] = {}
 
@@ -120,7 +120,7 @@ class Kept:
 
 
 def _split(
-    unit: Unit, state: State, elements: dict[str, dict[str, Array]], others: dict[str, dict[str, Array]]
+    unit: Unit, state: State, elements: dict[str, dict[str, AnyArray]], others: dict[str, dict[str, AnyArray]]
 ) -> None:
     """Record what belongs to a unit's parameters, and the rest, which is the unit's."""
     others[unit.name] = {}
@@ -135,14 +135,14 @@ def _split(
             start = end
 
 
-def _is_of_elements(unit: Unit, kept: Array) -> bool:
+def _is_of_elements(unit: Unit, kept: AnyArray) -> bool:
     return bool(kept.shape == (unit.elements,) and kept.dtype == np.float32)
 
 
-def _tensors(kept: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+def _tensors(kept: Mapping[str, AnyArray]) -> dict[str, torch.Tensor]:
     return {what: torch.from_numpy(np.array(array, order="C")) for what, array in kept.items()}
 
 
-def _array(kept: torch.Tensor) -> Array:
-    array: Array = kept.detach().cpu().numpy().copy()
+def _array(kept: torch.Tensor) -> AnyArray:
+    array: AnyArray = kept.detach().cpu().numpy().copy()
     return array
