@@ -11,7 +11,7 @@ import numpy as np
 
 from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.asynchronous.copies import BlockState, Copies, pieces_of
+from netstorm.kvstore.asynchronous.blocks import BlockState, Copies, pieces_of
 from netstorm.protocol.messages import BlockCopy
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
 from netstorm.testing.fuzz.structure_mutation import mutate_value

@@ -14,8 +14,8 @@ from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.compression.entries import Entries
 from netstorm.compression.packed_numbers import as_planes
 from netstorm.errors import ProtocolViolation, UsageError
-from netstorm.kvstore.rounds.part_checks import check_part
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.rounds.aggregation import check_part
 from netstorm.protocol.chunks import COLLECTIVE, ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
 from netstorm.protocol.codecs import (
     BFLOAT16,

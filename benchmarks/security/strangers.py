@@ -44,8 +44,8 @@ _SAMPLE_S: Final = 0.25
 _NODE: Final = """
 import sys, threading, time
 import numpy as np
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 
 size, every_s, nodes = int(sys.argv[1]) // 4, float(sys.argv[2]), int(sys.argv[3])
 runtime = runtime_of_this_process()

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness.arguments import number
 from netstorm.compression.codec import Codec, Place, State
 from netstorm.compression.registry import codec_of
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
 
 CODECS: Final[tuple[dict[str, Any], ...]] = (
     {"type": "none"},

@@ -32,7 +32,7 @@ from digits.data import load
 from digits.shards import Batch, Shard
 from harness.arguments import number, writable
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.kvstore.rounds.bounded_loss.missed_rounds import MOST_MISSED
+from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED
 from workers.train import cnn
 
 _LAST: Final = 3

@@ -30,8 +30,8 @@ from netstorm.topology.networks.network import Network
 _NODE = """
 import sys, time
 import numpy as np
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
 
 size, every_s, until_s = int(sys.argv[1]) // 4, float(sys.argv[2]), float(sys.argv[3])
 runtime = runtime_of_this_process()

@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from harness.lifeline import commands_from_stdin
 from netstorm.errors import NetStormError, NodeRemoved
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.state_transfer.snapshot import Snapshot
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.state_transfer import Snapshot
 from netstorm.observe.log import configure_logging
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.ids import ranks_in

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.observe.web_access import read_token
 from netstorm.settings import Settings

@@ -25,8 +25,8 @@ _LAST_LINES: Final = 15
 
 _CORE: Final = """
 import numpy as np
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 from netstorm.protocol.messages import ANY_RULE
 
 runtime = runtime_of_this_process()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 N = TypeVar("N", np.uint8, np.uint16)
 
-__all__ = ["MOST_BITS", "Planes", "add_planes", "add_constant", "exceeds", "plane_bytes", "unpacked"]
+__all__ = ["MOST_BITS", "Planes", "add_constant", "add_planes", "exceeds", "plane_bytes", "unpacked"]
 
 Planes = npt.NDArray[np.uint8]
 """Of shape (planes, bytes of a plane)."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import netstorm
 from netstorm.addresses import host_port
-from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
+from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.protocol.messages import Join, LossTerms
 from netstorm.pslite.measurement.link_meter import MeterOptions
 from netstorm.settings import JOB_WIDE, Settings, declarations

@@ -15,9 +15,9 @@ import numpy as np
 
 from netstorm.compression.rows import Numbers, Rows
 from netstorm.kvstore.asynchronous.asynchronous import Asynchronous
-from netstorm.kvstore.asynchronous.gradients import Gradient
-from netstorm.kvstore.asynchronous.owners import chunks_of, extent
-from netstorm.kvstore.operations.asynchronous import (
+from netstorm.kvstore.asynchronous.blocks import Gradient, chunks_of, extent
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import (
     UNBOUNDED,
     AsyncOperation,
     PullOperation,
@@ -25,7 +25,6 @@ from netstorm.kvstore.operations.asynchronous import (
     PushOperation,
     StatesOperation,
 )
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.clock.virtual_time import Timeline

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from netstorm.errors import FrameError
-from netstorm.kvstore.membership.node_status import DriverStatus
+from netstorm.kvstore.membership import DriverStatus
 from netstorm.pslite.clock import sntp
 from netstorm.pslite.clock.source import Address, ClockSource
 from netstorm.pslite.clock.sync import ClockSync

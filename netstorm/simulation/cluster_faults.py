@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.node import GeneralNode
 from netstorm.pslite.van.memory_network import MemoryNetwork
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.simulation.process import SimulatedProcess

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from netstorm.compression.rows import Rows
-from netstorm.kvstore.values.form import Form, Values
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.row_sparse import RowParts
+from netstorm.kvstore.forms import Form, Key, RowParts, Values
 from netstorm.protocol.chunks import ROW_SPARSE, row_length
 from netstorm.simulation.pending import Array
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.compression.codec import AGREED, Codec, Place, State
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.encoded_sum import Agreed, EncodedSum, encoded_keys
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import Agreed, EncodedSum, encoded_keys
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.simulation.pending import Pending
 
 if TYPE_CHECKING:

@@ -11,12 +11,10 @@ import numpy.typing as npt
 
 from netstorm.compression.two_bit import quantised
 from netstorm.errors import NetStormError
-from netstorm.kvstore.node.general_node import GeneralNode, State
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.group_calls import Exchange, GroupCalls
-from netstorm.kvstore.operations.point_to_point import ReceiveOperation, SendOperation
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.quantised import Quantised
+from netstorm.kvstore.calls import Exchange, GroupCalls
+from netstorm.kvstore.forms import Key, Quantised
+from netstorm.kvstore.node import GeneralNode, State
+from netstorm.kvstore.operations import Operation, ReceiveOperation, SendOperation
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.messages import LossTerms
 from netstorm.pslite.clock.virtual_time import Timeline

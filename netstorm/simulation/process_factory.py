@@ -9,11 +9,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from netstorm import __version__
-from netstorm.kvstore.membership.node_status import DriverStatus
-from netstorm.kvstore.membership.time_server import time_server_address
-from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.membership import DriverStatus, time_server_address
+from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, explicit_job_settings, meter_options
-from netstorm.kvstore.paths.auxiliary import AuxiliaryOptions
+from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint

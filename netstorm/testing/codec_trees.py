@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from netstorm.compression.codec import Codec, Floats, Place, State, Transfer
-from netstorm.kvstore.values.form import Form, Sum
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Form, Key, Sum
 from netstorm.protocol.frames import Buffer
 
 __all__ = ["CodecTrees"]

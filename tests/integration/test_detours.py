@@ -15,8 +15,8 @@ NODES = 4
 NODE = """
 import json, pathlib, sys, time
 import numpy as np
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
 
 ROUNDS, SIZE = 3, 400_000
 

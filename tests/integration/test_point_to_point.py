@@ -9,8 +9,8 @@ NODES = 3
 NODE = """
 import threading
 import numpy as np
-from netstorm.kvstore.operations.point_to_point import ReceiveOperation, SendOperation
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.operations import ReceiveOperation, SendOperation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 
 runtime = runtime_of_this_process()
 ranks = range(runtime.size)

@@ -32,8 +32,8 @@ from tests.integration.scheduler.scripted import SchedulerProcess
 NODE = """
 import pathlib, sys, time
 import numpy as np
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
 
 runtime = runtime_of_this_process()
 key = runtime.register(0, "w", (1000,), "float32")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from netstorm.kvstore.node import lifecycle
+from netstorm.kvstore import node as lifecycle
 from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.testing.faults import Corrupt
 from netstorm.testing.strategies import fault_plans

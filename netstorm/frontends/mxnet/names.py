@@ -15,7 +15,7 @@ from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.errors import raises_mxnet_errors
 from netstorm.frontends.mxnet.local_updates.stores import HFA
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 
 __all__ = ["register_types", "take_over_dist_types"]
 

@@ -26,10 +26,14 @@ from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 from netstorm.frontends.torch.process_group.member import Member
 from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_us
 from netstorm.frontends.torch.scheduler_process import SchedulerProcess, meet, refuse
-from netstorm.kvstore.operations.call_positions import CallPositions
-from netstorm.kvstore.process.completion import CompletionThread
-from netstorm.kvstore.process.lifetime import after_close, leave_job, runtime_of_this_process
-from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.calls import CallPositions
+from netstorm.kvstore.process.runtime import (
+    CompletionThread,
+    Runtime,
+    after_close,
+    leave_job,
+    runtime_of_this_process,
+)
 from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["before_leaving", "create_process_group", "join_before_rendezvous", "untested_version"]

@@ -19,14 +19,12 @@ from typing import Final
 import msgspec
 
 from netstorm.errors import NetStormError, NodeLost, ProtocolViolation
-from netstorm.kvstore.asynchronous.block_store import BlockStore
-from netstorm.kvstore.asynchronous.owners import Owners
-from netstorm.kvstore.asynchronous.requests import Requests
-from netstorm.kvstore.asynchronous.serving import Serving
-from netstorm.kvstore.operations.asynchronous import AsyncOperation
-from netstorm.kvstore.operations.outbox import Outbox
-from netstorm.kvstore.paths.source_routes import check_route, forwarded, queue_order
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.asynchronous.blocks import BlockStore, Owners
+from netstorm.kvstore.asynchronous.client import Requests
+from netstorm.kvstore.asynchronous.server import Serving
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import AsyncOperation, Outbox
+from netstorm.kvstore.paths.routes import check_route, forwarded, queue_order
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer

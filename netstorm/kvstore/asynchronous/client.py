@@ -10,18 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.errors import NotAuthorised, ProtocolViolation
-from netstorm.kvstore.asynchronous.clocks import check_counts
-from netstorm.kvstore.asynchronous.gradients import as_dense, form_of, payload_of
-from netstorm.kvstore.asynchronous.owners import Owners, chunks_of, extent
-from netstorm.kvstore.operations.allreduce import Done
-from netstorm.kvstore.operations.asynchronous import (
-    AsyncOperation,
-    PullOperation,
-    PushOperation,
-    StatesOperation,
+from netstorm.kvstore.asynchronous.blocks import (
+    Owners,
+    as_dense,
+    check_counts,
+    chunks_of,
+    extent,
+    form_of,
+    payload_of,
 )
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.row_sparse import RowSparse
+from netstorm.kvstore.forms import Key, RowSparse
+from netstorm.kvstore.operations import AsyncOperation, Done, PullOperation, PushOperation, StatesOperation
 from netstorm.observe.counters import Counters
 from netstorm.protocol.chunks import row_length
 from netstorm.protocol.frames import Buffer

@@ -15,17 +15,27 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from netstorm.errors import NetStormError, ProtocolViolation
-from netstorm.kvstore.asynchronous.answers import Answer, requested_rows, states_for, values_for, wants_states
-from netstorm.kvstore.asynchronous.block import Block, WaitingPull
-from netstorm.kvstore.asynchronous.block_store import BlockStore, read_both
-from netstorm.kvstore.asynchronous.early_messages import EarlyMessages, ToOwner
-from netstorm.kvstore.asynchronous.gradients import check_push
-from netstorm.kvstore.asynchronous.owners import Owners
+from netstorm.kvstore.asynchronous.blocks import (
+    Actions,
+    Answer,
+    Block,
+    BlockStore,
+    EarlyMessages,
+    Owners,
+    Served,
+    Staleness,
+    ToOwner,
+    WaitingPull,
+    check_push,
+    read_both,
+    requested_rows,
+    states_for,
+    values_for,
+    wants_states,
+)
 from netstorm.kvstore.asynchronous.replication import Replication
-from netstorm.kvstore.asynchronous.served import Actions, Served
-from netstorm.kvstore.asynchronous.staleness import Staleness
-from netstorm.kvstore.operations.outbox import Outbox
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Outbox
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import AsynchronousMessage as Routed

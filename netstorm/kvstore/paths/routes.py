@@ -10,22 +10,45 @@ held until something new is known.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, get_args
 
+import msgspec
+
+from netstorm.errors import ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer
-from netstorm.protocol.messages import FailedLinks, Part, Phase, Routed
+from netstorm.protocol.messages import Delivered, FailedLinks, Part, Phase, Push, Routed, States, Value
+from netstorm.pslite.machine import URGENT, Instruction, Order, Send
 from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
 from netstorm.topology.member_tree import MemberTree
 from netstorm.topology.owners import paths_from
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
 
-__all__ = ["Held", "KnownRoutes"]
+__all__ = [
+    "Detours",
+    "Held",
+    "KnownRoutes",
+    "check_path",
+    "check_route",
+    "delivery_confirmation",
+    "forwarded",
+    "forwarded_send",
+    "messages_to_resend",
+    "parts_to_resend",
+    "queue_order",
+    "relay_confirmation",
+    "reroute_message",
+    "reroute_part",
+]
+
 
 _log = logging.getLogger(__name__)
 
@@ -164,3 +187,329 @@ class KnownRoutes:
             members = policy.members
             self._trees[version] = [MemberTree(tree, members) if members else tree for tree in policy.trees]
         return self._trees[version]
+
+
+# A node on an auxiliary path: forwarding of parts, and confirmation of their arrival. Pure.
+#
+# A part carries its path (the paper's PATH, arXiv 2404.11352 §VII-B), and a node on it follows that alone,
+# whatever policy it has: nodes with different policies could send a chunk to and fro between them. At its end
+# the part counts as sent by path[0]. The end confirms its arrival back along the path, and path[0] limits the
+# parts on a path that are not confirmed. That bounds what a relay with a slow exit has to store.
+
+
+def check_path(message: Part | Delivered, peer: Peer, rank: int, size: int) -> None:
+    """Check that the path of a message leads from `peer` to `rank`, in a job of `size` ranks.
+
+    Raises:
+        ProtocolViolation: it does not.
+    """
+    path, hop = message.path, message.hop
+    back = isinstance(message, Delivered)
+    again = isinstance(message, Part) and message.around  # then path[0] may occur a second time
+    if (
+        not 3 <= len(path) <= size + again
+        or len(set(path)) < len(path) - again
+        or len(set(path[1:])) < len(path) - 1
+        or not all(0 <= hop_rank < size for hop_rank in path)
+        or not (0 if back else 1) <= hop < len(path) - back
+        or path[hop] != rank
+        or path[hop + 1 if back else hop - 1] != int(peer)
+    ):
+        raise wrong_path_error(message, peer, rank)
+
+
+def wrong_path_error(message: Part | Delivered | Routed, peer: Peer, rank: int) -> ProtocolViolation:
+    """Return the error for a message from `peer` whose path does not lead to `rank`."""
+    return ProtocolViolation(
+        f"{type(message).__name__} from rank {peer} at hop {message.hop} of path {list(message.path[:16])}, "
+        f"which does not lead from there to rank {rank}"
+    )
+
+
+def forwarded_send(
+    message: Part | Routed, payload: Buffer | None, payload_crc: int | None, order: Order
+) -> Send | None:
+    """Return what a relay sends to the next node of a message's path; None at the path's end."""
+    hop = message.hop + 1
+    if hop == len(message.path):
+        return None
+    return Send(
+        peer=Peer(message.path[hop]),
+        message=msgspec.structs.replace(message, hop=hop),
+        payload=payload,
+        order=order,
+        payload_crc=None if payload is None else payload_crc,
+    )
+
+
+def reroute_part(send: Send, rank: int, detour: tuple[int, ...]) -> Send:
+    """Return a part as `rank` sends it along `detour` to its next node, and on along the rest of its path.
+
+    At its end it counts as sent by path[0], as on any auxiliary path.
+    """
+    part = send.message
+    assert isinstance(part, Part)
+    further = part.path[part.hop + 1 :] if part.is_aux else ()
+    walk = without_loops((*detour, *further))
+    before = part.path[:1] if part.is_aux and part.path[0] != rank else ()
+    if len(walk) == 2 and not before:
+        part = msgspec.structs.replace(part, is_aux=False, path=(), hop=0, around=False)
+    else:
+        path = (*before, *walk)
+        part = msgspec.structs.replace(part, is_aux=True, path=path, hop=len(before) + 1, around=True)
+    return dataclasses.replace(send, message=part, peer=Peer(walk[1]))
+
+
+def without_detour(send: Send) -> Send:
+    """Return a part as its sender sends it directly, without its auxiliary path."""
+    part = send.message
+    assert isinstance(part, Part)
+    plain = msgspec.structs.replace(part, is_aux=False, path=(), hop=0)
+    return dataclasses.replace(send, message=plain, peer=Peer(part.path[-1]))
+
+
+def without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a walk without its loops."""
+    found: list[int] = []
+    for rank in walk:
+        if rank in found:
+            del found[found.index(rank) :]
+        found.append(rank)
+    return tuple(found)
+
+
+def delivery_confirmation(part: Part) -> Send:
+    """Return the confirmation that the end of a path sends back for a part."""
+    hop = part.hop - 1
+    return Send(
+        peer=Peer(part.path[hop]),
+        message=Delivered(
+            path=part.path,
+            hop=hop,
+            key=part.key,
+            round=part.round,
+            chunk=part.chunk,
+            phase=part.phase,
+            version=part.version,
+        ),
+        back=True,
+    )
+
+
+def relay_confirmation(message: Delivered) -> Send | None:
+    """Return a confirmation as a relay sends it further back; None at the begin of the path."""
+    if message.hop == 0:
+        return None
+    hop = message.hop - 1
+    return Send(peer=Peer(message.path[hop]), message=msgspec.structs.replace(message, hop=hop), back=True)
+
+
+def parts_to_resend(
+    returned: Iterable[Send], rank: int, is_obsolete: Callable[[Part], bool]
+) -> Iterator[Send]:
+    """Yield the parts that `rank` sends again, of all that a failed link returns.
+
+    A sum that `is_obsolete` is dropped. Other sums of this rank are copied: they may be the user's memory,
+    which the user may change once the result is there. If the sum had arrived after all, the result may come
+    while the sum is sent again.
+    """
+    for send in returned:
+        part = send.message
+        if not isinstance(part, Part):
+            continue
+        own = part.phase is Phase.REDUCE and not (part.is_aux and part.path[0] != rank)
+        if own and is_obsolete(part):
+            continue
+        if own and send.payload is not None:
+            yield dataclasses.replace(send, payload=bytes(memoryview(send.payload)))
+        else:
+            yield send
+
+
+# Links out of this node that have failed: detours around them, and when they are tried again. Pure.
+#
+# A link that cannot be re-established does not end the job. The session returns what it did not deliver. That
+# and all that follows goes over other nodes, on a detour that the scheduler has found (`FailedLinks`), like
+# any part on an auxiliary path: nodes on it only forward. The other end drops what it has received already,
+# since it knows whose contributions are in the sum of each chunk.
+
+_ROUTED: Final = (Part, *get_args(Routed))
+"""Messages that can go around a link."""
+
+
+@dataclass(slots=True)
+class _FailedLink:
+    """One failed link."""
+
+    detour: tuple[int, ...] = ()
+    """Path around it; empty until the scheduler has found one."""
+    try_at: float = math.inf
+    """When the next trial is due; inf while one is under way."""
+    waiting: list[Send] = field(default_factory=list)
+    """Messages that wait for a detour."""
+
+
+class Detours:
+    """The failed links of one node."""
+
+    def __init__(self, counters: Counters, retry_s: float) -> None:
+        """Begin with all links working; try failed ones every `retry_s`."""
+        self.avoided: Collection[tuple[int, int]] = frozenset()
+        """(source, target) of all failed links that the scheduler has announced."""
+        self._counters: Final = counters
+        self._retry_s: Final = retry_s
+        self._failed: Final[dict[int, _FailedLink]] = {}
+        """By target."""
+
+    def __bool__(self) -> bool:
+        return bool(self._failed)
+
+    def __contains__(self, target: int) -> bool:
+        return target in self._failed
+
+    def record_failure(self, target: int, now: float) -> bool:
+        """Record that a link has failed, or a trial of it; return whether the link worked before."""
+        found = self._failed.get(target)
+        if found is not None:
+            found.try_at = now + self._retry_s
+            return False
+        self._failed[target] = _FailedLink(try_at=now)
+        self._counters.add("links_failed")
+        return True
+
+    def record_decision(self, rank: int, message: FailedLinks) -> list[tuple[int, tuple[int, ...]]]:
+        """Record the scheduler's detours; return the targets that have one now, with its path.
+
+        What waits for them is to be routed again (`release`).
+        """
+        self.avoided = frozenset((link.source, link.target) for link in message.links)
+        found = []
+        for link in message.links:
+            if link.source == rank and link.target in self._failed:
+                self._failed[link.target].detour = link.way
+                found.append((link.target, link.way))
+        return found
+
+    def restored(self, target: int) -> list[Send]:
+        """Record that a link works again; return what waited for it."""
+        self._counters.add("links_restored")
+        return self._failed.pop(target).waiting
+
+    def release(self, target: int) -> list[Send]:
+        """Return what waits for a link, which then waits no more."""
+        link = self._failed[target]
+        released, link.waiting = link.waiting, []
+        return released
+
+    def forget(self, target: int) -> None:
+        """Drop what waits for a rank that is in the job no more."""
+        self._failed.pop(target, None)
+
+    def failed_targets(self) -> tuple[int, ...]:
+        """Return the ranks to which links have failed."""
+        return tuple(self._failed)
+
+    def next_trial(self) -> float:
+        """Return when the next trial is due."""
+        return min((link.try_at for link in self._failed.values()), default=math.inf)
+
+    def due_trials(self, now: float) -> list[int]:
+        """Return the targets to which links are to be tried now; they count as tried."""
+        found = [target for target, link in self._failed.items() if link.try_at <= now]
+        for target in found:
+            self._failed[target].try_at = math.inf
+        return found
+
+    def route(self, rank: int, instructions: Iterable[Instruction]) -> list[Instruction]:
+        """Return the instructions, with messages over failed links sent over detours. Those without a detour
+        wait here.
+        """
+        found: list[Instruction] = []
+        for instruction in instructions:
+            if isinstance(instruction, Send) and isinstance(instruction.message, _ROUTED):
+                send = self._routed(rank, instruction)
+                if send is not None:
+                    found.append(send)
+            else:
+                found.append(instruction)
+        return found
+
+    def _routed(self, rank: int, send: Send) -> Send | None:
+        for _ in range(len(self._failed) + 1):
+            link = self._failed.get(int(send.peer))
+            if link is None:
+                return send
+            if not link.detour:
+                link.waiting.append(send)
+                return None
+            part = send.message
+            if not isinstance(part, Part):
+                self._counters.add("parts_around_failed_links")
+                send = reroute_message(send, rank, link.detour)
+            elif part.is_aux and part.path[0] == rank and part.path[-1] not in self._failed:
+                send = without_detour(send)  # an auxiliary path, while the link to its end works
+            else:
+                self._counters.add("parts_around_failed_links")
+                send = reroute_part(send, rank, link.detour)
+        # Detours that lead over one another's links: the scheduler soon corrects them.
+        self._failed[int(send.peer)].waiting.append(send)
+        return None
+
+
+# Source-routed messages: they follow the path that they carry, whatever policy a node on it has. Pure.
+#
+# The data of asynchronous training goes between any two ranks, but only ranks with a link can talk directly.
+# What a node has to forward is bounded by what the ends have outstanding: a push and a pull of each key. So,
+# unlike on auxiliary paths, arrival need not be confirmed.
+
+
+def check_route(message: Routed, peer: Peer, rank: int, size: int) -> None:
+    """Check that the path of a message leads from `peer` to `rank`, in a job of `size` ranks.
+
+    Raises:
+        ProtocolViolation: it does not.
+    """
+    path, hop = message.path, message.hop
+    if (
+        not 2 <= len(path) <= size + 1
+        or len(set(path[1:])) < len(path) - 1  # around a failed link path[0] may occur twice
+        or not all(0 <= hop_rank < size for hop_rank in path)
+        or not 1 <= hop < len(path)
+        or path[hop] != rank
+        or path[hop - 1] != int(peer)
+    ):
+        raise wrong_path_error(message, peer, rank)
+
+
+def queue_order(message: Routed, offset: int) -> Order:
+    """Return a message's place in links' queues. `offset` is that of its chunk among the job's bytes."""
+    if isinstance(message, (Push, Value, States)):
+        return (-message.priority, message.number, offset)
+    return URGENT
+
+
+def forwarded(message: Routed, payload: Buffer | None, payload_crc: int | None, offset: int) -> Send | None:
+    """Return a message as it goes to the next node of its path; None at the path's end."""
+    return forwarded_send(message, payload, payload_crc, queue_order(message, offset))
+
+
+def reroute_message(send: Send, rank: int, detour: tuple[int, ...]) -> Send:
+    """Return a message as `rank` sends it along `detour`, around a failed link, and on to its end."""
+    message = send.message
+    assert isinstance(message, get_args(Routed))
+    walk = without_loops((*detour, *message.path[message.hop + 1 :]))
+    before = message.path[:1] if message.path[0] != rank else ()
+    routed = msgspec.structs.replace(message, path=(*before, *walk), hop=len(before) + 1)
+    return dataclasses.replace(send, message=routed, peer=Peer(walk[1]))
+
+
+def messages_to_resend(returned: Iterable[Send]) -> Iterator[Send]:
+    """Yield what to send again, of all that a failed link returns.
+
+    The receiver drops what had arrived after all, by its numbers. Values are copied: they may be the user's
+    memory, which the user may change once the push has been applied.
+    """
+    for send in returned:
+        if isinstance(send.message, get_args(Routed)):
+            copy = None if send.payload is None else bytes(memoryview(send.payload))
+            yield dataclasses.replace(send, payload=copy)

@@ -9,32 +9,38 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from netstorm import clock
-from netstorm.errors import Closed
-from netstorm.kvstore.membership.node_status import DriverStatus
-from netstorm.kvstore.membership.time_server import time_server_address
-from netstorm.kvstore.node.general_node import GeneralNode
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.addresses import host_port
+from netstorm.errors import Closed, SettingsError, WaitTimeout
+from netstorm.kvstore.membership import DriverStatus, time_server_address
+from netstorm.kvstore.node import GeneralNode
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.options import NodeOptions
-from netstorm.kvstore.process.cluster_clock import ClusterClock
 from netstorm.observe.counters import Counters
+from netstorm.observe.pages import metrics_page, pages
 from netstorm.observe.trace import Trace, trace_path
-from netstorm.protocol.ids import SCHEDULER
-from netstorm.protocol.messages import Measured
+from netstorm.observe.web import WebServer
+from netstorm.observe.web_access import WebAccess
+from netstorm.observe.web_refusals import WebRefusals
+from netstorm.protocol.ids import SCHEDULER, UNKNOWN
+from netstorm.protocol.messages import Measured, NodeStatus
+from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
 from netstorm.pslite.clock.source import Address
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.security.credentials import log_if_plain, serves_others
 from netstorm.pslite.system.addresses import advertised_host, machine_number, resolve
 from netstorm.settings import Settings, foreign_variable
 
-if TYPE_CHECKING:
-    from netstorm.observe.web import WebServer
-    from netstorm.observe.web_access import WebAccess
+__all__ = ["NodeProcess", "NodeSnapshot", "metrics"]
 
-__all__ = ["NodeProcess"]
 
 _log = logging.getLogger(__name__)
 
@@ -122,8 +128,6 @@ class NodeProcess:
     def serve_metrics(self) -> None:
         """Serve the node's metrics, if NETSTORM_METRICS_PORT asks for it."""
         if self._access is not None:
-            from netstorm.kvstore.process.metrics_server import start_metrics_server  # noqa: PLC0415 - few want it, and a web server is large
-
             self._metrics = start_metrics_server(self._settings, self.driver, self._access)
 
     def is_mine(self) -> bool:
@@ -219,3 +223,253 @@ def _with_own_ports(settings: Settings) -> Settings:
         port=settings.port and settings.port + int(place),
         advertised_port=settings.advertised_port and settings.advertised_port + int(place),
     )
+
+
+# The cluster clock of a node's process: it asks a time server, and serves its children in the trees.
+#
+# With NETSTORM_CLOCK=trees a node asks its parent in a tree and answers its children, as in the paper
+# (arXiv 2404.11352 §VI, Fig. 5); otherwise each node asks the scheduler.
+
+
+class ClusterClock:
+    """The cluster clock, as this process knows it.
+
+    Attributes:
+        client: asks for the time; its `now_ns` stamps what is sent.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        scheduler: str,
+        *,
+        followed: Callable[[], Address | None],
+        parent: Callable[[], Address | None],
+        counters: Counters,
+    ) -> None:
+        """Begin with the host's clock.
+
+        Args:
+            settings: the scheduler's SNTP port, and whether nodes ask along the trees.
+            scheduler: its host's address at first.
+            followed: called on the I/O thread; returns the address of the scheduler that the node follows, at
+                which another one may have taken the job over. None: it has not joined yet.
+            parent: called on the I/O thread; returns the time server, None for the scheduler's.
+            counters: of the process.
+
+        Raises:
+            SettingsError: the file of the job's key cannot be used.
+        """
+        self._along_trees: Final = settings.clock_source == "trees"
+        self._counters: Final = counters
+        self._sntp_port: Final = settings.sntp_port
+        self._followed: Final = followed
+        self._key: Final = packet_key(settings)
+        self._server: SntpServer | None = None
+        self.client: Final = SntpClient(
+            scheduler,
+            settings.sntp_port or settings.scheduler_port,
+            scheduler=self._scheduler,
+            parent=parent if self._along_trees else lambda: None,
+            counters=counters,
+            key=self._key,
+        )
+
+    def start(self, thread: Watcher, *, host: str, port: int) -> None:
+        """Ask for the time on the I/O thread, and serve it at `host` and `port` if children may ask."""
+        self.client.start(thread)
+        if not self._along_trees:
+            return
+        try:
+            self._server = SntpServer(
+                host,
+                port,
+                now=lambda: self.client.now_ns() / 1e9,
+                quality=self.client.quality,
+                counters=self._counters,
+                key=self._key,
+            )
+        except SettingsError as error:
+            _log.warning("NETSTORM_CLOCK=trees: %s; other nodes will ask the scheduler", error)
+        else:
+            self._server.start(thread)
+
+    def stop(self, thread: Watcher) -> None:
+        """Ask and serve no more."""
+        self.client.stop(thread)
+        if self._server is not None:
+            self._server.stop(thread)
+
+    def _scheduler(self) -> Address | None:
+        """Return the present scheduler's time server. It has the number of that scheduler's TCP port, or the
+        one that NETSTORM_SNTP_PORT gives to all schedulers.
+        """
+        followed = self._followed()
+        return None if followed is None else (followed[0], self._sntp_port or followed[1])
+
+    def offset_to_host_s(self) -> float:
+        """Return the cluster clock less the host's, in s."""
+        return (self.client.now_ns() - clock.wall_ns()) / 1e9
+
+    def offset_to_monotonic_s(self) -> float:
+        """Return the cluster clock less the monotonic clock, in s."""
+        return (self.client.now_ns() - clock.monotonic_ns()) / 1e9
+
+    def error_bound_s(self, now: float) -> float:
+        """Return by how much the cluster clock may be off, in s; inf while it is not known."""
+        return self.client.sync.error_bound(now)
+
+
+# A node's own metrics for Prometheus. Names and labels are append-only: dashboards know them. Pure.
+
+_LINK_COUNTERS: Final = {
+    "bytes_sent": ("netstorm_link_sent_bytes", "Headers included."),
+    "bytes_resent": ("netstorm_link_resent_bytes", "Part of what was sent: sent again."),
+    "bytes_received": ("netstorm_link_received_bytes", "Headers included."),
+    "messages_sent": ("netstorm_link_sent_messages", "Acknowledgements included."),
+    "messages_received": ("netstorm_link_received_messages", "Acknowledgements included."),
+    "duplicates": ("netstorm_link_duplicates", "Received twice, and dropped."),
+    "connections": ("netstorm_link_connections", "Opened so far: more than one is a link that broke."),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSnapshot:
+    """A node's metrics at one moment."""
+
+    job: str
+    rank: int
+    site: str
+    status: NodeStatus
+    links: Mapping[tuple[int, str], Mapping[str, int]]
+    """Counters of each connection, by peer (-1: the scheduler; below it, those that would take over) and
+    "opened" or "accepted"."""
+    counters: Mapping[str, float]
+
+
+def metrics(node: NodeSnapshot) -> Iterator[Metric]:
+    """Yield all metrics of a node; each is labelled with its rank."""
+    rank, status = str(node.rank), node.status
+    info = InfoMetricFamily("netstorm_node", "Which node this is.", labels=["rank"])
+    info.add_metric([rank], {"job": node.job, "site": node.site})
+    yield info
+    for name, about, total in (
+        ("netstorm_node_rounds", "Rounds of all keys complete.", status.rounds),
+        ("netstorm_node_waited_seconds", "Time with operations outstanding.", status.waited_s),
+        ("netstorm_node_sent_bytes", "Sent to other nodes, headers included.", status.bytes_sent),
+        ("netstorm_node_detoured_chunks", "Chunks sent over auxiliary paths.", status.detoured),
+    ):
+        counter = CounterMetricFamily(name, about, labels=["rank"])
+        counter.add_metric([rank], total)
+        yield counter
+    gauges = [
+        ("netstorm_node_last_round", "Newest round that is complete in all keys.", status.last_round),
+        ("netstorm_node_round_seconds", "How long that round took.", status.round_s),
+    ]
+    pushed = node.counters.get("pushes_of_blocks", 0)
+    if pushed:
+        mean = node.counters.get("staleness_total", 0) / pushed
+        most = node.counters.get("staleness_max", 0)
+        gauges += [
+            ("netstorm_node_staleness_mean", "Updates by others between a gradient and its value.", mean),
+            ("netstorm_node_staleness_max", "The most of them.", most),
+        ]
+    if status.clock_error >= 0:
+        gauges += [
+            ("netstorm_node_clock_offset_seconds", "Cluster clock less the host's.", status.clock_offset),
+            ("netstorm_node_clock_error_seconds", "Most that it may be wrong.", status.clock_error),
+            (
+                "netstorm_node_clock_drift_ratio",
+                "How much faster the cluster clock goes.",
+                status.clock_drift,
+            ),
+            (
+                "netstorm_node_clock_hops",
+                "Exchanges between its clock and the scheduler's.",
+                status.clock_hops,
+            ),
+        ]
+    for name, about, value in gauges:
+        gauge = GaugeMetricFamily(name, about, labels=["rank"])
+        gauge.add_metric([rank], value)
+        yield gauge
+    for field, (name, about) in _LINK_COUNTERS.items():
+        counter = CounterMetricFamily(name, about, labels=["rank", "peer", "side"])
+        for (peer, side), numbers in sorted(node.links.items()):
+            counter.add_metric([rank, _name_of(peer), side], numbers[field])
+        yield counter
+    events = CounterMetricFamily("netstorm_node_events", "What the node counts.", labels=["rank", "event"])
+    for event, count in sorted(node.counters.items()):
+        events.add_metric([rank, event], count)
+    yield events
+
+
+def _name_of(peer: int) -> str:
+    """Return what a label calls a peer; two that are there at once never have the same name."""
+    if peer == SCHEDULER:
+        return "scheduler"
+    return str(peer) if peer >= 0 else f"recovering scheduler {UNKNOWN - peer}"
+
+
+# Serves a node's /metrics on a thread of its own, if NETSTORM_METRICS_PORT asks for it.
+
+_METRICS_ANSWER_S: Final = 2.0
+"""How long the I/O thread may take to answer before the request fails."""
+
+
+def start_metrics_server(
+    settings: Settings, driver: Driver[GeneralNode], access: WebAccess
+) -> WebServer | None:
+    """Serve a node's metrics, if that is asked for and possible. Training does not fail if no port is free.
+
+    The nodes of one machine have the same settings, so each takes the first port that is free.
+    """
+    first = settings.metrics_port
+
+    def snapshot() -> NodeSnapshot:
+        future = driver.thread.call(lambda now: _snapshot(settings, driver, now))
+        try:
+            return future.result(_METRICS_ANSWER_S)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise WaitTimeout(f"the node has not answered for {_ANSWER_S:g} s") from None
+
+    refusals = WebRefusals()
+    page = metrics_page(lambda: metrics(snapshot()), _add_process, refusals.register)
+    application = access.guard(pages({"/metrics": page}), refusals)
+    ports = range(first, min(first + settings.num_workers, 65536))
+    try:
+        server = WebServer(
+            application,
+            settings.http_bind,
+            ports,
+            name="netstorm-metrics",
+            tls=access.tls,
+            refusals=refusals,
+        )
+    except SettingsError as error:
+        _log.warning("no metrics of this node: %s (NETSTORM_METRICS_PORT, NETSTORM_HTTP_BIND)", error)
+        return None
+    address = host_port(settings.http_bind, server.port)
+    _log.info("metrics of this node: %s://%s/metrics", access.scheme, address)
+    return server
+
+
+def _snapshot(settings: Settings, driver: Driver[GeneralNode], now: float) -> NodeSnapshot:
+    node = driver.machine
+    links = driver.endpoint.links()
+    return NodeSnapshot(
+        job=settings.job,
+        rank=node.rank,
+        site=settings.site,
+        status=node.status.report(now),
+        links={
+            (int(peer), "opened" if opened else "accepted"): link for (peer, opened), link in links.items()
+        },
+        counters=node.counters.snapshot(),
+    )
+
+
+def _add_process(registry: CollectorRegistry) -> None:
+    """Processor time, memory and files of this process, under the names that every client library uses."""
+    ProcessCollector(registry=registry)

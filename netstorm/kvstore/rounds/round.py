@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.rounds.bounded_loss.round_loss import RoundLoss
-from netstorm.kvstore.values.chunk_sum import ChunkSum
-from netstorm.kvstore.values.form import Form, Sum, Values
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.layout import Layout
-from netstorm.kvstore.values.undetermined import ZeroSum
+import msgspec
+
+from netstorm.kvstore.forms import ChunkSum, Form, Key, Layout, Sum, Values, ZeroSum
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.chunks import UNDETERMINED_FORM
 from netstorm.protocol.collectives import Element
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.messages import LossTerms
 from netstorm.topology.policy import Plan
 from netstorm.topology.trees.withholding import LookAheadSpan
 
-__all__ = ["OrderedRound", "Round", "has_sent"]
+__all__ = ["CompleteRounds", "OrderedRound", "Round", "RoundLoss", "has_sent"]
+
 
 _SENT: Final = ChunkSum(Element.FLOAT32)
 """Stands for a sum that has gone to the parent: all its contributors have been counted."""
@@ -277,3 +276,99 @@ class OrderedSum:
 def has_sent(round: Round, chunk: int) -> bool:
     """Return whether a chunk's sum has gone to the parent: before, there can be no result."""
     return round.sums[chunk] is _SENT
+
+
+# Which rounds of each key are complete on this node. They complete in any order. Pure.
+
+
+class CompleteRounds:
+    """The complete rounds of all keys: all up to a round, and a few beyond it."""
+
+    def __init__(self) -> None:
+        self._up_to: Final[dict[int, int]] = {}
+        self._beyond: Final[dict[int, set[int]]] = {}
+
+    def add_key(self, key: int) -> None:
+        """Begin to count a key's rounds; a known key changes nothing."""
+        self._up_to.setdefault(key, -1)
+
+    def begin_at(self, key: int, round: int) -> None:
+        """Count no round before `round`, as a node that has joined later does."""
+        beyond = self._beyond.setdefault(key, set())
+        self._up_to[key] = max(self._up_to.get(key, -1), round - 1)
+        beyond -= {number for number in beyond if number <= self._up_to[key]}
+        self._advance(key, beyond)
+
+    def up_to(self, key: int) -> int:
+        """Return the last round of a known key up to which all are complete; -1: the first is not."""
+        return self._up_to[key]
+
+    def __contains__(self, key_and_round: tuple[int, int]) -> bool:
+        """Return whether a round, given as (key, number), is complete."""
+        key, round = key_and_round
+        return round <= self._up_to.get(key, -1) or round in self._beyond.get(key, ())
+
+    def add(self, key: int, round: int) -> None:
+        """Record that a round of a known key is complete."""
+        beyond = self._beyond.setdefault(key, set())
+        beyond.add(round)
+        self._advance(key, beyond)
+
+    def _advance(self, key: int, beyond: set[int]) -> None:
+        while self._up_to[key] + 1 in beyond:
+            self._up_to[key] += 1
+            beyond.remove(self._up_to[key])
+
+
+# What one node knows of a round that may end without some contributions. Pure.
+#
+# A sum that has gone up without some of its subtree is followed by what comes later, in parts of their own.
+# All that is counted here belongs to a policy: if a chunk moves to another one, its sum begins anew.
+
+
+class RoundLoss:
+    """The state of one round at one node.
+
+    Attributes:
+        terms: what may be missing, and from when on.
+        passes_on: an inner node passes on what comes from now on, complete or not.
+        overdue: the deadline is over: the root may end the round.
+        early: results that came before this rank's operation, by chunk, with their contributors.
+        offsets: by chunk: its place on links, if that is not the place of its elements.
+    """
+
+    __slots__ = ("_masses", "_passed", "early", "offsets", "overdue", "passes_on", "terms")
+
+    def __init__(self, terms: LossTerms) -> None:
+        self.terms: Final = terms
+        self.passes_on = False
+        self.overdue = False
+        self.early: Final[dict[int, tuple[Buffer | None, int]]] = {}
+        self.offsets: list[int] | None = None
+        self._passed: Final[dict[int, tuple[int, int]]] = {}
+        self._masses: Final[dict[int, tuple[int, float]]] = {}
+
+    def passed(self, chunk: int, version: int) -> int:
+        """Return the bit set of the ranks whose contributions have gone up by a policy, without the others of
+        this subtree.
+        """
+        known, contributors = self._passed.get(chunk, (version, 0))
+        return contributors if known == version else 0
+
+    def record_passed(self, chunk: int, version: int, contributors: int) -> None:
+        """Record that an incomplete sum has gone up; what comes next is another part."""
+        self._passed[chunk] = version, self.passed(chunk, version) | contributors
+        self._masses.pop(chunk, None)
+
+    def add_mass(self, chunk: int, version: int, mass: float) -> None:
+        """Record how large a contribution, or several, is that is added to a sum by a policy."""
+        self._masses[chunk] = version, self.mass(chunk, version) + mass
+
+    def mass(self, chunk: int, version: int) -> float:
+        """Return how large the contributions in a sum are together."""
+        known, mass = self._masses.get(chunk, (version, 0.0))
+        return mass if known == version else 0.0
+
+    def terms_of(self, chunk: int, version: int) -> LossTerms:
+        """Return the terms as the part with the sum of a chunk carries them."""
+        return msgspec.structs.replace(self.terms, mass=self.mass(chunk, version))

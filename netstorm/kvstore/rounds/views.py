@@ -16,21 +16,17 @@ If another node is lost meanwhile, a newer view begins all over. This is the flu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from netstorm.errors import NodeLost, ProtocolViolation
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.forms import Form, Key
+from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.kvstore.rounds.complete_rounds import CompleteRounds
-from netstorm.kvstore.rounds.outgoing import Outgoing
-from netstorm.kvstore.rounds.round import Round
-from netstorm.kvstore.rounds.takeover import PartTag, Takeover
-from netstorm.kvstore.rounds.views.kept_results import KeptResult, KeptResults
-from netstorm.kvstore.rounds.views.receipts import Receipts
-from netstorm.kvstore.rounds.withheld_sums import Owner, WithheldSums
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.rounds.outgoing import Outgoing, Owner, PartTag, Takeover, WithheldSums
+from netstorm.kvstore.rounds.round import CompleteRounds, Round
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer, bits_from_wire, bits_of, bits_to_wire, ranks_in
@@ -38,7 +34,8 @@ from netstorm.protocol.messages import NewView, Part, Phase, Recovery, RoundResu
 from netstorm.pslite.machine import Send
 from netstorm.topology.policy import Plan, Policy
 
-__all__ = ["ViewChanges", "lost_error"]
+__all__ = ["KeptResult", "KeptResults", "Receipts", "RoundOfResults", "ViewChanges", "lost_error"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -355,3 +352,136 @@ class ViewChanges:
 def lost_error(operation: Operation) -> NodeLost:
     """Return the error of an operation whose result nobody has any more."""
     return NodeLost(f"{operation}: its result was lost with a rank that has left the job")
+
+
+# Results that a node keeps for others, in jobs that nodes may leave. Pure.
+#
+# A node that has a result may be the only one: the others' copies were lost with the node that forwarded
+# them. So each keeps its results until all contributors are known to have completed the round. Results are
+# the payloads that were received or are forwarded, so they cost memory, and no copy.
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResult:
+    """The result of one chunk."""
+
+    payload: Buffer | None
+    """None: zeros."""
+    contributors: int
+    """Bit set of the ranks that are in it."""
+
+
+@dataclass(slots=True)
+class RoundOfResults:
+    """What is kept of one round."""
+
+    form: Form
+    call: int
+    chunks: dict[int, KeptResult] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+    """Chunks whose results were formed and are not here, since no rank wants them from here."""
+
+
+class KeptResults:
+    """The results that one node keeps, by key and round."""
+
+    def __init__(self) -> None:
+        self._rounds: Final[dict[int, dict[int, RoundOfResults]]] = {}
+        self._settled: Final[dict[int, int]] = {}
+
+    def add(
+        self,
+        key: int,
+        round: int,
+        chunk: int,
+        result: KeptResult | None,
+        *,
+        form: Form,
+        call: int,
+        settled: int,
+    ) -> None:
+        """Keep a result, and drop those of rounds up to `settled`, which all contributors have completed.
+
+        Args:
+            key: the key.
+            round: its round.
+            chunk: the chunk.
+            result: None: it has been formed, and is not here.
+            form: of the round.
+            call: digest of the collective call; 0: none.
+            settled: up to this round, all contributors have completed all.
+        """
+        rounds = self._rounds.setdefault(key, {})
+        found = rounds.get(round)
+        if found is None:
+            found = rounds[round] = RoundOfResults(form, call)
+        found.form = form
+        if result is None:
+            found.known.add(chunk)
+        else:
+            found.chunks[chunk] = result
+        if settled > self._settled.get(key, -1):
+            self._settled[key] = settled
+            for old in [number for number in rounds if number <= settled]:
+                del rounds[old]
+
+    def of(self, key: int, round: int) -> RoundOfResults | None:
+        """Return what is kept of a round; None: nothing."""
+        return self._rounds.get(key, {}).get(round)
+
+    def forget_before(self, key: int, round: int) -> None:
+        """Drop the results of all rounds of a key before `round`."""
+        rounds = self._rounds.get(key, {})
+        for old in [number for number in rounds if number < round]:
+            del rounds[old]
+
+    def __iter__(self) -> Iterator[tuple[int, int, RoundOfResults]]:
+        for key, rounds in self._rounds.items():
+            for number, kept in rounds.items():
+                yield key, number, kept
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._rounds.clear()
+
+
+# Up to which round silent members have all results: until then the others keep them. Pure.
+#
+# A silent member contributes nothing, so that nothing waits for it. But nothing that others send up the trees
+# says what it has, either. So it tells them. What it has said counts until it is among the contributors of
+# results, which then say so.
+
+
+class Receipts:
+    """What the silent members of one job have."""
+
+    def __init__(self) -> None:
+        self._of: Final[dict[int, dict[int, int]]] = {}
+        """By rank that is or was silent, and key: the round up to which it has all results."""
+
+    def set_members(self, members: Collection[int], silent: Iterable[int]) -> None:
+        """Record who is in the job, and which of them are silent."""
+        for rank in self._of.keys() - set(members):
+            del self._of[rank]
+        for rank in silent:
+            self._of.setdefault(rank, {})
+
+    def record(self, rank: int, rounds: Mapping[int, int]) -> None:
+        """Record what a silent member says that it has; of other ranks, nothing is recorded."""
+        known = self._of.get(rank)
+        if known is not None:
+            known.update(rounds)
+
+    def forget(self, rank: int) -> None:
+        """Record that a rank has nothing: it is another process now."""
+        if rank in self._of:
+            self._of[rank] = {}
+
+    def limit(self, key: int, contributors: int) -> float:
+        """Return the round of a key up to which all have all results that are or were silent, but those among
+        the contributors (a bit set); inf: there are none.
+        """
+        return min(
+            (rounds.get(key, -1) for rank, rounds in self._of.items() if not contributors >> rank & 1),
+            default=math.inf,
+        )

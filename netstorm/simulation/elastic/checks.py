@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.ids import ranks_in
 from netstorm.simulation.elastic.values import ExactValues, KeyUse

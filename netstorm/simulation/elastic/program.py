@@ -15,11 +15,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.group_calls import Exchange, GroupCalls, Position
-from netstorm.kvstore.state_transfer.snapshot import Snapshot
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.quantised import Quantised
+from netstorm.kvstore.calls import Exchange, GroupCalls, Position
+from netstorm.kvstore.forms import Key, Quantised
+from netstorm.kvstore.operations import Operation
+from netstorm.kvstore.state_transfer import Snapshot
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.collectives import Element, Reduction
 from netstorm.protocol.frames import checksum

@@ -14,7 +14,7 @@ SCRIPT = """
 import queue
 from pathlib import Path
 import numpy as np
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.protocol.ids import ranks_in
 from netstorm.settings import Settings

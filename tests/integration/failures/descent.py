@@ -18,7 +18,7 @@ SCRIPT = """
 import hashlib, sys
 from pathlib import Path
 import numpy as np
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.settings import Settings
 from tests.integration.failures.descent import SIZE, gradient

@@ -46,8 +46,8 @@ import os, signal, sys, time
 import numpy as np
 import netstorm
 from netstorm import errors
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.messages import ANY_RULE
 
 def show(*words):

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.launch.launcher import REPOSITORY, Ended, Launcher, ended, inside, until
 
 JOIN = """
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 runtime = runtime_of_this_process()
 assert runtime.rank == rank
 runtime.barrier()

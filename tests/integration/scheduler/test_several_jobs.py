@@ -17,7 +17,7 @@ from tests.integration.forking import ROOT
 from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode
 
 MEET = """
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 runtime = runtime_of_this_process()
 runtime.barrier()
 print(runtime.settings.job, runtime.rank)

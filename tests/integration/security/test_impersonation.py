@@ -12,7 +12,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m

@@ -163,7 +163,7 @@ def test_training_goes_on_with_right_sums_while_an_attacker_changes_what_passes(
 
 SHOW = """
 import os, pathlib, sys
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 from netstorm.pslite.security.job_key import JobKey
 
 path = pathlib.Path(os.environ["NETSTORM_KEY_FILE"])

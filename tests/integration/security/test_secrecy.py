@@ -22,8 +22,8 @@ from tests.integration.forking import ROOT
 NODE = """
 import pathlib, sys, time
 import numpy as np
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.process.runtime import runtime_of_this_process
+from netstorm.kvstore.operations import Operation
 
 runtime = runtime_of_this_process()
 key = runtime.register(0, "w", (1000,), "float32")

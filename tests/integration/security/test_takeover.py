@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from netstorm import clock
-from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m

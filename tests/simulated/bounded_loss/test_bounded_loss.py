@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from netstorm.errors import WaitTimeout
-from netstorm.kvstore.operations.group_calls import Exchange
-from netstorm.kvstore.rounds.bounded_loss.bounded_loss import BoundedLoss
-from netstorm.kvstore.rounds.bounded_loss.end_rule import Ended
-from netstorm.kvstore.rounds.bounded_loss.missed_rounds import MOST_MISSED, MissedRounds
+from netstorm.kvstore.calls import Exchange
+from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED, BoundedLoss, Ended, MissedRounds
 from netstorm.kvstore.rounds.outgoing import Outgoing
 from netstorm.protocol.collectives import Element, Reduction
 from netstorm.protocol.ids import ranks_in
@@ -217,7 +215,7 @@ def end_whatever_is_missing(monkeypatch):
 
 
 def keep_what_was_counted(monkeypatch):
-    monkeypatch.setattr("netstorm.kvstore.operations.allreduce.Operation.record_counted", lambda *_: None)
+    monkeypatch.setattr("netstorm.kvstore.operations.Operation.record_counted", lambda *_: None)
 
 
 def pass_on_the_same_twice(monkeypatch):

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from netstorm.kvstore.operations.group_calls import GroupCalls, Position
-from netstorm.kvstore.state_transfer.snapshot import Snapshot
+from netstorm.kvstore.calls import GroupCalls, Position
+from netstorm.kvstore.state_transfer import Snapshot
 from netstorm.protocol.collectives import Element, Reduction
 from netstorm.protocol.frames import checksum
 from netstorm.simulation.cluster import SimulatedCluster

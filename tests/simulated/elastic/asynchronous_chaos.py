@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from netstorm.kvstore.asynchronous.handover import versions_of
-from netstorm.kvstore.operations.asynchronous import UNBOUNDED
+from netstorm.kvstore.asynchronous.replication import versions_of
+from netstorm.kvstore.operations import UNBOUNDED
 from netstorm.simulation.asynchronous import AsynchronousStore
 from tests.simulated.elastic import chaos
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import WaitTimeout
-from netstorm.kvstore.asynchronous.block import Block
-from netstorm.kvstore.asynchronous.copies import Copies
+from netstorm.kvstore.asynchronous.blocks import Block, Copies
 from netstorm.kvstore.asynchronous.replication import Replication
 from tests.simulated.elastic import asynchronous_chaos as chaos
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NodeLost, WaitTimeout
-from netstorm.kvstore.asynchronous.copies import BlockState
+from netstorm.kvstore.asynchronous.blocks import BlockState
 from netstorm.protocol.messages import CopiesHeld, CopyKept, HeldCopy
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster

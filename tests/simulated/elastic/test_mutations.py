@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import WaitTimeout
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.rounds.aggregation import Aggregation
-from netstorm.kvstore.rounds.incoming import Incoming
+from netstorm.kvstore.forms import ChunkSum
+from netstorm.kvstore.operations import Operation
+from netstorm.kvstore.rounds.aggregation import Aggregation, Incoming
 from netstorm.kvstore.rounds.round import Round
-from netstorm.kvstore.rounds.views.view_changes import ViewChanges
-from netstorm.kvstore.values.chunk_sum import ChunkSum
+from netstorm.kvstore.rounds.views import ViewChanges
 from netstorm.simulation.elastic.checks import WrongResult
 from tests.simulated.elastic import chaos
 

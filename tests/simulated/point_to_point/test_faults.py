@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.kvstore.point_to_point.limits import WAITING_BYTES
+from netstorm.kvstore.messages import WAITING_BYTES
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Breaks, Cut, Reset, random_plan
 from tests.simulated.failures.failing_links import FAST_TIMEOUTS

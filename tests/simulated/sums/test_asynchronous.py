@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.compression.rows import Rows
-from netstorm.kvstore.operations.asynchronous import UNBOUNDED
+from netstorm.kvstore.operations import UNBOUNDED
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.failures.failing_links import FAST_TIMEOUTS, failing_links

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from netstorm.kvstore.membership.local_steps import StepsRequest
+from netstorm.kvstore.membership import StepsRequest
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import StepTimes
 from netstorm.simulation.cluster import SimulatedCluster

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from netstorm.compression.rows import Rows, joined
 from netstorm.errors import KeyMismatch
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.row_sparse import RowParts
+from netstorm.kvstore.forms import Key, RowParts
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.chunks import ROW_SPARSE, row_length
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.site_sums import SiteSums, run_in_turn, set_memory
-from netstorm.kvstore.operations.sites import Sites
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.messages import Member
 from netstorm.simulation.cluster import SimulatedCluster

@@ -8,7 +8,7 @@ from netstorm.errors import KeyMismatch, UsageError
 from netstorm.frontends.mxnet.arrays.gil_calls import kind_of
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
 
 __all__ = ["Group", "check_dense", "check_fits", "grouped", "paired_with_row_ids"]
 

@@ -12,16 +12,9 @@ from netstorm.compression.rows import Numbers
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
-from netstorm.kvstore.operations.allreduce import Done
-from netstorm.kvstore.operations.asynchronous import (
-    PullOperation,
-    Pushes,
-    PushOperation,
-    StatesOperation,
-)
+from netstorm.kvstore.forms import Array, Key, Values
+from netstorm.kvstore.operations import Done, PullOperation, Pushes, PushOperation, StatesOperation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.form import Values
-from netstorm.kvstore.values.key import Array, Key
 
 __all__ = ["Freshness", "Number", "OwnerCalls", "Target"]
 

@@ -24,9 +24,7 @@ from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.store.key_table import AnyEntry
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
-from netstorm.kvstore.process.enough_nodes import wait_for_enough_nodes
-from netstorm.kvstore.process.newcomer import Newcomer
-from netstorm.kvstore.process.owners_snapshot import SavingRank
+from netstorm.kvstore.process.elastic import Newcomer, SavingRank, wait_for_enough_nodes
 
 __all__ = ["ElasticOwnersStore", "owners_entry"]
 

@@ -25,8 +25,8 @@ from netstorm.frontends.mxnet.store.row_arrays import (
     sum_rows,
 )
 from netstorm.frontends.mxnet.store.row_entry import RowEntry
+from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Array, Key
 from netstorm.protocol.chunks import QUANTISED, ROW_SPARSE
 
 __all__ = ["AsyncEntry", "AsyncRowEntry"]

@@ -20,7 +20,7 @@ from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.arrays.row_memory import filled_rows
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray
-from netstorm.kvstore.asynchronous.clocks import MOST_COUNTED
+from netstorm.kvstore.asynchronous.blocks import MOST_COUNTED
 
 __all__ = ["BlockState", "decode", "encode", "joined", "part_of", "problem_of"]
 

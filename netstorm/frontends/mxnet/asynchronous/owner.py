@@ -21,11 +21,9 @@ from netstorm.frontends.mxnet.arrays.staging import memory_of
 from netstorm.frontends.mxnet.asynchronous.owned_rule import BlockPlace, OwnedRule
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
-from netstorm.kvstore.asynchronous.gradients import Gradient
-from netstorm.kvstore.asynchronous.owners import chunks_of, extent, has_whole_rows
-from netstorm.kvstore.process.lifetime import after_close
-from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Array, Key
+from netstorm.kvstore.asynchronous.blocks import Gradient, chunks_of, extent, has_whole_rows
+from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.process.runtime import Runtime, after_close
 from netstorm.protocol.chunks import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
 
@@ -109,7 +107,7 @@ class _InitialValue:
 
 
 class _BlockStore:
-    """The blocks of one key. See `netstorm.kvstore.asynchronous.block_store.BlockStore`.
+    """The blocks of one key. See `netstorm.kvstore.asynchronous.blocks.BlockStore`.
 
     Only the owner's thread touches blocks, so calls about a block take effect in their order.
     """

@@ -15,9 +15,9 @@ from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.process.owners_snapshot import collect_from_owners
+from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.process.elastic import collect_from_owners
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Array, Key
 from netstorm.protocol.chunks import ROW_SPARSE
 
 __all__ = ["SavedEntry", "collect_entries"]

@@ -29,10 +29,9 @@ from netstorm.frontends.mxnet.store.key_table import Given
 from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.operations.asynchronous import UNBOUNDED
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.process.runtime import describe_compression
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import UNBOUNDED
+from netstorm.kvstore.process.runtime import describe_compression, runtime_of_this_process
 
 __all__ = ["AsynchronousKVStore", "create_asynchronous"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.checkpoint.checksums import Bytes
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
 
 __all__ = ["StoreRanks"]
 

@@ -22,11 +22,11 @@ from netstorm.frontends.mxnet.elastic.round_results import RoundResults
 from netstorm.frontends.mxnet.elastic.script_states import Get, ScriptStates, Set
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.operations.encoded_sum import Agreed
-from netstorm.kvstore.process.enough_nodes import wait_for_enough_nodes
+from netstorm.kvstore.calls import Agreed
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.process.elastic import wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.state_transfer.snapshot import Snapshot
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.state_transfer import Snapshot
 from netstorm.protocol.frames import checksum
 
 __all__ = ["ElasticEntry", "ElasticJob"]

@@ -13,7 +13,7 @@ from netstorm.errors import WaitTimeout
 from netstorm.frontends.mxnet.checkpoint.kept_state import KeptState
 from netstorm.frontends.mxnet.elastic.content import decode
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.state_transfer.snapshot import Snapshot
+from netstorm.kvstore.state_transfer import Snapshot
 
 __all__ = ["JobState", "fetch_state"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.compression.rows import Rows
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.ids import ranks_in
 
 __all__ = ["FollowedEntry", "RoundResults"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from netstorm.frontends.mxnet.engine.workers import compute_in_background
-from netstorm.kvstore.process.lifetime import after_close
+from netstorm.kvstore.process.runtime import after_close
 from netstorm.pslite.system.interpreter_lock import active_calls, yield_to_call
 
 __all__ = ["Batches"]

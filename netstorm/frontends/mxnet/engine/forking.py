@@ -17,7 +17,7 @@ from typing import Final
 from netstorm import clock
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.outstanding import drain
-from netstorm.kvstore.process.lifetime import drain_io_thread
+from netstorm.kvstore.process.runtime import drain_io_thread
 
 __all__ = ["wait_until_idle"]
 

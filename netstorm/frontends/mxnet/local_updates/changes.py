@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from netstorm.compression.codec import Floats, Rounds, State
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.encoded_sum import EncodedSum
-from netstorm.kvstore.values.form import Array
+from netstorm.kvstore.calls import EncodedSum
+from netstorm.kvstore.forms import Array
+from netstorm.kvstore.operations import Operation
 
 __all__ = ["Changes", "divide_by_contributors"]
 

@@ -25,13 +25,10 @@ from netstorm.frontends.mxnet.local_updates.schedule import Average
 from netstorm.frontends.mxnet.store.entry import Entry
 from netstorm.frontends.mxnet.store.row_arrays import sum_rows
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.operations.allreduce import Done, Operation
-from netstorm.kvstore.operations.encoded_sum import EncodedSum
-from netstorm.kvstore.operations.site_sums import SiteSums, run_in_turn, set_memory
-from netstorm.kvstore.operations.sites import Sites
-from netstorm.kvstore.operations.tensor_calls import TensorCalls
+from netstorm.kvstore.calls import EncodedSum, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Done, Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import COLLECTIVE
 
 __all__ = ["DueAverage", "LocalEntry", "check_averages", "site_sums"]

@@ -19,12 +19,10 @@ from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.local_updates.entry import check_averages, site_sums
 from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression
 from netstorm.frontends.mxnet.store.key_table import AnyEntry, Given
-from netstorm.kvstore.operations.allreduce import Done
-from netstorm.kvstore.operations.asynchronous import UNBOUNDED
-from netstorm.kvstore.operations.site_lead import SiteLead
-from netstorm.kvstore.operations.sites import Sites
+from netstorm.kvstore.calls import SiteLead, Sites
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import UNBOUNDED, Done
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
 
 __all__ = ["MixedSync"]
 

@@ -11,7 +11,7 @@ from netstorm.frontends.mxnet.local_updates.entry import DueAverage, LocalEntry,
 from netstorm.frontends.mxnet.local_updates.schedule import Average, Periodic, Schedule
 from netstorm.frontends.mxnet.store.key_table import AnyEntry, Given
 from netstorm.frontends.mxnet.store.store import NetStormKVStore
-from netstorm.kvstore.operations.sites import Sites
+from netstorm.kvstore.calls import Sites
 
 __all__ = ["LocalUpdatesKVStore"]
 

@@ -9,7 +9,7 @@ from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.local_updates.entry import DueAverage, LocalEntry
 from netstorm.frontends.mxnet.local_updates.schedule import Paced, Periodic
 from netstorm.frontends.mxnet.local_updates.store import LocalUpdatesKVStore
-from netstorm.kvstore.process.step_pacer import StepPacer
+from netstorm.kvstore.process.elastic import StepPacer
 
 __all__ = ["HFA", "ESync", "LocalSGD"]
 

@@ -14,7 +14,7 @@ from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.store.checkpointed_store import CheckpointedStore
 from netstorm.frontends.mxnet.store.key_table import AnyEntry
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.process.lifetime import before_finish
+from netstorm.kvstore.process.runtime import before_finish
 from netstorm.protocol.ids import ranks_in
 
 __all__ = ["ElasticStore"]

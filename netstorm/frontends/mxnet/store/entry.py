@@ -27,10 +27,9 @@ from netstorm.frontends.mxnet.store.row_arrays import sum_rows
 from netstorm.frontends.mxnet.store.row_entry import RowPushes
 from netstorm.frontends.mxnet.updates.deferred_update import DeferredUpdate, UpdatedArrays
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.forms import Key, Values
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.form import Values
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol.messages import LossTerms
 
 __all__ = ["Entry"]

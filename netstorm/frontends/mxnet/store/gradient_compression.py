@@ -18,9 +18,9 @@ from netstorm.compression.two_bit_codec import TwoBit
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
-from netstorm.kvstore.operations.encoded_sum import Agreed, EncodedSum, TensorKeys, encoded_keys
+from netstorm.kvstore.calls import Agreed, EncodedSum, TensorKeys, encoded_keys
+from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.runtime import Runtime, describe_compression
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import ROW_SPARSE
 
 __all__ = ["EncodedKey", "GradientCompression", "Residual", "compression_of"]

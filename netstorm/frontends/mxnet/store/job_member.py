@@ -11,8 +11,7 @@ from netstorm.frontends.mxnet.engine.library import LIBRARY, check_call
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.store.profiling import profile_here
 from netstorm.frontends.mxnet.store.server_commands import dead_nodes, handle_server_command
-from netstorm.kvstore.process.lifetime import after_close, before_finish, runtime_of_this_process
-from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.process.runtime import Runtime, after_close, before_finish, runtime_of_this_process
 
 __all__ = ["JobMember"]
 

@@ -12,8 +12,8 @@ from netstorm.frontends.mxnet.store.entry import Entry
 from netstorm.frontends.mxnet.store.gradient_compression import GradientCompression
 from netstorm.frontends.mxnet.store.row_arrays import check_rows
 from netstorm.frontends.mxnet.store.row_entry import RowEntry
+from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
 
 __all__ = ["AnyEntry", "Given", "KeyTable"]
 

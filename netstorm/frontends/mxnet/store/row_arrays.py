@@ -13,9 +13,8 @@ from netstorm.frontends.mxnet.arrays.row_memory import check_supported, empty_ro
 from netstorm.frontends.mxnet.arrays.staging import memory_of
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
+from netstorm.kvstore.forms import Key, RowParts
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.row_sparse import RowParts
 from netstorm.protocol.chunks import row_length
 
 __all__ = [

@@ -14,9 +14,9 @@ from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.store.row_arrays import check_rows, gather_rows, sum_rows
 from netstorm.frontends.mxnet.store.row_rounds import Follow, RowRounds
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import ROW_SPARSE
 
 __all__ = ["RowEntry", "RowPushes"]

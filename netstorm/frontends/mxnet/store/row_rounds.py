@@ -12,10 +12,9 @@ from netstorm.frontends.mxnet.arrays.row_memory import rows_of
 from netstorm.frontends.mxnet.arrays.staging import memory_of
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.store.row_arrays import sorted_rows, write_rows
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.forms import Key, RowParts
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.row_sparse import RowParts
 from netstorm.protocol.chunks import ROW_SPARSE
 
 __all__ = ["Follow", "RowRounds"]

@@ -15,8 +15,8 @@ from netstorm.frontends.torch.elastic.ranks import group_of_all_ranks
 from netstorm.frontends.torch.local_updates.elastic.site_averages import SiteAverages
 from netstorm.frontends.torch.local_updates.parameters import by_kind
 from netstorm.frontends.torch.names import NAME
-from netstorm.kvstore.operations.asynchronous import UNBOUNDED
-from netstorm.kvstore.operations.sites import Sites
+from netstorm.kvstore.calls import Sites
+from netstorm.kvstore.operations import UNBOUNDED
 
 __all__ = ["MixedSync"]
 

@@ -15,10 +15,9 @@ from netstorm.frontends.torch.asynchronous.saved_state import (
     problem_of_states,
 )
 from netstorm.frontends.torch.asynchronous.update_rule import Floats, UpdateRule
-from netstorm.kvstore.asynchronous.gradients import Gradient
-from netstorm.kvstore.asynchronous.owners import extent
+from netstorm.kvstore.asynchronous.blocks import Gradient, extent
+from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol.frames import Buffer
 
 __all__ = ["OwnedBlocks"]

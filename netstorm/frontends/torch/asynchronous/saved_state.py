@@ -18,9 +18,9 @@ from torch import nn
 from netstorm.errors import CheckpointError
 from netstorm.frontends.torch.asynchronous.update_rule import Floats
 from netstorm.frontends.torch.local_updates.parameters import FlatParameters
-from netstorm.kvstore.asynchronous.owners import extent
-from netstorm.kvstore.process.owners_snapshot import HeldKey
-from netstorm.kvstore.values.key import Array, Key
+from netstorm.kvstore.asynchronous.blocks import extent
+from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.process.elastic import HeldKey
 
 __all__ = [
     "Begun",

@@ -17,14 +17,10 @@ from netstorm.frontends.torch.asynchronous.saved_state import Begun, NamedVector
 from netstorm.frontends.torch.asynchronous.update_rule import Floats, UpdateRule
 from netstorm.frontends.torch.local_updates.parameters import FlatParameters, by_kind
 from netstorm.frontends.torch.names import NAME
-from netstorm.kvstore.operations.allreduce import Done, Operation
-from netstorm.kvstore.operations.asynchronous import UNBOUNDED, PullOperation, Pushes, PushOperation
-from netstorm.kvstore.process.enough_nodes import wait_for_enough_nodes
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.process.newcomer import Newcomer
-from netstorm.kvstore.process.owners_snapshot import SavingRank, collect_from_owners
-from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import UNBOUNDED, Done, Operation, PullOperation, Pushes, PushOperation
+from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
+from netstorm.kvstore.process.runtime import Runtime, runtime_of_this_process
 
 __all__ = ["AsynchronousSGD"]
 

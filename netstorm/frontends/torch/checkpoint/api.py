@@ -17,7 +17,7 @@ from netstorm.errors import CheckpointError, UsageError
 from netstorm.frontends.torch.checkpoint.group_ranks import GroupRanks
 from netstorm.frontends.torch.checkpoint.tensor_bytes import TorchTensors
 from netstorm.frontends.torch.errors import raises_torch_errors
-from netstorm.kvstore.process.owners_snapshot import SavingRank
+from netstorm.kvstore.process.elastic import SavingRank
 from netstorm.settings import Settings
 
 __all__ = ["LoadedCheckpoint", "load", "save"]

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.names import NAME
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["init_process_group"]

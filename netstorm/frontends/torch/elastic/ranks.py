@@ -8,7 +8,7 @@ from netstorm.errors import UsageError
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
 from netstorm.frontends.torch.process_group.work import CallWork
-from netstorm.kvstore.process.job_state import JobState
+from netstorm.kvstore.process.elastic import JobState
 
 __all__ = ["contributors", "group_of_all_ranks", "is_newcomer", "live_ranks"]
 

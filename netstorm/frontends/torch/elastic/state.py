@@ -17,9 +17,9 @@ from netstorm.frontends.torch.elastic.entries import Entries
 from netstorm.frontends.torch.elastic.ranks import group_of_all_ranks
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.startup import before_leaving
-from netstorm.kvstore.operations.group_calls import Position
-from netstorm.kvstore.process.job_state import JobState
-from netstorm.kvstore.process.lifetime import before_finish
+from netstorm.kvstore.calls import Position
+from netstorm.kvstore.process.elastic import JobState
+from netstorm.kvstore.process.runtime import before_finish
 from netstorm.protocol.ids import ranks_in
 
 __all__ = ["ElasticState"]

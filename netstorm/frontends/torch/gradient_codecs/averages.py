@@ -25,8 +25,8 @@ from netstorm.frontends.torch.process_group.member import Member, after_all, cop
 from netstorm.frontends.torch.process_group.memory import Staged
 from netstorm.frontends.torch.process_group.staging import staged
 from netstorm.frontends.torch.process_group.work import CallWork
-from netstorm.kvstore.operations.allreduce import Done
-from netstorm.kvstore.operations.encoded_sum import EncodedSum
+from netstorm.kvstore.calls import EncodedSum
+from netstorm.kvstore.operations import Done
 from netstorm.kvstore.process.runtime import describe_compression
 from netstorm.protocol.collectives import Reduction
 

@@ -14,8 +14,8 @@ from netstorm.errors import UsageError
 from netstorm.frontends.torch.local_updates.agreement import Settings
 from netstorm.frontends.torch.local_updates.local_sgd import LocalSGD
 from netstorm.frontends.torch.names import NAME
-from netstorm.kvstore.process.lifetime import runtime_of_this_process
-from netstorm.kvstore.process.step_pacer import StepPacer
+from netstorm.kvstore.process.elastic import StepPacer
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 
 __all__ = ["ESync"]
 

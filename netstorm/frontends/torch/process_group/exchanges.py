@@ -22,8 +22,8 @@ import torch
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.process_group.elements import NAMES, element_of, type_name
 from netstorm.frontends.torch.process_group.memory import array_of, described
-from netstorm.kvstore.operations.group_calls import Exchange
-from netstorm.kvstore.values.collective import Segments
+from netstorm.kvstore.calls import Exchange
+from netstorm.kvstore.forms import Segments
 from netstorm.protocol.collectives import Element, Reduction
 from netstorm.protocol.messages import LossTerms
 

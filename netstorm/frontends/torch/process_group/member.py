@@ -15,20 +15,17 @@ import torch
 from netstorm.errors import NodeLost
 from netstorm.frontends.torch.process_group.memory import Staged, array_of
 from netstorm.frontends.torch.process_group.work import CallWork
-from netstorm.kvstore.operations.allreduce import Done, Operation
-from netstorm.kvstore.operations.call_positions import CallPositions
-from netstorm.kvstore.operations.group_calls import Exchange, GroupCalls
-from netstorm.kvstore.operations.point_to_point import (
+from netstorm.kvstore.calls import CallPositions, Exchange, GroupCalls, TensorCalls
+from netstorm.kvstore.forms import Collective, Key
+from netstorm.kvstore.operations import (
     ANY_PEER,
+    Done,
+    Operation,
     PointToPointOperation,
     ReceiveOperation,
     SendOperation,
 )
-from netstorm.kvstore.operations.tensor_calls import TensorCalls
-from netstorm.kvstore.process.completion import CompletionThread
-from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.collective import Collective
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.process.runtime import CompletionThread, Runtime
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.collectives import Element, Reduction
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from netstorm.frontends.torch.process_group.elements import type_name
-from netstorm.kvstore.values.elements import STORED
+from netstorm.kvstore.forms import STORED
 from netstorm.protocol.collectives import Element
 
 __all__ = ["Staged", "array_of", "described"]

@@ -19,7 +19,7 @@ from netstorm.frontends.torch.process_group.calls import (
 from netstorm.frontends.torch.process_group.memory import Staged, described
 from netstorm.frontends.torch.process_group.staging import staged
 from netstorm.frontends.torch.process_group.work import CallWork
-from netstorm.kvstore.operations.point_to_point import PointToPointOperation
+from netstorm.kvstore.operations import PointToPointOperation
 
 __all__ = ["Messages"]
 

@@ -17,8 +17,8 @@ from netstorm.frontends.torch.process_group.exchanges import Exchanges
 from netstorm.frontends.torch.process_group.member import Member
 from netstorm.frontends.torch.process_group.memory import described
 from netstorm.frontends.torch.process_group.work import CallWork
-from netstorm.kvstore.operations.group_calls import GroupCalls
-from netstorm.kvstore.process.completion import CompletionThread
+from netstorm.kvstore.calls import GroupCalls
+from netstorm.kvstore.process.runtime import CompletionThread
 
 __all__ = ["SparseSums"]
 

@@ -14,7 +14,7 @@ from netstorm import clock
 from netstorm.errors import NetStormError, WaitTimeout
 from netstorm.frontends.torch.compiler import methods_are_never_compiled
 from netstorm.frontends.torch.errors import as_torch_error, given_to_a_future
-from netstorm.kvstore.process.completion import CompletionThread
+from netstorm.kvstore.process.runtime import CompletionThread
 
 __all__ = ["CallWork"]
 

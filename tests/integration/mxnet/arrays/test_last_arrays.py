@@ -14,8 +14,8 @@ from netstorm.frontends.mxnet.arrays.last_arrays import LastArrays
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.frontends.mxnet.store.key_table import AnyEntry, KeyTable
+from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.values.key import Key
 
 
 class StubEntry:

@@ -10,8 +10,8 @@ import pytest
 
 from netstorm.compression.rows import Rows
 from netstorm.frontends.mxnet.elastic.round_results import RoundResults
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.messages import KeyGrant
 

@@ -11,8 +11,8 @@ import pytest
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.local_updates.changes import Changes, divide_by_contributors, forget_the_past
 from netstorm.frontends.mxnet.local_updates.schedule import Average, Paced, Periodic
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.messages import KeyGrant
 
 

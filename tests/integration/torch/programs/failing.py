@@ -57,7 +57,7 @@ def mixed(odd: int) -> Any:
     rank = int(os.environ["RANK"])
     try:
         if rank == odd:
-            from netstorm.kvstore.process.lifetime import runtime_of_this_process
+            from netstorm.kvstore.process.runtime import runtime_of_this_process
             from netstorm.settings import Settings
 
             settings = Settings.from_environment().changed(rank=rank)

@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NoRoom, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.asynchronous.gradients import Gradient
-from netstorm.kvstore.asynchronous.owners import Owners
-from netstorm.kvstore.asynchronous.requests import Requests
-from netstorm.kvstore.asynchronous.serving import Serving
-from netstorm.kvstore.asynchronous.staleness import Staleness
-from netstorm.kvstore.operations.allreduce import Done
-from netstorm.kvstore.operations.asynchronous import PullOperation, PushOperation, StatesOperation
-from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.asynchronous.blocks import Gradient, Owners, Staleness
+from netstorm.kvstore.asynchronous.client import Requests
+from netstorm.kvstore.asynchronous.server import Serving
+from netstorm.kvstore.operations import Done, Outbox, PullOperation, PushOperation, StatesOperation
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import Peer

@@ -6,11 +6,8 @@ import msgspec
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.asynchronous.block import Block
-from netstorm.kvstore.asynchronous.clocks import Clocks
-from netstorm.kvstore.asynchronous.copies import BlockState, Copies, pieces_of
-from netstorm.kvstore.asynchronous.handover import Handover
-from netstorm.kvstore.asynchronous.owners import Owners
+from netstorm.kvstore.asynchronous.blocks import Block, BlockState, Clocks, Copies, Owners, pieces_of
+from netstorm.kvstore.asynchronous.replication import Handover
 from netstorm.protocol.messages import CopiesHeld, HeldCopy
 from tests.unit.kvstore.asynchronous.test_owners import key, push, values
 

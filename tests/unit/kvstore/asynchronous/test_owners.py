@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.asynchronous.block import Block
-from netstorm.kvstore.asynchronous.clocks import Clocks
-from netstorm.kvstore.asynchronous.owners import Owners, chunks_of
-from netstorm.kvstore.paths.source_routes import check_route, forwarded, reroute_message
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.asynchronous.blocks import Block, Clocks, Owners, chunks_of
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.paths.routes import check_route, forwarded, reroute_message
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import KeyGrant, Push, Tick
 from netstorm.pslite.machine import Send

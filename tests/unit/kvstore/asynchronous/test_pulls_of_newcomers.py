@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from netstorm.kvstore.asynchronous.owners import Owners
-from netstorm.kvstore.asynchronous.requests import Requests
-from netstorm.kvstore.operations.asynchronous import PullOperation
+from netstorm.kvstore.asynchronous.blocks import Owners
+from netstorm.kvstore.asynchronous.client import Requests
+from netstorm.kvstore.operations import PullOperation
 from netstorm.observe.counters import Counters
 from netstorm.protocol.messages import Pull, Value
 from tests.unit.kvstore.asynchronous.test_owners import key

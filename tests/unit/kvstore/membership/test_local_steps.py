@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from netstorm.errors import Closed
-from netstorm.kvstore.membership.local_steps import LocalSteps, StepsRequest
-from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.membership import LocalSteps, StepsRequest
+from netstorm.kvstore.operations import Outbox
 from netstorm.protocol.messages import StepsGranted, StepTimes
 from netstorm.pslite.machine import Call, Send
 

@@ -1,6 +1,6 @@
 """How a node says it is doing: rounds and their time, the time that somebody waited."""
 
-from netstorm.kvstore.membership.node_status import DriverStatus, NodeStatusTracker
+from netstorm.kvstore.membership import DriverStatus, NodeStatusTracker
 from netstorm.observe.counters import Counters
 
 

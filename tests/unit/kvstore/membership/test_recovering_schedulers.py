@@ -5,8 +5,7 @@ import math
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.membership.recovering_schedulers import RecoveringSchedulers
-from netstorm.kvstore.membership.roster import Roster
+from netstorm.kvstore.membership import RecoveringSchedulers, Roster
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import UNKNOWN, Peer
 from netstorm.pslite.machine import Admit, Connect, Refuse, Send

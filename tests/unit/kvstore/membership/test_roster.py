@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from netstorm.kvstore.membership.roster import Roster
-from netstorm.kvstore.operations.allreduce import Call, Operation
-from netstorm.kvstore.values.collective import Collective
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.forms import Collective, Key
+from netstorm.kvstore.membership import Roster
+from netstorm.kvstore.operations import CollectiveCall, Operation
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.collectives import Element, Reduction, Signature
 from netstorm.protocol.ids import Peer
@@ -60,7 +59,7 @@ def test_a_process_that_comes_before_the_news_of_it_waits_in_an_elastic_job_alon
 def test_a_rank_that_joined_later_and_has_finished_is_not_missed_by_groups_of_some_ranks():
     key = Key(0, "g", (4,), "float32", form=COLLECTIVE, members=(0, 1))
     key.identity = 3
-    call = Call("some", 0, "all_reduce")
+    call = CollectiveCall("some", 0, "all_reduce")
     form = Collective(Signature(Reduction.SUM, Element.FLOAT32, 1, 16))
     operation = Operation(
         key=key, round=0, source=None, destination=None, done=lambda _: None, call=call, form=form

@@ -1,6 +1,6 @@
 """The addresses at which a node looks for a scheduler."""
 
-from netstorm.kvstore.membership.scheduler_addresses import SchedulerAddresses
+from netstorm.kvstore.membership import SchedulerAddresses
 
 FIRST, STANDBY, NEW, OTHER = ("first", 1), ("standby", 1), ("new", 1), ("other", 1)
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from netstorm import errors
-from netstorm.kvstore.membership.scheduler_session import SchedulerSession, job_end_error
-from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.membership import SchedulerSession, job_end_error
+from netstorm.kvstore.operations import Outbox
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Send

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.kvstore.membership.time_server import time_server_address, time_server_rank
+from netstorm.kvstore.membership import time_server_address, time_server_rank
 from netstorm.protocol.messages import Member
 from netstorm.topology.networks.network import Rank
 from netstorm.topology.policy import Policy, Tree

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from netstorm import errors
-from netstorm.kvstore.node.general_node import GeneralNode, State
-from netstorm.kvstore.operations.allreduce import Operation
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.node import GeneralNode, State
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.options import NodeOptions
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Become, Call, Connect, Disconnect, NotYet, Refuse, Send

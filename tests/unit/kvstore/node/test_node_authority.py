@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from netstorm.errors import NotAuthorised, ProtocolViolation
-from netstorm.kvstore.node.general_node import GeneralNode
+from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, may_send

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.kvstore.operations.call_positions import CallPositions
-from netstorm.kvstore.operations.group_calls import GroupCalls
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import CallPositions, GroupCalls
+from netstorm.kvstore.forms import Key
 from netstorm.protocol.chunks import COLLECTIVE
 from tests.unit.kvstore.operations.test_group_calls import exchange
 

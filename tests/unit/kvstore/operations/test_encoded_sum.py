@@ -6,9 +6,9 @@ import numpy as np
 
 from netstorm.compression.codec import Codec, Place
 from netstorm.compression.registry import codec_of
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.encoded_sum import EncodedSum, encoded_keys
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import EncodedSum, encoded_keys
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.messages import KeyGrant
 
 SHAPE = (10, 20)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.kvstore.operations.group_calls import Exchange, GroupCalls
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import Exchange, GroupCalls
+from netstorm.kvstore.forms import Key
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.collectives import Element, Reduction
 

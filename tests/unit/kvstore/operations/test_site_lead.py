@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NodeLost
-from netstorm.kvstore.operations.allreduce import Done, Operation
-from netstorm.kvstore.operations.site_lead import SiteLead
-from netstorm.kvstore.operations.site_sums import SiteSums
-from netstorm.kvstore.operations.sites import Sites
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import SiteLead, Sites, SiteSums
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Done, Operation
 from netstorm.protocol.chunks import COLLECTIVE
 
 VALUES = np.zeros(3, np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.kvstore.operations.sites import Sites
+from netstorm.kvstore.calls import Sites
 from netstorm.protocol.messages import Member
 
 

@@ -7,10 +7,8 @@ import numpy as np
 
 from netstorm.compression.codec import AGREED, State
 from netstorm.compression.registry import codec_of
-from netstorm.kvstore.operations.call_positions import CallPositions
-from netstorm.kvstore.operations.group_calls import Position
-from netstorm.kvstore.operations.tensor_calls import TensorCalls
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import CallPositions, Position, TensorCalls
+from netstorm.kvstore.forms import Key
 
 
 class Registered:

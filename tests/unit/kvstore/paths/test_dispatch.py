@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.kvstore.paths.auxiliary import MAX_IN_FLIGHT, AuxiliaryOptions
-from netstorm.kvstore.paths.dispatch import Dispatch, part_id
+from netstorm.kvstore.paths.dispatch import MAX_IN_FLIGHT, AuxiliaryOptions, Dispatch, part_id
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Part, Phase

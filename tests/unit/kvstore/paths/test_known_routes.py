@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from netstorm.errors import NoRoom
-from netstorm.kvstore.paths.known_routes import KnownRoutes
+from netstorm.kvstore.paths.routes import KnownRoutes
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer

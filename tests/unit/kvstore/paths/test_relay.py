@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.paths.relay import (
+from netstorm.kvstore.paths.routes import (
     check_path,
     delivery_confirmation,
     forwarded_send,

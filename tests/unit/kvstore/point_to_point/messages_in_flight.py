@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from netstorm.kvstore.operations.outbox import Outbox
-from netstorm.kvstore.operations.point_to_point import ReceiveOperation, SendOperation
-from netstorm.kvstore.point_to_point.point_to_point import PointToPoint
+from netstorm.kvstore.messages import PointToPoint
+from netstorm.kvstore.operations import Outbox, ReceiveOperation, SendOperation
 from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.machine import Call, Send

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.point_to_point.arrivals import Arrivals
-from netstorm.kvstore.point_to_point.limits import MOST_WAITING, PIECE_BYTES
-from netstorm.kvstore.point_to_point.matching import Arrived
+from netstorm.kvstore.messages import MOST_WAITING, PIECE_BYTES, Arrivals, Arrived
 
 
 def message(number, nbytes=10, *, is_offer=False, channel="world", what="uint8 (10,)"):

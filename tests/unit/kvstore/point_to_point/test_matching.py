@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.kvstore.operations.point_to_point import ANY_PEER, ReceiveOperation
-from netstorm.kvstore.point_to_point.matching import Arrived, Matching
+from netstorm.kvstore.messages import Arrived, Matching
+from netstorm.kvstore.operations import ANY_PEER, ReceiveOperation
 
 
 def receive(peer, tag=0, channel="world", peers=()):

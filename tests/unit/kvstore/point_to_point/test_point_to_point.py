@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import Closed, NodeLost, ProtocolViolation, UnevenRounds, UsageError
-from netstorm.kvstore.operations.point_to_point import ANY_PEER
-from netstorm.kvstore.point_to_point.limits import PIECE_BYTES, WAITING_BYTES, WINDOW_PIECES
+from netstorm.kvstore.messages import PIECE_BYTES, WAITING_BYTES, WINDOW_PIECES
+from netstorm.kvstore.operations import ANY_PEER
 from netstorm.protocol.messages import (
     Accept,
     CountRequest,

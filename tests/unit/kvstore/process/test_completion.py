@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 if find_spec("torch") is not None:
-    from netstorm.kvstore.process.completion import CompletionThread
+    from netstorm.kvstore.process.runtime import CompletionThread
 
 DEADLINE_S = 30
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from netstorm.kvstore.process.metrics import NodeSnapshot, metrics
+from netstorm.kvstore.process.node_process import NodeSnapshot, metrics
 from netstorm.protocol.messages import NodeStatus
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from netstorm.kvstore.process.signals import SignalWatch
+from netstorm.kvstore.process.runtime import SignalWatch
 
 
 class Watcher:

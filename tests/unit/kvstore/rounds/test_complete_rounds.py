@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from netstorm.kvstore.rounds.complete_rounds import CompleteRounds
+from netstorm.kvstore.rounds.round import CompleteRounds
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from netstorm.errors import Closed, NoRoom, NotAuthorised, ProtocolViolation
-from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.operations import Outbox
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.observe.counters import Counters

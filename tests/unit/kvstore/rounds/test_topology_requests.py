@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.rounds.aggregation import TopologyRequests
 from netstorm.kvstore.rounds.round import Round
-from netstorm.kvstore.rounds.topology_requests import TopologyRequests
-from netstorm.kvstore.values.key import Key
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.messages import KeyGrant, RoundBegun
 from netstorm.topology.networks.network import Rank

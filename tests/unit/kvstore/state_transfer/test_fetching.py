@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.state_transfer import fetching
-from netstorm.kvstore.state_transfer.fetching import Fetching
-from netstorm.kvstore.state_transfer.providing import Providing
-from netstorm.kvstore.state_transfer.snapshot import PIECE_BYTES, Snapshot, pieces_in
+from netstorm.kvstore import state_transfer as fetching
+from netstorm.kvstore.state_transfer import PIECE_BYTES, Fetching, Providing, Snapshot, pieces_in
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered, StatePiece, StateWanted

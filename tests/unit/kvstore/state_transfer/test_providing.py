@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.state_transfer.providing import Providing
-from netstorm.kvstore.state_transfer.snapshot import PIECE_BYTES, Snapshot
+from netstorm.kvstore.state_transfer import PIECE_BYTES, Providing, Snapshot
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered

@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.kvstore.values.chunk_sum import ChunkSum
-from netstorm.kvstore.values.collective import Collective
-from netstorm.kvstore.values.elements import STORED, narrowed, widened
-from netstorm.kvstore.values.layout import Layout
+from netstorm.kvstore.forms import STORED, ChunkSum, Collective, Layout, narrowed, widened
 from netstorm.protocol.collectives import Element, Reduction, Signature, can_reduce
 from netstorm.protocol.messages import KeyGrant
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from netstorm.kvstore.values.dense import Dense
+from netstorm.kvstore.forms import Dense
 
 
 def empty_sum(dtype="float32"):

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from netstorm.compression.entries import Entries, decode, encode
 from netstorm.compression.packed_numbers import as_planes, sums_into
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.maxima import Maxima
-from netstorm.kvstore.values.narrow import Narrow
-from netstorm.kvstore.values.packed import Packed
-from netstorm.kvstore.values.sparse import Sparse
+from netstorm.kvstore.forms import Key, Maxima, Narrow, Packed, Sparse
 from netstorm.protocol.codecs import BFLOAT16, FLOAT16, MAXIMA, narrow, packed, sparse
 from netstorm.protocol.collectives import Element
 

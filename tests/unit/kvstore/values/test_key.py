@@ -1,8 +1,7 @@
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.layout import Layout
+from netstorm.kvstore.forms import Key, Layout
 from netstorm.protocol.messages import KeyGrant
 
 

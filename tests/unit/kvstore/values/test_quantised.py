@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from netstorm.compression.two_bit import planes_of, quantised
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.values.quantised import Quantised
+from netstorm.kvstore.forms import Quantised
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
 from tests.unit.kvstore.rounds.test_aggregation import CHAIN, Ranks, legal_part

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from netstorm.compression.rows import Rows, decode, encode
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.rounds.part_checks import check_part
-from netstorm.kvstore.values.key import Key
-from netstorm.kvstore.values.row_sparse import RowParts, RowSparse
+from netstorm.kvstore.forms import Key, RowParts, RowSparse
+from netstorm.kvstore.rounds.aggregation import check_part
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import KeyGrant, Part, Phase

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.values.layout import Layout
+from netstorm.kvstore.forms import Layout
 from netstorm.protocol import messages as m
 from netstorm.protocol.chunks import ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
 from netstorm.protocol.codecs import FACTORS

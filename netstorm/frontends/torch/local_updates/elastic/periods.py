@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.elastic.ranks import group_of_all_ranks
 from netstorm.frontends.torch.elastic.state import ElasticState
-from netstorm.kvstore.process.job_state import JobState
+from netstorm.kvstore.process.elastic import JobState
 
 __all__ = ["ElasticPeriods", "Travels"]
 

@@ -12,10 +12,9 @@ import torch
 
 from netstorm.errors import WaitTimeout
 from netstorm.frontends.torch.process_group.member import Member
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.site_sums import SiteSums, run_in_turn, set_memory
-from netstorm.kvstore.operations.sites import Sites
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.ids import ranks_in
 

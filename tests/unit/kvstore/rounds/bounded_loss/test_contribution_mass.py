@@ -6,10 +6,8 @@ import math
 
 import numpy as np
 
-from netstorm.kvstore.rounds.bounded_loss.contribution_mass import mass_of, mass_of_payload
-from netstorm.kvstore.values.collective import Collective
-from netstorm.kvstore.values.dense import Dense
-from netstorm.kvstore.values.quantised import Quantised
+from netstorm.kvstore.forms import Collective, Dense, Quantised
+from netstorm.kvstore.rounds.bounded_loss import mass_of, mass_of_payload
 from netstorm.protocol.collectives import Element, Reduction, Signature
 
 FLOATS = Dense(np.dtype(np.float32))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from netstorm.kvstore.rounds.bounded_loss.end_rule import Ended, OpenChunk, all_ended
+from netstorm.kvstore.rounds.bounded_loss import Ended, OpenChunk, all_ended
 
 
 def chunk(*, elements=10, arrived=3, gradients=3, missing=0, mass=6.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from netstorm.kvstore.rounds.bounded_loss.importance import Importance
+from netstorm.kvstore.rounds.bounded_loss import Importance
 
 
 def importance(*means, key=0):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netstorm.kvstore.rounds.bounded_loss.missed_rounds import MOST_MISSED, MissedRounds
+from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED, MissedRounds
 
 
 def test_each_missed_result_adds_a_gradient_to_the_next_contribution():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from netstorm.kvstore.rounds.views.kept_results import KeptResult, KeptResults
-from netstorm.kvstore.values.dense import Dense
+from netstorm.kvstore.forms import Dense
+from netstorm.kvstore.rounds.views import KeptResult, KeptResults
 
 FORM = Dense(np.dtype("float32"))
 RESULT = KeptResult(b"1234", 0b11)

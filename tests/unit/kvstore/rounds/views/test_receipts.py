@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from netstorm.kvstore.rounds.views.receipts import Receipts
+from netstorm.kvstore.rounds.views import Receipts
 
 
 def test_without_newcomers_nothing_limits_what_is_dropped():

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NodeLost, ProtocolViolation
-from netstorm.kvstore.operations.allreduce import Operation
-from netstorm.kvstore.operations.outbox import Outbox
+from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.kvstore.values.key import Key
 from netstorm.observe.counters import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.ids import Peer, bits_to_wire

@@ -1,1 +1,0 @@
-"""The general node: the state machine that holds all parts of this package together. Pure."""

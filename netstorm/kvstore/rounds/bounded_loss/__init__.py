@@ -1,1 +1,0 @@
-"""Rounds that may end without the smallest contributions: deadlines, what may be missing, what follows."""

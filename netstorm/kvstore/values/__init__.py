@@ -1,1 +1,0 @@
-"""The values of keys and chunks: the dense, quantised and row-sparse forms. Pure."""
