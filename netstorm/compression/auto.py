@@ -22,7 +22,7 @@ import numpy as np
 from netstorm.compression.blockwise.int8 import Int8
 from netstorm.compression.cast import Float16, Uncompressed
 from netstorm.compression.codec import AGREED, Codec, Floats, Part, Place, Rounds, State, Transfer
-from netstorm.compression.entries import Entries, decode
+from netstorm.compression.entries import Entries, decode_entries
 from netstorm.compression.power_sgd import PowerSGD
 from netstorm.errors import UsageError
 from netstorm.protocol.chunks import encoded_fraction
@@ -121,7 +121,7 @@ class _SparseFirst(PowerSGD):
         left[:] = 0
         for start, _, payload, _ in results:
             if payload is not None:
-                found, _ = decode(payload)
+                found, _ = decode_entries(payload)
                 left[(start + found.numbers) // stride] = found.values
         right = rounds.send(ranks)
         ranks = yield right._replace(part=1)

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netstorm.compression.codec import Floats
 from netstorm.compression.rows import Rows, add_rows
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["Entries", "Floats", "decode", "encode", "largest", "problem", "total_of"]
+__all__ = ["Entries", "decode_entries", "encode_entries", "largest_entries", "entries_problem", "total_of"]
 
-Floats = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 
 _HEADER: Final = struct.Struct("<II")
@@ -48,7 +48,7 @@ def total_of(first: Entries, second: Entries) -> Entries:
     return Entries(total.numbers, total.values.reshape(-1))
 
 
-def largest(entries: Entries, count: int) -> Entries:
+def largest_entries(entries: Entries, count: int) -> Entries:
     """Return the `count` entries of the largest magnitude; NaN is the largest of all."""
     if len(entries.numbers) <= count:
         return entries
@@ -58,7 +58,7 @@ def largest(entries: Entries, count: int) -> Entries:
     return Entries(entries.numbers[chosen], entries.values[chosen])
 
 
-def encode(entries: Entries, contributed: int) -> bytes:
+def encode_entries(entries: Entries, contributed: int) -> bytes:
     """Return entries as a payload.
 
     Args:
@@ -75,7 +75,7 @@ def encode(entries: Entries, contributed: int) -> bytes:
     return b"".join((header, entries.values.astype("<f4", copy=False).tobytes(), coded.tobytes()))
 
 
-def decode(payload: Buffer) -> tuple[Entries, int]:
+def decode_entries(payload: Buffer) -> tuple[Entries, int]:
     """Return the entries of a payload that has no `problem`, and how many have been contributed."""
     count, contributed = _HEADER.unpack_from(payload)
     values = np.frombuffer(payload, "<f4", count, _HEADER.size)
@@ -85,7 +85,7 @@ def decode(payload: Buffer) -> tuple[Entries, int]:
     return Entries(numbers, values), contributed
 
 
-def problem(payload: Buffer, elements: int, ranks: int) -> str | None:
+def entries_problem(payload: Buffer, elements: int, ranks: int) -> str | None:
     """Return what is wrong with a payload for so many elements of so many ranks; None: it may be decoded."""
     size = memoryview(payload).nbytes
     if size < _HEADER.size:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from netstorm.compression.codec import Floats
 from netstorm.compression.bit_planes import MOST_BITS, Planes, exceeds, plane_bytes, unpacked
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["as_planes", "cut", "joined", "parted", "planes_of", "problem", "sums_into"]
+__all__ = ["as_planes", "cut_planes", "joined_planes", "parted_planes", "packed_planes_of", "packed_problem", "sums_into"]
 
-Floats = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 
@@ -29,7 +29,7 @@ def as_planes(numbers: Numbers, most: int) -> Planes:
     return planes
 
 
-def cut(planes: Planes, start: int, end: int) -> Planes:
+def cut_planes(planes: Planes, start: int, end: int) -> Planes:
     """Return numbers `start` to `end`, beginning at a byte; the bits after the last one are undefined."""
     first, offset = divmod(start, 8)
     whole = planes[:, first : plane_bytes(end)]
@@ -39,33 +39,33 @@ def cut(planes: Planes, start: int, end: int) -> Planes:
     return np.packbits(bits, axis=1, bitorder="little")
 
 
-def planes_of(ranks: int, most: int) -> int:
+def packed_planes_of(ranks: int, most: int) -> int:
     """Return the bits of a sum over `ranks` ranks."""
     return (ranks * most).bit_length()
 
 
-def joined(planes: Planes, half: int, most: int) -> Buffer:
+def joined_planes(planes: Planes, half: int, most: int) -> Buffer:
     """Return sums as a payload; `half`: 1 if half a unit is to be added to each."""
     content = planes.reshape(-1)
     return np.append(content, np.uint8(half)) if most % 2 else content
 
 
-def parted(payload: Buffer, ranks: int, most: int) -> tuple[Planes, int]:
+def parted_planes(payload: Buffer, ranks: int, most: int) -> tuple[Planes, int]:
     """Return a view of the sums of a payload, and what `joined` has got as `half`."""
     content = np.frombuffer(payload, np.uint8)
     half = int(content[-1]) if most % 2 else 0
-    return content[: len(content) - most % 2].reshape(planes_of(ranks, most), -1), half
+    return content[: len(content) - most % 2].reshape(packed_planes_of(ranks, most), -1), half
 
 
-def problem(payload: Buffer, count: int, ranks: int, most: int) -> str | None:
+def packed_problem(payload: Buffer, count: int, ranks: int, most: int) -> str | None:
     """Return what is wrong with a payload of `count` numbers summed over `ranks` ranks; None: nothing."""
-    planes = planes_of(ranks, most)
+    planes = packed_planes_of(ranks, most)
     if not 0 < planes <= MOST_BITS:
         return f"has sums of {planes} bits: expected 1 to {MOST_BITS}"
     size, right = memoryview(payload).nbytes, planes * plane_bytes(count) + most % 2
     if size != right:
         return f"has {size} bytes, not {right}: {count} sums over {ranks} ranks of {planes} bits"
-    sums, half = parted(payload, ranks, most)
+    sums, half = parted_planes(payload, ranks, most)
     if half > 1:
         return f"has {half} halves: expected 0 or 1"
     return f"has values that no sum over {ranks} ranks has" if exceeds(sums, ranks * most - half) else None
@@ -76,6 +76,6 @@ def sums_into(out: Floats, payload: Buffer | None, ranks: int, most: int) -> Non
     if payload is None:
         out[:] = 0
         return
-    planes, half = parted(payload, ranks, most)
+    planes, half = parted_planes(payload, ranks, most)
     lowest = np.float32((ranks * most - half) / 2)
     np.subtract(unpacked(planes, len(out)), lowest, out=out, dtype=np.float32)

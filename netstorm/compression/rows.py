@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netstorm.errors import UsageError
 
-__all__ = ["Array", "Numbers", "Rows", "add_rows", "decode", "encode", "joined", "problem", "tidy"]
+__all__ = ["Array", "Numbers", "Rows", "add_rows", "decode_rows", "encode_rows", "joined_rows", "rows_problem", "tidy"]
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -96,7 +96,7 @@ def add_rows(total: Rows, more: Rows) -> Rows:
     return Rows(numbers, values)
 
 
-def encode(rows: Rows) -> bytearray:
+def encode_rows(rows: Rows) -> bytearray:
     """Return rows, at least one, as a payload."""
     size = rows.values.size * rows.values.itemsize
     payload = bytearray(size + len(rows) * _ON_WIRE.itemsize)
@@ -106,7 +106,7 @@ def encode(rows: Rows) -> bytearray:
     return payload
 
 
-def decode(payload: bytes | bytearray | memoryview, length: int, dtype: np.dtype[np.generic]) -> Rows:
+def decode_rows(payload: bytes | bytearray | memoryview, length: int, dtype: np.dtype[np.generic]) -> Rows:
     """Return the rows of a payload that has no `problem`, as views: writable if the payload is.
 
     Args:
@@ -120,7 +120,7 @@ def decode(payload: bytes | bytearray | memoryview, length: int, dtype: np.dtype
     return Rows(numbers.astype(np.int64), values.reshape(count, length))
 
 
-def problem(
+def rows_problem(
     payload: bytes | bytearray | memoryview, length: int, dtype: np.dtype[np.generic], count: int
 ) -> str | None:
     """Return what is wrong with a payload for `count` rows of `length` values; None: it may be decoded."""
@@ -134,7 +134,7 @@ def problem(
     return None if numbers[-1] < count else f"has row number {numbers[-1]}, of {count} rows"
 
 
-def joined(parts: list[tuple[int, Rows]], length: int, dtype: np.dtype[np.generic]) -> Rows:
+def joined_rows(parts: list[tuple[int, Rows]], length: int, dtype: np.dtype[np.generic]) -> Rows:
     """Return the rows of several parts of a matrix, each given with the number of its first row."""
     parts = sorted(parts, key=lambda part: part[0])
     return Rows(

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from netstorm.compression.codec import Floats, Part, Place, Rounds, State, Transfer
-from netstorm.compression.entries import Entries, decode
+from netstorm.compression.entries import Entries, decode_entries
 from netstorm.errors import UsageError
 from netstorm.protocol.codecs import sparse
 
@@ -110,7 +110,7 @@ class TopK:
         lacking = np.ones(len(numbers), np.bool_)
         for start, end, payload, contributors in results:
             if payload is not None:
-                found, _ = decode(payload)
+                found, _ = decode_entries(payload)
                 gradient[start:end][found.numbers] = found.values
             if contributors >> place.rank & 1:
                 low, high = np.searchsorted(numbers, (start, end))

@@ -18,16 +18,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression import packed_numbers
+from netstorm.compression.codec import Floats
+from netstorm.compression.packed_numbers import packed_planes_of, packed_problem, parted_planes
 from netstorm.compression.bit_planes import Planes, plane_bytes, unpacked
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["MOST", "Signs", "as_values", "planes_of", "problem", "quantised"]
+__all__ = ["TWO_BIT_MOST", "Signs", "two_bit_values", "two_bit_planes_of", "two_bit_problem", "quantised"]
 
-MOST: Final = 2
+TWO_BIT_MOST: Final = 2
 """Of one rank's numbers (`packed_numbers`): 0 for -t, 1 for 0, 2 for +t."""
 
-Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint8]
 
 
@@ -68,20 +68,20 @@ def quantised(gradient: Floats, residual: Floats, threshold: np.float32) -> Sign
     return Signs(np.packbits(positive, bitorder="little"), np.packbits(negative, bitorder="little"))
 
 
-def planes_of(ranks: int) -> int:
+def two_bit_planes_of(ranks: int) -> int:
     """Return the bits of a value that is summed over `ranks` ranks."""
-    return packed_numbers.planes_of(ranks, MOST)
+    return packed_planes_of(ranks, TWO_BIT_MOST)
 
 
-def problem(payload: Buffer, count: int, ranks: int) -> str | None:
+def two_bit_problem(payload: Buffer, count: int, ranks: int) -> str | None:
     """Return what is wrong with a payload of `count` values summed over `ranks` ranks; None: nothing."""
-    return packed_numbers.problem(payload, count, ranks, MOST)
+    return packed_problem(payload, count, ranks, TWO_BIT_MOST)
 
 
-def as_values(payload: Buffer, ranks: int, threshold: np.float32, out: Floats) -> None:
+def two_bit_values(payload: Buffer, ranks: int, threshold: np.float32, out: Floats) -> None:
     """Write the sums over `ranks` ranks to `out`, as values of the gradient. 4 GB/s."""
     count = len(out)
-    found = unpacked(packed_numbers.parted(payload, ranks, MOST)[0], count)
+    found = unpacked(parted_planes(payload, ranks, TWO_BIT_MOST)[0], count)
     if ranks < 128:
         signed: npt.NDArray[np.int8] | npt.NDArray[np.int32] = np.subtract(
             found, ranks, dtype=np.uint8, casting="unsafe"

@@ -17,11 +17,13 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression import entries, packed_numbers, two_bit
+from netstorm.compression.entries import decode_entries, encode_entries, entries_problem, largest_entries, total_of
+from netstorm.compression.packed_numbers import cut_planes, joined_planes, packed_problem, parted_planes
+from netstorm.compression.two_bit import Signs, TWO_BIT_MOST, two_bit_problem, two_bit_values
 from netstorm.compression.bit_planes import Planes, add_constant, add_planes
 from netstorm.compression.entries import Entries
-from netstorm.compression.packed_numbers import planes_of
-from netstorm.compression.rows import Rows, add_rows, decode, encode, problem
+from netstorm.compression.packed_numbers import packed_planes_of
+from netstorm.compression.rows import Rows, add_rows, decode_rows, encode_rows, rows_problem
 from netstorm.errors import UsageError
 from netstorm.protocol.chunks import (
     COLLECTIVE,
@@ -718,7 +720,7 @@ class Packed:
 
     def own(self, source: Planes, start: int, end: int) -> Planes:
         """Return this rank's numbers."""
-        return packed_numbers.cut(source, start, end)
+        return cut_planes(source, start, end)
 
     def write(
         self, destination: Payloads, start: int, end: int, payload: Buffer | None, contributors: int
@@ -728,7 +730,7 @@ class Packed:
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
         """Return what is wrong with a payload of `elements` sums over some ranks; None: nothing."""
-        return packed_numbers.problem(payload, elements, contributors.bit_count(), self._most)
+        return packed_problem(payload, elements, contributors.bit_count(), self._most)
 
 
 class PackedSum:
@@ -757,7 +759,7 @@ class PackedSum:
         self.contributors |= contributors
         if payload is not None:
             ranks = contributors.bit_count()
-            planes, half = packed_numbers.parted(payload, ranks, self._most)
+            planes, half = parted_planes(payload, ranks, self._most)
             self._halves += half
             self._add(planes, ranks)
 
@@ -769,9 +771,9 @@ class PackedSum:
         self._halves += (ranks - self._counted) * self._most
         if ranks != self._counted or self._halves > 1:
             whole, self._halves = divmod(self._halves, 2)
-            self._planes = add_constant(self._planes, whole, planes_of(ranks, self._most))
+            self._planes = add_constant(self._planes, whole, packed_planes_of(ranks, self._most))
             self._counted = ranks
-        return packed_numbers.joined(self._planes, self._halves, self._most)
+        return joined_planes(self._planes, self._halves, self._most)
 
     to_keep = to_send
 
@@ -780,7 +782,7 @@ class PackedSum:
         if self._planes is None:
             self._planes = planes
         else:
-            self._planes = add_planes(self._planes, planes, planes_of(self._counted, self._most))
+            self._planes = add_planes(self._planes, planes, packed_planes_of(self._counted, self._most))
 
 
 # The form of a round under gradient compression: small packed integers, whose sums are exact. Pure.
@@ -806,9 +808,9 @@ class Quantised:
 
     def new_sum(self) -> PackedSum:
         """Return an empty sum of one chunk."""
-        return PackedSum(two_bit.MOST)
+        return PackedSum(TWO_BIT_MOST)
 
-    def own(self, source: two_bit.Signs, start: int, end: int) -> Planes | None:
+    def own(self, source: Signs, start: int, end: int) -> Planes | None:
         """Return this rank's quantised values."""
         return source.planes(start, end)
 
@@ -819,11 +821,11 @@ class Quantised:
         if payload is None:
             destination[start:end] = 0
         else:
-            two_bit.as_values(payload, contributors.bit_count(), self._threshold, destination[start:end])
+            two_bit_values(payload, contributors.bit_count(), self._threshold, destination[start:end])
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
         """Return what is wrong with a payload; None: nothing."""
-        return two_bit.problem(payload, elements, contributors.bit_count())
+        return two_bit_problem(payload, elements, contributors.bit_count())
 
 
 # The form of some elements of many, of a float32 key. Pure.
@@ -871,7 +873,7 @@ class Sparse:
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
         """Return what is wrong with a payload for `elements` elements; None: nothing."""
-        return entries.problem(payload, elements, contributors.bit_count())
+        return entries_problem(payload, elements, contributors.bit_count())
 
 
 class SparseSum:
@@ -895,22 +897,22 @@ class SparseSum:
         """Add a child's payload (None: no entries)."""
         self.contributors |= contributors
         if payload is not None:
-            self._add(*entries.decode(payload))
+            self._add(*decode_entries(payload))
 
     def to_send(self) -> Buffer | None:
         """Return the sum as a payload for the parent; None: no entries."""
-        return None if self._total is None else entries.encode(self._total, self._contributed)
+        return None if self._total is None else encode_entries(self._total, self._contributed)
 
     def to_keep(self) -> Buffer | None:
         """Return the root's result: the largest entries, if the form keeps only some."""
         if self._total is None or not self._kept:
             return self.to_send()
         most = -(-self._contributed * self._kept // (_PARTS * self.contributors.bit_count()))
-        return entries.encode(entries.largest(self._total, most), self._contributed)
+        return encode_entries(largest_entries(self._total, most), self._contributed)
 
     def _add(self, more: Entries, contributed: int) -> None:
         self._contributed += contributed
-        self._total = more if self._total is None else entries.total_of(self._total, more)
+        self._total = more if self._total is None else total_of(self._total, more)
 
 
 # The form of sparse rows, and their sums. Pure.
@@ -958,11 +960,11 @@ class RowSparse:
     ) -> None:
         """Append the rows of a result; they are views of its payload."""
         if payload is not None:
-            destination.append((-(-start // self._length), decode(payload, self._length, self._dtype)))
+            destination.append((-(-start // self._length), decode_rows(payload, self._length, self._dtype)))
 
     def problem(self, payload: Buffer, elements: int, contributors: int) -> str | None:
         """Return what is wrong with a payload of rows of a chunk of `elements` values; None: nothing."""
-        return problem(payload, self._length, self._dtype, -(-elements // self._length))
+        return rows_problem(payload, self._length, self._dtype, -(-elements // self._length))
 
 
 class RowSum:
@@ -997,7 +999,7 @@ class RowSum:
         self.contributors |= contributors
         if payload is None:
             return
-        rows = decode(payload, self._length, self._dtype)
+        rows = decode_rows(payload, self._length, self._dtype)
         if self._total is not None:
             self._add(rows)
             return
@@ -1014,7 +1016,7 @@ class RowSum:
         if rows is None:
             return None
         with np.errstate(all="ignore"):
-            return encode(Rows(rows.numbers, rows.values.astype(self._dtype, copy=False)))
+            return encode_rows(Rows(rows.numbers, rows.values.astype(self._dtype, copy=False)))
 
     def to_keep(self) -> Buffer | None:
         """Return the root's result, in private memory as every payload."""

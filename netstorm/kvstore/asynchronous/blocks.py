@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from netstorm.compression.rows import Numbers, Rows, joined
+from netstorm.compression.rows import Numbers, Rows, joined_rows
 from netstorm.errors import Disagreement, NetStormError, ProtocolViolation
 from netstorm.kvstore.forms import Array, Dense, Form, Key, Quantised, RowParts, RowSparse, Values
 from netstorm.observe.counters import Counters
@@ -459,7 +459,7 @@ class GradientAssembly:
         """The gradient, once it is complete."""
         if self._values is not None:
             return self._values
-        return joined(self._parts, row_length(self._key.spec.shape), self._key.dtype)
+        return joined_rows(self._parts, row_length(self._key.spec.shape), self._key.dtype)
 
     def add(self, push: Push, payload: Buffer | None) -> bool:
         """Add a part that has passed `check_push`; return False if it was here before.

@@ -29,7 +29,7 @@ __all__ = [
     "PullRows",
     "PullStates",
     "Push",
-    "Routed",
+    "AsynchronousMessage",
     "States",
     "Tick",
     "Value",
@@ -252,7 +252,7 @@ class CopiesHeld(_RoutedMessage, frozen=True, tag=92):
 CopyMessage: TypeAlias = BlockCopy | CopyKept | CopyWanted | CopyReleased
 """About the state of one block."""
 
-Routed: TypeAlias = (
+AsynchronousMessage: TypeAlias = (
     Push
     | Applied
     | Pull

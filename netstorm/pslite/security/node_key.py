@@ -13,7 +13,7 @@ from netstorm.pslite.security.key_files import read_secret_file, write_secret_fi
 
 __all__ = ["NodeKey", "check_name"]
 
-_KIND: Final = "node key"
+_NODE_KIND: Final = "node key"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
@@ -53,7 +53,7 @@ class NodeKey:
             key = cls(check_name(name), CurveKeys.fresh())
         except ValueError as error:
             raise UsageError(f"--node {error}") from None
-        write_secret_file(path, _KIND, {"name": name, "secret": key_text(key.keys.secret)})
+        write_secret_file(path, _NODE_KIND, {"name": name, "secret": key_text(key.keys.secret)})
         return key
 
     @classmethod
@@ -63,8 +63,8 @@ class NodeKey:
         Raises:
             SettingsError: it cannot be read, others can read it, or it is no node key.
         """
-        fields = read_secret_file(path, _KIND, ("name", "secret"))
+        fields = read_secret_file(path, _NODE_KIND, ("name", "secret"))
         try:
             return cls(check_name(fields["name"]), CurveKeys.from_secret(key_of_text(fields["secret"])))
         except ValueError as error:
-            raise SettingsError(f"{path}: the {_KIND} has {error}; make a new key") from None
+            raise SettingsError(f"{path}: the {_NODE_KIND} has {error}; make a new key") from None

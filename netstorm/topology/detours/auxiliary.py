@@ -11,6 +11,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from netstorm.topology.trees.resources import Floats
 from netstorm.topology.networks.elements import Rank
 from netstorm.topology.networks.network import Network
 from netstorm.topology.policy import MAX_DETOURS
@@ -34,7 +35,6 @@ Path: TypeAlias = tuple[Rank, ...]
 _FEWER_HOPS: Final = 1e-9
 """What a hop more counts, in part of its delay: of equally fast paths the one with fewer hops is taken."""
 
-Floats = npt.NDArray[np.float64]
 
 
 def auxiliary_paths(

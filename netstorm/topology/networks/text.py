@@ -28,7 +28,7 @@ def dump_network(network: Network) -> str:
     written once.
     """
     lines = ["nodes:"]
-    lines += [f"  {node.rank}: {_braces(_node(node))}" for node in network.nodes]
+    lines += [f"  {node.rank}: {_braces(_node_text(node))}" for node in network.nodes]
     lines += _section("links", [_braces(fields) for fields in _links(network)])
     lines.append(f"routing: {network.routing.value}")
     if network.changes:
@@ -40,7 +40,7 @@ def _section(name: str, entries: list[str]) -> list[str]:
     return [f"{name}:", *(f"  - {entry}" for entry in entries)] if entries else [f"{name}: []"]
 
 
-def _node(node: Node) -> Iterator[tuple[str, str]]:
+def _node_text(node: Node) -> Iterator[tuple[str, str]]:
     if node.site:
         plain = _PLAIN.fullmatch(node.site) and node.site.lower() != "null"
         quoted = node.site.replace("\\", "\\\\").replace('"', '\\"')

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.compression.rows import Rows, joined
+from netstorm.compression.rows import Rows, joined_rows
 from netstorm.errors import KeyMismatch
 from netstorm.kvstore.forms import Key, RowParts
 from netstorm.kvstore.operations import Operation
@@ -42,7 +42,7 @@ class Pushed(Pending):
         if self.error is not None:
             raise self.error
         assert self.ended_well
-        return joined(self.parts, row_length(self.key.spec.shape), self.key.dtype)
+        return joined_rows(self.parts, row_length(self.key.spec.shape), self.key.dtype)
 
 
 def push(cluster, node, key, rows, *, priority=0):

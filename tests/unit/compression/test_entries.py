@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.entries import Entries, decode, encode, largest, problem, total_of
+from netstorm.compression.entries import Entries, decode_entries, encode_entries, largest_entries, entries_problem, total_of
 
 ELEMENTS = 3000
 
@@ -25,9 +25,9 @@ some = st.dictionaries(st.integers(0, ELEMENTS - 1), st.integers(-9, 9).map(floa
 
 @given(some, st.integers(0, 50))
 def test_a_payload_is_read_as_it_was_written(values, more):
-    payload = encode(entries(values), len(values) + more)
-    assert problem(payload, ELEMENTS, 10) is None
-    found, contributed = decode(payload)
+    payload = encode_entries(entries(values), len(values) + more)
+    assert entries_problem(payload, ELEMENTS, 10) is None
+    found, contributed = decode_entries(payload)
     assert (as_dict(found), contributed) == (values, len(values) + more)
 
 
@@ -35,17 +35,17 @@ def test_a_payload_is_read_as_it_was_written(values, more):
     ("number", "gap_bytes"), [(0, 1), (254, 1), (255, 2), (509, 2), (510, 3), (2999, 12)]
 )
 def test_a_gap_takes_a_byte_and_one_more_for_each_255_elements(number, gap_bytes):
-    payload = encode(entries({number: 1.5}), 1)
+    payload = encode_entries(entries({number: 1.5}), 1)
     assert len(payload) == 8 + 4 + gap_bytes
-    assert as_dict(decode(payload)[0]) == {number: 1.5}
-    assert problem(payload, number + 1, 1) is None
-    assert problem(payload, max(1, number), 1) == (
+    assert as_dict(decode_entries(payload)[0]) == {number: 1.5}
+    assert entries_problem(payload, number + 1, 1) is None
+    assert entries_problem(payload, max(1, number), 1) == (
         f"has an entry {number} of {number} elements" if number else None
     )
 
 
 def test_more_contributions_than_the_header_has_room_for_count_as_the_most():
-    assert decode(encode(entries({1: 1.0}), 1 << 40))[1] == (1 << 32) - 1
+    assert decode_entries(encode_entries(entries({1: 1.0}), 1 << 40))[1] == (1 << 32) - 1
 
 
 @given(some, some)
@@ -57,10 +57,10 @@ def test_a_sum_has_the_elements_of_both_and_changes_neither(first, second):
 
 
 def test_the_largest_are_by_magnitude_with_nan_first_and_in_order():
-    found = largest(entries({1: 2.0, 5: -7.0, 6: float("nan"), 9: 3.0}), 2)
+    found = largest_entries(entries({1: 2.0, 5: -7.0, 6: float("nan"), 9: 3.0}), 2)
     assert found.numbers.tolist() == [5, 6]
-    assert largest(found, 5) is found
-    assert len(largest(found, 0).numbers) == 0
+    assert largest_entries(found, 5) is found
+    assert len(largest_entries(found, 0).numbers) == 0
 
 
 def test_between_are_the_entries_of_a_chunk_numbered_from_its_start():

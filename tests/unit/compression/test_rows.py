@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from netstorm.compression.rows import Rows, add_rows, decode, encode, joined, problem, tidy
+from netstorm.compression.rows import Rows, add_rows, decode_rows, encode_rows, joined_rows, rows_problem, tidy
 from netstorm.errors import UsageError
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("float16", "float32", "float64", "int8", "int64")])
@@ -60,43 +60,43 @@ def test_minus_zero_and_nan_survive_being_the_only_ones():
 @given(some_rows(least=1))
 def test_a_payload_says_what_was_put_in_and_its_length_follows_from_the_number_of_rows(drawn):
     count, (rows,) = drawn
-    payload = encode(rows)
+    payload = encode_rows(rows)
     length, dtype = rows.values.shape[1], rows.values.dtype
     assert len(payload) == len(rows) * (length * dtype.itemsize + 4)
-    assert problem(payload, length, dtype, count) is None
-    again = decode(payload, length, dtype)
+    assert rows_problem(payload, length, dtype, count) is None
+    again = decode_rows(payload, length, dtype)
     assert again.numbers.tolist() == rows.numbers.tolist()
     assert again.values.tobytes() == rows.values.tobytes()
     assert again.values.dtype == dtype
 
 
 def test_decoded_values_are_the_payloads_memory():
-    payload = encode(Rows(np.array([2, 5]), np.ones((2, 3), np.float32)))
-    rows = decode(payload, 3, np.dtype(np.float32))
+    payload = encode_rows(Rows(np.array([2, 5]), np.ones((2, 3), np.float32)))
+    rows = decode_rows(payload, 3, np.dtype(np.float32))
     rows.values += 1
-    assert decode(payload, 3, np.dtype(np.float32)).values.tolist() == [[2, 2, 2]] * 2
+    assert decode_rows(payload, 3, np.dtype(np.float32)).values.tolist() == [[2, 2, 2]] * 2
 
 
 @given(some_rows(least=2), st.data())
 def test_payloads_that_nobody_sends_have_a_problem(drawn, data):
     count, (rows,) = drawn
     length, dtype = rows.values.shape[1], rows.values.dtype
-    payload = encode(rows)
-    assert "bytes" in str(problem(b"", length, dtype, count))
+    payload = encode_rows(rows)
+    assert "bytes" in str(rows_problem(b"", length, dtype, count))
     cut = data.draw(st.integers(1, length * dtype.itemsize + 3))
-    assert "bytes" in str(problem(payload[:-cut], length, dtype, count))
-    assert "row" in str(problem(payload, length, dtype, int(rows.numbers[-1])))
+    assert "bytes" in str(rows_problem(payload[:-cut], length, dtype, count))
+    assert "row" in str(rows_problem(payload, length, dtype, int(rows.numbers[-1])))
     for wrong in (rows.numbers[::-1], np.full_like(rows.numbers, rows.numbers[0])):
-        assert "order" in str(problem(encode(Rows(wrong, rows.values)), length, dtype, count))
+        assert "order" in str(rows_problem(encode_rows(Rows(wrong, rows.values)), length, dtype, count))
 
 
 @given(st.binary(max_size=200), st.integers(1, 5), DTYPES, st.integers(1, 300))
 def test_any_bytes_have_a_problem_or_are_rows(data, length, dtype, count):
-    if problem(data, length, dtype, count) is None:
-        rows = decode(data, length, dtype)
+    if rows_problem(data, length, dtype, count) is None:
+        rows = decode_rows(data, length, dtype)
         assert (np.diff(rows.numbers) > 0).all()
         assert 0 <= rows.numbers[0] <= rows.numbers[-1] < count
-        assert encode(rows) == data
+        assert encode_rows(rows) == data
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 3))
@@ -131,6 +131,6 @@ def test_parts_of_a_matrix_join_to_its_rows(drawn, size):
         if part is not None:
             assert 0 <= part.numbers[0] <= part.numbers[-1] < size
             parts.append((first, part))
-    again = joined(parts[::-1], rows.values.shape[1], rows.values.dtype)
+    again = joined_rows(parts[::-1], rows.values.shape[1], rows.values.dtype)
     assert again.numbers.tolist() == rows.numbers.tolist()
     assert again.values.tobytes() == rows.values.tobytes()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.two_bit import as_values, planes_of, problem, quantised
+from netstorm.compression.two_bit import two_bit_values, two_bit_planes_of, two_bit_problem, quantised
 
 FLOATS = st.floats(width=32)
 THRESHOLDS = st.floats(2.0**-20, 2.0**20, width=32)
@@ -30,8 +30,8 @@ def signs_of(found, count, start=0):
     values = np.empty(count, np.float32)
     if planes is None:
         return [0] * count
-    assert problem(planes.reshape(-1), count, 1) is None
-    as_values(planes.reshape(-1), 1, np.float32(1), values)
+    assert two_bit_problem(planes.reshape(-1), count, 1) is None
+    two_bit_values(planes.reshape(-1), 1, np.float32(1), values)
     return values.tolist()
 
 
@@ -62,7 +62,7 @@ def test_values_that_all_stay_below_the_threshold_need_no_payload():
     ("ranks", "bits"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (9, 5), (127, 8), (200, 9)]
 )
 def test_sums_take_as_few_bits_as_hold_them(ranks, bits):
-    assert planes_of(ranks) == bits
+    assert two_bit_planes_of(ranks) == bits
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 9, 127, 128, 200])
@@ -70,17 +70,17 @@ def test_every_sum_over_so_many_ranks_is_itself_times_the_threshold(ranks):
     sums = np.arange(-ranks, ranks + 1)
     shifted = sums + ranks
     payload = b"".join(
-        np.packbits(shifted >> plane & 1, bitorder="little").tobytes() for plane in range(planes_of(ranks))
+        np.packbits(shifted >> plane & 1, bitorder="little").tobytes() for plane in range(two_bit_planes_of(ranks))
     )
     values = np.empty(len(sums), np.float32)
-    as_values(payload, ranks, np.float32(0.1), values)
+    two_bit_values(payload, ranks, np.float32(0.1), values)
     assert values.tolist() == [np.float32(np.float32(0.1) * one) for one in sums]
-    assert problem(payload, len(sums), ranks) is None
+    assert two_bit_problem(payload, len(sums), ranks) is None
 
 
 def test_payloads_that_no_sum_has_are_problems():
     right = bytes(2 * 2)  # two planes of 16 values
-    assert problem(right, 16, 1) is None
-    assert problem(right + b"\0", 16, 1) == "has 5 bytes, not 4: 16 sums over 1 ranks of 2 bits"
-    assert problem(right, 17, 1) is not None
-    assert problem(b"\x01\0\x01\0", 16, 1) == "has values that no sum over 1 ranks has"
+    assert two_bit_problem(right, 16, 1) is None
+    assert two_bit_problem(right + b"\0", 16, 1) == "has 5 bytes, not 4: 16 sums over 1 ranks of 2 bits"
+    assert two_bit_problem(right, 17, 1) is not None
+    assert two_bit_problem(b"\x01\0\x01\0", 16, 1) == "has values that no sum over 1 ranks has"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.compression.entries import Entries, decode, encode
+from netstorm.compression.entries import Entries, decode_entries, encode_entries
 from netstorm.compression.packed_numbers import as_planes, sums_into
 from netstorm.kvstore.forms import Key, Maxima, Narrow, Packed, Sparse
 from netstorm.protocol.codecs import BFLOAT16, FLOAT16, MAXIMA, narrow, packed, sparse
@@ -180,15 +180,15 @@ def test_a_sparse_chunk_without_own_entries_contributes_nothing():
 def test_a_sparse_result_keeps_as_many_as_a_rank_sent_on_the_average_and_sums_keep_all():
     total = Sparse(sparse(1)).new_sum()
     total.add_own(entries((0, 1.0), (3, 5.0)), 1)
-    total.add_received(encode(entries((0, 3.0), (5, -9.0)), 2), 2)
+    total.add_received(encode_entries(entries((0, 3.0), (5, -9.0)), 2), 2)
     total.add_received(None, 4)
     form = Sparse(sparse(1))
     written: list[Any] = []
     for payload in (total.to_send(), total.to_keep()):
         form.write(written, 0, 8, payload, total.contributors)
     assert form.problem(written[0].content, 8, 7) is None
-    assert [decode(one.content)[0].numbers.tolist() for one in written] == [[0, 3, 5], [3, 5]]
-    assert decode(written[1].content)[1] == 4
+    assert [decode_entries(one.content)[0].numbers.tolist() for one in written] == [[0, 3, 5], [3, 5]]
+    assert decode_entries(written[1].content)[1] == 4
     assert written[0][:2] == (0, 8)
     assert written[0].contributors == 7
 

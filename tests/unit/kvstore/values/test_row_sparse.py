@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.rows import Rows, decode, encode
+from netstorm.compression.rows import Rows, decode_rows, encode_rows
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Key, RowParts, RowSparse
 from netstorm.kvstore.rounds.aggregation import check_part
@@ -24,7 +24,7 @@ def rows(numbers, value, dtype=FLOAT32):
 
 
 def said(payload, dtype=FLOAT32):
-    found = decode(payload, 2, dtype)
+    found = decode_rows(payload, 2, dtype)
     return dict(zip(found.numbers.tolist(), found.values[:, 0].tolist(), strict=True))
 
 
@@ -51,8 +51,8 @@ def test_the_sum_has_the_rows_of_all_and_the_source_is_not_written(own_first):
     total = FORM.new_sum()
     if own_first:
         total.add_own(own, 0b1)
-    total.add_received(encode(rows([0, 4], 10)), 0b10)
-    total.add_received(encode(rows([4, 5], 100)), 0b1100)
+    total.add_received(encode_rows(rows([0, 4], 10)), 0b10)
+    total.add_received(encode_rows(rows([4, 5], 100)), 0b1100)
     if not own_first:
         total.add_own(own, 0b1)
     assert said(total.to_send()) == {0: 10, 1: 1, 4: 111, 5: 100}
@@ -61,7 +61,7 @@ def test_the_sum_has_the_rows_of_all_and_the_source_is_not_written(own_first):
 
 
 def test_a_payload_that_has_all_rows_is_added_to_in_place_and_forwarded_as_it_came():
-    payload = encode(rows([0, 1, 2], 10))
+    payload = encode_rows(rows([0, 1, 2], 10))
     total = FORM.new_sum()
     total.add_received(payload, 0b10)
     total.add_own(rows([1], 1), 0b1)
@@ -74,8 +74,8 @@ def test_float16_is_summed_in_float32_and_rounded_once():
     form = RowSparse(half, 2)
     total = form.new_sum()
     total.add_own(rows([1], 2048, half), 0b1)
-    total.add_received(encode(rows([1], 1, half)), 0b10)
-    total.add_received(encode(rows([1, 2], 1, half)), 0b100)
+    total.add_received(encode_rows(rows([1], 1, half)), 0b10)
+    total.add_received(encode_rows(rows([1, 2], 1, half)), 0b100)
     assert said(total.to_send(), half) == {1: 2050, 2: 1}
 
 
@@ -93,7 +93,7 @@ def test_the_order_of_contributions_is_of_no_consequence_to_whole_numbers(addend
         if place == 0:
             total.add_own(one, 1)
         else:
-            total.add_received(None if one is None else encode(one), 1 << place)
+            total.add_received(None if one is None else encode_rows(one), 1 << place)
     payload = total.to_send()
     assert (said(payload) if payload is not None else {}) == expected
 
@@ -106,27 +106,27 @@ def test_a_chunk_has_the_rows_of_its_elements_and_results_come_with_the_number_o
     assert (first.numbers.tolist(), second.numbers.tolist()) == ([0], [0, 1])
     assert FORM.own(source, 12, 18) is None
     taken: RowParts = []
-    FORM.write(taken, 6, 12, encode(second), 1)
+    FORM.write(taken, 6, 12, encode_rows(second), 1)
     FORM.write(taken, 12, 18, None, 1)
     ((begin, found),) = taken
     assert (begin, found.numbers.tolist()) == (3, [0, 1])
 
 
 def test_a_payload_must_fit_its_chunk():
-    assert FORM.problem(encode(rows([0, 2], 1)), 6, 0b1) is None
-    assert FORM.problem(encode(rows([0, 3], 1)), 6, 0b1) == "has row number 3, of 3 rows"
+    assert FORM.problem(encode_rows(rows([0, 2], 1)), 6, 0b1) is None
+    assert FORM.problem(encode_rows(rows([0, 3], 1)), 6, 0b1) == "has row number 3, of 3 rows"
     assert FORM.problem(bytes(7), 6, 0b1) == "has 7 bytes, not 12 for each row"
 
 
 @pytest.mark.parametrize(
     ("payload", "codec", "message"),
     [
-        (encode(rows([0, 1], 1)), ROW_SPARSE, None),
+        (encode_rows(rows([0, 1], 1)), ROW_SPARSE, None),
         (None, ROW_SPARSE, None),
-        (encode(rows([0, 3], 1)), ROW_SPARSE, "has row number 3, of 3 rows"),
-        (encode(rows([2, 1], 1)), ROW_SPARSE, "not in order"),
-        (encode(rows([1, 1], 1)), ROW_SPARSE, "not in order, or one twice"),
-        (encode(rows([1], 1))[:-1], ROW_SPARSE, "has 11 bytes, not 12 for each row"),
+        (encode_rows(rows([0, 3], 1)), ROW_SPARSE, "has row number 3, of 3 rows"),
+        (encode_rows(rows([2, 1], 1)), ROW_SPARSE, "not in order"),
+        (encode_rows(rows([1, 1], 1)), ROW_SPARSE, "not in order, or one twice"),
+        (encode_rows(rows([1], 1))[:-1], ROW_SPARSE, "has 11 bytes, not 12 for each row"),
         (b"", ROW_SPARSE, "has 0 bytes"),
         (bytes(24), 0, "codec 0, which this key never has"),
     ],
