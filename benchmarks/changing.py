@@ -27,8 +27,8 @@ from netstorm.errors import NetStormError
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness.collector import Collector
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.network import Change, Network
+from netstorm.topology.files import load_network
+from netstorm.topology.network import Change, Network
 from race.course import Course, end_of_changes, with_times_scaled
 
 WARM_S = 20.0

@@ -41,7 +41,7 @@ from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
 from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError
-from netstorm.topology.networks.file import load_network
+from netstorm.topology.files import load_network
 
 _HANG_S: Final = 60.0
 _START_S: Final = 120.0

@@ -33,8 +33,8 @@ from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
 from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.network import Network
+from netstorm.topology.files import load_network
+from netstorm.topology.network import Network
 from race.technique import Value, codec_from
 from systems.base import BENCHMARKS, Case
 from systems.entrants import Entry, check_name, enter

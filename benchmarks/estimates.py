@@ -34,9 +34,8 @@ from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.settings import child_environment
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.local_clock import LocalClock
-from netstorm.topology.networks.file import dump_network, load_network
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.files import dump_network, load_network
+from netstorm.topology.network import FAMILIES, Network, Rank, generate
 
 _GOODPUT = 1448 / 1538
 """Of Ethernet's 1538 bytes for a full packet, TCP with time stamps carries 1448."""

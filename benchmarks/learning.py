@@ -24,8 +24,7 @@ from harness.arguments import number, writable
 from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.messages import Measured
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import FAMILIES, Network, generate
 
 LEARNT = 15
 """The round that is compared with those of a job that was told everything."""

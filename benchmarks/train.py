@@ -36,7 +36,7 @@ from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
 from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
-from netstorm.topology.networks.file import load_network
+from netstorm.topology.files import load_network
 from race.loss_plot import draw_losses
 from race.mxnet_training import SHAPE as MXNET_SHAPE
 from race.mxnet_training import complete, show_stores, train_with_mxnet

@@ -40,7 +40,7 @@ from harness.progress import Rounds, counted_rounds
 from harness.results import Row
 from harness.stopping import stop_on_sigterm
 from netstorm.errors import NetStormError
-from netstorm.topology.networks.file import load_network
+from netstorm.topology.files import load_network
 from systems.base import Case
 from systems.checkout import Checkout
 

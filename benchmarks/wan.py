@@ -38,10 +38,9 @@ from harness.results import Row
 from harness.stopping import stop_on_sigterm
 from netstorm.cli.scratch import scratch_folder
 from netstorm.errors import NetStormError, UsageError
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.network import Network
-from netstorm.topology.networks.tensor_sizes import tensors_of
-from netstorm.topology.prediction.optimum import optimum
+from netstorm.topology.files import load_network, tensors_of
+from netstorm.topology.network import Network
+from netstorm.topology.resources import optimum
 from race.course import Course, end_of_changes, with_course_repeated, with_times_scaled
 from race.options import race_options
 from race.plot import draw_race

@@ -25,9 +25,7 @@ from netstorm.testing.fuzz.examples import POLICIES
 from netstorm.testing.fuzz.structure_mutation import mutate_value, structured
 from netstorm.testing.fuzz.target import Target
 from netstorm.testing.fuzz.text_mutation import of_words
-from netstorm.topology.networks.file import dump_network, parse_network
-from netstorm.topology.networks.tensor_sizes import tensors_of
-from netstorm.topology.schemes.custom import parse_topology
+from netstorm.topology.files import dump_network, parse_network, parse_topology, tensors_of
 
 __all__ = ["TARGETS", "as_file", "logs", "mutate_log"]
 

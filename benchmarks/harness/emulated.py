@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 from systems.base import Case
 from systems.ports import NamespacePorts, loopback_port
 

@@ -15,12 +15,11 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.networks.network import Change, Network, Routing
-from netstorm.topology.networks.tensor_sizes import tensors_of
+from netstorm.topology.files import tensors_of
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import Change, Network, Routing, generate
 from netstorm.topology.policy import Policy
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.prediction import predict
 
 __all__ = [
     "ALEXNET",

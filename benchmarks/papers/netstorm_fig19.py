@@ -10,8 +10,8 @@ import statistics
 
 from common import ALEXNET, Row, arguments, form, internet2, report, round_time
 
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.networks.tensor_sizes import tensors_of
+from netstorm.topology.files import tensors_of
+from netstorm.topology.network import generate
 
 _MODELS = {
     "MobileNet (17 MB, as one tensor)": (17_000_000,),

@@ -6,9 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from netstorm.topology.networks.elements import Change
-from netstorm.topology.networks.network import Network
-from netstorm.topology.prediction.optimum import optimum
+from netstorm.topology.network import Change, Network
+from netstorm.topology.resources import optimum
 
 __all__ = ["Course", "end_of_changes", "networks_by_time", "with_course_repeated", "with_times_scaled"]
 

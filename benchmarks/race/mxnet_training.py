@@ -18,7 +18,7 @@ from harness.child import ChildError
 from harness.emulated import DROPPED, Place, on_loopback
 from harness.group import Group
 from netstorm.cli.scratch import scratch_folder
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 from race.one_process import Curve
 from race.technique import split_name
 from systems.base import BENCHMARKS, Case

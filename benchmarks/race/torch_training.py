@@ -16,7 +16,7 @@ from rich.table import Table
 from harness.child import ChildError
 from harness.emulated import Place
 from harness.group import Group, busy_share
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 from systems.base import Case
 from systems.entrants import Entry
 from systems.torch_training import TRAININGS, training_launch

@@ -25,12 +25,11 @@ import numpy as np
 
 from harness.arguments import amount, number, writable
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.detours.auxiliary import detours
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.networks.network import Network
+from netstorm.topology.detours import detours
+from netstorm.topology.files import load_network
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import FAMILIES, Network, generate
 from netstorm.topology.policy import Detour, Policy
-from netstorm.topology.schemes.form import form_policy
 
 NODES = 9
 SCHEMES = {"star": {}, "one fapt": {"num_roots": 1}, "mst": {}, "fapt": {}, "packing": {}}

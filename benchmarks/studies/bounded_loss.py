@@ -39,9 +39,8 @@ from netstorm.errors import NetStormError
 from netstorm.protocol.ids import ranks_in
 from netstorm.protocol.messages import LossTerms
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.network import Change, Link, Network, Rank, Routing
-from netstorm.topology.networks.text import dump_network
+from netstorm.topology.files import dump_network, load_network
+from netstorm.topology.network import Change, Link, Network, Rank, Routing
 
 WARM_S = 10.0
 """Before anything is counted: connections, and what is learnt of the network."""

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from netstorm.simulation.experiment import Experiment, in_cluster
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.networks.network import Network
-from netstorm.topology.packing.packing import packing
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.fapt import fapt
-from netstorm.topology.schemes.star import star
-from netstorm.topology.trees.forest import Forest
-from netstorm.topology.trees.look_ahead import with_look_ahead
+from netstorm.topology.network import FAMILIES, Network, generate
+from netstorm.topology.packing import packing
+from netstorm.topology.policy import Forest
+from netstorm.topology.prediction import predict
+from netstorm.topology.resources import with_look_ahead
+from netstorm.topology.schemes import fapt, star
 
 SCHEMES = ("star", "one fapt", "fapt", "packing")
 CHUNKS = (256 * 1024, 512 * 1024, 1_000_000)

@@ -34,7 +34,7 @@ from harness.arguments import amount, factor, number, seconds, writable
 from netstorm.errors import NetStormError
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.node import SimulatedNode
-from netstorm.topology.networks.file import load_network
+from netstorm.topology.files import load_network
 from studies import torch_priorities
 
 _NETWORKS = Path(__file__).parents[2] / "examples" / "networks"

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.arguments import amount, number, writable
 from netstorm.settings import child_environment
-from netstorm.topology.networks.file import dump_network
-from netstorm.topology.networks.network import Network
+from netstorm.topology.files import dump_network
+from netstorm.topology.network import Network
 
 _NODE = """
 import sys, time

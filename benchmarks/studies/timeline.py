@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from netstorm.observe.trace import join_traces
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.files import load_network
+from netstorm.topology.network import Network, Rank
 
 Event = dict[str, Any]
 Link = tuple[int, int]

@@ -10,7 +10,7 @@ fractions: the optimum's time over a scheme's, in the fluid model and as predict
 formation: processor seconds to form a policy against the number of nodes, and the exponent that fits them; in
 the JSON also those of the wall clock.
 estimates: policies formed on links that are 20 % off, and with half of the links never measured, evaluated on
-the true network. Networks are those of `netstorm.topology.networks.generators`, with seeds
+the true network. Networks are those of `netstorm.topology.network`, with seeds
 from 0 (--first-seed) on.
 Each writes JSON with --json FILE; Ctrl-C prints and writes what there is.
 """
@@ -32,13 +32,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from netstorm.topology.networks.elements import Link
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.networks.network import Network
-from netstorm.topology.prediction.optimum import optimum
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.form import SCHEMES, Options
-from netstorm.topology.trees.resources import Resources, fluid_time
+from netstorm.topology.form import SCHEMES, Options
+from netstorm.topology.network import FAMILIES, Link, Network, generate
+from netstorm.topology.prediction import predict
+from netstorm.topology.resources import Resources, fluid_time, optimum
 
 MB: Final = 1_000_000
 TENSOR: Final = 244 * MB

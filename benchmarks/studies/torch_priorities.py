@@ -21,8 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.text import dump_network
+from netstorm.topology.files import dump_network, load_network
 
 __all__ = ["main"]
 

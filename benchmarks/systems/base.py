@@ -28,7 +28,7 @@ class Case:
     keys: int = 1
     """How many arrays of about equal size the bytes are in."""
     model: str = ""
-    """The arrays are this model's tensors instead (`netstorm.topology.networks.tensor_sizes`)."""
+    """The arrays are this model's tensors instead (`netstorm.topology.files`)."""
     hosts: tuple[str, ...] = ()
     """Address of each rank on an emulated network; empty: all are on 127.0.0.1."""
     free_port: Callable[[int], int] = loopback_port
@@ -38,9 +38,7 @@ class Case:
     def sizes(self) -> list[int]:
         """Elements of each array."""
         if self.model:
-            from netstorm.topology.networks.tensor_sizes import (  # noqa: PLC0415 - older checkouts have it elsewhere
-                tensors_of,
-            )
+            from netstorm.topology.files import tensors_of  # noqa: PLC0415 - older checkouts have it elsewhere
 
             return [size // 4 for size in tensors_of(self.model)]
         each, more = divmod(self.bytes // 4, self.keys)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.errors import Unreachable, UsageError
-from netstorm.topology.networks.elements import Link
-from netstorm.topology.networks.network import Network, Rank, Routing
-from netstorm.topology.networks.text import dump_network
-from netstorm.topology.schemes.form import SCHEMES, form_policy
-from netstorm.topology.trees.resources import Resources, fluid_time
+from netstorm.topology.files import dump_network
+from netstorm.topology.form import SCHEMES, form_policy
+from netstorm.topology.network import Link, Network, Rank, Routing
+from netstorm.topology.resources import Resources, fluid_time
 from race.course import networks_by_time
 from systems.base import System
 from systems.gloo import Gloo

@@ -18,7 +18,7 @@ from netstorm.compression.codec import Floats
 from netstorm.compression.rows import Rows, add_rows
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["Entries", "decode_entries", "encode_entries", "largest_entries", "entries_problem", "total_of"]
+__all__ = ["Entries", "decode_entries", "encode_entries", "entries_problem", "largest_entries", "total_of"]
 
 Numbers = npt.NDArray[np.int64]
 

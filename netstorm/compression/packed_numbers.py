@@ -10,11 +10,19 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.codec import Floats
 from netstorm.compression.bit_planes import MOST_BITS, Planes, exceeds, plane_bytes, unpacked
+from netstorm.compression.codec import Floats
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["as_planes", "cut_planes", "joined_planes", "parted_planes", "packed_planes_of", "packed_problem", "sums_into"]
+__all__ = [
+    "as_planes",
+    "cut_planes",
+    "joined_planes",
+    "packed_planes_of",
+    "packed_problem",
+    "parted_planes",
+    "sums_into",
+]
 
 Numbers = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 

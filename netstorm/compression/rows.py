@@ -14,7 +14,17 @@ import numpy.typing as npt
 
 from netstorm.errors import UsageError
 
-__all__ = ["Array", "Numbers", "Rows", "add_rows", "decode_rows", "encode_rows", "joined_rows", "rows_problem", "tidy"]
+__all__ = [
+    "Array",
+    "Numbers",
+    "Rows",
+    "add_rows",
+    "decode_rows",
+    "encode_rows",
+    "joined_rows",
+    "rows_problem",
+    "tidy",
+]
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]

@@ -18,12 +18,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from netstorm.compression.bit_planes import Planes, plane_bytes, unpacked
 from netstorm.compression.codec import Floats
 from netstorm.compression.packed_numbers import packed_planes_of, packed_problem, parted_planes
-from netstorm.compression.bit_planes import Planes, plane_bytes, unpacked
 from netstorm.protocol.frames import Buffer
 
-__all__ = ["TWO_BIT_MOST", "Signs", "two_bit_values", "two_bit_planes_of", "two_bit_problem", "quantised"]
+__all__ = ["TWO_BIT_MOST", "Signs", "quantised", "two_bit_planes_of", "two_bit_problem", "two_bit_values"]
 
 TWO_BIT_MOST: Final = 2
 """Of one rank's numbers (`packed_numbers`): 0 for -t, 1 for 0, 2 for +t."""

@@ -11,7 +11,7 @@ from netstorm.emulation.links.kernel_links import KernelLinks, has_netem, kernel
 from netstorm.emulation.links.relay_links import RelayLinks
 from netstorm.emulation.namespaces import HOSTS_FOLDER, batch, write_sysctl
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Rank
+from netstorm.topology.network import Rank
 
 __all__ = ["BACKENDS", "Links", "available_congestion_controls", "build"]
 

@@ -10,7 +10,7 @@ from typing import Final
 from netstorm import clock
 from netstorm.emulation.meter import Latencies, Throughput, measure_latencies, measure_throughput
 from netstorm.emulation.wan import LinkStatus, Wan
-from netstorm.topology.networks.elements import Rank
+from netstorm.topology.network import Rank
 
 __all__ = ["ALONE", "RTT_WITHIN_S", "TOGETHER", "LinkCheck", "check"]
 

@@ -25,8 +25,8 @@ from netstorm.emulation.registry import KEEP, Claim, socket_path
 from netstorm.emulation.reports import LinkCounters, LinkReport, NetworkDescription, NetworkReport, Order
 from netstorm.emulation.requests import MOST_BYTES, Down, Request, SetLink, Start, Status, parse_request
 from netstorm.errors import NetStormError, UsageError
-from netstorm.topology.networks.elements import Change, Rank, changed_link
-from netstorm.topology.networks.file import dump_network, parse_network
+from netstorm.topology.files import dump_network, parse_network
+from netstorm.topology.network import Change, Rank, changed_link
 
 __all__ = ["main"]
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Rank
-from netstorm.topology.networks.hops import next_hops
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network, Rank, next_hops
 
 __all__ = [
     "HOME_DEVICE",

@@ -20,7 +20,7 @@ from netstorm.emulation.links.packets import FRAME_BYTES
 from netstorm.emulation.namespaces import inside
 from netstorm.emulation.wan import Wan
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Rank
+from netstorm.topology.network import Rank
 
 __all__ = ["Latencies", "Throughput", "measure_latencies", "measure_throughput"]
 

@@ -22,9 +22,8 @@ from netstorm.emulation.reports import LinkReport, NetworkDescription, NetworkRe
 from netstorm.emulation.requirements import check_requirements
 from netstorm.errors import UsageError
 from netstorm.settings import child_environment
-from netstorm.topology.networks.elements import Rank
-from netstorm.topology.networks.file import dump_network, parse_network
-from netstorm.topology.networks.network import Network
+from netstorm.topology.files import dump_network, parse_network
+from netstorm.topology.network import Network, Rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing's own is newer than Python 3.10

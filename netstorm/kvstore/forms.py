@@ -17,13 +17,24 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.entries import decode_entries, encode_entries, entries_problem, largest_entries, total_of
-from netstorm.compression.packed_numbers import cut_planes, joined_planes, packed_problem, parted_planes
-from netstorm.compression.two_bit import Signs, TWO_BIT_MOST, two_bit_problem, two_bit_values
 from netstorm.compression.bit_planes import Planes, add_constant, add_planes
-from netstorm.compression.entries import Entries
-from netstorm.compression.packed_numbers import packed_planes_of
+from netstorm.compression.entries import (
+    Entries,
+    decode_entries,
+    encode_entries,
+    entries_problem,
+    largest_entries,
+    total_of,
+)
+from netstorm.compression.packed_numbers import (
+    cut_planes,
+    joined_planes,
+    packed_planes_of,
+    packed_problem,
+    parted_planes,
+)
 from netstorm.compression.rows import Rows, add_rows, decode_rows, encode_rows, rows_problem
+from netstorm.compression.two_bit import TWO_BIT_MOST, Signs, two_bit_problem, two_bit_values
 from netstorm.errors import UsageError
 from netstorm.protocol.chunks import (
     COLLECTIVE,

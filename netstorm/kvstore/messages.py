@@ -49,8 +49,7 @@ from netstorm.protocol.messages import (
     Taken,
 )
 from netstorm.pslite.machine import URGENT, Order, Send
-from netstorm.topology.owners import paths_from
-from netstorm.topology.policy import Policy
+from netstorm.topology.policy import Policy, paths_from
 
 __all__ = [
     "MOST_WAITING",

@@ -26,8 +26,7 @@ from netstorm.protocol.messages import (
     StateWanted,
 )
 from netstorm.pslite.machine import URGENT, Order, Send
-from netstorm.topology.owners import paths_from
-from netstorm.topology.policy import Policy
+from netstorm.topology.policy import Policy, paths_from
 
 __all__ = ["PIECE_BYTES", "Fetching", "Providing", "Snapshot", "StateTransfer", "pieces_in"]
 

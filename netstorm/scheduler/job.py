@@ -27,8 +27,7 @@ from netstorm.scheduler.replay_log.records import Began, Finished
 from netstorm.scheduler.replay_log.replay import ReplayedJob
 from netstorm.scheduler.rounds.replica_check import ReplicaCheck
 from netstorm.scheduler.views.job_views import JobViews
-from netstorm.topology.owners import owner_weights
-from netstorm.topology.policy import Policy
+from netstorm.topology.policy import Policy, owner_weights
 
 __all__ = ["Job"]
 

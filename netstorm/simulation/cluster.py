@@ -35,7 +35,7 @@ from netstorm.simulation.pending import Array, Pending
 from netstorm.simulation.process import SimulatedProcess
 from netstorm.simulation.process_factory import ProcessFactory, host_of
 from netstorm.simulation.simulation import Simulation
-from netstorm.topology.networks.network import Link, Network, Node
+from netstorm.topology.network import Link, Network, Node
 from netstorm.topology.policy import Policy
 
 __all__ = ["Scheduled", "SimulatedCluster"]

@@ -20,9 +20,9 @@ import numpy as np
 from netstorm.errors import UsageError
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Array, Pending
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
-from netstorm.topology.prediction.predict import predict
+from netstorm.topology.prediction import predict
 
 __all__ = ["Engine", "Experiment", "by_predictor", "choose_engine", "in_cluster", "run"]
 

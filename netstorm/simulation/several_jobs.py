@@ -11,7 +11,7 @@ from netstorm.simulation.node import SimulatedNode
 from netstorm.simulation.process import SimulatedProcess
 from netstorm.simulation.process_factory import ProcessFactory
 from netstorm.simulation.simulation import Simulation
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.network import Network, Rank
 
 __all__ = ["SimulatedJobs"]
 

@@ -11,7 +11,7 @@ from netstorm.pslite.van.link_model import FixedDelay, LinkModel
 from netstorm.pslite.van.memory_network import MemoryNetwork
 from netstorm.simulation.network.virtual_network import VirtualNetwork
 from netstorm.simulation.pending import Pending
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.network import Network, Rank
 
 __all__ = ["Simulation"]
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from netstorm.topology.networks.elements import Change, Link, Node, Rank
-from netstorm.topology.networks.file import dump_network, load_network, parse_network
-from netstorm.topology.networks.network import Network, NetworkMismatch, Routing
-from netstorm.topology.policy import Plan, Policy
-from netstorm.topology.schemes.balanced import balanced
-from netstorm.topology.schemes.custom import custom, parse_topology
-from netstorm.topology.schemes.fapt import fapt, fastest_paths
-from netstorm.topology.schemes.form import SCHEMES, Options, form_policy
-from netstorm.topology.schemes.hierarchical import hierarchical
-from netstorm.topology.schemes.mst import mst
-from netstorm.topology.schemes.ring import ring
-from netstorm.topology.schemes.sharded import sharded
-from netstorm.topology.schemes.star import star
-from netstorm.topology.tree import Tree
-from netstorm.topology.trees.forest import Forest
-from netstorm.topology.trees.metric import (
+from netstorm.topology.files import custom, dump_network, load_network, parse_network, parse_topology
+from netstorm.topology.form import SCHEMES, Options, form_policy
+from netstorm.topology.network import Change, Link, Network, NetworkMismatch, Node, Rank, Routing
+from netstorm.topology.policy import Forest, Plan, Policy
+from netstorm.topology.schemes import balanced, fapt, fastest_paths, hierarchical, mst, ring, sharded, star
+from netstorm.topology.tree import (
     CHUNK_BYTES,
     Delays,
+    Tree,
     broadcast_delay,
     reduce_delay,
     subtree_delay,

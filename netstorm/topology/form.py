@@ -7,18 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from netstorm.errors import UsageError
-from netstorm.topology.networks.network import Network
-from netstorm.topology.options import Options
-from netstorm.topology.policy import Policy
-from netstorm.topology.schemes.balanced import balanced
-from netstorm.topology.schemes.custom import custom
-from netstorm.topology.schemes.fapt import fapt
-from netstorm.topology.schemes.hierarchical import hierarchical
-from netstorm.topology.schemes.mst import mst
-from netstorm.topology.schemes.ring import ring
-from netstorm.topology.schemes.sharded import sharded
-from netstorm.topology.schemes.star import star
-from netstorm.topology.trees.forest import Forest
+from netstorm.topology.files import custom
+from netstorm.topology.network import Network
+from netstorm.topology.policy import Forest, Options, Policy
+from netstorm.topology.schemes import balanced, fapt, hierarchical, mst, ring, sharded, star
 
 __all__ = ["SCHEMES", "Options", "form_policy", "form_with_options", "with_auxiliary_paths"]
 
@@ -27,7 +19,7 @@ __all__ = ["SCHEMES", "Options", "form_policy", "form_with_options", "with_auxil
 
 
 def _ring_best(network: Network, options: Options) -> Forest:
-    from netstorm.topology.schemes.ring_best import ring_best
+    from netstorm.topology.searched_schemes import ring_best
 
     return ring_best(
         network, tensor_bytes=options.tensor_bytes, chunk_bytes=options.chunk_bytes, seed=options.seed
@@ -40,7 +32,7 @@ def _fapt(network: Network, options: Options) -> Forest:
 
 
 def _packing(network: Network, options: Options) -> Forest:
-    from netstorm.topology.packing.best_packing import best_packing
+    from netstorm.topology.packing import best_packing
 
     return best_packing(network, options).forest
 
@@ -48,7 +40,7 @@ def _packing(network: Network, options: Options) -> Forest:
 def _auto(network: Network, options: Options) -> Forest:
     if not options.known:  # predictions from assumed rates mean nothing
         return dataclasses.replace(_fapt(network, options), reason="auto: fapt")
-    from netstorm.topology.schemes.auto import auto
+    from netstorm.topology.searched_schemes import auto
 
     return auto(network, options)
 
@@ -109,7 +101,7 @@ def with_auxiliary_paths(network: Network, policy: Policy, options: Options) -> 
     """Return a policy with detours, if the options ask for auxiliary paths."""
     if not options.auxiliary or network.size < 3:  # a detour has three ranks
         return policy
-    from netstorm.topology.detours.spare_capacity import with_detours
+    from netstorm.topology.detours import with_detours
 
     return with_detours(
         network,

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
-from collections.abc import Container, Iterable, Iterator
+import random
+import re
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NewType, TypeAlias
 
 from netstorm.errors import Unreachable, UsageError
-from netstorm.topology.networks.elements import RATE, Change, Link, Node, Rank, shown_ranks
-from netstorm.topology.networks.hops import Hops, next_hops, reached_from
 
-__all__ = ["Change", "Link", "Network", "NetworkMismatch", "Node", "Rank", "Routing"]
+__all__ = [
+    "FAMILIES",
+    "LATENCY",
+    "LOSS",
+    "RATE",
+    "TIME",
+    "Bounds",
+    "Change",
+    "Link",
+    "Network",
+    "NetworkMismatch",
+    "Node",
+    "Rank",
+    "Routing",
+    "changed_link",
+    "checked_site",
+    "generate",
+    "next_hops",
+    "shown_ranks",
+]
 
 
 class Routing(enum.Enum):
@@ -241,3 +262,307 @@ def _in_time(changes: Iterable[Change], direct: Container[tuple[int, int]]) -> t
             raise NetworkMismatch(change, f"link {change} is changed twice at {change.at}s")
         ordered[when] = change
     return tuple(change for _, change in sorted(ordered.items()))
+
+
+# The elements of a network: nodes, directed links, and changes of links by time.
+
+Rank = NewType("Rank", int)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The range of a quantity, and its text in error messages."""
+
+    least: float
+    most: float
+    words: str
+
+    def allow(self, value: float) -> bool:
+        """Return whether `value` is within the bounds (NaN is not)."""
+        return self.least <= value <= self.most
+
+    def require(self, value: float | None, what: str) -> None:
+        """Raise `UsageError` if a value is given that is out of bounds."""
+        if value is not None and not self.allow(value):
+            raise UsageError(f"{what} is {value!r}: expected {self.words}")
+
+
+RATE: Final = Bounds(1.0, 1e15, "more than 0: from 1bit/s to 1000Tbit/s")
+LATENCY: Final = Bounds(0.0, 3600.0, "from 0s to 1h")
+LOSS: Final = Bounds(0.0, math.nextafter(1.0, 0.0), "at least 0% and less than 100%")
+TIME: Final = Bounds(0.0, 1e9, "from 0s to 1e9s")
+
+_SITE: Final = re.compile(r"[^\s,;/]{0,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A general node, and the caps of its access link in bit/s (None: not capped)."""
+
+    rank: Rank
+    site: str = ""
+    egress: float | None = None
+    ingress: float | None = None
+
+    def __post_init__(self) -> None:
+        checked_site(self.site)
+        RATE.require(self.egress, f"egress of rank {self.rank}")
+        RATE.require(self.ingress, f"ingress of rank {self.rank}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction of a link: rate in bit/s, latency in s, loss as a fraction of packets."""
+
+    source: Rank
+    target: Rank
+    rate: float
+    latency: float = 0.0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.source == self.target:
+            raise UsageError(f"link {self}: a link joins two different ranks")
+        RATE.require(self.rate, f"rate of link {self}")
+        LATENCY.require(self.latency, f"latency of link {self}")
+        LOSS.require(self.loss, f"loss of link {self}")
+
+    def __str__(self) -> str:
+        """Return the link as error messages name it."""
+        return f"{self.source}→{self.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """From `at` seconds after the start on, a link has these values (None: as before)."""
+
+    at: float
+    source: Rank
+    target: Rank
+    rate: float | None = None
+    latency: float | None = None
+    loss: float | None = None
+
+    def __post_init__(self) -> None:
+        TIME.require(self.at, f"time of the change of link {self}")
+        RATE.require(self.rate, f"new rate of link {self}")
+        LATENCY.require(self.latency, f"new latency of link {self}")
+        LOSS.require(self.loss, f"new loss of link {self}")
+        if self.rate is None and self.latency is None and self.loss is None:
+            raise UsageError(f"a change of link {self} to nothing: expected a new rate, latency or loss")
+
+    def __str__(self) -> str:
+        """Return the link that changes, as error messages name it."""
+        return f"{self.source}→{self.target}"
+
+    def apply(self, link: Link) -> Link:
+        """Return `link` after this change."""
+        return replace(
+            link,
+            rate=link.rate if self.rate is None else self.rate,
+            latency=link.latency if self.latency is None else self.latency,
+            loss=link.loss if self.loss is None else self.loss,
+        )
+
+
+def changed_link(link: Link, values: Mapping[str, float]) -> Link:
+    """Return `link` with new values: any of rate (bit/s), latency (s) and loss (a fraction).
+
+    Raises:
+        UsageError: a value that no link may have.
+    """
+    return replace(
+        link,
+        rate=values.get("rate", link.rate),
+        latency=values.get("latency", link.latency),
+        loss=values.get("loss", link.loss),
+    )
+
+
+def shown_ranks(ranks: Sequence[int]) -> str:
+    """Return a list of ranks as text for messages, shortened if it is long."""
+    shown = ", ".join(str(rank) for rank in ranks[:12])
+    more = f" and {len(ranks) - 12} more" if len(ranks) > 12 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+
+
+def checked_site(site: str) -> str:
+    """Return `site` if it is the name of a site.
+
+    Raises:
+        UsageError: it is too long, or has characters that no name has.
+    """
+    if not _SITE.fullmatch(site) or not site.isprintable():
+        shown = repr(site if len(site) <= 64 else site[:61] + "...")
+        raise UsageError(
+            f"site {shown}: expected a name of at most 64 letters, without spaces, commas, ; and /"
+        )
+    return site
+
+
+# Paths by number of hops, on bare adjacency.
+
+Hops: TypeAlias = tuple[tuple[int, ...], ...]
+"""By target, then by node: the next node on the way (-1: there is no way, or it is the target itself)."""
+
+
+def reached_from(start: int, targets: Sequence[Sequence[int]]) -> set[int]:
+    """Return `start` and all nodes with a path from it; `targets` gives each node's links."""
+    reached = {start}
+    frontier = [start]
+    while frontier:
+        for target in targets[frontier.pop()]:
+            if target not in reached:
+                reached.add(target)
+                frontier.append(target)
+    return reached
+
+
+def next_hops(targets: Sequence[Sequence[int]]) -> Hops:
+    """Return the next node on the way with the fewest hops, between all pairs; the lowest rank among equals.
+
+    It depends on the target alone, as in IP routing: what joins a route stays on it. O(N·E).
+    """
+    sources: list[list[int]] = [[] for _ in targets]
+    for source, ends in enumerate(targets):
+        for target in ends:
+            sources[target].append(source)
+    return tuple(_towards(target, targets, sources) for target in range(len(targets)))
+
+
+def _towards(
+    target: int, targets: Sequence[Sequence[int]], sources: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    away = {target: 0}
+    queue = deque([target])
+    while queue:
+        node = queue.popleft()
+        for source in sources[node]:
+            if source not in away:
+                away[source] = away[node] + 1
+                queue.append(source)
+    nearer = (
+        [end for end in ends if away.get(end, -1) == away.get(node, -1) - 1 >= 0]
+        for node, ends in enumerate(targets)
+    )
+    return tuple(min(ends, default=-1) for ends in nearer)
+
+
+# Random networks of several families, for studies: the same seed gives the same network everywhere.
+#
+# Rates are uniform in 20 to 155 Mbit/s, as in the NetStorm paper's test-bed [1]_; latencies in 15 to 75 ms
+# one way, the round trips of 30 to 150 ms between regions.
+#
+# References:
+#     .. [1] Li et al., arXiv 2404.11352, §IX-A.
+
+_RATES: Final = (20e6, 155e6)
+_LATENCIES: Final = (0.015, 0.075)
+_ACCESS: Final = (60e6, 250e6)
+"""Below what a node's links add up to from three nodes on, as access lines are."""
+
+_INTERNET2: Final = (
+    *((0, 1), (1, 2), (0, 3), (1, 3), (2, 5), (3, 4), (4, 5), (4, 6), (5, 7), (6, 7), (6, 8), (7, 8)),
+    *((0, 6), (2, 3)),
+)
+"""The paper's nine nodes and 14 links, as `examples/networks/internet2.yaml` has them."""
+
+_LINKS_A_NODE: Final = len(_INTERNET2) / 9
+
+
+def generate(family: str, nodes: int, seed: int) -> Network:
+    """Return a random network.
+
+    Args:
+        family: a name in `FAMILIES`.
+        nodes: how many.
+        seed: equal seeds give equal networks.
+
+    Raises:
+        UsageError: an unknown family, or fewer than two nodes.
+    """
+    make = FAMILIES.get(family)
+    if make is None:
+        raise UsageError(f"family {family!r}: expected one of {', '.join(FAMILIES)}")
+    if nodes < 2:
+        raise UsageError(f"{nodes} nodes: expected at least 2")
+    return make(nodes, seed)
+
+
+def mesh(nodes: int, seed: int) -> Network:
+    """Return a full mesh of links of their own, equal in both directions."""
+    return _network(nodes, itertools.combinations(range(nodes), 2), random.Random(seed))
+
+
+def asymmetric(nodes: int, seed: int) -> Network:
+    """Return a full mesh whose links have rates of their own in each direction."""
+    return _network(nodes, itertools.combinations(range(nodes), 2), random.Random(seed), symmetric=False)
+
+
+def internet2(nodes: int, seed: int) -> Network:
+    """Return a sparse network of routers that are also nodes; all pairs may talk, over the fewest hops.
+
+    With nine nodes the paper's; else nodes in a square, joined to their nearest ones, as many links a node.
+    """
+    draw = random.Random(seed)
+    edges = _INTERNET2 if nodes == 9 else _near(nodes, draw)
+    return _network(nodes, edges, draw, routing=Routing.UNDERLAY)
+
+
+def cloud(nodes: int, seed: int) -> Network:
+    """Return a full mesh between nodes whose access lines are slower than their links together."""
+    draw = random.Random(seed)
+    caps = [draw.uniform(*_ACCESS) for _ in range(nodes)]
+    return _network(nodes, itertools.combinations(range(nodes), 2), draw, caps=caps)
+
+
+FAMILIES: Final[Mapping[str, Callable[[int, int], Network]]] = {
+    "mesh": mesh,
+    "internet2": internet2,
+    "cloud": cloud,
+    "asymmetric": asymmetric,
+}
+
+
+def _network(
+    nodes: int,
+    edges: itertools.combinations[tuple[int, int]] | tuple[tuple[int, int], ...],
+    draw: random.Random,
+    *,
+    symmetric: bool = True,
+    routing: Routing = Routing.OVERLAY,
+    caps: list[float] | None = None,
+) -> Network:
+    links = []
+    for one, other in edges:
+        rate, latency = draw.uniform(*_RATES), draw.uniform(*_LATENCIES)
+        back = rate if symmetric else draw.uniform(*_RATES)
+        links.append(Link(source=Rank(one), target=Rank(other), rate=rate, latency=latency))
+        links.append(Link(source=Rank(other), target=Rank(one), rate=back, latency=latency))
+    return Network(
+        nodes=tuple(
+            Node(rank=Rank(rank), egress=cap, ingress=cap) for rank, cap in enumerate(caps or [None] * nodes)
+        ),
+        links=tuple(links),
+        routing=routing,
+    )
+
+
+def _near(nodes: int, draw: random.Random) -> tuple[tuple[int, int], ...]:
+    """Return a connected graph of short edges: a minimum spanning tree, and the shortest others."""
+    places = [(draw.random(), draw.random()) for _ in range(nodes)]
+    lengths = sorted(
+        (math.dist(places[one], places[other]), one, other)
+        for one, other in itertools.combinations(range(nodes), 2)
+    )
+    part = list(range(nodes))
+    edges: set[tuple[int, int]] = set()
+    for _, one, other in lengths:
+        if part[one] != part[other]:
+            edges.add((one, other))
+            part = [part[one] if at == part[other] else at for at in part]
+    for _, one, other in lengths:
+        if len(edges) >= round(_LINKS_A_NODE * nodes):
+            break
+        edges.add((one, other))
+    return tuple(sorted(edges))

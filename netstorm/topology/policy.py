@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import msgspec
 
 from netstorm.errors import UsageError
-from netstorm.topology.member_tree import MemberTree
-from netstorm.topology.schedule import interleave, staggered
-from netstorm.topology.tree import Tree
+from netstorm.topology.network import Rank, next_hops
+from netstorm.topology.tree import CHUNK_BYTES, MemberTree, Tree
 
-__all__ = ["MAX_DETOURS", "MAX_EXPLORERS", "MAX_TOTAL_WEIGHT", "Detour", "Plan", "Policy", "Tree"]
+__all__ = [
+    "MAX_DETOURS",
+    "MAX_EXPLORERS",
+    "MAX_TOTAL_WEIGHT",
+    "PARTS",
+    "Detour",
+    "Forest",
+    "Options",
+    "Plan",
+    "Policy",
+    "Tree",
+    "interleave",
+    "owner_weights",
+    "paths_from",
+    "quantise",
+    "staggered",
+]
+
 
 MAX_TOTAL_WEIGHT: Final = 1_000_000
 """Bounds the size of the table behind `Policy.tree_of`, since policies come from a peer."""
@@ -297,3 +316,220 @@ def _check_detours(policy: Policy) -> None:
                 f"policy {policy.version} has more than {most} detours of a kind from rank {ends[0]} to "
                 f"{ends[1]}: too many"
             )
+
+
+# Shares as integer weights, and weights as an even sequence: exact, and so the same on every node.
+
+PARTS: Final = 1000
+"""Shares are rounded to thousandths: far below the error of a link's rate."""
+
+_PARTS_EACH: Final = 40
+"""Average weight of a tree if there are many, since a thousandth is then no small part of a share. With 10,
+rounding costs 2 % of the rate of 114 trees.
+"""
+
+
+def quantise(shares: Sequence[float]) -> tuple[int, ...]:
+    """Return whole weights in proportion to positive `shares`: at least 1 each, 1000 in all.
+
+    With more than 25 shares, 40 times their number in all. Largest remainders; of equals the larger share,
+    then the first.
+
+    Raises:
+        UsageError: no shares, or one that is not positive and finite.
+    """
+    if not shares or not all(0 < share < float("inf") for share in shares):
+        raise UsageError(f"shares {list(shares)}: expected at least one, all positive and finite")
+    spare = max(PARTS, _PARTS_EACH * len(shares)) - len(shares)  # what is left when each has its one part
+    largest = max(shares)
+    relative = [share / largest for share in shares]  # so that no sum overflows
+    total = sum(relative)
+    exact = [max(0.0, share / total * (spare + len(shares)) - 1) for share in relative]
+    scale = spare / sum(exact)
+    exact = [value * scale for value in exact]
+    weights = [int(value) for value in exact]
+    # To 9 digits, or noise in the last one would give a smaller share more than a larger one.
+    by_remainder = sorted(range(len(shares)), key=lambda i: (round(weights[i] - exact[i], 9), -shares[i], i))
+    for i in by_remainder[: spare - sum(weights)]:
+        weights[i] += 1
+    return tuple(weight + 1 for weight in weights)
+
+
+def interleave(weights: Sequence[int]) -> tuple[int, ...]:
+    """Return one period (of sum(weights) slots) of an even sequence in which index i occurs weights[i] times.
+
+    After any number of slots from its start, the count of each index is within 1 of its exact share, and so
+    within 2 in any window. Earliest deadline first among those that are not ahead of their share: the quota
+    method [1]_, a smooth weighted round robin with a bound that the usual greedy rule does not keep.
+    O(period · log n).
+
+    References:
+        .. [1] Balinski and Young, The quota method of apportionment, Amer. Math. Monthly 82 (1975).
+    """
+    period = sum(weights)
+    due: list[list[int]] = [[] for _ in range(period + 1)]
+    due[0] = list(range(len(weights)))
+    counts = [0] * len(weights)
+    ready: list[tuple[float, int]] = []
+    sequence = []
+    for slot in range(period):
+        for i in due[slot]:
+            # Quotients of whole numbers below 2**26, correctly rounded, are ordered as the exact ratios are.
+            heapq.heappush(ready, ((counts[i] + 1) / weights[i], i))
+        _, i = heapq.heappop(ready)
+        sequence.append(i)
+        counts[i] += 1
+        due[max(slot + 1, counts[i] * period // weights[i])].append(i)
+    return tuple(sequence)
+
+
+def staggered(weights: Sequence[int], leads: Sequence[int]) -> tuple[int, ...]:
+    """Return one period in which index i occurs weights[i] times, leads[i] slots earlier than evenly.
+
+    Each of the weights[i] is due in the middle of its part of the period, less the lead; they come in the
+    order in which they are due. So slow trees get none of the last chunks, for which all ranks wait.
+    O(period · log period).
+    """
+    period = sum(weights)
+    # Quotients of whole numbers below 2**53, correctly rounded: the same on every machine.
+    due = sorted(
+        (((2 * nth + 1) * period - 2 * weight * lead) / (2 * weight), i)
+        for i, (weight, lead) in enumerate(zip(weights, leads, strict=True))
+        for nth in range(weight)
+    )
+    return tuple(i for _, i in due)
+
+
+# A forest: trees with their shares, which every scheme returns.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """Trees over the same ranks, and the share of the bytes of each."""
+
+    trees: tuple[Tree, ...]
+    shares: tuple[float, ...]
+    """Positive, by tree; only their proportion counts."""
+    reason: str
+    """How it was formed, as text."""
+    whole: bool = False
+    """Shares are numbers of chunks, whose sum is the whole tensor."""
+    leads: tuple[int, ...] = ()
+    """Of whole shares; see `Policy.leads`."""
+    look_ahead: int = 0
+    """Bytes; see `Policy`."""
+    look_ahead_s: float = 0.0
+
+    def policy(self, version: int) -> Policy:
+        """Return the numbered policy, its shares in whole weights."""
+        weights = tuple(map(int, self.shares)) if self.whole else quantise(self.shares)
+        return Policy(
+            version=version,
+            trees=self.trees,
+            weights=weights,
+            reason=self.reason,
+            look_ahead=self.look_ahead,
+            look_ahead_s=self.look_ahead_s,
+            leads=self.leads,
+        )
+
+
+# Options of the schemes. A new option of a scheme belongs here.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of all schemes; each scheme reads those that concern it.
+
+    Raises:
+        UsageError: a value that no scheme can use.
+    """
+
+    num_roots: int = 0
+    """Number of roots; 0: all ranks."""
+    hub: Rank | None = None
+    """Hub of a star; None: the best placed rank."""
+    chunk_bytes: int = CHUNK_BYTES
+    """Bytes of a full chunk."""
+    tensors: tuple[int, ...] = (100_000_000,)
+    """Bytes of each tensor that is to be reduced, in order of priority."""
+    degree: int = 2
+    """Most children of a rank in a balanced tree."""
+    custom: str = ""
+    """Path of the file that describes a custom topology."""
+    known: bool = True
+    """Rates and latencies are known or measured; if they are assumed, no look-ahead is computed from them."""
+    auxiliary: bool = False
+    """The policy gets detours around its busiest hops."""
+    unmeasured: tuple[tuple[int, int], ...] = ()
+    """(source, target) of links without a recent measurement: with `auxiliary`, some detours lead over them.
+    """
+    measured: tuple[tuple[int, int], ...] = ()
+    """Those of `unmeasured` that were measured before: to measure them again is not urgent."""
+    seed: int = 0
+    """Seed of random searches: the same seed gives the same policy."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 1:
+            raise UsageError(f"chunk_bytes is {self.chunk_bytes}: expected at least 1")
+        if not self.tensors or min(self.tensors) < 0 or not sum(self.tensors):
+            raise UsageError(
+                f"tensors of {list(self.tensors)[:12]} bytes: expected at least one that is not empty"
+            )
+        if self.degree < 1:
+            raise UsageError(f"degree {self.degree}: expected at least 1, the most children that a rank has")
+
+    def tree_bytes(self, trees: int) -> int:
+        """Return the bytes that each edge of one of so many trees carries, and at least a chunk.
+
+        Trees that are formed by the delays of their edges need it, to weigh rates against latencies: formed
+        for single chunks, N-root FAPTs take 1.6 times as long for 244 MB.
+        """
+        return max(self.tensor_bytes // trees, min(self.chunk_bytes, self.tensor_bytes))
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(self.tensors)
+
+
+# Owners in asynchronous training: their weights, and the paths to them. Pure functions of a policy.
+
+
+def owner_weights(policy: Policy) -> tuple[int, ...]:
+    """Return each rank's weight as an owner: the share of the trees of which it is the root, in lowest terms.
+
+    The shares of the roots suit the links. Ranks that are no root own nothing.
+    """
+    weights = [0] * policy.size
+    for tree, weight in zip(policy.trees, policy.weights, strict=True):
+        weights[tree.root] += weight
+    divisor = math.gcd(*weights)
+    return tuple(weight // divisor for weight in weights)
+
+
+def paths_from(policy: Policy, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return, by target, the path of fewest hops from `rank`, over pairs that the policy's trees use.
+
+    Only those pairs are sure to be linked. Both ends are on a path; `rank`'s own is that alone. Ranks
+    that are not in the job are on no path, and the path to one is empty.
+    """
+    targets: list[set[int]] = [set() for _ in range(policy.size)]
+    trees: Sequence[Tree | MemberTree] = policy.trees
+    if policy.members:
+        trees = [MemberTree(tree, policy.members) for tree in policy.trees]
+    for tree in trees:
+        for node, parent in enumerate(tree.reduce_parent):
+            if parent >= 0:
+                targets[node].add(parent)
+        for node, parent in enumerate(tree.broadcast_parent):
+            if parent >= 0:
+                targets[parent].add(node)
+    hops = next_hops([sorted(ends) for ends in targets])
+    paths = []
+    for target in range(policy.size):
+        path = [rank]
+        while path[-1] not in (target, -1):
+            path.append(hops[target][path[-1]])
+        paths.append(() if path[-1] < 0 else tuple(path))
+    return tuple(paths)

@@ -1,18 +1,47 @@
-"""The paper's scheme: fastest aggregation path trees from several roots, arXiv 2404.11352 §III and §IV."""
+"""Schemes whose trees follow from the network alone, without SciPy. A new one belongs here, and in `form`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 
-from netstorm.errors import UsageError
-from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.tree import Tree
-from netstorm.topology.trees.forest import Forest
-from netstorm.topology.trees.metric import CHUNK_BYTES, transfer_delays, tree_delay
-from netstorm.topology.trees.shortest_paths import adjacency, fastest_tree
-from netstorm.units import format_duration
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["fapt", "fapt_at", "fastest_paths"]
+from netstorm.errors import Unreachable, UsageError
+from netstorm.topology.network import Network, Rank, shown_ranks
+from netstorm.topology.policy import Forest
+from netstorm.topology.tree import (
+    CHUNK_BYTES,
+    Adjacency,
+    Delays,
+    Tree,
+    adjacency,
+    fastest_tree,
+    shallowest_tree,
+    transfer_delays,
+    tree_delay,
+)
+from netstorm.units import format_duration, format_rate
+
+__all__ = [
+    "balanced",
+    "fapt",
+    "fapt_at",
+    "fastest_paths",
+    "groups_of",
+    "hierarchical",
+    "missing_hops",
+    "mst",
+    "ring",
+    "ring_trees",
+    "sharded",
+    "star",
+]
+
+
+# The paper's scheme: fastest aggregation path trees from several roots, arXiv 2404.11352 §III and §IV.
 
 
 def fastest_paths(network: Network, root: Rank, *, chunk_bytes: int = CHUNK_BYTES) -> Tree:
@@ -84,3 +113,398 @@ def fapt_at(network: Network, roots: Sequence[Rank], *, chunk_bytes: int = CHUNK
         shares=(1.0,) * len(roots),
         reason=f"fapt: the {len(roots)} roots of the first policy",
     )
+
+
+# The parameter server's shape: all ranks send to one hub, and receive the result from it.
+
+
+def star(network: Network, hub: Rank | None = None) -> Forest:
+    """Return one tree with all ranks below `hub`, or below the best hub if none is given.
+
+    The best hub has the fastest slowest spoke, by 1/rate up and down; of equals the one with the least
+    latency on its longest spoke, then the lowest rank.
+
+    In an overlay a rank may have no link to the hub. It is then below the rank next to it on the way there
+    with the fewest hops (of equals the fastest), whose sum its gradient joins: a tree as near to a star as
+    the links allow. A hub with links to and from all ranks is preferred, if there is one. O(N²) in a mesh,
+    else O(N · E log N).
+
+    Raises:
+        UsageError: there is no rank `hub`.
+        Unreachable: names the ranks that have no path to the hub, or from it.
+    """
+    if hub is not None and not 0 <= hub < network.size:
+        raise UsageError(f"hub {hub}: expected a rank from 0 to {network.size - 1}")
+    times: Delays = {pair: 1 / network.throughput(*pair) for pair in network.pairs()}
+    latencies: Delays = {pair: network.link(*pair).latency for pair in network.pairs()}
+    links = adjacency(network.ranks, times)
+    direct = {rank for rank in network.ranks if _spokes(links, rank) == network.size - 1}
+    candidates = [hub] if hub is not None else sorted(direct) or list(network.ranks)
+    trees = {rank: star_tree(links, rank) for rank in candidates}
+    best = min(
+        candidates,
+        key=lambda rank: (*(_rounded(tree_delay(trees[rank], costs)) for costs in (times, latencies)), rank),
+    )
+    relayed = sum(parent not in (-1, best) for parent in trees[best].reduce_parent)
+    return Forest(
+        trees=(trees[best],),
+        shares=(1.0,),
+        reason=f"star: rank {best} is the hub" + (f"; {relayed} ranks have no link to it" if relayed else ""),
+    )
+
+
+def star_tree(links: Adjacency, hub: Rank) -> Tree:
+    """Return the tree with all ranks below `hub`, or as near to it as the links allow: see `star`.
+
+    Raises:
+        Unreachable: names the ranks that have no path to the hub, or from it.
+    """
+    size = len(links.sources)
+    if _spokes(links, hub) < size - 1:
+        return shallowest_tree(links, hub)
+    return Tree.undirected(hub, tuple(-1 if rank == hub else hub for rank in range(size)))
+
+
+def _spokes(links: Adjacency, rank: Rank) -> int:
+    return min(len(links.sources[rank]), len(links.targets[rank]))
+
+
+def _rounded(delay: float) -> float:
+    """Return 12 digits of a delay, or the order of floating-point sums would choose between equal hubs."""
+    return float(f"{delay:.12g}")
+
+
+# Each rank is a parameter server for its share of the bytes: one star for each rank.
+
+
+def sharded(network: Network) -> Forest:
+    """Return a star around each rank, with equal shares: what MXNet's distributed store does with N servers.
+
+    Each pair of ranks carries 2/N of the tensor in each direction. In an overlay the stars are those of
+    `star`: shallowest trees. O(N²) in a mesh, else O(N · E log N).
+
+    Raises:
+        Unreachable: names the ranks that have no path to some rank, or from it.
+    """
+    links = adjacency(network.ranks, {pair: 1 / network.throughput(*pair) for pair in network.pairs()})
+    trees = tuple(star_tree(links, root) for root in network.ranks)
+    relayed = sum(
+        any(parent not in (-1, tree.root) for parent in (*tree.reduce_parent, *tree.broadcast_parent))
+        for tree in trees
+    )
+    return Forest(
+        trees=trees,
+        shares=(1.0,) * network.size,
+        reason="sharded: each rank is the hub of an equal share"
+        + (f"; {relayed} of {network.size} hubs have no link to some rank" if relayed else ""),
+    )
+
+
+# The tree of the fastest links: TSEngine's shape.
+
+
+def mst(network: Network, *, chunk_bytes: int = CHUNK_BYTES) -> Forest:
+    """Return the maximum spanning tree by throughput, rooted at its delay centre [1]_.
+
+    The throughput of an edge is that of its slower direction. Of all trees this has the fastest slowest edge;
+    of equal edges those of lower ranks are taken. Its delay centre is the rank from which `chunk_bytes`
+    need least time up and down.
+
+    Where not all ranks are joined by links that lead both ways, the reduce and the broadcast tree are each
+    grown from rank 0 by the fastest link that leads on, so that no other tree has a faster slowest edge.
+    O(N²) in a mesh, N³ where links lead one way.
+
+    Raises:
+        Unreachable: names the ranks that have no path to a root, or from it.
+
+    References:
+        .. [1] Zhou et al., TSEngine, IEEE TNSM 18(4), 2021; as in arXiv 2404.11352 §IX-B.
+    """
+    rates: dict[tuple[int, int], float] = {pair: network.throughput(*pair) for pair in network.linked_pairs()}
+    slower = {
+        (source, target): min(rate, rates[target, source])
+        for (source, target), rate in rates.items()
+        if (target, source) in rates
+    }
+    parents = _widest(network.size, slower, 0)
+    if -1 not in parents[1:]:
+        trees = [Tree.undirected(root, _rooted(parents, root)) for root in network.ranks]
+    else:
+        backwards = {(target, source): rate for (source, target), rate in rates.items()}
+        trees = [_one_way(network.size, rates, backwards, root) for root in network.ranks]
+    delays = transfer_delays(network, chunk_bytes, linked=True)
+    # To 12 digits, or the order in which floats were added would choose between equal roots.
+    best = min(trees, key=lambda tree: (float(f"{tree_delay(tree, delays):.12g}"), tree.root))
+    used = [rates[rank, parent] for rank, parent in enumerate(best.reduce_parent) if parent >= 0]
+    used += [rates[parent, rank] for rank, parent in enumerate(best.broadcast_parent) if parent >= 0]
+    slowest = f"; the slowest edge has {format_rate(min(used))}" if used else ""
+    return Forest(
+        trees=(best,), shares=(1.0,), reason=f"mst: the fastest links, rooted at rank {best.root}{slowest}"
+    )
+
+
+def _widest(size: int, rates: Mapping[tuple[int, int], float], root: int) -> list[int]:
+    """Return parents towards `root`, Prim's way: always the fastest pair from a placed rank (-1: none)."""
+    out: list[list[tuple[int, float]]] = [[] for _ in range(size)]
+    for (source, target), rate in sorted(rates.items()):
+        out[source].append((target, rate))
+    parents = [-1] * size
+    best = [0.0] * size
+    waiting = set(range(size)) - {root}
+    node = root
+    while waiting:
+        for target, rate in out[node]:
+            if target in waiting and rate > best[target]:
+                best[target], parents[target] = rate, node
+        node = max(waiting, key=lambda rank: (best[rank], -rank))
+        if not best[node]:
+            break
+        waiting.remove(node)
+    return parents
+
+
+def _rooted(parents: Sequence[int], root: int) -> tuple[int, ...]:
+    """Return the parents of the same tree, hung up at another rank."""
+    turned = list(parents)
+    above, here = -1, root
+    while here >= 0:
+        turned[here], above, here = above, here, turned[here]
+    return tuple(turned)
+
+
+def _one_way(
+    size: int,
+    rates: Mapping[tuple[int, int], float],
+    backwards: Mapping[tuple[int, int], float],
+    root: Rank,
+) -> Tree:
+    up, down = _widest(size, backwards, root), _widest(size, rates, root)
+    for parents, direction in ((up, "to"), (down, "from")):
+        lost = [rank for rank, parent in enumerate(parents) if parent < 0 and rank != root]
+        if lost:
+            raise Unreachable(f"there is no path {direction} rank {root} for {shown_ranks(lost)}")
+    return Tree(root=root, reduce_parent=tuple(up), broadcast_parent=tuple(down))
+
+
+# Ring all-reduce, as trees that are paths: each share of the bytes once around to its root, once back.
+
+
+def ring(network: Network) -> Forest:
+    """Return the ring 0 → 1 → … → 0, whatever its links are. O(N²).
+
+    Raises:
+        Unreachable: names the hops for which there is no link.
+    """
+    missing = missing_hops(network, network.ranks)
+    if missing:
+        shown = ", ".join(f"{source}→{target}" for source, target in missing[:8])
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        raise Unreachable(
+            f"a ring in order of rank needs links that this overlay has not: {shown}{more}; "
+            "expected another topology, such as ring-best, which looks for an order that has all links"
+        )
+    return Forest(
+        trees=ring_trees(network.ranks), shares=(1.0,) * network.size, reason="ring: in order of rank"
+    )
+
+
+def ring_trees(order: Sequence[Rank]) -> tuple[Tree, ...]:
+    """Return a tree for each root, in order of rank, for a ring in which each rank sends to the next.
+
+    The tree of root r is reduced along the ring from the rank after r up to r, and broadcast from r around to
+    the rank before it. With equal shares each hop of the ring carries 2(N - 1)/N of the tensor, and nothing
+    else is sent.
+    """
+    after = {rank: order[(place + 1) % len(order)] for place, rank in enumerate(order)}
+    before = {rank: order[place - 1] for place, rank in enumerate(order)}
+    ranks = sorted(order)
+    return tuple(
+        Tree(
+            root=root,
+            reduce_parent=tuple(-1 if rank == root else after[rank] for rank in ranks),
+            broadcast_parent=tuple(-1 if rank == root else before[rank] for rank in ranks),
+        )
+        for root in ranks
+    )
+
+
+def missing_hops(network: Network, order: Sequence[Rank]) -> list[tuple[Rank, Rank]]:
+    """Return the hops of a ring whose ranks may not talk."""
+    pairs = set(network.pairs())
+    hops = [(rank, order[(place + 1) % len(order)]) for place, rank in enumerate(order)]
+    return [(source, target) for source, target in hops if source != target and (source, target) not in pairs]
+
+
+# A balanced tree in order of rank, whatever the links are: MLNET's shape.
+
+
+def balanced(network: Network, degree: int = 2) -> Forest:
+    """Return the tree in which rank i is below rank (i - 1) // degree: balanced and k-ary [1]_, rooted at 0.
+
+    In an overlay that tree may have no links. Then each rank, first placed first, takes up to `degree` ranks
+    that it has links with, lowest first, which in a mesh makes the same tree. Ranks that are still left, as
+    those behind a hub of more than `degree` leaves are, go below the rank with the fewest children that they
+    have a link with, so some ranks get more children than `degree`. O(E + N²).
+
+    Raises:
+        UsageError: a degree below 1.
+        Unreachable: names the ranks that have no path to rank 0, or from it.
+
+    References:
+        .. [1] Mai et al., Optimizing Network Performance in Distributed Machine Learning, HotCloud 2015.
+    """
+    if degree < 1:
+        raise UsageError(f"degree {degree}: expected at least 1, the most children that a rank has")
+    targets: list[list[int]] = [list(network.neighbours(rank)) for rank in network.ranks]
+    sources: list[list[int]] = [[] for _ in network.ranks]
+    for source, target in network.pairs():
+        sources[target].append(source)
+    both = [sorted({*targets[rank]} & {*sources[rank]}) for rank in network.ranks]
+    up = down = _grow(both, degree)
+    if _left(up):  # not all ranks can be reached over links that lead both ways
+        up, down = _grow(sources, degree), _grow(targets, degree)
+    for parents, direction in ((up, "to"), (down, "from")):
+        if _left(parents):
+            raise Unreachable(f"there is no path {direction} rank 0 for {shown_ranks(_left(parents))}")
+    most = max(up.count(rank) for rank in network.ranks)
+    return Forest(
+        trees=(Tree(root=Rank(0), reduce_parent=tuple(up), broadcast_parent=tuple(down)),),
+        shares=(1.0,),
+        reason=f"balanced: a tree of degree {degree} in order of rank"
+        + (f"; for want of links a rank has {most} children" if most > degree else ""),
+    )
+
+
+def _left(parents: Sequence[int]) -> list[int]:
+    return [rank for rank, parent in enumerate(parents) if parent < 0 and rank != 0]
+
+
+def _grow(neighbours: Sequence[Sequence[int]], degree: int) -> list[int]:
+    """Return parents of a tree rooted at 0, as far as neighbours reach (-1: not placed)."""
+    parents = [-1] * len(neighbours)
+    children = [0] * len(neighbours)
+    placed = [0]
+    waiting = deque(placed)
+
+    def place(rank: int, parent: int) -> None:
+        parents[rank] = parent
+        children[parent] += 1
+        placed.append(rank)
+        waiting.append(rank)
+
+    while True:
+        while waiting:
+            node = waiting.popleft()
+            free = [rank for rank in neighbours[node] if rank != 0 and parents[rank] < 0]
+            for rank in free[: max(0, degree - children[node])]:
+                place(rank, node)
+        # min keeps the first of equals, the one placed earliest, which is the nearest to the root.
+        candidates = [
+            (node, rank) for node in placed for rank in neighbours[node] if rank != 0 and parents[rank] < 0
+        ]
+        if not candidates:
+            return parents
+        node, rank = min(candidates, key=lambda pair: children[pair[0]])
+        place(rank, node)
+
+
+# Two tiers: the ranks of a site send to their leader, and the leaders share the bytes: HiPS' shape.
+
+_ACROSS = 8.0
+"""What a hop outside the two tiers counts, against 1 within them and 2 beside the leader in a group."""
+
+
+def hierarchical(network: Network) -> Forest:
+    """Return one tree for each group's leader, with equal shares: members below their leader, leaders below
+    the root [1]_.
+
+    A group's leader is the member whose slowest link with the others is fastest; of equals, the one with the
+    most throughput to all ranks, then the lowest. In an overlay hops of the two tiers may have no link: each
+    rank then takes the way to the root that leaves the tiers least often, then that with the fewest hops,
+    then the fastest. O(N³) for the groups, O(√N · E log N) for the trees.
+
+    Raises:
+        Unreachable: names the ranks that have no path to a leader, or from it.
+
+    References:
+        .. [1] Geng et al., HiPS: Hierarchical Parameter Synchronization in Large-Scale Distributed Machine
+           Learning, NetAI 2018.
+    """
+    rates = _slower(network)
+    groups = groups_of(network)
+    leaders = [_leader(group, rates) for group in groups]
+    group_of = {rank: number for number, group in enumerate(groups) for rank in group}
+    top = set(leaders)
+    slowest = min((network.throughput(*pair) for pair in network.pairs()), default=1.0)
+    costs: dict[tuple[int, int], float] = {}
+    for pair in network.pairs():
+        within = group_of[pair[0]] == group_of[pair[1]]
+        led = bool(top.intersection(pair)) if within else top.issuperset(pair)
+        level = 1.0 if led else 2.0 if within else _ACROSS * network.size
+        # Together less than 1 on any way, so that rates only choose between ways of equal levels.
+        costs[pair] = level + slowest / network.throughput(*pair) / (2 * network.size)
+    links = adjacency(network.ranks, costs)
+    by_site = _by_site(network) is not None
+    return Forest(
+        trees=tuple(fastest_tree(links, leader) for leader in sorted(leaders)),
+        shares=(1.0,) * len(leaders),
+        reason=f"hierarchical: {len(groups)} groups by {'site' if by_site else 'throughput'}, led by "
+        f"{', '.join(map(str, sorted(leaders)))}",
+    )
+
+
+def groups_of(network: Network) -> tuple[tuple[Rank, ...], ...]:
+    """Return the ranks of each site, if sites group them: there are at least two, and one has several ranks.
+
+    A rank without a site is a group of its own. If sites say nothing, ranks are merged into about √N groups:
+    again and again the two with the most throughput between them on average, unless together they would have
+    more than their share of ranks and one.
+    """
+    return _by_site(network) or _by_throughput(network.size, _slower(network))
+
+
+def _by_site(network: Network) -> tuple[tuple[Rank, ...], ...] | None:
+    members: dict[tuple[str, int], list[Rank]] = {}
+    for node in network.nodes:
+        members.setdefault((node.site, -1 if node.site else node.rank), []).append(node.rank)
+    if 1 < len(members) < network.size:
+        return tuple(sorted(map(tuple, members.values())))
+    return None
+
+
+def _by_throughput(size: int, rates: npt.NDArray[np.float64]) -> tuple[tuple[Rank, ...], ...]:
+    wanted = min(size, max(2, round(math.sqrt(size))))
+    most = math.ceil(size / wanted) + 1
+    groups: list[list[int]] = [[rank] for rank in range(size)]
+    counts = np.ones(size)
+    sums = rates.copy()  # between each two groups; a merged group keeps the lower one's place
+    for _ in range(size - wanted):
+        average = sums / np.outer(counts, counts)
+        allowed = np.triu(counts[:, None] + counts[None, :] <= most, 1) & (np.outer(counts, counts) > 0)
+        if not allowed.any():
+            break
+        kept, gone = np.unravel_index(int(np.where(allowed, average, -1.0).argmax()), average.shape)
+        groups[kept] += groups[gone]
+        groups[gone] = []
+        counts[kept] += counts[gone]
+        sums[kept] += sums[gone]
+        sums[:, kept] += sums[:, gone]
+        counts[gone] = np.inf  # fits nowhere any more
+    return tuple(tuple(map(Rank, sorted(group))) for group in groups if group)
+
+
+def _slower(network: Network) -> npt.NDArray[np.float64]:
+    """Return (N, N) the throughput between two ranks in the slower direction, in bit/s; 0: no link."""
+    rates = np.zeros((network.size, network.size))
+    for pair in network.pairs():
+        rates[pair] = network.throughput(*pair)
+    slower: npt.NDArray[np.float64] = np.minimum(rates, rates.T)
+    return slower
+
+
+def _leader(group: Sequence[Rank], rates: npt.NDArray[np.float64]) -> Rank:
+    def key(rank: Rank) -> tuple[float, float, int]:
+        slowest = min((float(rates[rank, other]) for other in group if other != rank), default=0.0)
+        return -slowest, -float(rates[rank].sum()), rank
+
+    return min(group, key=key)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from netstorm.topology.networks.file import dump_network
-from netstorm.topology.networks.network import Link, Network, Node, Rank
+from netstorm.topology.files import dump_network
+from netstorm.topology.network import Link, Network, Node, Rank
 from tests.integration.jobs import Job
 
 NODES = 4

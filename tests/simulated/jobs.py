@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netstorm.protocol.chunks import ITEM_BYTES
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.detours.auxiliary import hops_of
+from netstorm.topology.detours import hops_of
 from netstorm.topology.policy import Detour, Policy, Tree
 
 LARGEST = 7

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from netstorm.emulation import Wan
-from netstorm.topology.networks.file import parse_network
+from netstorm.topology.files import parse_network
 
 ROOT = Path(__file__).resolve().parents[2]
 NETSTORM = [sys.executable, "-m", "netstorm"]

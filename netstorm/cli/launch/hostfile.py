@@ -17,7 +17,7 @@ from typing import Final
 
 from netstorm.addresses import without_brackets
 from netstorm.errors import UsageError
-from netstorm.topology.networks.file import MAX_NODES
+from netstorm.topology.files import MAX_NODES
 
 __all__ = ["Placement", "as_ssh_takes_it", "check_host", "place", "read_hostfile"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from netstorm.cli.plan.compare import Comparison
 from netstorm.compression.auto import NAMES, Candidates
-from netstorm.topology.prediction.optimum import latency_bound
+from netstorm.topology.resources import latency_bound
 
 __all__ = ["CodecPlan", "plan_codec"]
 

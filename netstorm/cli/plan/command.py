@@ -111,10 +111,9 @@ def _compare(
     path: Path, *, model: str, topology: str, chunk: str, roots: int, hub: int, custom: str
 ) -> Comparison:
     from netstorm.cli.plan.compare import compare, scheme_names
-    from netstorm.topology.networks.elements import Rank
-    from netstorm.topology.networks.file import load_network
-    from netstorm.topology.networks.tensor_sizes import tensors_of
-    from netstorm.topology.schemes.form import Options
+    from netstorm.topology.files import load_network, tensors_of
+    from netstorm.topology.form import Options
+    from netstorm.topology.network import Rank
     from netstorm.units import parse_bytes
 
     scheme_names(topology, custom=bool(custom))  # report a wrong name first

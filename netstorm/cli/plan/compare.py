@@ -11,12 +11,11 @@ import numpy as np
 
 from netstorm import clock
 from netstorm.errors import UsageError
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.form import SCHEMES, Options
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy
-from netstorm.topology.prediction.optimum import latency_bound, optimum
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.form import SCHEMES, Options
-from netstorm.topology.trees.resources import Floats, Resources, fluid_time
+from netstorm.topology.prediction import predict
+from netstorm.topology.resources import Floats, Resources, fluid_time, latency_bound, optimum
 
 __all__ = ["ALL", "BASELINES", "Comparison", "Outcome", "Use", "compare", "scheme_names"]
 

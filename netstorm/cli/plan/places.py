@@ -9,8 +9,8 @@ from typing import Final
 import networkx as nx
 import numpy as np
 
-from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.trees.resources import Floats
+from netstorm.topology.network import Network, Rank
+from netstorm.topology.resources import Floats
 
 __all__ = ["places"]
 

@@ -22,7 +22,7 @@ from netstorm.cli.plan.compare import BASELINES, Comparison, Use
 from netstorm.cli.plan.places import places
 from netstorm.cli.quantities import size_text, time_text
 from netstorm.errors import UsageError
-from netstorm.topology.networks.network import Link, Network, Rank
+from netstorm.topology.network import Link, Network, Rank
 from netstorm.units import format_rate
 
 __all__ = ["FORMATS", "plot_comparison"]

@@ -14,7 +14,7 @@ from rich.tree import Tree as Drawing
 from netstorm.cli.plan.codecs import CodecPlan
 from netstorm.cli.plan.compare import BASELINES, Comparison, Outcome, Use
 from netstorm.cli.quantities import size_text, time_text
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 from netstorm.topology.tree import Tree
 from netstorm.units import format_bytes, format_fraction
 

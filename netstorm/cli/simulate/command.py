@@ -177,9 +177,8 @@ def _study_options(
 ) -> StudyOptions:
     from netstorm.cli.simulate.study import StudyOptions
     from netstorm.simulation.experiment import Engine, Experiment, choose_engine
-    from netstorm.topology.networks.file import load_network
-    from netstorm.topology.networks.generators import FAMILIES
-    from netstorm.topology.networks.tensor_sizes import tensors_of
+    from netstorm.topology.files import load_network, tensors_of
+    from netstorm.topology.network import FAMILIES
     from netstorm.units import parse_bytes, parse_duration
 
     changing = False
@@ -233,7 +232,7 @@ def _check_memory(nodes: int, nbytes: int) -> None:
 
 
 def _topologies(text: str) -> tuple[str, ...]:
-    from netstorm.topology.schemes.form import SCHEMES
+    from netstorm.topology.form import SCHEMES
 
     fit = [name for name in SCHEMES if name != "custom"]  # it needs a file of its own
     if text == "all":

@@ -32,7 +32,7 @@ from netstorm.cli.simulate.cases import (
 )
 from netstorm.errors import NetStormError, UsageError
 from netstorm.simulation.experiment import Engine, Experiment, run
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 
 __all__ = ["main", "run_case"]
 
@@ -70,7 +70,7 @@ def run_case(case: Case, report: Callable[[Answer], None]) -> None:
     report(Begun())
     try:
         if case.topology == OPTIMUM:
-            from netstorm.topology.prediction.optimum import optimum
+            from netstorm.topology.resources import optimum
 
             report(Ended(optimum_s=optimum(network, sum(case.tensors)).seconds))
         else:
@@ -83,7 +83,7 @@ def run_case(case: Case, report: Callable[[Answer], None]) -> None:
 
 
 def _simulate(case: Case, network: Network, report: Callable[[Answer], None]) -> None:
-    from netstorm.topology.schemes.form import form_policy
+    from netstorm.topology.form import form_policy
 
     began = clock.monotonic()
     policy = form_policy(
@@ -103,10 +103,10 @@ def _simulate(case: Case, network: Network, report: Callable[[Answer], None]) ->
 @lru_cache(maxsize=1)  # all schemes of a seed come one after the other
 def _network(source: Generated | Stored) -> Network:
     if isinstance(source, Stored):
-        from netstorm.topology.networks.file import load_network
+        from netstorm.topology.files import load_network
 
         return load_network(source.path)
-    from netstorm.topology.networks.generators import generate
+    from netstorm.topology.network import generate
 
     return generate(source.family, source.nodes, source.seed)
 

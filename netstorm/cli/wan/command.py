@@ -62,7 +62,7 @@ def up(
     """
     from netstorm.cli.wan.text import up_text
     from netstorm.emulation.wan import Wan
-    from netstorm.topology.networks.file import load_network
+    from netstorm.topology.files import load_network
 
     with exit_on_usage_error():
         made = Wan.up(
@@ -230,7 +230,7 @@ def check(
     The exit code is 1 if anything is out of tolerance.
     """
     from netstorm.emulation.wan import Wan
-    from netstorm.topology.networks.file import load_network
+    from netstorm.topology.files import load_network
 
     with exit_on_usage_error(), contextlib.ExitStack() as stack:
         if network is None:

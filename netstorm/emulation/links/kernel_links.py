@@ -12,7 +12,7 @@ from netstorm.emulation.links.netem import needs_netem, shaping_commands, veth_c
 from netstorm.emulation.namespaces import batch
 from netstorm.emulation.reports import Counters, LinkCounters
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Link, Rank, changed_link
+from netstorm.topology.network import Link, Rank, changed_link
 
 __all__ = ["KernelLinks", "has_netem", "kernel_obstacle"]
 

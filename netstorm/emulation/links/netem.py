@@ -10,7 +10,7 @@ from typing import Final
 
 from netstorm.emulation.layout import MTU
 from netstorm.emulation.links.shaping import buffer_bytes
-from netstorm.topology.networks.elements import Link
+from netstorm.topology.network import Link
 
 __all__ = ["needs_netem", "shaping_commands", "veth_commands"]
 

@@ -19,7 +19,7 @@ from netstorm.emulation.namespaces import batch, open_tun
 from netstorm.emulation.process_setup import detach_standard_streams, raise_priority
 from netstorm.emulation.reports import Counters, LinkCounters, RelayAnswer, RelayUse
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Link, Rank
+from netstorm.topology.network import Link, Rank
 
 __all__ = ["RelayLinks"]
 

@@ -42,8 +42,7 @@ from netstorm.protocol.messages import (
 from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.pslite.machine import Send
 from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
-from netstorm.topology.owners import paths_from
-from netstorm.topology.policy import Policy
+from netstorm.topology.policy import Policy, paths_from
 
 __all__ = ["Asynchronous"]
 

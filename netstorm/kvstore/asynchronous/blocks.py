@@ -35,7 +35,7 @@ from netstorm.protocol.messages import (
 )
 from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
-from netstorm.topology.schedule import interleave
+from netstorm.topology.policy import interleave
 
 __all__ = [
     "MOST_COUNTED",

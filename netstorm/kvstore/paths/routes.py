@@ -27,10 +27,8 @@ from netstorm.protocol.ids import Peer
 from netstorm.protocol.messages import Delivered, FailedLinks, Part, Phase, Push, Routed, States, Value
 from netstorm.pslite.machine import URGENT, Instruction, Order, Send
 from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
-from netstorm.topology.member_tree import MemberTree
-from netstorm.topology.owners import paths_from
-from netstorm.topology.policy import Policy
-from netstorm.topology.tree import Tree
+from netstorm.topology.policy import Policy, paths_from
+from netstorm.topology.tree import MemberTree, Tree
 
 __all__ = [
     "Detours",

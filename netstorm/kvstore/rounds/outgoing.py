@@ -21,8 +21,8 @@ from netstorm.protocol.frames import Buffer, Checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import LossTerms, Moved, Part, Phase
 from netstorm.pslite.machine import Order, Send, TakeBack
+from netstorm.topology.look_ahead import Withholding
 from netstorm.topology.policy import Plan
-from netstorm.topology.trees.withholding import Withholding
 
 __all__ = ["ChunkMoves", "Outgoing", "Owner", "PartTag", "Takeover", "WithheldSums"]
 

@@ -13,8 +13,8 @@ from netstorm.protocol.collectives import Element
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.ids import ranks_in
 from netstorm.protocol.messages import LossTerms
+from netstorm.topology.look_ahead import LookAheadSpan
 from netstorm.topology.policy import Plan
-from netstorm.topology.trees.withholding import LookAheadSpan
 
 __all__ = ["CompleteRounds", "OrderedRound", "Round", "RoundLoss", "has_sent"]
 

@@ -4,6 +4,7 @@ from typing import TypeAlias
 
 from netstorm.protocol.messages.asynchronous import (
     Applied,
+    AsynchronousMessage,
     BlockCopy,
     CopiesHeld,
     CopyKept,
@@ -20,7 +21,6 @@ from netstorm.protocol.messages.asynchronous import (
     Tick,
     Value,
 )
-from netstorm.protocol.messages.asynchronous import AsynchronousMessage
 from netstorm.protocol.messages.data import Delivered, LossTerms, Part, Phase
 from netstorm.protocol.messages.kinds import Datagram, DataMessage, Message, SessionMessage
 from netstorm.protocol.messages.links import FailedLink, FailedLinks, LinkRestored, LinkTrial

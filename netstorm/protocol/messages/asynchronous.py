@@ -17,6 +17,7 @@ from netstorm.protocol.messages.kinds import DataMessage, Message
 
 __all__ = [
     "Applied",
+    "AsynchronousMessage",
     "BlockCopy",
     "CopiesHeld",
     "CopyKept",
@@ -29,7 +30,6 @@ __all__ = [
     "PullRows",
     "PullStates",
     "Push",
-    "AsynchronousMessage",
     "States",
     "Tick",
     "Value",

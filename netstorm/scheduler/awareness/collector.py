@@ -30,8 +30,7 @@ from netstorm.scheduler.awareness.measured_links import MeasuredLinks
 from netstorm.scheduler.awareness.network_estimate import LinkEstimate, NetworkEstimate
 from netstorm.scheduler.awareness.outdated_links import RecentChanges, recent_changes
 from netstorm.scheduler.awareness.planned_links import LinkUpdate, PlannedLinks
-from netstorm.topology.networks.elements import Rank
-from netstorm.topology.networks.network import Network, Routing
+from netstorm.topology.network import Network, Rank, Routing
 
 __all__ = ["Collector"]
 

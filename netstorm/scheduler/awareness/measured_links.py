@@ -10,7 +10,7 @@ from netstorm.protocol.messages import LinkMeasure
 from netstorm.scheduler.awareness.access_caps import AccessCaps
 from netstorm.scheduler.awareness.link_reports import LinkReports, Rate, Rates
 from netstorm.scheduler.awareness.throughput_samples import RATES, Line
-from netstorm.topology.networks.elements import LATENCY
+from netstorm.topology.network import LATENCY
 
 __all__ = ["MeasuredLinks"]
 

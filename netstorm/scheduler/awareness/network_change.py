@@ -8,7 +8,7 @@ from typing import Final
 
 from netstorm.errors import Unreachable
 from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
-from netstorm.topology.networks.network import Link, Network, Rank
+from netstorm.topology.network import Link, Network, Rank
 from netstorm.units import format_duration, format_rate
 
 __all__ = ["largest_change", "throughputs"]

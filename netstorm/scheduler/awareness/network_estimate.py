@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 
 __all__ = ["LinkEstimate", "NetworkEstimate"]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from netstorm.scheduler.awareness.readings import Readings, error_after
-from netstorm.topology.networks.network import Network, Routing
+from netstorm.topology.network import Network, Routing
 
 __all__ = ["LinkUpdate", "PlannedLinks"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from netstorm.protocol.messages import ThroughputReport
-from netstorm.topology.networks.elements import Bounds
+from netstorm.topology.network import Bounds
 
 __all__ = ["RATES", "HalfSecond", "Line", "ThroughputSamples"]
 

@@ -24,8 +24,7 @@ from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
 from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, Workload
 from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
-from netstorm.topology.networks.elements import Link, Rank
-from netstorm.topology.networks.network import Network, Routing
+from netstorm.topology.network import Link, Network, Rank, Routing
 from netstorm.topology.policy import Policy
 
 __all__ = ["LinkFailures"]

@@ -12,7 +12,7 @@ from netstorm.errors import UsageError
 from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
 from netstorm.settings import Settings
-from netstorm.topology.networks.file import load_network
+from netstorm.topology.files import load_network
 from netstorm.topology.policy import Policy
 
 __all__ = ["FirstPolicyRequest", "FirstPolicyResult", "form_first_policy", "network_file_nodes"]

@@ -9,7 +9,7 @@ import msgspec
 
 from netstorm.scheduler.awareness.network_change import throughputs
 from netstorm.scheduler.policies.formation import FormationResult, tree_pairs
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
 
 __all__ = ["LEAST_GAIN", "Takeover", "is_better"]

@@ -8,8 +8,8 @@ from typing import Final
 
 from netstorm.protocol.chunks import ChunkSizes
 from netstorm.scheduler.rounds.key_registry import KeyRegistry
-from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.options import Options
+from netstorm.topology.network import Network, Rank
+from netstorm.topology.policy import Options
 
 __all__ = ["InitialAssumptions", "PolicySettings", "Workload", "workload_of"]
 

@@ -11,12 +11,9 @@ from typing import Final
 import msgspec
 
 from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
-from netstorm.topology.member_tree import MemberTree
-from netstorm.topology.networks.elements import RATE, Link, Node
-from netstorm.topology.networks.network import Network, Routing
-from netstorm.topology.options import Options
-from netstorm.topology.policy import Policy
-from netstorm.topology.tree import Tree
+from netstorm.topology.network import RATE, Link, Network, Node, Routing
+from netstorm.topology.policy import Options, Policy
+from netstorm.topology.tree import MemberTree, Tree
 
 __all__ = ["FormationRequest", "FormationResult", "tree_pairs"]
 

@@ -11,11 +11,10 @@ from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES, ChunkSizes
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
 from netstorm.settings import Settings
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.network import Network
-from netstorm.topology.networks.tensor_sizes import tensors_of
+from netstorm.topology.files import load_network, tensors_of
+from netstorm.topology.form import form_with_options
+from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
-from netstorm.topology.schemes.form import form_with_options
 
 __all__ = ["first_policy", "initial_assumptions", "initial_network"]
 

@@ -14,12 +14,9 @@ from typing import Final
 import msgspec
 
 from netstorm.scheduler.policies.formation import FormationRequest
-from netstorm.topology.member_tree import MemberTree
-from netstorm.topology.networks.elements import Link, Rank
-from netstorm.topology.networks.network import Network, Routing
-from netstorm.topology.options import Options
-from netstorm.topology.policy import Detour, Policy
-from netstorm.topology.tree import Tree
+from netstorm.topology.network import Link, Network, Rank, Routing
+from netstorm.topology.policy import Detour, Options, Policy
+from netstorm.topology.tree import MemberTree, Tree
 
 __all__ = ["Restriction"]
 

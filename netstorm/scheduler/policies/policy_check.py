@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netstorm.errors import UsageError
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 __all__ = ["check_policy", "placeholder_policy"]

@@ -19,11 +19,10 @@ import msgspec
 from netstorm.errors import UsageError
 from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
 from netstorm.scheduler.policies.member_formation import Restriction
-from netstorm.topology.networks.network import Network
+from netstorm.topology.form import form_with_options, with_auxiliary_paths
+from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
-from netstorm.topology.schemes.auto import expected_policy
-from netstorm.topology.schemes.form import form_with_options, with_auxiliary_paths
-from netstorm.topology.schemes.frozen import frozen
+from netstorm.topology.searched_schemes import expected_policy, frozen
 
 __all__ = ["form"]
 

@@ -19,8 +19,8 @@ from netstorm.protocol.messages import (
 )
 from netstorm.scheduler.rounds.consistency import Consistency
 from netstorm.scheduler.rounds.key_registry import KeyRegistry
-from netstorm.topology.member_tree import MemberTree
 from netstorm.topology.policy import Policy
+from netstorm.topology.tree import MemberTree
 
 __all__ = ["RoundAuthority"]
 

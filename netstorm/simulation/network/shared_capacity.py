@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from netstorm.pslite.clock.virtual_time import Timeline, Timer
-from netstorm.topology.prediction.maxmin import MaxMin
+from netstorm.topology.prediction import MaxMin
 
 __all__ = ["Flow", "SharedCapacity"]
 

@@ -28,8 +28,8 @@ from typing import Final, Literal
 
 from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.network.shared_capacity import Flow, SharedCapacity
-from netstorm.topology.networks.network import Change, Link, Network, Rank
-from netstorm.topology.trees.resources import Resources
+from netstorm.topology.network import Change, Link, Network, Rank
+from netstorm.topology.resources import Resources
 
 __all__ = ["VirtualNetwork"]
 

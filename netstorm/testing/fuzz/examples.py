@@ -8,7 +8,7 @@ import msgspec
 from msgspec import inspect
 
 from netstorm.protocol.messages.kinds import Message
-from netstorm.topology.networks.elements import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree
 

@@ -18,8 +18,7 @@ from typer.core import TyperGroup
 from netstorm.cli.launch.hostfile import place
 from netstorm.cli.main import COMMANDS, app
 from netstorm.settings import Settings, declarations
-from netstorm.topology.networks.file import load_network, parse_network
-from netstorm.topology.schemes.custom import parse_topology
+from netstorm.topology.files import load_network, parse_network, parse_topology
 from tests.integration.docs.pages import ROOT, Block, blocks
 
 _OTHERS: Final = frozenset(

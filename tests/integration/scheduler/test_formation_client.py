@@ -12,9 +12,9 @@ from netstorm.scheduler.awareness.collector import Collector
 from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
 from netstorm.scheduler.policies.policy_former import form
 from netstorm.scheduler.process.formation_client import COMMAND, FormationClient
-from netstorm.topology.networks.generators import mesh
-from netstorm.topology.options import Options
-from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import mesh
+from netstorm.topology.policy import Options
 
 ANSWER_S = 100.0
 """Longest wait for an answer; the process loads SciPy, which takes seconds on a busy machine."""

@@ -27,7 +27,7 @@ from netstorm.pslite.security.process_proof import ProcessProof
 from netstorm.pslite.van.interface import Broken, Connection, Received
 from netstorm.pslite.zeromq.identities import LETTER
 from netstorm.settings import Settings
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.jobs import Job

@@ -19,7 +19,7 @@ from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_offer, proof_for_resume
 from netstorm.pslite.van.interface import Connection, Received
 from netstorm.settings import Settings
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.integration.elastic.test_standby import free_port
 from tests.integration.security.vans import KeyedVan, events_of, poll_all

@@ -10,7 +10,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import open_frames
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.local_clock import LocalClock
-from netstorm.topology.networks.generators import generate
+from netstorm.topology.network import generate
 
 
 class Reports:

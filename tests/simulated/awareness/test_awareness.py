@@ -10,8 +10,7 @@ import pytest
 
 from netstorm.protocol import messages as m
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.generators import generate, mesh
-from netstorm.topology.networks.network import Change, Network, Rank
+from netstorm.topology.network import Change, Network, Rank, generate, mesh
 
 ELEMENTS = 500_000
 

@@ -8,7 +8,7 @@ import pytest
 
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.local_clock import LocalClock
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.awareness.reports import Reports
 

@@ -15,8 +15,7 @@ from netstorm.protocol.collectives import Element, Reduction
 from netstorm.protocol.ids import ranks_in
 from netstorm.protocol.messages import LossTerms
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.elements import Link
-from netstorm.topology.networks.network import Network, Rank, Routing
+from netstorm.topology.network import Link, Network, Rank, Routing
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.bounded_loss.lossy_job import run
 

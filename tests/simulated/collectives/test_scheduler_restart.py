@@ -10,7 +10,7 @@ import pytest
 from netstorm.protocol.collectives import Element
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.collectives.exchanges import all_reduce, groups_of, make_calls
 

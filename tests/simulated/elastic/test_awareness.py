@@ -6,8 +6,7 @@ import numpy as np
 
 from netstorm.scheduler.policies.formation import tree_pairs
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.elements import Link, Node, Rank
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Link, Network, Node, Rank
 
 BYTES = 200_000
 

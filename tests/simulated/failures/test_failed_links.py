@@ -14,7 +14,7 @@ from netstorm.errors import NodeLost
 from netstorm.scheduler.policies.formation import tree_pairs
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Crash, Cut, Reset
-from netstorm.topology.networks.network import Link, Network, Node, Rank
+from netstorm.topology.network import Link, Network, Node, Rank
 from tests.simulated.failures.failing_links import FAST_TIMEOUTS, failing_links
 from tests.simulated.failures.steady_rounds import endless_rounds
 from tests.simulated.jobs import jobs

@@ -7,7 +7,7 @@ import pytest
 
 from netstorm.errors import Closed, NodeFailed, UnevenRounds, UsageError, WaitTimeout
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 CHAIN = Policy(

@@ -17,10 +17,9 @@ from netstorm.protocol.messages import Part
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Delay
 from netstorm.testing.strategies import fault_plans, networks
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import Rank, generate
 from netstorm.topology.policy import Detour, Policy, Tree
-from netstorm.topology.schemes.form import form_policy
 from tests.simulated.jobs import jobs, random_detours, random_policy
 from tests.simulated.usable_networks import usable
 

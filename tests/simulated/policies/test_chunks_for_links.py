@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.file import load_network
+from netstorm.topology.files import load_network
 
 SLOW = """
 nodes: {0: {}, 1: {}, 2: {}, 3: {}}

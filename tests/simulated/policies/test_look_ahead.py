@@ -11,11 +11,10 @@ from hypothesis import given, settings
 
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.experiment import Experiment, in_cluster
-from netstorm.topology.networks.elements import Rank
-from netstorm.topology.networks.generators import generate
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import Rank, generate
 from netstorm.topology.policy import Policy, Tree
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.prediction import predict
 from tests.simulated.jobs import jobs
 
 MB = 1_000_000

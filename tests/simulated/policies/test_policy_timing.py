@@ -8,7 +8,7 @@ import pytest
 from netstorm.protocol.frames import open_frames
 from netstorm.protocol.messages import Part
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 
 STAR = Tree.undirected(Rank(0), (-1, 0, 0))

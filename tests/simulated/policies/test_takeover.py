@@ -12,8 +12,7 @@ from netstorm.protocol.ids import SCHEDULER
 from netstorm.protocol.messages import Moved, Part
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process_factory import host_of
-from netstorm.topology.networks.elements import Link
-from netstorm.topology.networks.network import Change, Network, Rank, Routing
+from netstorm.topology.network import Change, Link, Network, Rank, Routing
 from netstorm.topology.policy import Policy, Tree
 
 VALUES = 100_000

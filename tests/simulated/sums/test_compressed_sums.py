@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netstorm.compression.two_bit import quantised
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.strategies import fault_plans
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.jobs import KeyUse, jobs
 

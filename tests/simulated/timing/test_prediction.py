@@ -10,13 +10,11 @@ from dataclasses import replace
 import pytest
 
 from netstorm.simulation.experiment import Experiment, in_cluster
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.networks.network import Change, Network, Node, Rank
-from netstorm.topology.packing.packing import packing
+from netstorm.topology.network import Change, Network, Node, Rank, generate
+from netstorm.topology.packing import packing
 from netstorm.topology.policy import Policy, Tree
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.fapt import fapt
-from netstorm.topology.schemes.star import star
+from netstorm.topology.prediction import predict
+from netstorm.topology.schemes import fapt, star
 
 KB = 1000
 

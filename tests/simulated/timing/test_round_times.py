@@ -9,7 +9,7 @@ import pytest
 
 from netstorm.protocol.ids import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.topology.networks.network import Change, Network, Node, Rank
+from netstorm.topology.network import Change, Network, Node, Rank
 
 RATE = 100e6
 LATENCY = 0.015

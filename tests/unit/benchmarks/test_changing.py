@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.topology.networks.file import parse_network
+from netstorm.topology.files import parse_network
 
 NETWORK = """
 nodes: {0: {site: a}, 1: {site: b}}

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Link, Node, Rank
-from netstorm.topology.networks.file import load_network
-from netstorm.topology.networks.network import Network
+from netstorm.topology.files import load_network
+from netstorm.topology.network import Link, Network, Node, Rank
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from netstorm.topology.networks.elements import Link, Node, Rank
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Link, Network, Node, Rank
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from netstorm.errors import UsageError
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.encoded_push import EncodedPushes
 from netstorm.testing.codec_trees import CodecTrees
-from netstorm.topology.networks.network import Network
+from netstorm.topology.network import Network
 
 FRACTIONS = (1, 0.5, 0.25, 0.0625)
 

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.entries import Entries, decode_entries, encode_entries, largest_entries, entries_problem, total_of
+from netstorm.compression.entries import (
+    Entries,
+    decode_entries,
+    encode_entries,
+    entries_problem,
+    largest_entries,
+    total_of,
+)
 
 ELEMENTS = 3000
 

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from netstorm.compression.rows import Rows, add_rows, decode_rows, encode_rows, joined_rows, rows_problem, tidy
+from netstorm.compression.rows import (
+    Rows,
+    add_rows,
+    decode_rows,
+    encode_rows,
+    joined_rows,
+    rows_problem,
+    tidy,
+)
 from netstorm.errors import UsageError
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("float16", "float32", "float64", "int8", "int64")])

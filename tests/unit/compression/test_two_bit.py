@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.two_bit import two_bit_values, two_bit_planes_of, two_bit_problem, quantised
+from netstorm.compression.two_bit import quantised, two_bit_planes_of, two_bit_problem, two_bit_values
 
 FLOATS = st.floats(width=32)
 THRESHOLDS = st.floats(2.0**-20, 2.0**20, width=32)
@@ -70,7 +70,8 @@ def test_every_sum_over_so_many_ranks_is_itself_times_the_threshold(ranks):
     sums = np.arange(-ranks, ranks + 1)
     shifted = sums + ranks
     payload = b"".join(
-        np.packbits(shifted >> plane & 1, bitorder="little").tobytes() for plane in range(two_bit_planes_of(ranks))
+        np.packbits(shifted >> plane & 1, bitorder="little").tobytes()
+        for plane in range(two_bit_planes_of(ranks))
     )
     values = np.empty(len(sums), np.float32)
     two_bit_values(payload, ranks, np.float32(0.1), values)

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from netstorm.emulation.layout import Cable, Layout, checked_name
 from netstorm.errors import UsageError
-from netstorm.topology.networks.elements import Link, Node, Rank
-from netstorm.topology.networks.network import Network, Routing
+from netstorm.topology.network import Link, Network, Node, Rank, Routing
 
 
 def line(size: int) -> Network:

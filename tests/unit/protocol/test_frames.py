@@ -29,7 +29,7 @@ from netstorm.protocol.frames import (
 )
 from netstorm.protocol.texts import clean
 from netstorm.testing.fuzz.examples import example
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 PREFIX_BYTES = 28

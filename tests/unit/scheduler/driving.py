@@ -11,7 +11,7 @@ from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Inquire,
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy, Tree
 
 RELEASE = "1.2.3"

@@ -15,8 +15,8 @@ from netstorm.simulation.experiment import (
     in_cluster,
 )
 from netstorm.simulation.summary import quartiles, summarise
-from netstorm.topology.networks.network import Change, Network, Rank
-from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import Change, Network, Rank
 
 RATE = 100e6
 MEGABYTE = 1_000_000

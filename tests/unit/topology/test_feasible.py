@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from netstorm.errors import Unreachable, UsageError
 from netstorm.testing.strategies import networks
 from netstorm.topology import Network, Policy
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.prediction.optimum import latency_bound, optimum
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.form import SCHEMES, Options
-from netstorm.topology.trees.resources import Resources, fluid_time
+from netstorm.topology.form import SCHEMES, Options
+from netstorm.topology.network import FAMILIES, generate
+from netstorm.topology.prediction import predict
+from netstorm.topology.resources import Resources, fluid_time, latency_bound, optimum
 from tests.unit.topology.flow_program import capacity, loads
 
 MB = 1_000_000

@@ -7,10 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.topology.member_tree import OUTSIDE, MemberTree
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Plan, Policy
-from netstorm.topology.tree import Tree
+from netstorm.topology.tree import OUTSIDE, MemberTree, Tree
 
 
 @st.composite

@@ -8,10 +8,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.topology.detours.auxiliary import hops_of
-from netstorm.topology.networks.elements import Rank
-from netstorm.topology.owners import owner_weights, paths_from
-from netstorm.topology.policy import Policy
+from netstorm.topology.detours import hops_of
+from netstorm.topology.network import Rank
+from netstorm.topology.policy import Policy, owner_weights, paths_from
 from netstorm.topology.tree import Tree
 from tests.simulated.jobs import random_policy
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.topology.schedule import PARTS, interleave, quantise, staggered
+from netstorm.topology.policy import PARTS, interleave, quantise, staggered
 
 shares = st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=40)
 weights = st.lists(st.integers(1, 60), min_size=1, max_size=12)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from netstorm.cli.main import app
 from netstorm.topology import SCHEMES, Network, Rank, dump_network, form_policy, load_network
-from netstorm.topology.networks.tensor_sizes import tensors_of
-from netstorm.topology.prediction.optimum import optimum
+from netstorm.topology.files import tensors_of
+from netstorm.topology.resources import optimum
 from netstorm.topology.tree import Tree
 
 INTERNET2 = "examples/networks/internet2.yaml"

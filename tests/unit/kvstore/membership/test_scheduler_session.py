@@ -12,7 +12,7 @@ from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Send
 from netstorm.pslite.security.handshake_texts import Mismatch, reason_of_opener
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_resume
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0)),), weights=(1,))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from netstorm.kvstore.membership import time_server_address, time_server_rank
 from netstorm.protocol.messages import Member
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.simulated.jobs import random_policy
 

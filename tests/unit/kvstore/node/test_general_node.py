@@ -11,7 +11,7 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.protocol.ids import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Become, Call, Connect, Disconnect, NotYet, Refuse, Send
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 MEMBERS = tuple(

@@ -14,7 +14,7 @@ from netstorm.protocol.frames import decode_body
 from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
 from netstorm.pslite.machine import Admit, Connect, Refuse, Send
 from netstorm.testing.fuzz.examples import example, message_classes
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy, Tree
 
 MEMBERS = tuple(

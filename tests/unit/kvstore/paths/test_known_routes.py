@@ -14,7 +14,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.ids import Peer
 from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.testing.recorder import part
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy, Tree
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1, 2)),), weights=(1,))

@@ -16,7 +16,7 @@ from netstorm.protocol.frames import checksum
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Binding, KeyGrant, Part, Phase
 from netstorm.pslite.machine import Call, Send
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,))

@@ -3,7 +3,7 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.protocol.messages import Binding
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 

@@ -14,7 +14,7 @@ from netstorm.observe.counters import Counters
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
 from netstorm.pslite.waiting_bytes import WaitingBytes
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.unit.kvstore.rounds.test_aggregation import CHAIN, Ranks, legal_part
 

@@ -9,7 +9,7 @@ from netstorm.kvstore.rounds.aggregation import TopologyRequests
 from netstorm.kvstore.rounds.round import Round
 from netstorm.protocol.chunks import COLLECTIVE
 from netstorm.protocol.messages import KeyGrant, RoundBegun
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Plan, Policy, Tree
 
 CHUNKS = 10

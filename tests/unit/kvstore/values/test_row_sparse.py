@@ -12,7 +12,7 @@ from netstorm.kvstore.rounds.aggregation import check_part
 from netstorm.protocol.chunks import ROW_SPARSE
 from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import KeyGrant, Part, Phase
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Plan, Policy, Tree
 
 FLOAT32 = np.dtype(np.float32)

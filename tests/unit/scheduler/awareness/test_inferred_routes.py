@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.scheduler.awareness.inferred_routes import InferredRoutes, routed_pairs
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.networks.network import Link, Network, Node, Rank, Routing
+from netstorm.topology.network import Link, Network, Node, Rank, Routing, generate
 
 
 def latencies(network, *, seed=0, noise=0.005, least=0.0003):

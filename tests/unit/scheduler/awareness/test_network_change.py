@@ -9,7 +9,7 @@ import pytest
 
 from netstorm.scheduler.awareness.network_change import largest_change, throughputs
 from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.network import Network, Rank
 
 M = 1e6
 CHUNK = 131_072

@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness.collector import Collector
-from netstorm.topology.networks.network import Network, Rank
+from netstorm.topology.network import Network, Rank
 
 
 def both_ends(said: float, seen: float, **more) -> Collector:

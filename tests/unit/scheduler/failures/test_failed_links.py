@@ -15,10 +15,9 @@ from netstorm.scheduler.failures.failed_links import LinkFailures
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
 from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
 from netstorm.scheduler.policies.policy_former import form
-from netstorm.topology.networks.elements import Link, Node, Rank
-from netstorm.topology.networks.network import Network, Routing
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import Link, Network, Node, Rank, Routing
 from netstorm.topology.policy import Detour, Policy
-from netstorm.topology.schemes.form import form_policy
 
 MESH = Network.uniform(4, rate=100e6, latency=0.01)
 

@@ -18,8 +18,7 @@ from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySe
 from netstorm.scheduler.policies.formation import tree_pairs
 from netstorm.scheduler.policies.initial_policy import first_policy
 from netstorm.scheduler.policies.policy_former import form
-from netstorm.topology.networks.generators import internet2, mesh
-from netstorm.topology.networks.network import Network, Rank, Routing
+from netstorm.topology.network import Network, Rank, Routing, internet2, mesh
 from netstorm.topology.policy import Detour
 
 WORKLOAD = Workload((8_000_000, 4_000_000), 262_144)

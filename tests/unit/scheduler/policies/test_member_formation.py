@@ -11,11 +11,9 @@ from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
 from netstorm.scheduler.policies.formation import FormationRequest, tree_pairs
 from netstorm.scheduler.policies.member_formation import Restriction
 from netstorm.scheduler.policies.policy_former import form
-from netstorm.topology.networks.elements import Link, Node, Rank
-from netstorm.topology.networks.network import Network, Routing
-from netstorm.topology.options import Options
-from netstorm.topology.policy import Plan, Policy
-from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import Link, Network, Node, Rank, Routing
+from netstorm.topology.policy import Options, Plan, Policy
 
 
 def mesh(size, fast=()):

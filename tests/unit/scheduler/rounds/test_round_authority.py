@@ -21,7 +21,7 @@ from netstorm.protocol.messages import (
 from netstorm.scheduler.rounds.authority import RoundAuthority
 from netstorm.scheduler.rounds.consistency import Consistency
 from netstorm.scheduler.rounds.key_registry import KeyRegistry
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 NODES = 4

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from netstorm.errors import Unreachable
 from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.network.virtual_network import VirtualNetwork
-from netstorm.topology.networks.network import Change, Link, Network, Node, Rank, Routing
+from netstorm.topology.network import Change, Link, Network, Node, Rank, Routing
 
 MBIT = 1e6
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netstorm.testing.strategies import networks
 from netstorm.topology import SCHEMES, Link, Network, Node, Rank, Routing, fapt, form_policy, star
-from netstorm.topology.detours.auxiliary import Path, auxiliary_paths, delivery, detours
+from netstorm.topology.detours import Path, auxiliary_paths, delivery, detours
 
 
 def distinct(size: int, chance: float, seed: int) -> Network:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from netstorm.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, Routing, form_policy
-from netstorm.topology.detours.auxiliary import hops_of
-from netstorm.topology.networks.generators import generate
+from netstorm.topology.detours import hops_of
+from netstorm.topology.network import generate
 from netstorm.topology.policy import MAX_DETOURS
-from netstorm.topology.trees.resources import Resources, pair_loads
+from netstorm.topology.resources import Resources, pair_loads
 
 
 def used_by(network, policy):

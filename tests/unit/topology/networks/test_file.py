@@ -404,7 +404,7 @@ def test_a_file_in_another_encoding_is_refused_with_the_line(tmp_path: Path):
 
 
 def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("netstorm.topology.networks.yaml_source.MAX_BYTES", 20)
+    monkeypatch.setattr("netstorm.topology.files.MAX_BYTES", 20)
     path = tmp_path / "wan.yaml"
     path.write_text("nodes: {0: {}} # and more")
 

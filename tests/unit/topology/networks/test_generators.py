@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
 from netstorm.topology import Routing
-from netstorm.topology.networks.file import dump_network, parse_network
-from netstorm.topology.networks.generators import FAMILIES, generate
+from netstorm.topology.files import dump_network, parse_network
+from netstorm.topology.network import FAMILIES, generate
 
 drawn = given(st.sampled_from(sorted(FAMILIES)), st.integers(2, 24), st.integers(0, 1000))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.topology.networks.tensor_sizes import alexnet_shapes, resnet50_shapes, tensors_of
+from netstorm.topology.files import alexnet_shapes, resnet50_shapes, tensors_of
 
 
 @pytest.mark.parametrize(

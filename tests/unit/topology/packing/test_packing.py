@@ -13,17 +13,12 @@ from hypothesis import strategies as st
 from netstorm.errors import Unreachable
 from netstorm.testing.strategies import networks
 from netstorm.topology import Network
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.options import Options
-from netstorm.topology.packing.best_packing import best_packing
-from netstorm.topology.packing.packing import packing, packings
-from netstorm.topology.packing.prices import ResourcePrices
-from netstorm.topology.prediction.optimum import optimum
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.trees.look_ahead import with_look_ahead
-from netstorm.topology.trees.metric import transfer_delays, tree_delay
-from netstorm.topology.trees.resources import Resources, fluid_time
-from netstorm.topology.trees.spanning import grow
+from netstorm.topology.network import generate
+from netstorm.topology.packing import ResourcePrices, best_packing, grow, packing, packings
+from netstorm.topology.policy import Options
+from netstorm.topology.prediction import predict
+from netstorm.topology.resources import Resources, fluid_time, optimum, with_look_ahead
+from netstorm.topology.tree import transfer_delays, tree_delay
 
 MB = 1_000_000
 LARGE = 244 * MB

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.topology.packing.whole_chunks import whole_chunks
+from netstorm.topology.packing import whole_chunks
 
 
 def drawn(seed, *, equal=False):

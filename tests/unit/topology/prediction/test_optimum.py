@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from netstorm.errors import Unreachable
 from netstorm.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, Routing
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.prediction.optimum import latency_bound, optimum
+from netstorm.topology.network import FAMILIES, generate
+from netstorm.topology.resources import latency_bound, optimum
 from tests.unit.topology.flow_program import flow_rate
 
 RATE = 8e6  # 1 MB takes a second

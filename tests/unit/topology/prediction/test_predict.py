@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
 from netstorm.testing.strategies import networks
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.networks.network import Change, Network, Node, Rank, Routing
+from netstorm.topology.network import Change, Network, Node, Rank, Routing, generate
 from netstorm.topology.policy import Policy
-from netstorm.topology.prediction.predict import chunks_of, predict
-from netstorm.topology.schemes.fapt import fapt
-from netstorm.topology.schemes.star import star
-from netstorm.topology.tree import Tree
-from netstorm.topology.trees.metric import transfer_delays, tree_delay
-from netstorm.topology.trees.resources import Resources, fluid_time
+from netstorm.topology.prediction import chunks_of, predict
+from netstorm.topology.resources import Resources, fluid_time
+from netstorm.topology.schemes import fapt, star
+from netstorm.topology.tree import Tree, transfer_delays, tree_delay
 
 MB = 1_000_000
 RATE = 8e6  # 1 MB takes a second

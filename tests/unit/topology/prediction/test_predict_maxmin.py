@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.topology.prediction.maxmin import MaxMin
+from netstorm.topology.prediction import MaxMin
 
 
 def filled(uses, capacities, started):

@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from netstorm.errors import Unreachable
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.networks.network import Network
-from netstorm.topology.options import Options
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.auto import auto, candidates, expected
-from netstorm.topology.schemes.form import form_policy
-from netstorm.topology.schemes.star import star
-from netstorm.topology.trees.metric import transfer_delays, tree_delay
-from netstorm.topology.trees.resources import Resources, fluid_time
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import Network, generate
+from netstorm.topology.policy import Options
+from netstorm.topology.prediction import predict
+from netstorm.topology.resources import Resources, fluid_time
+from netstorm.topology.schemes import star
+from netstorm.topology.searched_schemes import auto, candidates, expected
+from netstorm.topology.tree import transfer_delays, tree_delay
 from netstorm.units import format_duration
 
 MB = 1_000_000

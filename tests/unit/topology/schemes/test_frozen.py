@@ -6,12 +6,11 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.settings.conflicts import _FREEZABLE
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.networks.network import Network, Rank
-from netstorm.topology.options import Options
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.form import form_policy
-from netstorm.topology.schemes.frozen import FREEZABLE, frozen
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import FAMILIES, Network, Rank, generate
+from netstorm.topology.policy import Options
+from netstorm.topology.prediction import predict
+from netstorm.topology.searched_schemes import FREEZABLE, frozen
 
 BYTES, CHUNK = 16_000_000, 262_144
 OPTIONS = Options(tensors=(BYTES,), chunk_bytes=CHUNK)

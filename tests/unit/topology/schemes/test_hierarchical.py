@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from netstorm.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, Routing, hierarchical
-from netstorm.topology.schemes.hierarchical import groups_of
+from netstorm.topology.schemes import groups_of
 
 
 def with_sites(network: Network, *sites: str) -> Network:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from netstorm.errors import Unreachable
 from netstorm.testing.strategies import networks
 from netstorm.topology import Forest, Link, Network, Rank, Routing, ring
-from netstorm.topology.networks.generators import generate
-from netstorm.topology.schemes.ring import ring_trees
-from netstorm.topology.schemes.ring_best import ring_best
-from netstorm.topology.trees.resources import Resources, fluid_time, pair_loads
+from netstorm.topology.network import generate
+from netstorm.topology.resources import Resources, fluid_time, pair_loads
+from netstorm.topology.schemes import ring_trees
+from netstorm.topology.searched_schemes import ring_best
 
 
 def loads(network: Network, forest: Forest) -> dict[tuple[int, int], float]:
@@ -86,7 +86,7 @@ def test_annealing_comes_within_a_tenth_of_the_best_order(monkeypatch: pytest.Mo
         resources = Resources.of(network)
         exact = ring_best(network)
         with monkeypatch.context() as patch:
-            patch.setattr("netstorm.topology.schemes.ring_best.EXACT_NODES", 1)
+            patch.setattr("netstorm.topology.searched_schemes.EXACT_NODES", 1)
             annealed = ring_best(network, seed=seed)
         best = fluid_time(resources, exact.policy(0), 1e8)
         assert fluid_time(resources, annealed.policy(0), 1e8) <= 1.1 * best

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from netstorm.testing.strategies import networks
 from netstorm.topology import Network, sharded
-from netstorm.topology.trees.resources import Resources, pair_loads
+from netstorm.topology.resources import Resources, pair_loads
 
 
 @pytest.mark.parametrize("size", [2, 3, 9])

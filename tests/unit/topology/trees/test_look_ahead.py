@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from netstorm.topology.networks.generators import FAMILIES, generate
-from netstorm.topology.networks.network import Network, Node, Rank
-from netstorm.topology.prediction.predict import predict
-from netstorm.topology.schemes.form import form_policy
+from netstorm.topology.form import form_policy
+from netstorm.topology.network import FAMILIES, Network, Node, Rank, generate
+from netstorm.topology.policy import Forest
+from netstorm.topology.prediction import predict
+from netstorm.topology.resources import with_look_ahead
 from netstorm.topology.tree import Tree
-from netstorm.topology.trees.forest import Forest
-from netstorm.topology.trees.look_ahead import with_look_ahead
 
 MB = 1_000_000
 RATE = 8e6  # 1 MB takes a second

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from netstorm.errors import UsageError
 from netstorm.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Policy, Rank, Routing, Tree
-from netstorm.topology.trees.resources import Resources, fluid_time, pair_loads
+from netstorm.topology.resources import Resources, fluid_time, pair_loads
 from tests.unit.topology.flow_program import capacity, users
 
 RATE = 8e6  # 1 MB takes a second

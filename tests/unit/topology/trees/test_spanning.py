@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.topology import Rank, Tree
-from netstorm.topology.trees import spanning
-from netstorm.topology.trees.spanning import arborescence, centred, grow, path_delays
+from netstorm.topology import packing as spanning
+from netstorm.topology.packing import arborescence, centred, grow, path_delays
 
 INF = float("inf")
 

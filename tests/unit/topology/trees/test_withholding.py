@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.topology.trees.withholding import LookAheadSpan, Withholding
+from netstorm.topology.look_ahead import LookAheadSpan, Withholding
 
 
 def tensor(name: str, first: int, chunks: int, *, look_ahead: int, priority: int = 0) -> LookAheadSpan[str]:

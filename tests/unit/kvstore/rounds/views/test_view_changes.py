@@ -19,7 +19,7 @@ from netstorm.protocol.ids import Peer, bits_to_wire
 from netstorm.protocol.messages import Binding, KeyGrant, NewView, Part, Phase, RoundResults, ViewAgreed
 from netstorm.pslite.machine import Call, Send
 from netstorm.scheduler.views.agreement import Agreement
-from netstorm.topology.networks.network import Rank
+from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,), members=(0, 1, 2))

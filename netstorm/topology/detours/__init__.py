@@ -1,1 +1,0 @@
-"""Auxiliary paths, and which of them a policy gets."""

@@ -1,1 +1,0 @@
-"""Networks: nodes, links, resources; network files; generators."""

@@ -1,1 +1,0 @@
-"""Packed trees: candidates, the linear program over them, and whole chunks."""

@@ -1,1 +1,0 @@
-"""How long a policy takes, and the optimum that nothing can beat."""

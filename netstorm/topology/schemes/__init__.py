@@ -1,1 +1,0 @@
-"""One file a scheme, and the only way in to all of them."""
