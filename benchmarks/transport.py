@@ -30,8 +30,7 @@ import numpy as np
 
 from netstorm import clock
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.frames import Buffer, Peer, bits_to_wire
 from netstorm.pslite import Endpoint, Limits, Stack
 from netstorm.pslite.machine import Admission, Admit, Connect, Instruction, Send
 from netstorm.pslite.process.io_thread import IoThread

@@ -18,7 +18,7 @@ from netstorm.checkpoint.tensors import NumpyTensors
 from netstorm.emulation.requests import parse_request
 from netstorm.errors import CheckpointError, PeerError, UsageError
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.pslite.machine import Admit
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.membership.launched_ranks import RankEnded, read_rank_ended

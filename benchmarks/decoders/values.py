@@ -16,20 +16,27 @@ from netstorm.compression.packed_numbers import as_planes
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.rounds.aggregation import check_part
-from netstorm.protocol.chunks import COLLECTIVE, ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
 from netstorm.protocol.codecs import (
     BFLOAT16,
+    COLLECTIVE,
     FLOAT16,
+    ITEM_BYTES,
     MAXIMA,
     PACKED,
+    QUANTISED,
+    ROW_SPARSE,
     SPARSE,
+    ChunkSizes,
+    Element,
+    Reduction,
+    Signature,
+    can_reduce,
     family_of,
     narrow,
     packed,
     sparse,
 )
-from netstorm.protocol.collectives import Element, Reduction, Signature, can_reduce
-from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import KeySpec, Part
 from netstorm.scheduler.rounds.key_registry import KeyConflict, KeyRegistry
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes

@@ -12,7 +12,7 @@ import msgspec
 
 from netstorm.errors import FrameError
 from netstorm.protocol.frames import PROTOCOL_VERSION, checksum, open_frames
-from netstorm.protocol.messages.kinds import DataMessage
+from netstorm.protocol.messages import DataMessage
 from netstorm.pslite.clock import sntp
 from netstorm.pslite.clock.sntp_mac import PacketKey
 from netstorm.pslite.session.limits import Limits

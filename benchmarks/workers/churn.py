@@ -31,8 +31,7 @@ from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.state_transfer import Snapshot
 from netstorm.observe.log import configure_logging
-from netstorm.protocol.frames import checksum
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import checksum, ranks_in
 from netstorm.settings import Settings
 
 REMOVED: Final = 3

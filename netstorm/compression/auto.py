@@ -25,8 +25,7 @@ from netstorm.compression.codec import AGREED, Codec, Floats, Part, Place, Round
 from netstorm.compression.entries import Entries, decode_entries
 from netstorm.compression.power_sgd import PowerSGD
 from netstorm.errors import UsageError
-from netstorm.protocol.chunks import encoded_fraction
-from netstorm.protocol.codecs import MAXIMA, sparse
+from netstorm.protocol.codecs import MAXIMA, encoded_fraction, sparse
 
 __all__ = ["NAMES", "Auto", "Candidates", "Choice", "NetworkUse", "choose"]
 

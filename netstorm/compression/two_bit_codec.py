@@ -10,7 +10,7 @@ import numpy as np
 from netstorm.compression.codec import Floats, Part, Place, Rounds, State, Transfer
 from netstorm.compression.two_bit import quantised
 from netstorm.errors import UsageError
-from netstorm.protocol.chunks import QUANTISED
+from netstorm.protocol.codecs import QUANTISED
 
 __all__ = ["TwoBit"]
 

@@ -19,7 +19,7 @@ from netstorm.compression.codec import AGREED, AnyArray, Codec, Rounds, State
 from netstorm.errors import UsageError
 from netstorm.kvstore.forms import STORED, Array, Collective, Key, Segments
 from netstorm.kvstore.operations import CollectiveCall, Done, Operation
-from netstorm.protocol.collectives import (
+from netstorm.protocol.codecs import (
     MOST_BYTES,
     MOST_SEGMENTS,
     Element,

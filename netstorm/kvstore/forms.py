@@ -36,20 +36,30 @@ from netstorm.compression.packed_numbers import (
 from netstorm.compression.rows import Rows, add_rows, decode_rows, encode_rows, rows_problem
 from netstorm.compression.two_bit import TWO_BIT_MOST, Signs, two_bit_problem, two_bit_values
 from netstorm.errors import UsageError
-from netstorm.protocol.chunks import (
+from netstorm.protocol.codecs import (
     COLLECTIVE,
+    ELEMENT_BYTES,
     ITEM_BYTES,
+    MAXIMA,
+    NARROW,
+    PACKED,
     QUANTISED,
     ROW_SPARSE,
+    SPARSE,
     UNDETERMINED_FORM,
+    Element,
+    Reduction,
+    Signature,
+    argument_of,
+    family_of,
+    narrow,
+    packed,
     pitch,
+    rounds_under_way,
     row_length,
 )
-from netstorm.protocol.codecs import MAXIMA, NARROW, PACKED, SPARSE, argument_of, family_of, narrow, packed
-from netstorm.protocol.collectives import ELEMENT_BYTES, Element, Reduction, Signature, rounds_under_way
-from netstorm.protocol.frames import Buffer
+from netstorm.protocol.frames import Buffer, printable
 from netstorm.protocol.messages import KeyGrant, KeySpec
-from netstorm.protocol.texts import printable
 
 __all__ = [
     "STORED",

@@ -28,8 +28,7 @@ from netstorm.kvstore.operations import Done, Operation, Outbox
 from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import SPEAKS_VERSION
-from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
+from netstorm.protocol.frames import SCHEDULER, SPEAKS_VERSION, UNKNOWN, Peer
 from netstorm.protocol.messages import (
     Barrier,
     Hello,

@@ -34,8 +34,7 @@ from netstorm.kvstore.operations import (
 )
 from netstorm.kvstore.paths.routes import check_route, forwarded_send
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import (
     Accept,
     CountRequest,

@@ -54,8 +54,7 @@ from netstorm.kvstore.state_transfer import Snapshot, StateTransfer
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, may_send, not_authorised
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
+from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Buffer, Peer
 from netstorm.protocol.messages import JobReport, Member
 from netstorm.pslite.machine import Admission, Become, Connect, Disconnect, Instruction, NotYet, Refuse, Send
 from netstorm.pslite.measurement.link_meter import LinkMeter

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from netstorm.compression.rows import Numbers
 from netstorm.kvstore.forms import Array, Form, Key, Values
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.protocol.messages import LossTerms
 from netstorm.pslite.machine import Call, Instruction, Send
 

@@ -15,8 +15,7 @@ from netstorm.errors import NetStormError, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.operations import Done, Outbox
 from netstorm.kvstore.paths.routes import check_route, forwarded_send
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer, checksum
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Peer, checksum
 from netstorm.protocol.messages import (
     StateAsked,
     StateMessage,

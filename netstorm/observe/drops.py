@@ -7,7 +7,7 @@ from typing import Final
 
 from netstorm.addresses import plain_address
 from netstorm.observe.counters import Counters
-from netstorm.protocol.texts import printable
+from netstorm.protocol.frames import printable
 
 __all__ = ["Drops"]
 

@@ -20,8 +20,7 @@ import msgspec
 
 from netstorm.errors import UsageError
 from netstorm.observe.private_files import write_private
-from netstorm.protocol.frames import decode_body
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer, decode_body
 from netstorm.protocol.messages import Part
 
 __all__ = ["Delivery", "Trace", "join_traces", "trace_path"]

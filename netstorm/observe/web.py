@@ -23,7 +23,7 @@ from netstorm import clock
 from netstorm.errors import SettingsError
 from netstorm.observe.pages import Application
 from netstorm.observe.web_refusals import WebRefusals
-from netstorm.protocol.texts import printable
+from netstorm.protocol.frames import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Self

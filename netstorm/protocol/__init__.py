@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from netstorm.protocol.frames import Header, open_frames, seal
-from netstorm.protocol.ids import SCHEDULER, Peer, bits_of, ranks_in
+from netstorm.protocol.frames import SCHEDULER, Header, Peer, bits_of, open_frames, ranks_in, seal
 from netstorm.protocol.messages import Message, Part, Phase
 
 __all__ = [

@@ -21,31 +21,42 @@ version that it cannot take part, and that one can read why.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NewType, TypeAlias, TypeVar
 
 import google_crc32c
 import msgspec
 import numpy as np
+from msgspec import inspect
 
 from netstorm import __version__
-from netstorm.errors import FrameError, OtherProtocol
+from netstorm.errors import FrameError, OtherProtocol, ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.texts import clean
 
 __all__ = [
     "MAX_HEADER_BYTES",
     "PROTOCOL_VERSION",
+    "SCHEDULER",
     "SPEAKS_VERSION",
+    "UNKNOWN",
     "Buffer",
     "Checksum",
     "Header",
+    "Peer",
+    "bits_from_wire",
+    "bits_of",
+    "bits_to_wire",
     "checksum",
+    "clean",
     "decode_body",
     "encode_body",
     "open_frames",
+    "printable",
+    "ranks_in",
     "seal",
     "tag_in",
 ]
+
 
 Buffer = Any
 """Anything with the buffer protocol, contiguous: bytes, a NumPy array, a ZeroMQ frame."""
@@ -221,3 +232,160 @@ def open_frames(frame: Buffer, frames: int) -> Header:
         resent=bool(flags & _RESENT),
         contended=bool(flags & _CONTENDED),
     )
+
+
+# Identifiers of peers, and sets of ranks as bits. Pure.
+
+Peer = NewType("Peer", int)
+"""The other end of a session: a node's rank (0 and up) or `SCHEDULER`. At the scheduler, before ranks are
+assigned: a number in the order of arrival."""
+
+SCHEDULER = Peer(-1)
+
+UNKNOWN = Peer(-2)
+"""This number and those below it: the process at an address, whatever its rank. A scheduler that takes a job
+over knows nodes by no more than that."""
+
+_MOST_BIT_BYTES: Final = 1024
+"""Of a bit set that comes from a peer, for twice as many ranks as a network file may have. Work on a larger
+one, even to say that it is wrong, would take long."""
+
+
+def bits_of(ranks: Iterable[int]) -> int:
+    """Return the bit set of `ranks`."""
+    bits = 0
+    for rank in ranks:
+        bits |= 1 << rank
+    return bits
+
+
+def ranks_in(bits: int) -> tuple[int, ...]:
+    """Return the ranks of a bit set in increasing order."""
+    return tuple(
+        8 * place + bit
+        for place, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little"))
+        for bit in range(8)
+        if byte >> bit & 1
+    )
+
+
+def bits_to_wire(bits: int) -> bytes:
+    """Return a bit set as little-endian bytes: MessagePack's integers have at most 64 bits, a job may have
+    more ranks.
+    """
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def bits_from_wire(data: bytes) -> int:
+    """Return the bit set in `data` (the reverse of `bits_to_wire`).
+
+    Raises:
+        ProtocolViolation: a set that no job can have.
+    """
+    if len(data) > _MOST_BIT_BYTES:
+        raise ProtocolViolation(f"a set of ranks has {len(data)} bytes: expected at most {_MOST_BIT_BYTES}")
+    return int.from_bytes(data, "little")
+
+
+# Texts of other processes, made fit for logs, errors and terminals. Pure.
+#
+# A text that crosses the wire ends in somebody's log, error message or terminal. One with a line break could
+# look like several lines of the log, and one with an escape sequence could change what a terminal shows. So
+# whatever is not printable is written as in a Python string, once, where messages come in.
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_Cleaner: TypeAlias = Callable[[Any], Any]
+"""Returns the same object if there is nothing to do."""
+
+_AS_THEY_ARE: Final = frozenset({"channel", "dtype"})
+"""Fields that are compared with texts of this process before they are shown, if they are. Without `dtype`
+chunks have no text, and cost one look into a table."""
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, line breaks and marks of direction: each is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def clean(struct: S) -> S:
+    """Return a struct whose texts, at any depth, are printable: the same object if they were."""
+    kind = type(struct)
+    if kind not in _cleaners:
+        _cleaners[kind] = _cleaner_of(inspect.type_info(kind))
+    cleaner = _cleaners[kind]
+    if cleaner is None:
+        return struct
+    cleaned: S = cleaner(struct)
+    return cleaned
+
+
+_cleaners: Final[dict[type, _Cleaner | None]] = {}
+"""By class, once one has come; None: it has no texts."""
+
+
+def _cleaner_of(kind: inspect.Type) -> _Cleaner | None:
+    """Return what cleans values of a type, and visits only what may have a text; None: nothing has."""
+    match kind:
+        case inspect.StrType():
+            return printable
+        case inspect.StructType():
+            return _of_struct(kind)
+        case inspect.DictType():
+            return _of_dict(_cleaner_of(kind.key_type), _cleaner_of(kind.value_type))
+        case inspect.VarTupleType() | inspect.ListType():
+            return _of_items(_cleaner_of(kind.item_type))
+        case inspect.UnionType():
+            found = [one for one in map(_cleaner_of, kind.types) if one is not None]
+            if len(found) > 1:
+                raise TypeError(f"{kind} has several parts with texts: say here how they are told apart")
+            return None if not found else lambda value: None if value is None else found[0](value)
+        case inspect.TupleType() if any(map(_cleaner_of, kind.item_types)):
+            raise TypeError(f"{kind} has texts in a tuple of fixed length: say here how they are cleaned")
+    return None
+
+
+def _of_struct(kind: inspect.StructType) -> _Cleaner | None:
+    cleaners = [
+        (field.name, cleaner)
+        for field in kind.fields
+        if field.name not in _AS_THEY_ARE and (cleaner := _cleaner_of(field.type)) is not None
+    ]
+
+    def cleaned(struct: msgspec.Struct) -> msgspec.Struct:
+        changed = {}
+        for name, cleaner in cleaners:
+            before = getattr(struct, name)
+            after = cleaner(before)
+            if after is not before:
+                changed[name] = after
+        return msgspec.structs.replace(struct, **changed) if changed else struct
+
+    return cleaned if cleaners else None
+
+
+def _of_items(cleaner: _Cleaner | None) -> _Cleaner | None:
+    def cleaned(items: Any) -> Any:
+        after = [one(item) for item in items]
+        changed = any(new is not old for new, old in zip(after, items, strict=True))
+        return type(items)(after) if changed else items
+
+    if cleaner is None:
+        return None
+    one = cleaner
+    return cleaned
+
+
+def _of_dict(of_key: _Cleaner | None, of_value: _Cleaner | None) -> _Cleaner | None:
+    def cleaned(items: dict[Any, Any]) -> dict[Any, Any]:
+        return {
+            of_key(key) if of_key else key: of_value(value) if of_value else value
+            for key, value in items.items()
+        }
+
+    if of_key is None and of_value is None:
+        return None
+    # Rarely there, and small, so it is made anew if it has anything.
+    return lambda items: cleaned(items) if items else items

@@ -13,8 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from netstorm.protocol.frames import Buffer, Checksum
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Checksum, Peer
 from netstorm.protocol.messages import Hello, Member, Message
 from netstorm.pslite.waiting_bytes import WaitingBytes
 

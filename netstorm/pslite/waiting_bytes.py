@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from netstorm.errors import NoRoom
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 
 __all__ = ["OF_MESSAGE", "Charge", "WaitingBytes"]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.chunks import ChunkSizes
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.codecs import ChunkSizes
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.security.scheduler_proof import proof_for_resume
 from netstorm.scheduler.failures.failed_links import LinkFailures
 from netstorm.scheduler.failures.link_suspicions import LinkSuspicions

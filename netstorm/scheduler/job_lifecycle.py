@@ -9,7 +9,7 @@ from typing import Final
 
 from netstorm.errors import NetStormError
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Disconnect
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.job_phase import Outcome, Phase

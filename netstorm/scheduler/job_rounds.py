@@ -13,8 +13,7 @@ import msgspec
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
-from netstorm.protocol.chunks import ChunkSizes
-from netstorm.protocol.collectives import granted_by
+from netstorm.protocol.codecs import ChunkSizes, granted_by
 from netstorm.scheduler.membership.members import Members
 from netstorm.scheduler.outbox import Outbox
 from netstorm.scheduler.policies.policy_check import check_policy

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from netstorm.observe.counters import Counters
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member
 from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
 from netstorm.scheduler.awareness.network_estimate import LinkEstimate

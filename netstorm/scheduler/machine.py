@@ -18,8 +18,7 @@ import msgspec
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, not_authorised
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse, refuse_other_key
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_resume
 from netstorm.scheduler.job import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.job_lifecycle import JobLifecycle
 from netstorm.scheduler.membership.process_registry import ProcessRegistry

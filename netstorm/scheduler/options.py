@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from netstorm.protocol.chunks import ITEM_BYTES, ChunkSizes
+from netstorm.protocol.codecs import ITEM_BYTES, ChunkSizes
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.settings import Settings, declarations
 

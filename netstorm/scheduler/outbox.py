@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import Instruction, Send
 from netstorm.scheduler.replay_log.records import Record

@@ -25,7 +25,7 @@ from netstorm.kvstore.operations import (
     PushOperation,
     StatesOperation,
 )
-from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.node import SimulatedNode

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.errors import UsageError
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies.assumptions import InitialAssumptions
 from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions

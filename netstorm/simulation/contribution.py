@@ -9,7 +9,7 @@ import numpy as np
 
 from netstorm.compression.rows import Rows
 from netstorm.kvstore.forms import Form, Key, RowParts, Values
-from netstorm.protocol.chunks import ROW_SPARSE, row_length
+from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.simulation.pending import Array
 
 __all__ = ["Contribution", "contribution_of_rows", "contribution_of_values"]

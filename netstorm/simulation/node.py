@@ -15,7 +15,7 @@ from netstorm.kvstore.calls import Exchange, GroupCalls
 from netstorm.kvstore.forms import Key, Quantised
 from netstorm.kvstore.node import GeneralNode, State
 from netstorm.kvstore.operations import Operation, ReceiveOperation, SendOperation
-from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import LossTerms
 from netstorm.pslite.clock.virtual_time import Timeline
 from netstorm.simulation.contribution import Contribution, contribution_of_rows, contribution_of_values

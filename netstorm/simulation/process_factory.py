@@ -14,7 +14,7 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, explicit_job_settings, meter_options
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.observe.counters import Counters
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Machine

@@ -16,8 +16,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, decode_body, encode_body, seal
-from netstorm.protocol.ids import SCHEDULER, Peer, bits_to_wire
+from netstorm.protocol.frames import SCHEDULER, Buffer, Peer, bits_to_wire, decode_body, encode_body, seal
 from netstorm.pslite.machine import Connect, Instruction, Send
 from netstorm.pslite.van.interface import Connection
 from netstorm.simulation.cluster import SimulatedCluster

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.frames import Buffer, Peer, bits_to_wire
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import URGENT, Admission, Admit, Connect, Disconnect, Instruction, Order, Send

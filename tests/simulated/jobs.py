@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.protocol.codecs import ITEM_BYTES
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.detours import hops_of
 from netstorm.topology.policy import Detour, Policy, Tree

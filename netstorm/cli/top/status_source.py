@@ -19,7 +19,7 @@ from netstorm.addresses import host_port, is_loopback, plain_address, split_host
 from netstorm.cli.addresses import split_address
 from netstorm.cli.top.http_access import HttpAccess
 from netstorm.errors import Unavailable, UsageError
-from netstorm.protocol.texts import clean
+from netstorm.protocol.frames import clean
 from netstorm.scheduler.observe.status import JobStatus
 from netstorm.settings import Settings
 

@@ -26,8 +26,7 @@ from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import AsyncOperation, Outbox
 from netstorm.kvstore.paths.routes import check_route, forwarded, queue_order
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import (
     Applied,
     CopiesHeld,

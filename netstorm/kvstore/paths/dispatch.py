@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from netstorm.observe.counters import Counters
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Part
 from netstorm.pslite.machine import Order, Send
 from netstorm.pslite.session.link_state import Links, LinkState

@@ -22,8 +22,7 @@ import msgspec
 
 from netstorm.errors import ProtocolViolation
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Delivered, FailedLinks, Part, Phase, Push, Routed, States, Value
 from netstorm.pslite.machine import URGENT, Instruction, Order, Send
 from netstorm.pslite.waiting_bytes import Charge, WaitingBytes

@@ -30,7 +30,7 @@ from netstorm.observe.trace import Trace, trace_path
 from netstorm.observe.web import WebServer
 from netstorm.observe.web_access import WebAccess
 from netstorm.observe.web_refusals import WebRefusals
-from netstorm.protocol.ids import SCHEDULER, UNKNOWN
+from netstorm.protocol.frames import SCHEDULER, UNKNOWN
 from netstorm.protocol.messages import Measured, NodeStatus
 from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
 from netstorm.pslite.clock.source import Address

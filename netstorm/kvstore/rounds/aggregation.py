@@ -24,10 +24,8 @@ from netstorm.kvstore.rounds.outgoing import ChunkMoves, Outgoing, Owner, Takeov
 from netstorm.kvstore.rounds.round import CompleteRounds, OrderedRound, Round, has_sent
 from netstorm.kvstore.rounds.views import ViewChanges, lost_error
 from netstorm.observe.counters import Counters
-from netstorm.protocol.chunks import UNDETERMINED_FORM
-from netstorm.protocol.collectives import ELEMENT_BYTES
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer, bits_from_wire, ranks_in
+from netstorm.protocol.codecs import ELEMENT_BYTES, UNDETERMINED_FORM
+from netstorm.protocol.frames import Buffer, Peer, bits_from_wire, ranks_in
 from netstorm.protocol.messages import (
     ANY_RULE,
     CallsWaiting,

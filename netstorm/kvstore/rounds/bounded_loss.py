@@ -26,8 +26,7 @@ from netstorm.kvstore.forms import STORED, Array, Collective, Dense, Form, Key, 
 from netstorm.kvstore.rounds.outgoing import Outgoing, Owner, PartTag
 from netstorm.kvstore.rounds.round import Round, RoundLoss
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import Buffer, ranks_in
 from netstorm.protocol.messages import LossTerms, Part, Phase
 
 __all__ = [

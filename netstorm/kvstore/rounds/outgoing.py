@@ -17,8 +17,7 @@ from netstorm.kvstore.paths.dispatch import Dispatch
 from netstorm.kvstore.paths.routes import forwarded_send, reroute_part
 from netstorm.kvstore.rounds.round import Round
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer, Checksum
-from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.frames import Buffer, Checksum, Peer, bits_to_wire
 from netstorm.protocol.messages import LossTerms, Moved, Part, Phase
 from netstorm.pslite.machine import Order, Send, TakeBack
 from netstorm.topology.look_ahead import Withholding

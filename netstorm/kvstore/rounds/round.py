@@ -8,10 +8,8 @@ import msgspec
 
 from netstorm.kvstore.forms import ChunkSum, Form, Key, Layout, Sum, Values, ZeroSum
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.chunks import UNDETERMINED_FORM
-from netstorm.protocol.collectives import Element
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.codecs import UNDETERMINED_FORM, Element
+from netstorm.protocol.frames import Buffer, ranks_in
 from netstorm.protocol.messages import LossTerms
 from netstorm.topology.look_ahead import LookAheadSpan
 from netstorm.topology.policy import Plan

@@ -15,8 +15,7 @@ from netstorm.errors import OtherProtocol, ProtocolViolation
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import PROTOCOL_VERSION, SPEAKS_VERSION, tag_in
-from netstorm.protocol.ids import UNKNOWN, Peer
+from netstorm.protocol.frames import PROTOCOL_VERSION, SPEAKS_VERSION, UNKNOWN, Peer, tag_in
 from netstorm.pslite.endpoint.endpoint_context import EndpointContext
 from netstorm.pslite.endpoint.link_statistics import LinkStatistics
 from netstorm.pslite.endpoint.local_process import LocalProcess

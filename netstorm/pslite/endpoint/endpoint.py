@@ -17,8 +17,7 @@ from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, Header, checksum, encode_body, open_frames, seal
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Header, Peer, checksum, encode_body, open_frames, seal
 from netstorm.pslite.endpoint.acceptor import Acceptor
 from netstorm.pslite.endpoint.endpoint_context import EndpointContext
 from netstorm.pslite.endpoint.link_statistics import LinkStatistics

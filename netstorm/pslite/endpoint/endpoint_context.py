@@ -9,7 +9,7 @@ from typing import Final
 
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.endpoint.local_process import LocalProcess
 from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.endpoint.traffic_observer import TrafficObserver

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.session.link_counters import LinkCounters
 
 __all__ = ["LinkStatistics"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
+from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer
 
 __all__ = ["LocalProcess"]
 

@@ -7,8 +7,7 @@ from typing import Final
 
 from netstorm.addresses import host_port
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, Header
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Header, Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.machine import Connect, Disconnect, Send
 from netstorm.pslite.session.session import Session

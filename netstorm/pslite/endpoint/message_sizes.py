@@ -10,8 +10,7 @@ from typing import Final
 
 from netstorm.errors import FrameError
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, tag_in
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Buffer, Peer, tag_in
 
 __all__ = ["SMALL", "check_size"]
 

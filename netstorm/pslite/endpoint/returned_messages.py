@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from netstorm.protocol.frames import decode_body
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer, decode_body
 from netstorm.pslite.machine import Send
 from netstorm.pslite.session.queue import Outgoing
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Hello
 from netstorm.pslite.endpoint.recent_set import RecentSet
 from netstorm.pslite.session.accepted import AcceptedSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 
 __all__ = ["TrafficObserver"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint.endpoint_context import EndpointContext
 from netstorm.pslite.endpoint.session_table import SessionTable
 from netstorm.pslite.machine import ConnectionWatcher, Inquire

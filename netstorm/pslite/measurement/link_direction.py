@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.measurement.access_line import AccessLineDetector, Contention, slices
 from netstorm.pslite.measurement.bbr_restart import BbrRestart
 from netstorm.pslite.measurement.busy_periods import BusyLink

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.pslite.measurement.estimate import Estimate
 from netstorm.pslite.measurement.latency import LatencyEstimator

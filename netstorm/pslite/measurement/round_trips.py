@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 
 __all__ = ["RoundTrips"]
 

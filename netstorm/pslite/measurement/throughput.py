@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import THROUGHPUT_PERIOD_S, LinkThroughput, ThroughputReport
 from netstorm.pslite.measurement.tcp_progress import Progress
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from netstorm.observe.counters import Counters
 from netstorm.observe.trace import Trace
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.endpoint.logged_endpoint import LoggedEndpoint
 from netstorm.pslite.endpoint.stack import Stack

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.session.link_counters import LinkCounters
 from netstorm.pslite.session.session import Session, SessionContext
 from netstorm.pslite.session.states import Event, State

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 
 __all__ = ["Dispatcher", "LinkState", "Links"]
 

@@ -7,7 +7,7 @@ import math
 from netstorm.addresses import host_port, is_loopback
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.session.link_counters import LinkCounters
 from netstorm.pslite.session.queue import Outgoing
 from netstorm.pslite.session.session import Session, SessionContext

@@ -7,8 +7,7 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from netstorm.errors import NoRoom, ProtocolViolation
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Message
 from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
 

@@ -15,8 +15,7 @@ from typing import Final, Protocol
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import encode_body, seal
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer, encode_body, seal
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.link_counters import LinkCounters
 from netstorm.pslite.session.query_timer import QueryTimer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from netstorm.observe.trace import Delivery, Trace
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.session.queue import Outgoing
 from netstorm.pslite.session.sending import OnAcknowledged, SendingHalf
 from netstorm.pslite.session.window import Window

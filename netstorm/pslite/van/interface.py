@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias
 
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Peer
 from netstorm.pslite.measurement.tcp_progress import Progress
 
 __all__ = ["Broken", "Connection", "Received", "Transmitter", "Van", "VanEvent", "progress_by_peer"]

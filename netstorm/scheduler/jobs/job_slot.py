@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.jobs.link_shares import Claim
 from netstorm.scheduler.machine import SchedulerMachine

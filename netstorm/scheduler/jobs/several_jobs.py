@@ -22,8 +22,7 @@ from netstorm.errors import PeerError, UsageError
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import not_authorised
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret
 from netstorm.scheduler.job_lifecycle import abort_reason

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from netstorm.errors import PeerError
-from netstorm.protocol.texts import printable
+from netstorm.protocol.frames import printable
 
 __all__ = ["LONGEST_LINE", "LaunchedRanks", "RankEnded", "read_rank_ended", "shortened"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member, Message
 from netstorm.pslite.machine import Inquire
 from netstorm.scheduler.membership.liveness import Liveness

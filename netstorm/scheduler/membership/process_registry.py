@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 
 __all__ = ["ProcessRegistry"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from netstorm.observe.counters import Counters
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member, PeerGone
 from netstorm.pslite.machine import Disconnect
 from netstorm.scheduler.membership.member_texts import describe_member, list_some

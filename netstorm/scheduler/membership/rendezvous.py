@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.addresses import is_loopback
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Join, Member
 from netstorm.scheduler.membership.join_checks import join_problem
 from netstorm.scheduler.membership.member_texts import format_address, list_some

@@ -8,7 +8,7 @@ from typing import Final
 
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Disconnect, Inquire
 from netstorm.scheduler.membership.barriers import REMIND_EVERY_S
 from netstorm.scheduler.membership.liveness import busy_text

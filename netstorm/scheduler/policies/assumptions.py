@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from netstorm.protocol.chunks import ChunkSizes
+from netstorm.protocol.codecs import ChunkSizes
 from netstorm.scheduler.rounds.key_registry import KeyRegistry
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Options

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from netstorm.errors import SettingsError
-from netstorm.protocol.chunks import SLOT_ELEMENT_BYTES, ChunkSizes
+from netstorm.protocol.codecs import SLOT_ELEMENT_BYTES, ChunkSizes
 from netstorm.scheduler.options import chunk_sizes
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
 from netstorm.settings import Settings

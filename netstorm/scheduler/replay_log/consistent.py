@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
-from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.protocol.codecs import ITEM_BYTES
 from netstorm.protocol.messages import KeySpec, Member
 from netstorm.scheduler.replay_log import records as r
 from netstorm.topology.policy import Policy

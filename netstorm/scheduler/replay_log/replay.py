@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from netstorm.errors import UsageError
-from netstorm.protocol.collectives import granted_at_first
+from netstorm.protocol.codecs import granted_at_first
 from netstorm.protocol.messages import Departure, KeyGrant, KeySpec, Member
 from netstorm.scheduler.replay_log import records as r
 from netstorm.scheduler.replay_log.consistent import contradiction

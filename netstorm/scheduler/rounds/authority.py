@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from netstorm.errors import NotAuthorised, ProtocolViolation
-from netstorm.protocol.chunks import COLLECTIVE
-from netstorm.protocol.ids import bits_from_wire
+from netstorm.protocol.codecs import COLLECTIVE
+from netstorm.protocol.frames import bits_from_wire
 from netstorm.protocol.messages import (
     CallTimedOut,
     Moved,

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 from netstorm.protocol.messages import CallTimedOut, WaitingCall
 
 __all__ = ["CallConflict", "CallOrder"]

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.chunks import COLLECTIVE
-from netstorm.protocol.collectives import granted_at_first, granted_by, rounds_under_way
-from netstorm.protocol.ids import bits_of
+from netstorm.protocol.codecs import COLLECTIVE, granted_at_first, granted_by, rounds_under_way
+from netstorm.protocol.frames import bits_of
 from netstorm.protocol.messages import ANY_RULE, Binding, KeySpec, RoundBegun
 from netstorm.topology.policy import Policy
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.chunks import (
+from netstorm.protocol.codecs import (
     COLLECTIVE,
+    FACTORS,
     ITEM_BYTES,
     LEAST_FACTORS,
     QUANTISED,
@@ -22,7 +23,6 @@ from netstorm.protocol.chunks import (
     row_length,
     slot_of,
 )
-from netstorm.protocol.codecs import FACTORS
 from netstorm.protocol.messages import KeyGrant, KeySpec
 
 __all__ = ["KeyConflict", "KeyRegistry"]

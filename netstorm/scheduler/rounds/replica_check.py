@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from netstorm.protocol.ids import bits_of
+from netstorm.protocol.frames import bits_of
 
 __all__ = ["Drift", "ReplicaCheck"]
 

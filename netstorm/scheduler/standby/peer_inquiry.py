@@ -14,7 +14,7 @@ from typing import Final
 
 from netstorm.addresses import host_port
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import UNKNOWN, Peer
+from netstorm.protocol.frames import UNKNOWN, Peer
 from netstorm.pslite.machine import Connect, Disconnect, Instruction, Send
 from netstorm.pslite.security.handshake_texts import is_about_keys
 from netstorm.pslite.security.scheduler_proof import proof_for_offer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.protocol.codecs import ITEM_BYTES
 from netstorm.protocol.messages import JobReport, Resume
 from netstorm.scheduler.rounds.key_registry import MOST_KEYS
 

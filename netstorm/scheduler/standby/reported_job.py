@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from netstorm.addresses import host_port
-from netstorm.protocol.collectives import granted_at_first
-from netstorm.protocol.messages import Departure, KeyGrant, KeySpec, Member, Resume
-from netstorm.protocol.messages.resuming import JobReport
+from netstorm.protocol.codecs import granted_at_first
+from netstorm.protocol.messages import Departure, JobReport, KeyGrant, KeySpec, Member, Resume
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log.records import Began
 from netstorm.scheduler.replay_log.replay import ReplayedJob, departure_text

@@ -20,8 +20,7 @@ from netstorm.errors import PeerError
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
+from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.machine import SchedulerMachine

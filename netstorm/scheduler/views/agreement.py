@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.ids import bits_from_wire, bits_to_wire, ranks_in
+from netstorm.protocol.frames import bits_from_wire, bits_to_wire, ranks_in
 from netstorm.protocol.messages import Recovery, RoundResults, ViewAgreed, ViewReport
 
 __all__ = ["Agreement"]

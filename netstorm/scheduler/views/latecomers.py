@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.protocol.messages import Member
 from netstorm.scheduler.membership.join_checks import join_problem
 from netstorm.scheduler.membership.member_texts import list_some

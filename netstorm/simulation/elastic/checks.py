@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.frames import checksum
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import checksum, ranks_in
 from netstorm.simulation.elastic.values import ExactValues, KeyUse
 from netstorm.simulation.node import SimulatedNode
 from netstorm.simulation.pending import Array

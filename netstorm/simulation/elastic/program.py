@@ -19,10 +19,8 @@ from netstorm.kvstore.calls import Exchange, GroupCalls, Position
 from netstorm.kvstore.forms import Key, Quantised
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.state_transfer import Snapshot
-from netstorm.protocol.chunks import ROW_SPARSE
-from netstorm.protocol.collectives import Element, Reduction
-from netstorm.protocol.frames import checksum
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.codecs import ROW_SPARSE, Element, Reduction
+from netstorm.protocol.frames import checksum, ranks_in
 from netstorm.simulation.elastic.checks import ResultChecks
 from netstorm.simulation.elastic.values import THRESHOLD, KeyKind, KeyUse
 from netstorm.simulation.node import SimulatedNode

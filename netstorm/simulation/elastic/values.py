@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 from netstorm.simulation.pending import Array
 
 __all__ = ["THRESHOLD", "ExactValues", "KeyKind", "KeyUse"]

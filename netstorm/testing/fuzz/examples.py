@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from netstorm.protocol.messages.kinds import Message
+from netstorm.protocol.messages import Message
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree

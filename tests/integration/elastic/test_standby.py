@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 from netstorm.settings import Settings
 
 runtime = Runtime(Settings.from_environment())

@@ -9,7 +9,7 @@ import sys
 import time
 
 from netstorm.errors import Closed
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Send
 from netstorm.testing.recorder import part
 from tests.integration.pslite.processes import RealProcess, wait_until

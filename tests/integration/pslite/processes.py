@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from netstorm import clock
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.endpoint.stack import Stack
 from netstorm.pslite.machine import Connect, Instruction

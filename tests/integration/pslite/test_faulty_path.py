@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Send
 from netstorm.testing.recorder import part
 from netstorm.testing.tcp_proxy import TcpProxy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Send
 from netstorm.testing.recorder import part
 from tests.integration.pslite.processes import RealProcess, wait_until

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import Closed
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Call, Disconnect, Send
 from netstorm.testing.recorder import Recorder, part
 from tests.integration.pslite.processes import RealProcess, wait_until

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import netstorm
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Become, Connect, Disconnect, Instruction, Refuse, Send
 from netstorm.pslite.process.driver import start_driver
 from netstorm.settings import Settings

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import checksum, encode_body, open_frames, seal
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer, checksum, encode_body, open_frames, seal
 from netstorm.pslite.process.driver import Driver
 from netstorm.pslite.van.interface import Broken, Connection, Received
 from tests.integration.security.test_impersonation import KEY, hello, node_of, started, user_of

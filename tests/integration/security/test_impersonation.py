@@ -16,8 +16,7 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import encode_body, open_frames, seal
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer, encode_body, open_frames, seal
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.curve import CurveKeys, key_text

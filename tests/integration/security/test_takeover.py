@@ -12,8 +12,7 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import encode_body, open_frames, seal
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER, encode_body, open_frames, seal
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_offer, proof_for_resume

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 from netstorm.protocol.messages import LossTerms
 from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.jobs import random_detours, random_policy

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from netstorm.kvstore.calls import Exchange, GroupCalls
-from netstorm.protocol.collectives import Element, Reduction
+from netstorm.protocol.codecs import Element, Reduction
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Pending
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from netstorm.errors import Disagreement, UnevenRounds, WaitTimeout
-from netstorm.protocol.collectives import Element, Reduction
+from netstorm.protocol.codecs import Element, Reduction
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Pending
 from netstorm.testing.faults import Corrupt, Reset

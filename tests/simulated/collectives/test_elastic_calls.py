@@ -9,7 +9,7 @@ import numpy as np
 
 from netstorm.kvstore.calls import GroupCalls, Position
 from netstorm.kvstore.state_transfer import Snapshot
-from netstorm.protocol.collectives import Element, Reduction
+from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.frames import checksum
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.node import SimulatedNode

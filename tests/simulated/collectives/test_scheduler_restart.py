@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netstorm.protocol.collectives import Element
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.codecs import Element
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree

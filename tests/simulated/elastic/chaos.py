@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.elastic.checks import ResultChecks
 from netstorm.simulation.elastic.program import ElasticProgram, ProgramPlan

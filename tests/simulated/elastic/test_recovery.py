@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.protocol.frames import open_frames
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER, open_frames
 from netstorm.protocol.messages import ViewAgreed
 from netstorm.simulation.process_factory import host_of
 from tests.simulated.elastic.elastic_run import STEPS, ElasticRun

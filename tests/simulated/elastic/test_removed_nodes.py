@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NodeRemoved
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.elastic.elastic_run import ElasticRun
 

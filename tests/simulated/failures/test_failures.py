@@ -21,7 +21,7 @@ from netstorm.errors import (
     UnevenRounds,
     WaitTimeout,
 )
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Crash, Cut
 from netstorm.testing.strategies import fault_plans

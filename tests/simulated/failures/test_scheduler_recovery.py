@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Reset
 from tests.simulated.failures.steady_rounds import some_rounds

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import NodeLost, SchedulerLost
-from netstorm.protocol.frames import open_frames
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER, open_frames
 from netstorm.protocol.messages import Part
 from netstorm.scheduler.replay_log.records import MAGIC, encode, read
 from netstorm.simulation.cluster import SimulatedCluster

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from netstorm.protocol.frames import open_frames
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER, open_frames
 from netstorm.protocol.messages import Moved, Part
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process_factory import host_of

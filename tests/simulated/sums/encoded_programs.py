@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from netstorm.compression.registry import codec_of
 from netstorm.kvstore.state_transfer import Snapshot
-from netstorm.protocol.frames import checksum
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import checksum, ranks_in
 from netstorm.simulation.encoded_push import EncodedPushes
 from netstorm.simulation.pending import Pending
 

@@ -9,7 +9,7 @@ import pytest
 
 from netstorm.compression.codec import AGREED
 from netstorm.compression.registry import codec_of
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.encoded_push import EncodedPushes
 from netstorm.testing.codec_trees import CodecTrees

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from netstorm.kvstore.membership import StepsRequest
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.protocol.messages import StepTimes
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Pending

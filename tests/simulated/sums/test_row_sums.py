@@ -13,8 +13,8 @@ from netstorm.compression.rows import Rows, joined_rows
 from netstorm.errors import KeyMismatch
 from netstorm.kvstore.forms import Key, RowParts
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.chunks import ROW_SPARSE, row_length
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.codecs import ROW_SPARSE, row_length
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Pending
 from netstorm.testing.strategies import fault_plans

@@ -13,7 +13,7 @@ from netstorm.errors import UsageError
 from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import Member
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.pending import Pending

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.protocol.chunks import ITEM_BYTES
+from netstorm.protocol.codecs import ITEM_BYTES
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Breaks, Corrupt, Reset
 from netstorm.testing.strategies import fault_plans, networks

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Change, Network, Node, Rank
 

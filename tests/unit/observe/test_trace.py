@@ -7,8 +7,7 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.observe.trace import Delivery, Trace, join_traces, trace_path
-from netstorm.protocol.frames import encode_body
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer, encode_body
 from netstorm.protocol.messages import Heartbeat, Part, Phase
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.protocol.chunks import COLLECTIVE, ROW_SPARSE
-from netstorm.protocol.collectives import (
+from netstorm.protocol.codecs import (
+    COLLECTIVE,
     ELEMENT_BYTES,
     MOST_BYTES,
     MOST_SEGMENTS,
+    ROW_SPARSE,
     Element,
     Reduction,
     Signature,

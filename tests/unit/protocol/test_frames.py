@@ -21,13 +21,13 @@ from netstorm.protocol.frames import (
     PROTOCOL_VERSION,
     Checksum,
     checksum,
+    clean,
     decode_body,
     encode_body,
     open_frames,
     seal,
     tag_in,
 )
-from netstorm.protocol.texts import clean
 from netstorm.testing.fuzz.examples import example
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree

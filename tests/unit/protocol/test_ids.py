@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.ids import bits_from_wire, bits_of, bits_to_wire, ranks_in
+from netstorm.protocol.frames import bits_from_wire, bits_of, bits_to_wire, ranks_in
 
 rank_sets = st.sets(st.integers(0, 500))
 

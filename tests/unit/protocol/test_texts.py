@@ -14,8 +14,7 @@ from msgspec import inspect
 from netstorm.observe.counters import Counters
 from netstorm.observe.drops import Drops
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import encode_body, open_frames, seal
-from netstorm.protocol.texts import clean, printable
+from netstorm.protocol.frames import clean, encode_body, open_frames, printable, seal
 from netstorm.topology.policy import Policy
 from tests.unit.scheduler.driving import star
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from netstorm.errors import NoRoom
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.waiting_bytes import WaitingBytes
 
 ONE, TWO, THREE = Peer(1), Peer(2), Peer(3)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Inquire, Refuse, Send
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.protocol.chunks import ChunkSizes
+from netstorm.protocol.codecs import ChunkSizes
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.settings import Settings
 

@@ -8,8 +8,7 @@ import pytest
 from netstorm.errors import NotAuthorised
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, may_send
-from netstorm.protocol.frames import decode_body
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER, decode_body
 from netstorm.pslite.machine import Admit, Refuse
 from netstorm.testing.fuzz.examples import example, message_classes
 from tests.unit.scheduler.driving import Driven, running

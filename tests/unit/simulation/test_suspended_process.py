@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from netstorm.protocol.ids import SCHEDULER
+from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Busy, Fault, Reset
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import FrameError, UsageError
-from netstorm.protocol.frames import encode_body, open_frames, seal
+from netstorm.protocol.frames import encode_body, open_frames, printable, seal
 from netstorm.protocol.messages import NewPolicy
-from netstorm.protocol.texts import printable
 from netstorm.topology import Plan, Policy, Rank, Tree
 from netstorm.topology.policy import MAX_DETOURS, MAX_EXPLORERS, Detour
 

@@ -27,7 +27,7 @@ from netstorm.frontends.mxnet.store.row_arrays import (
 from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.chunks import QUANTISED, ROW_SPARSE
+from netstorm.protocol.codecs import QUANTISED, ROW_SPARSE
 
 __all__ = ["AsyncEntry", "AsyncRowEntry"]
 

@@ -24,7 +24,7 @@ from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push
 from netstorm.kvstore.asynchronous.blocks import Gradient, chunks_of, extent, has_whole_rows
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.process.runtime import Runtime, after_close
-from netstorm.protocol.chunks import ROW_SPARSE, row_length
+from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import Buffer
 
 __all__ = ["Owner"]

@@ -18,7 +18,7 @@ from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.process.elastic import collect_from_owners
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.codecs import ROW_SPARSE
 
 __all__ = ["SavedEntry", "collect_entries"]
 

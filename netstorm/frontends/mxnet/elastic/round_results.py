@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from netstorm.compression.rows import Rows
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 
 __all__ = ["FollowedEntry", "RoundResults"]
 

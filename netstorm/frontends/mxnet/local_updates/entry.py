@@ -29,7 +29,7 @@ from netstorm.kvstore.calls import EncodedSum, Sites, SiteSums, TensorCalls, run
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Done, Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.codecs import COLLECTIVE
 
 __all__ = ["DueAverage", "LocalEntry", "check_averages", "site_sums"]
 

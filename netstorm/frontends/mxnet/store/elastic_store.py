@@ -15,7 +15,7 @@ from netstorm.frontends.mxnet.store.checkpointed_store import CheckpointedStore
 from netstorm.frontends.mxnet.store.key_table import AnyEntry
 from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.process.runtime import before_finish
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 
 __all__ = ["ElasticStore"]
 

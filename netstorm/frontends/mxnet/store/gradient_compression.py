@@ -21,7 +21,7 @@ from netstorm.frontends.mxnet.engine.operations import NDArray
 from netstorm.kvstore.calls import Agreed, EncodedSum, TensorKeys, encoded_keys
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.runtime import Runtime, describe_compression
-from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.codecs import ROW_SPARSE
 
 __all__ = ["EncodedKey", "GradientCompression", "Residual", "compression_of"]
 

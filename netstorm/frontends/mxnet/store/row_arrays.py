@@ -15,7 +15,7 @@ from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
 from netstorm.kvstore.forms import Key, RowParts
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.chunks import row_length
+from netstorm.protocol.codecs import row_length
 
 __all__ = [
     "check_rows",

@@ -17,7 +17,7 @@ from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.codecs import ROW_SPARSE
 
 __all__ = ["RowEntry", "RowPushes"]
 

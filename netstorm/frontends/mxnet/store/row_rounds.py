@@ -15,7 +15,7 @@ from netstorm.frontends.mxnet.store.row_arrays import sorted_rows, write_rows
 from netstorm.kvstore.forms import Key, RowParts
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.codecs import ROW_SPARSE
 
 __all__ = ["Follow", "RowRounds"]
 

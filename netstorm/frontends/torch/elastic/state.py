@@ -20,7 +20,7 @@ from netstorm.frontends.torch.startup import before_leaving
 from netstorm.kvstore.calls import Position
 from netstorm.kvstore.process.elastic import JobState
 from netstorm.kvstore.process.runtime import before_finish
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.frames import ranks_in
 
 __all__ = ["ElasticState"]
 

@@ -28,7 +28,7 @@ from netstorm.frontends.torch.process_group.work import CallWork
 from netstorm.kvstore.calls import EncodedSum
 from netstorm.kvstore.operations import Done
 from netstorm.kvstore.process.runtime import describe_compression
-from netstorm.protocol.collectives import Reduction
+from netstorm.protocol.codecs import Reduction
 
 __all__ = ["ENCODED", "Description", "Descriptions", "EncodedAverages", "described_codec"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from netstorm.protocol.collectives import Element, Reduction, can_reduce
+from netstorm.protocol.codecs import Element, Reduction, can_reduce
 
 __all__ = ["NAMES", "element_of", "reduction_name", "reduction_of", "type_name"]
 

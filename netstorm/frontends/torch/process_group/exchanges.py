@@ -24,7 +24,7 @@ from netstorm.frontends.torch.process_group.elements import NAMES, element_of, t
 from netstorm.frontends.torch.process_group.memory import array_of, described
 from netstorm.kvstore.calls import Exchange
 from netstorm.kvstore.forms import Segments
-from netstorm.protocol.collectives import Element, Reduction
+from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.messages import LossTerms
 
 __all__ = ["Exchanges"]

@@ -26,8 +26,7 @@ from netstorm.kvstore.operations import (
     SendOperation,
 )
 from netstorm.kvstore.process.runtime import CompletionThread, Runtime
-from netstorm.protocol.chunks import COLLECTIVE
-from netstorm.protocol.collectives import Element, Reduction
+from netstorm.protocol.codecs import COLLECTIVE, Element, Reduction
 
 __all__ = ["Member", "after_all", "copy_back"]
 

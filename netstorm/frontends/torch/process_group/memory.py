@@ -15,7 +15,7 @@ import torch
 
 from netstorm.frontends.torch.process_group.elements import type_name
 from netstorm.kvstore.forms import STORED
-from netstorm.protocol.collectives import Element
+from netstorm.protocol.codecs import Element
 
 __all__ = ["Staged", "array_of", "described"]
 

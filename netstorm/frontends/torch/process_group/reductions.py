@@ -20,7 +20,7 @@ from netstorm.frontends.torch.process_group.member import after_all
 from netstorm.frontends.torch.process_group.sparse import SparseSums
 from netstorm.frontends.torch.process_group.staging import staged
 from netstorm.frontends.torch.process_group.work import CallWork
-from netstorm.protocol.collectives import Reduction
+from netstorm.protocol.codecs import Reduction
 from netstorm.protocol.messages import LossTerms
 
 __all__ = ["Reductions"]

@@ -12,7 +12,7 @@ from netstorm.compression.rows import Rows
 from netstorm.frontends.mxnet.elastic.round_results import RoundResults
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.chunks import ROW_SPARSE
+from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.messages import KeyGrant
 
 

@@ -16,8 +16,7 @@ from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.asynchronous.server import Serving
 from netstorm.kvstore.operations import Done, Outbox, PullOperation, PushOperation, StatesOperation
 from netstorm.observe.counters import Counters
-from netstorm.protocol.frames import Buffer
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Applied, HeldClocks, Pull, States, Tick, Value
 from netstorm.pslite.waiting_bytes import WaitingBytes
 from tests.unit.kvstore.asynchronous.test_owners import key, push

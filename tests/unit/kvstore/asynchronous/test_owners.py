@@ -10,7 +10,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import Block, Clocks, Owners, chunks_of
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.paths.routes import check_route, forwarded, reroute_message
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import KeyGrant, Push, Tick
 from netstorm.pslite.machine import Send
 

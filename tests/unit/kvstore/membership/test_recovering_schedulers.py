@@ -7,7 +7,7 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.membership import RecoveringSchedulers, Roster
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import UNKNOWN, Peer
+from netstorm.protocol.frames import UNKNOWN, Peer
 from netstorm.pslite.machine import Admit, Connect, Refuse, Send
 from tests.unit.kvstore.membership.test_scheduler_session import STAR, Session, resume
 

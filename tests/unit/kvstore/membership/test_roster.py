@@ -5,9 +5,8 @@ from __future__ import annotations
 from netstorm.kvstore.forms import Collective, Key
 from netstorm.kvstore.membership import Roster
 from netstorm.kvstore.operations import CollectiveCall, Operation
-from netstorm.protocol.chunks import COLLECTIVE
-from netstorm.protocol.collectives import Element, Reduction, Signature
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.codecs import COLLECTIVE, Element, Reduction, Signature
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Hello, Member
 from netstorm.pslite.machine import Admit, NotYet, Refuse
 

@@ -9,7 +9,7 @@ from netstorm.kvstore.node import GeneralNode, State
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Become, Call, Connect, Disconnect, NotYet, Refuse, Send
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree

@@ -10,8 +10,7 @@ from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, may_send
-from netstorm.protocol.frames import decode_body
-from netstorm.protocol.ids import SCHEDULER, UNKNOWN, Peer
+from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer, decode_body
 from netstorm.pslite.machine import Admit, Connect, Refuse, Send
 from netstorm.testing.fuzz.examples import example, message_classes
 from netstorm.topology.network import Rank

@@ -7,7 +7,7 @@ import pytest
 from netstorm.errors import UsageError
 from netstorm.kvstore.calls import CallPositions, GroupCalls
 from netstorm.kvstore.forms import Key
-from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.codecs import COLLECTIVE
 from tests.unit.kvstore.operations.test_group_calls import exchange
 
 SMALL, LARGE = 10, 1_000_000

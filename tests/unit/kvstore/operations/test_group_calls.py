@@ -10,8 +10,7 @@ import pytest
 from netstorm.errors import UsageError
 from netstorm.kvstore.calls import Exchange, GroupCalls
 from netstorm.kvstore.forms import Key
-from netstorm.protocol.chunks import COLLECTIVE
-from netstorm.protocol.collectives import Element, Reduction
+from netstorm.protocol.codecs import COLLECTIVE, Element, Reduction
 
 
 def calls_of(members: tuple[int, ...], size: int) -> tuple[GroupCalls, list[Key]]:

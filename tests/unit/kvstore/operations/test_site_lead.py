@@ -11,7 +11,7 @@ from netstorm.errors import NodeLost
 from netstorm.kvstore.calls import SiteLead, Sites, SiteSums
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Done, Operation
-from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.codecs import COLLECTIVE
 
 VALUES = np.zeros(3, np.float32)
 

@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.kvstore.paths.dispatch import MAX_IN_FLIGHT, AuxiliaryOptions, Dispatch, part_id
 from netstorm.observe.counters import Counters
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Part, Phase
 from netstorm.pslite.machine import Send
 from netstorm.pslite.session.link_state import LinkState

@@ -11,7 +11,7 @@ from netstorm.errors import NoRoom
 from netstorm.kvstore.paths.routes import KnownRoutes
 from netstorm.observe.counters import Counters
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.waiting_bytes import WaitingBytes
 from netstorm.testing.recorder import part
 from netstorm.topology.network import Rank

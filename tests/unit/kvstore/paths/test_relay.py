@@ -13,7 +13,7 @@ from netstorm.kvstore.paths.routes import (
     relay_confirmation,
     reroute_part,
 )
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Delivered, Part, Phase
 from netstorm.pslite.machine import Send
 

@@ -11,9 +11,8 @@ from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.observe.counters import Counters
-from netstorm.protocol.chunks import UNDETERMINED_FORM
-from netstorm.protocol.frames import checksum
-from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.codecs import UNDETERMINED_FORM
+from netstorm.protocol.frames import Peer, bits_to_wire, checksum
 from netstorm.protocol.messages import Binding, KeyGrant, Part, Phase
 from netstorm.pslite.machine import Call, Send
 from netstorm.topology.network import Rank

@@ -7,7 +7,7 @@ import numpy as np
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.rounds.aggregation import TopologyRequests
 from netstorm.kvstore.rounds.round import Round
-from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import KeyGrant, RoundBegun
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Plan, Policy, Tree

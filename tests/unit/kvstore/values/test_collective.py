@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.kvstore.forms import STORED, ChunkSum, Collective, Layout, narrowed, widened
-from netstorm.protocol.collectives import Element, Reduction, Signature, can_reduce
+from netstorm.protocol.codecs import Element, Reduction, Signature, can_reduce
 from netstorm.protocol.messages import KeyGrant
 
 WHOLE = [Element.INT8, Element.INT16, Element.INT32, Element.INT64, Element.UINT8, Element.UINT64]

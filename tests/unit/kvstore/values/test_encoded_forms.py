@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from netstorm.compression.entries import Entries, decode_entries, encode_entries
 from netstorm.compression.packed_numbers import as_planes, sums_into
 from netstorm.kvstore.forms import Key, Maxima, Narrow, Packed, Sparse
-from netstorm.protocol.codecs import BFLOAT16, FLOAT16, MAXIMA, narrow, packed, sparse
-from netstorm.protocol.collectives import Element
+from netstorm.protocol.codecs import BFLOAT16, FLOAT16, MAXIMA, Element, narrow, packed, sparse
 
 KEY = Key(0, "w", (40,), "float32")
 CODECS = [narrow(FLOAT16), narrow(BFLOAT16), packed(1), packed(56), packed(254), packed(255)]

@@ -9,7 +9,7 @@ from netstorm.compression.two_bit import quantised, two_bit_planes_of
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Quantised
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
 from tests.unit.kvstore.rounds.test_aggregation import CHAIN, Ranks, legal_part
 

@@ -9,8 +9,8 @@ from netstorm.compression.rows import Rows, decode_rows, encode_rows
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Key, RowParts, RowSparse
 from netstorm.kvstore.rounds.aggregation import check_part
-from netstorm.protocol.chunks import ROW_SPARSE
-from netstorm.protocol.ids import Peer, bits_to_wire
+from netstorm.protocol.codecs import ROW_SPARSE
+from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import KeyGrant, Part, Phase
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Plan, Policy, Tree

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import PROTOCOL_VERSION, encode_body, open_frames, seal
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import PROTOCOL_VERSION, SCHEDULER, Peer, encode_body, open_frames, seal
 from netstorm.pslite.machine import Become, Call, NotYet, Send
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.van.interface import Connection, Received

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import FrameError
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.protocol.messages import Failed, Finished, Hello, Leave, Message
 from netstorm.pslite.endpoint.message_sizes import check_size
 from netstorm.pslite.van.interface import Connection, Received

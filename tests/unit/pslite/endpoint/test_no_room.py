@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.errors import NoRoom
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.machine import Bounded
 from netstorm.pslite.session import receiving, session

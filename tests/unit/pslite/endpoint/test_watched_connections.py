@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint.watched_connections import WatchedConnections
 from netstorm.pslite.session.states import State
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.measurement.link_meter import LinkMeter, MeterOptions
 from netstorm.pslite.measurement.tcp_progress import Progress
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.measurement.round_trips import RoundTrips
 
 A, B = Peer(1), Peer(2)

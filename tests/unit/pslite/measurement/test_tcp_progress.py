@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.measurement.busy_periods import BusyPeriod
 from netstorm.pslite.measurement.link_meter import LinkMeter, MeterOptions
 from netstorm.pslite.measurement.rate_estimator import RateEstimator

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import THROUGHPUT_PERIOD_S
 from netstorm.pslite.measurement.tcp_progress import Progress
 from netstorm.pslite.measurement.throughput import ThroughputSampler

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import open_frames
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer, open_frames
 from netstorm.pslite.machine import Admit, NotYet, Refuse
 from netstorm.pslite.session.limits import Limits
 from netstorm.pslite.session.states import TRANSITIONS, Event, State

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.observe.trace import Trace
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.session.queue import Outgoing
 from netstorm.pslite.session.sending import SendingHalf
 from netstorm.pslite.session.traced_sending import TracedSendingHalf

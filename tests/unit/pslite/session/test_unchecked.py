@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.protocol.frames import open_frames
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer, open_frames
 from netstorm.pslite.machine import Send
 from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World

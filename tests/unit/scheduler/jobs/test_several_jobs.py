@@ -8,7 +8,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Send
 from netstorm.scheduler.job_phase import Outcome, Phase
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes

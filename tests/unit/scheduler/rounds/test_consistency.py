@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
-from netstorm.protocol.chunks import COLLECTIVE
+from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.rounds.consistency import ROUNDS_AHEAD, Consistency
 from tests.unit.scheduler.driving import Driven, begun, key, running, star

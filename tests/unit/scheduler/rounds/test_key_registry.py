@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Layout
 from netstorm.protocol import messages as m
-from netstorm.protocol.chunks import ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
-from netstorm.protocol.codecs import FACTORS
+from netstorm.protocol.codecs import FACTORS, ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.rounds.key_registry import KeyConflict, KeyRegistry
 from tests.unit.scheduler.driving import begun, key, running, star

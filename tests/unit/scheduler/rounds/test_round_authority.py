@@ -7,7 +7,7 @@ import math
 import pytest
 
 from netstorm.errors import NotAuthorised, ProtocolViolation
-from netstorm.protocol.chunks import COLLECTIVE, ChunkSizes
+from netstorm.protocol.codecs import COLLECTIVE, ChunkSizes
 from netstorm.protocol.messages import (
     CallTimedOut,
     KeySpec,

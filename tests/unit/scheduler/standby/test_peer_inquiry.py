@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import Peer
+from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Connect, Disconnect, Send
 from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_offer
 from netstorm.scheduler.options import SchedulerOptions

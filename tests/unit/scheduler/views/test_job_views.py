@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import bits_to_wire
+from netstorm.protocol.frames import bits_to_wire
 from netstorm.pslite.machine import Refuse
 from netstorm.scheduler.job_phase import Phase
 from tests.unit.scheduler.driving import begun, key, running

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netstorm.protocol import messages as m
-from netstorm.protocol.ids import SCHEDULER, Peer
+from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.scheduler.membership.members import Members
 from netstorm.scheduler.membership.refusal import Refusal
 from netstorm.scheduler.membership.rendezvous import Applicant

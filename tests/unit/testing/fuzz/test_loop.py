@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from netstorm.errors import FrameError
-from netstorm.protocol.ids import bits_from_wire
+from netstorm.protocol.frames import bits_from_wire
 from netstorm.testing.fuzz import Fuzzer, Target
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
 from netstorm.testing.fuzz.limits import Costs

@@ -15,8 +15,8 @@ from netstorm.frontends.torch.process_group.member import Member
 from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
-from netstorm.protocol.chunks import COLLECTIVE
-from netstorm.protocol.ids import ranks_in
+from netstorm.protocol.codecs import COLLECTIVE
+from netstorm.protocol.frames import ranks_in
 
 __all__ = ["SiteAverages"]
 

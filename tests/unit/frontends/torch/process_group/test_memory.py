@@ -10,7 +10,7 @@ import torch
 
 from netstorm.frontends.torch.process_group.elements import element_of
 from netstorm.frontends.torch.process_group.memory import array_of
-from netstorm.protocol.collectives import Element, Reduction
+from netstorm.protocol.codecs import Element, Reduction
 
 TYPES = [
     torch.float16,

@@ -8,7 +8,7 @@ import numpy as np
 
 from netstorm.kvstore.forms import Collective, Dense, Quantised
 from netstorm.kvstore.rounds.bounded_loss import mass_of, mass_of_payload
-from netstorm.protocol.collectives import Element, Reduction, Signature
+from netstorm.protocol.codecs import Element, Reduction, Signature
 
 FLOATS = Dense(np.dtype(np.float32))
 BFLOATS = Collective(Signature(Reduction.SUM, Element.BFLOAT16, 1, 8))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.protocol.ids import bits_to_wire
+from netstorm.protocol.frames import bits_to_wire
 from netstorm.protocol.messages import LossTerms, Phase
 from tests.unit.kvstore.rounds.test_aggregation import CHAIN, Ranks
 
