@@ -10,7 +10,7 @@ import typer
 
 from netstorm.cli.usage_errors import exit_on_usage_error
 from netstorm.settings import Settings
-from netstorm.settings.table import SettingRow, describe, notes
+from netstorm.settings.values import SettingRow, describe, notes
 
 __all__ = ["env", "markdown_page"]
 

@@ -8,18 +8,17 @@ Names that users of MXNet's ps-lite know are kept (`DMLC_*`, `PS_*`), and so are
 (arXiv 2404.11352); all others begin with `NETSTORM_`.
 """
 
-from netstorm.settings.foreign_variables import (
+from netstorm.settings.sections import JOB_WIDE, AuxRule, LogLevel, Role, TopologyName
+from netstorm.settings.values import (
     FOREIGN_VARIABLES,
+    Settings,
+    Source,
     child_environment,
+    declarations,
     foreign_variable,
     set_for_children,
+    unknown_variables,
 )
-from netstorm.settings.jobs import JOB_WIDE
-from netstorm.settings.observability import LogLevel
-from netstorm.settings.paper import AuxRule
-from netstorm.settings.planning import TopologyName
-from netstorm.settings.rendezvous import Role
-from netstorm.settings.values import Settings, Source, declarations, unknown_variables
 
 __all__ = [
     "FOREIGN_VARIABLES",

@@ -18,8 +18,7 @@ from netstorm.settings import (
     foreign_variable,
     set_for_children,
 )
-from netstorm.settings.table import describe, notes
-from netstorm.settings.values import WITHOUT_EFFECT, unknown_variables
+from netstorm.settings.values import WITHOUT_EFFECT, describe, notes, unknown_variables
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = [declaration.variable for declaration in declarations().values()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.settings.conflicts import _FREEZABLE
+from netstorm.settings.sections import _FREEZABLE
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import FAMILIES, Network, Rank, generate
 from netstorm.topology.policy import Options
