@@ -15,9 +15,7 @@ from rich.console import Console
 from decoders.wire import PACK_ERRORS
 from netstorm.cli.top.view import view
 from netstorm.errors import Unavailable, UsageError
-from netstorm.observe.pages import Page, QueryPage, metrics_page, pages
-from netstorm.observe.web import _Handler
-from netstorm.observe.web_refusals import WebRefusals
+from netstorm.observe.web import Page, QueryPage, WebRefusals, _Handler, metrics_page, pages
 from netstorm.scheduler.observe.build_status import build_status
 from netstorm.scheduler.observe.status import JobStatus
 from netstorm.simulation.cluster import SimulatedCluster

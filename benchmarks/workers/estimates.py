@@ -17,7 +17,7 @@ import numpy as np
 
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.observe.web_access import read_token
+from netstorm.observe.web import read_token
 from netstorm.settings import Settings
 
 

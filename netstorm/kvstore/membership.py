@@ -26,7 +26,7 @@ from netstorm.errors import (
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Done, Operation, Outbox
 from netstorm.kvstore.options import NodeOptions
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, SPEAKS_VERSION, UNKNOWN, Peer
 from netstorm.protocol.messages import (

@@ -33,7 +33,7 @@ from netstorm.kvstore.operations import (
     SendOperation,
 )
 from netstorm.kvstore.paths.routes import check_route, forwarded_send
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import (
     Accept,

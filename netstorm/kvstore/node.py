@@ -51,7 +51,7 @@ from netstorm.kvstore.paths.routes import (
 from netstorm.kvstore.rounds.aggregation import Aggregation, ZeroContributions
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.state_transfer import Snapshot, StateTransfer
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, may_send, not_authorised
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Buffer, Peer

@@ -14,7 +14,7 @@ import msgspec
 from netstorm.errors import NetStormError, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.operations import Done, Outbox
 from netstorm.kvstore.paths.routes import check_route, forwarded_send
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer, checksum
 from netstorm.protocol.messages import (
     StateAsked,

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.observe.policy_history import PolicyHistory
 from netstorm.scheduler.policies.assumptions import InitialAssumptions, workload_of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member
 from netstorm.scheduler.awareness.failed_link import FailedLinkRecord

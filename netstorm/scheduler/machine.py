@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer

@@ -13,7 +13,7 @@ from netstorm.kvstore.membership import DriverStatus, time_server_address
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions, explicit_job_settings, meter_options
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint
 from netstorm.pslite.endpoint.stack import Stack

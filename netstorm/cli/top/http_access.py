@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.observe.web_access import read_token
+from netstorm.observe.web import read_token
 from netstorm.settings import Settings
 
 __all__ = ["HttpAccess"]

@@ -25,7 +25,7 @@ from netstorm.kvstore.asynchronous.server import Serving
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import AsyncOperation, Outbox
 from netstorm.kvstore.paths.routes import check_route, forwarded, queue_order
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import (
     Applied,

@@ -14,7 +14,7 @@ import numpy as np
 from netstorm.compression.rows import Numbers, Rows, joined_rows
 from netstorm.errors import Disagreement, NetStormError, ProtocolViolation
 from netstorm.kvstore.forms import Array, Dense, Form, Key, Quantised, RowParts, RowSparse, Values
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import (

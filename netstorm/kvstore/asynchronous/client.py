@@ -21,7 +21,7 @@ from netstorm.kvstore.asynchronous.blocks import (
 )
 from netstorm.kvstore.forms import Key, RowSparse
 from netstorm.kvstore.operations import AsyncOperation, Done, PullOperation, PushOperation, StatesOperation
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import row_length
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import Applied, Pull, PullRows, PullStates, Push, States, Value

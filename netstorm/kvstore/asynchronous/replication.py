@@ -26,7 +26,7 @@ from netstorm.kvstore.asynchronous.blocks import (
     pieces_of,
     read_both,
 )
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import (
     Applied,

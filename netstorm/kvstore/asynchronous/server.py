@@ -36,7 +36,7 @@ from netstorm.kvstore.asynchronous.blocks import (
 from netstorm.kvstore.asynchronous.replication import Replication
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Outbox
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.protocol.messages import CopiesHeld, CopyMessage, Pull, PullRows, PullStates, Push, Tick

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Part
 from netstorm.pslite.machine import Order, Send

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, get_args
 import msgspec
 
 from netstorm.errors import ProtocolViolation
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Delivered, FailedLinks, Part, Phase, Push, Routed, States, Value
 from netstorm.pslite.machine import URGENT, Instruction, Order, Send

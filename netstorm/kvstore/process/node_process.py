@@ -24,12 +24,9 @@ from netstorm.kvstore.membership import DriverStatus, time_server_address
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.options import NodeOptions
-from netstorm.observe.counters import Counters
-from netstorm.observe.pages import metrics_page, pages
+from netstorm.observe.log import Counters
 from netstorm.observe.trace import Trace, trace_path
-from netstorm.observe.web import WebServer
-from netstorm.observe.web_access import WebAccess
-from netstorm.observe.web_refusals import WebRefusals
+from netstorm.observe.web import WebAccess, WebRefusals, WebServer, metrics_page, pages
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN
 from netstorm.protocol.messages import Measured, NodeStatus
 from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
@@ -75,7 +72,7 @@ class NodeProcess:
         self._metrics: WebServer | None = None
         self._access: WebAccess | None = None
         if settings.metrics_port:
-            from netstorm.observe.web_access import web_access  # noqa: PLC0415 - as in `serve_metrics`
+            from netstorm.observe.web import web_access  # noqa: PLC0415 - as in `serve_metrics`
 
             self._access = web_access(settings)  # before others wait for a node that refuses
         self.trace: Final = Trace(clock.monotonic) if settings.trace_file else None

@@ -35,8 +35,7 @@ from netstorm.kvstore.operations import (
     SendOperation,
 )
 from netstorm.kvstore.process.node_process import NodeProcess
-from netstorm.observe.counters import Counters
-from netstorm.observe.log import configure_logging
+from netstorm.observe.log import Counters, configure_logging
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.settings import Settings

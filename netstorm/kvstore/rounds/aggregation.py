@@ -23,7 +23,7 @@ from netstorm.kvstore.rounds.bounded_loss import BoundedLoss
 from netstorm.kvstore.rounds.outgoing import ChunkMoves, Outgoing, Owner, Takeover, WithheldSums
 from netstorm.kvstore.rounds.round import CompleteRounds, OrderedRound, Round, has_sent
 from netstorm.kvstore.rounds.views import ViewChanges, lost_error
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.codecs import ELEMENT_BYTES, UNDETERMINED_FORM
 from netstorm.protocol.frames import Buffer, Peer, bits_from_wire, ranks_in
 from netstorm.protocol.messages import (

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from netstorm.kvstore.forms import STORED, Array, Collective, Dense, Form, Key, Values, widened
 from netstorm.kvstore.rounds.outgoing import Outgoing, Owner, PartTag
 from netstorm.kvstore.rounds.round import Round, RoundLoss
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, ranks_in
 from netstorm.protocol.messages import LossTerms, Part, Phase
 

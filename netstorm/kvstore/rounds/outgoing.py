@@ -16,7 +16,7 @@ from netstorm.kvstore.operations import Outbox
 from netstorm.kvstore.paths.dispatch import Dispatch
 from netstorm.kvstore.paths.routes import forwarded_send, reroute_part
 from netstorm.kvstore.rounds.round import Round
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Checksum, Peer, bits_to_wire
 from netstorm.protocol.messages import LossTerms, Moved, Part, Phase
 from netstorm.pslite.machine import Order, Send, TakeBack

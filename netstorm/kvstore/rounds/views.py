@@ -27,7 +27,7 @@ from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.outgoing import Outgoing, Owner, PartTag, Takeover, WithheldSums
 from netstorm.kvstore.rounds.round import CompleteRounds, Round
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer, bits_from_wire, bits_of, bits_to_wire, ranks_in
 from netstorm.protocol.messages import NewView, Part, Phase, Recovery, RoundResults, ViewAgreed, ViewReport
 from netstorm.pslite.machine import Send

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from netstorm import clock
 from netstorm.addresses import host_port
 from netstorm.errors import FrameError, SettingsError
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.pslite.clock import sntp
 from netstorm.pslite.clock.sntp_mac import PacketKey, Unauthenticated
 from netstorm.pslite.clock.source import Address, ClockSource

@@ -12,8 +12,7 @@ from typing import Final
 
 from netstorm import __version__
 from netstorm.errors import OtherProtocol, ProtocolViolation
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import PROTOCOL_VERSION, SPEAKS_VERSION, UNKNOWN, Peer, tag_in
 from netstorm.pslite.endpoint.endpoint_context import EndpointContext

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from netstorm.errors import FrameError, NoRoom, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Header, Peer, checksum, encode_body, open_frames, seal

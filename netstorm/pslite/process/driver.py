@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint.endpoint import Endpoint

@@ -12,7 +12,7 @@ from typing import Final
 import zmq
 
 from netstorm import clock
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Drops
 from netstorm.pslite.security.admission import Admission
 from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.curve import KEY_BYTES

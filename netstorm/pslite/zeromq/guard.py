@@ -7,8 +7,7 @@ from typing import Final
 
 import zmq
 
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 from netstorm.pslite.security.admission import Admission
 from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.handshake_texts import Mismatch

@@ -8,7 +8,7 @@ from typing import Any, Final
 import zmq
 
 from netstorm import clock
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Drops
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.van.interface import Broken, Connection, Received, VanEvent
 from netstorm.pslite.zeromq.guard import Guard

@@ -18,8 +18,7 @@ import zmq
 
 from netstorm import clock
 from netstorm.addresses import plain_address
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 from netstorm.pslite.zeromq.tcp_info import borrowed_socket
 from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
 

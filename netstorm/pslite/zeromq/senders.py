@@ -11,7 +11,7 @@ from typing import Final
 import zmq
 
 from netstorm import clock
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Drops
 from netstorm.pslite.security.curve import key_of_text
 from netstorm.pslite.security.process_proof import ProcessProof
 from netstorm.pslite.zeromq.identities import is_identity

@@ -26,8 +26,7 @@ import zmq
 from netstorm import clock
 from netstorm.addresses import bracketed, host_port
 from netstorm.errors import SettingsError, UsageError
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
 from netstorm.pslite.measurement.tcp_progress import Progress
 from netstorm.pslite.security.admission import Admission

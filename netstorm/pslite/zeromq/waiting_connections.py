@@ -18,7 +18,7 @@ import random
 import resource
 from typing import Final
 
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Drops
 from netstorm.pslite.van.interface import Connection
 from netstorm.pslite.zeromq.tcp_info import bytes_received, shut_down
 

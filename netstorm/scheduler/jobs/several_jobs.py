@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from netstorm.errors import PeerError, UsageError
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer

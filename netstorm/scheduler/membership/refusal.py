@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member, PeerGone
 from netstorm.pslite.machine import Disconnect

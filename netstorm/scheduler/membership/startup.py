@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Disconnect, Inquire

@@ -14,7 +14,7 @@ import netstorm
 from netstorm import clock
 from netstorm.addresses import is_loopback
 from netstorm.errors import UsageError
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.pslite.machine import Machine
 from netstorm.pslite.security.credentials import scheduler_secret_of
 from netstorm.scheduler.job_phase import Outcome

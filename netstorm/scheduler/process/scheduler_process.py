@@ -16,10 +16,9 @@ from typing import Final
 from netstorm import clock
 from netstorm.addresses import host_port
 from netstorm.errors import Closed, PeerError, SettingsError, UsageError
-from netstorm.observe.counters import Counters
-from netstorm.observe.log import configure_logging
+from netstorm.observe.log import Counters, configure_logging
 from netstorm.observe.private_files import write_private
-from netstorm.observe.web_access import web_access
+from netstorm.observe.web import web_access
 from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
 from netstorm.pslite.process.driver import Driver, start_driver
 from netstorm.pslite.security.credentials import job_key_of, log_if_plain, serves_others

@@ -15,10 +15,7 @@ from prometheus_client.metrics_core import Metric
 from netstorm import clock
 from netstorm.addresses import host_port
 from netstorm.errors import SettingsError, Unavailable, WaitTimeout
-from netstorm.observe.pages import Page, QueryPage, metrics_page, pages
-from netstorm.observe.web import WebServer
-from netstorm.observe.web_access import WebAccess
-from netstorm.observe.web_refusals import WebRefusals
+from netstorm.observe.web import Page, QueryPage, WebAccess, WebRefusals, WebServer, metrics_page, pages
 from netstorm.pslite.process.driver import Driver
 from netstorm.scheduler.observe.build_status import build_status, job_line
 from netstorm.scheduler.observe.metrics import metrics, metrics_of_several

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from netstorm.errors import PeerError
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Buffer, Peer

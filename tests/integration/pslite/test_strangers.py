@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from netstorm import clock
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.pslite.van.interface import Connection, Received, VanEvent
 from netstorm.pslite.zeromq import waiting_connections
 from netstorm.pslite.zeromq.van import ZmqVan

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.pslite.van.interface import Connection
 from netstorm.pslite.zeromq.tcp_info import is_acknowledged, progress_of, restart_bbr
 from netstorm.pslite.zeromq.van import ZmqVan

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from netstorm.errors import SettingsError, UsageError
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.pslite.system.addresses import source_towards
 from netstorm.pslite.van.interface import Broken, Connection, Received, VanEvent
 from netstorm.pslite.zeromq import options as zmq_options

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 import netstorm
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Become, Connect, Disconnect, Instruction, Refuse, Send

@@ -14,7 +14,7 @@ from zmq.utils import z85
 
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Peer, encode_body, open_frames, seal
 from netstorm.pslite.process.driver import Driver, start_driver

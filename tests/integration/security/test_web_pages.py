@@ -20,10 +20,7 @@ from typer.testing import CliRunner
 
 from netstorm.cli.main import app
 from netstorm.observe import web
-from netstorm.observe.pages import Page, pages
-from netstorm.observe.web import WebServer
-from netstorm.observe.web_access import WebAccess, web_access
-from netstorm.observe.web_refusals import WebRefusals
+from netstorm.observe.web import Page, WebAccess, WebRefusals, WebServer, pages, web_access
 from netstorm.settings import Settings
 from tests.integration.scheduler.scripted import SchedulerProcess, wait_for
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.pslite.security.credentials import Credentials
 from netstorm.pslite.security.job_key import JobKey
 from netstorm.pslite.van.interface import VanEvent

@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 
 
 def test_counters_add_up_and_a_snapshot_does_not_change():

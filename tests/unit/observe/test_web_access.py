@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import SettingsError
-from netstorm.observe.pages import Page, pages
-from netstorm.observe.web_access import read_token, web_access, with_token
-from netstorm.observe.web_refusals import WebRefusals
+from netstorm.observe.web import Page, WebRefusals, pages, read_token, web_access, with_token
 from netstorm.settings import Settings
 
 TOKEN = "0123456789abcdef0123456789abcdef"

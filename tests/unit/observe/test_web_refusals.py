@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from netstorm import clock
-from netstorm.observe.web_refusals import WebRefusals
+from netstorm.observe.web import WebRefusals
 
 
 def test_all_are_counted_and_one_line_a_minute_says_so(monkeypatch, caplog):

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import clean, encode_body, open_frames, printable, seal
 from netstorm.topology.policy import Policy

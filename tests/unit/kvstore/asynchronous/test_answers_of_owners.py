@@ -15,7 +15,7 @@ from netstorm.kvstore.asynchronous.blocks import Gradient, Owners, Staleness
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.asynchronous.server import Serving
 from netstorm.kvstore.operations import Done, Outbox, PullOperation, PushOperation, StatesOperation
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Applied, HeldClocks, Pull, States, Tick, Value
 from netstorm.pslite.waiting_bytes import WaitingBytes

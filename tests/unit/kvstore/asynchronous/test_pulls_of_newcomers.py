@@ -8,7 +8,7 @@ import pytest
 from netstorm.kvstore.asynchronous.blocks import Owners
 from netstorm.kvstore.asynchronous.client import Requests
 from netstorm.kvstore.operations import PullOperation
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.messages import Pull, Value
 from tests.unit.kvstore.asynchronous.test_owners import key
 

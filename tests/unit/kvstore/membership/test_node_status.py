@@ -1,7 +1,7 @@
 """How a node says it is doing: rounds and their time, the time that somebody waited."""
 
 from netstorm.kvstore.membership import DriverStatus, NodeStatusTracker
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 
 
 def test_a_round_takes_from_the_begin_of_its_first_key_to_the_end_of_its_last():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.kvstore.paths.dispatch import MAX_IN_FLIGHT, AuxiliaryOptions, Dispatch, part_id
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Part, Phase
 from netstorm.pslite.machine import Send

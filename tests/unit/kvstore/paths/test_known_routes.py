@@ -9,7 +9,7 @@ import pytest
 
 from netstorm.errors import NoRoom
 from netstorm.kvstore.paths.routes import KnownRoutes
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.waiting_bytes import WaitingBytes

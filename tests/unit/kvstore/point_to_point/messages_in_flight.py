@@ -8,7 +8,7 @@ import numpy as np
 
 from netstorm.kvstore.messages import PointToPoint
 from netstorm.kvstore.operations import Outbox, ReceiveOperation, SendOperation
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Call, Send
 from netstorm.topology.policy import Policy, Tree

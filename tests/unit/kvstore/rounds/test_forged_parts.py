@@ -10,7 +10,7 @@ from netstorm.errors import Closed, NoRoom, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.operations import Outbox
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
 from netstorm.pslite.waiting_bytes import WaitingBytes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore import state_transfer as fetching
 from netstorm.kvstore.state_transfer import PIECE_BYTES, Fetching, Providing, Snapshot, pieces_in
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered, StatePiece, StateWanted
 

@@ -9,7 +9,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.state_transfer import PIECE_BYTES, Providing, Snapshot
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered
 

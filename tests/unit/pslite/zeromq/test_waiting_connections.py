@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from netstorm.observe.counters import Counters
-from netstorm.observe.drops import Drops
+from netstorm.observe.log import Counters, Drops
 from netstorm.pslite.van.interface import Connection
 from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
 

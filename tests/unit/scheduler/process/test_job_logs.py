@@ -10,7 +10,7 @@ import pytest
 import netstorm
 from netstorm import clock
 from netstorm.errors import UsageError
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs

@@ -13,7 +13,7 @@ from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.rounds.aggregation import Aggregation
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.observe.counters import Counters
+from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
 from netstorm.protocol.messages import Binding, KeyGrant, NewView, Part, Phase, RoundResults, ViewAgreed
 from netstorm.pslite.machine import Call, Send
