@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from decoders.wire import PACK_ERRORS, pack, unpack
-from netstorm.compression.entries import Entries
-from netstorm.compression.packed_numbers import as_planes
+from netstorm.compression.quantised import as_planes
+from netstorm.compression.sparse import Entries
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.rounds.aggregation import check_part

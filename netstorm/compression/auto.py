@@ -19,11 +19,21 @@ from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from netstorm.compression.blockwise.int8 import Int8
-from netstorm.compression.cast import Float16, Uncompressed
-from netstorm.compression.codec import AGREED, Codec, Floats, Part, Place, Rounds, State, Transfer
-from netstorm.compression.entries import Entries, decode_entries
+from netstorm.compression.codec import (
+    AGREED,
+    Codec,
+    Float16,
+    Floats,
+    Part,
+    Place,
+    Rounds,
+    State,
+    Transfer,
+    Uncompressed,
+)
 from netstorm.compression.power_sgd import PowerSGD
+from netstorm.compression.quantised import Int8
+from netstorm.compression.sparse import Entries, decode_entries
 from netstorm.errors import UsageError
 from netstorm.protocol.codecs import MAXIMA, encoded_fraction, sparse
 

@@ -13,14 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from netstorm.compression.auto import Auto
-from netstorm.compression.blockwise.int8 import Int8
-from netstorm.compression.blockwise.one_bit import OneBit
-from netstorm.compression.cast import BFloat16, Float16, Uncompressed
-from netstorm.compression.codec import Codec
-from netstorm.compression.mixed_precision import MixedPrecision
+from netstorm.compression.codec import BFloat16, Codec, Float16, Uncompressed
 from netstorm.compression.power_sgd import PowerSGD
-from netstorm.compression.top_k import TopK, bi_sparse
-from netstorm.compression.two_bit_codec import TwoBit
+from netstorm.compression.quantised import Int8, OneBit, TwoBit
+from netstorm.compression.sparse import MixedPrecision, TopK, bi_sparse
 from netstorm.errors import UsageError
 
 __all__ = ["CODECS", "CodecRules", "codec_of", "rules_of"]

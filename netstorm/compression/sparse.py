@@ -1,30 +1,46 @@
-"""Some rows of a matrix: their sums, and their encoding on the wire. Pure.
-
-A payload is the values of its rows, one row after the other, and after them the number of each row as
-`uint32`, little-endian. Its length tells how many rows it has. Row numbers rise, so there is one payload for
-each set of rows, and adding two sets is a merge.
-"""
+"""Codecs of some values of many: rows of a matrix, and the largest elements of a gradient. Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import struct
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from netstorm.compression.codec import Codec, Float16, Floats, Part, Place, Rounds, State, Transfer
 from netstorm.errors import UsageError
+from netstorm.protocol.codecs import sparse
+from netstorm.protocol.frames import Buffer
 
 __all__ = [
+    "SIZE_LOWER_BOUND",
     "Array",
+    "Entries",
+    "MixedPrecision",
     "Numbers",
     "Rows",
+    "TopK",
     "add_rows",
+    "bi_sparse",
+    "decode_entries",
     "decode_rows",
+    "encode_entries",
     "encode_rows",
+    "entries_problem",
     "joined_rows",
+    "largest_entries",
     "rows_problem",
     "tidy",
+    "total_of",
 ]
+
+
+# Some rows of a matrix: their sums, and their encoding on the wire. Pure.
+#
+# A payload is the values of its rows, one row after the other, and after them the number of each row as
+# `uint32`, little-endian. Its length tells how many rows it has. Row numbers rise, so there is one payload
+# for each set of rows, and adding two sets is a merge.
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -151,3 +167,290 @@ def joined_rows(parts: list[tuple[int, Rows]], length: int, dtype: np.dtype[np.g
         np.concatenate([np.empty(0, np.int64), *(first + rows.numbers for first, rows in parts)]),
         np.concatenate([np.empty((0, length), dtype), *(rows.values for _, rows in parts)]),
     )
+
+
+# Some elements of an array, the others being zeros: their sums, and their encoding on the wire. Pure.
+#
+# A payload has the number of its entries, and of those that ranks have contributed to it (`uint32`, little-
+# endian), then the entries' values as `float32`, then the gaps between them. A gap is the number of elements
+# that are left out before an entry, in bytes: each 255 says 255 more, and another byte ends it. At one entry
+# in a hundred elements that is 1.1 bytes an entry.
+
+_HEADER: Final = struct.Struct("<II")
+_MORE: Final = 255
+_MOST_CONTRIBUTED: Final = (1 << 32) - 1
+
+
+class Entries(NamedTuple):
+    """Elements `numbers`, rising, and their `values`, both of shape (n,)."""
+
+    numbers: Numbers
+    values: Floats
+
+    def between(self, first: int, end: int) -> Entries:
+        """Return views of the entries from element `first` to before `end`, numbered from 0."""
+        low, high = np.searchsorted(self.numbers, (first, end))
+        return Entries(self.numbers[low:high] - first, self.values[low:high])
+
+
+def total_of(first: Entries, second: Entries) -> Entries:
+    """Return the sum; neither of the two is changed."""
+    total = add_rows(
+        Rows(first.numbers, first.values.reshape(-1, 1).copy()),
+        Rows(second.numbers, second.values.reshape(-1, 1)),
+    )
+    return Entries(total.numbers, total.values.reshape(-1))
+
+
+def largest_entries(entries: Entries, count: int) -> Entries:
+    """Return the `count` entries of the largest magnitude; NaN is the largest of all."""
+    if len(entries.numbers) <= count:
+        return entries
+    magnitudes = np.abs(entries.values)
+    magnitudes[np.isnan(magnitudes)] = np.inf
+    chosen = np.sort(np.argpartition(magnitudes, -count)[-count:]) if count else np.empty(0, np.int64)
+    return Entries(entries.numbers[chosen], entries.values[chosen])
+
+
+def encode_entries(entries: Entries, contributed: int) -> bytes:
+    """Return entries as a payload.
+
+    Args:
+        contributed: how many entries ranks have contributed to these.
+    """
+    gaps = np.diff(entries.numbers, prepend=-1) - 1
+    further, rest = np.divmod(gaps, _MORE)
+    if further.any():
+        coded = np.full(len(gaps) + int(further.sum()), _MORE, np.uint8)
+        coded[np.cumsum(further + 1) - 1] = rest
+    else:
+        coded = rest.astype(np.uint8)
+    header = _HEADER.pack(len(gaps), min(contributed, _MOST_CONTRIBUTED))
+    return b"".join((header, entries.values.astype("<f4", copy=False).tobytes(), coded.tobytes()))
+
+
+def decode_entries(payload: Buffer) -> tuple[Entries, int]:
+    """Return the entries of a payload that has no `problem`, and how many have been contributed."""
+    count, contributed = _HEADER.unpack_from(payload)
+    values = np.frombuffer(payload, "<f4", count, _HEADER.size)
+    coded = np.frombuffer(payload, np.uint8, offset=_HEADER.size + values.nbytes)
+    ends = np.flatnonzero(coded != _MORE)
+    numbers = np.cumsum(coded, dtype=np.int64)[ends] + np.arange(count)
+    return Entries(numbers, values), contributed
+
+
+def entries_problem(payload: Buffer, elements: int, ranks: int) -> str | None:
+    """Return what is wrong with a payload for so many elements of so many ranks; None: it may be decoded."""
+    size = memoryview(payload).nbytes
+    if size < _HEADER.size:
+        return f"has {size} bytes: entries begin with {_HEADER.size}"
+    count, contributed = _HEADER.unpack_from(payload)
+    if not count <= elements or not count <= contributed <= elements * ranks:
+        return f"has {count} entries of {contributed}, with {elements} elements and {ranks} ranks"
+    coded = size - _HEADER.size - 4 * count
+    if coded < count:
+        return f"has {size} bytes, which is too few for {count} entries"
+    if not count:
+        return None if not coded else f"has {size} bytes and no entries"
+    gaps = np.frombuffer(payload, np.uint8, offset=_HEADER.size + 4 * count)
+    if np.count_nonzero(gaps != _MORE) != count or gaps[-1] == _MORE:
+        return f"has gaps for other than its {count} entries"
+    last = int(gaps.sum(dtype=np.int64)) + count - 1
+    return None if last < elements else f"has an entry {last} of {elements} elements"
+
+
+# The largest values of a gradient, and where they are; the rest waits. Pure.
+#
+# `topk` is Deep Gradient Compression (Lin et al., arXiv 1712.01887): a rank sends the share of its values
+# that is largest, and adds the others to its next gradient, with momentum correction, local clipping and a
+# warm-up if asked. Sums are unions of the ranks' elements. `bsc` is GeoMX's Bi-Sparse compression: the result
+# is sparse, too. The root keeps as many elements as one rank has sent; all ranks see which are missing, and
+# those who have contributed to them take their values back, so nothing is lost.
+
+_SAMPLE: Final = 65_536
+"""Values by which the threshold is estimated. With the largest percent of them its own error is 4 %."""
+
+_FIRST_RATIO: Final = 0.25
+"""With which a warm-up begins; section 3.3 of the paper."""
+
+_MOST_KEPT: Final = 1000.0
+
+
+class TopK:
+    """Sparse values with error feedback."""
+
+    def __init__(
+        self,
+        ratio: float = 0.01,
+        *,
+        kept: float = 2.0,
+        momentum: float = 0.0,
+        clip: float = 0.0,
+        warmup: int = 0,
+        name: str = "topk",
+    ) -> None:
+        """Describe what is sent.
+
+        Args:
+            ratio: share of its values that a rank sends.
+            kept: how many elements the result keeps, as a multiple of what a rank has sent on the average; 0:
+                all. Without a limit results of many ranks have many times the elements.
+            momentum: factor of momentum correction; the optimizer must have none then. 0: off.
+            clip: largest norm of a rank's gradient of a tensor, times the square root of the number of ranks;
+                0: any.
+            warmup: gradients after which `ratio` is reached, from a quarter on, by equal factors.
+            name: of the codec.
+
+        Raises:
+            UsageError: a value out of its range.
+        """
+        for what, value, right, allowed in (
+            ("ratio", ratio, 0 < ratio <= 1, "more than 0, up to 1"),
+            ("kept", kept, kept == 0 or 0.01 <= kept <= _MOST_KEPT, f"0, or from 0.01 to {_MOST_KEPT:g}"),
+            ("momentum", momentum, 0 <= momentum < 1, "from 0 to less than 1"),
+            ("clip", clip, 0 <= clip < np.inf, "0 or more"),
+            ("warmup", warmup, warmup >= 0, "0 or more"),
+        ):
+            if not right:
+                raise UsageError(f"{name} with {what}={value!r}: expected {allowed}")
+        self.name: Final = name
+        self.fingerprint: Final = (
+            f"{name} ratio={ratio:g} kept={kept:g} momentum={momentum:g} clip={clip:g} warmup={warmup}"
+        )
+        self._ratio: Final = ratio
+        self._codec: Final = sparse(kept)
+        self._momentum: Final = np.float32(momentum)
+        self._clip: Final = clip
+        self._warmup: Final = warmup
+
+    def form(self, shape: tuple[int, ...]) -> int:
+        """Return the codec of all rounds."""
+        return self._codec
+
+    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        """Return no further keys."""
+        return ()
+
+    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+        """Send the largest values, in one round."""
+        for name in ("residual", "velocity") if self._momentum else ("residual",):
+            if name not in state:
+                state[name] = np.zeros_like(gradient)
+        residual, velocity = state["residual"], state["velocity"] if self._momentum else None
+        with np.errstate(all="ignore"):
+            self._clip_in_place(gradient, place.ranks)
+            if velocity is not None:
+                velocity *= self._momentum
+                velocity += gradient
+                residual += velocity
+            else:
+                residual += gradient
+        numbers = _largest(residual, self._ratio_at(place.round))
+        sent = residual[numbers]
+        residual[numbers] = 0
+        masked = None if velocity is None else velocity[numbers]
+        if velocity is not None:
+            velocity[numbers] = 0
+        results: list[tuple[int, int, bytes, int]] = []
+        yield Transfer(0, self._codec, Entries(numbers, sent), results)
+        gradient[:] = 0
+        lacking = np.ones(len(numbers), np.bool_)
+        for start, end, payload, contributors in results:
+            if payload is not None:
+                found, _ = decode_entries(payload)
+                gradient[start:end][found.numbers] = found.values
+            if contributors >> place.rank & 1:
+                low, high = np.searchsorted(numbers, (start, end))
+                lacking[low:high] = gradient[numbers[low:high]] == 0
+        with np.errstate(all="ignore"):
+            residual[numbers[lacking]] += sent[lacking]
+        if velocity is not None and masked is not None:  # what the model has not got keeps its momentum
+            velocity[numbers[lacking]] = masked[lacking]
+
+    def _ratio_at(self, round: int) -> float:
+        if round >= self._warmup:
+            return self._ratio
+        first = max(_FIRST_RATIO, self._ratio)
+        return float(first * (self._ratio / first) ** (round / self._warmup))
+
+    def _clip_in_place(self, gradient: Floats, ranks: int) -> None:
+        if self._clip:
+            norm, most = float(np.linalg.norm(gradient)), self._clip / ranks**0.5
+            if norm == np.inf:  # in float32
+                norm = float(np.linalg.norm(gradient.astype(np.float64)))
+            if norm > most:
+                gradient *= np.float32(most / norm)
+
+
+def bi_sparse(ratio: float = 0.01, *, momentum: float = 0.0) -> TopK:
+    """Return GeoMX's Bi-Sparse compression: results have as many elements as one rank sends.
+
+    Args:
+        ratio: share of its values that a rank sends; GeoMX calls it the threshold.
+        momentum: factor of momentum correction.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+    return TopK(ratio, kept=1.0, momentum=momentum, name="bsc")
+
+
+def _largest(values: Floats, ratio: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the numbers of about the largest values, rising, without zeros. NaN is the largest of all."""
+    magnitudes = np.abs(values)
+    magnitudes[np.isnan(magnitudes)] = np.inf
+    # An odd step: dimensions are often even, and the sample must have values of all rows and columns.
+    sample = magnitudes if len(magnitudes) <= _SAMPLE else magnitudes[:: len(magnitudes) // _SAMPLE | 1]
+    count = max(1, round(len(sample) * ratio))
+    threshold = np.partition(sample, -count)[-count] if len(sample) else 0
+    found = np.flatnonzero(magnitudes >= max(threshold, np.finfo(np.float32).smallest_subnormal))
+    most = max(1, round(len(values) * ratio))
+    if len(found) <= 2 * most:
+        return found
+    # Values that are all alike, or a sample that is not: exactly so many.
+    return np.sort(found[np.argpartition(magnitudes[found], -most)[-most:]])
+
+
+# GeoMX's mixed-precision quantisation: small tensors travel as float16, large ones sparsely. Pure.
+
+SIZE_LOWER_BOUND: Final = 200_000
+"""Elements; GeoMX's default of MXNET_KVSTORE_SIZE_LOWER_BOUND."""
+
+
+class MixedPrecision:
+    """Two codecs, by the size of the tensor."""
+
+    name: ClassVar[str] = "mpq"
+
+    def __init__(self, ratio: float = 0.01, *, size_lower_bound: int = SIZE_LOWER_BOUND) -> None:
+        """Describe the codecs.
+
+        Args:
+            ratio: of large tensors, share of its values that a rank sends.
+            size_lower_bound: elements of the smallest tensor that travels sparsely.
+
+        Raises:
+            UsageError: a value out of its range.
+        """
+        if not size_lower_bound >= 1:
+            raise UsageError(f"mpq with size_lower_bound={size_lower_bound!r}: expected 1 or more")
+        self._bound: Final = size_lower_bound
+        self._small: Final[Codec] = Float16()
+        self._large: Final[Codec] = bi_sparse(ratio)
+        self.fingerprint: Final = f"mpq ratio={ratio:g} size_lower_bound={size_lower_bound}"
+
+    def form(self, shape: tuple[int, ...]) -> int | None:
+        """Return the codec of all rounds."""
+        return self.of(shape).form(shape)
+
+    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        """Return no further keys."""
+        return self.of(shape).parts(shape)
+
+    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+        """Sum in one round."""
+        return self.of(place.shape).rounds(gradient, state, place)
+
+    def of(self, shape: tuple[int, ...]) -> Codec:
+        """Return the codec of tensors of a shape."""
+        return self._small if np.prod(shape, dtype=np.int64) < self._bound else self._large

@@ -17,24 +17,33 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.bit_planes import Planes, add_constant, add_planes
-from netstorm.compression.entries import (
-    Entries,
-    decode_entries,
-    encode_entries,
-    entries_problem,
-    largest_entries,
-    total_of,
-)
-from netstorm.compression.packed_numbers import (
+from netstorm.compression.quantised import (
+    TWO_BIT_MOST,
+    Planes,
+    Signs,
+    add_constant,
+    add_planes,
     cut_planes,
     joined_planes,
     packed_planes_of,
     packed_problem,
     parted_planes,
+    two_bit_problem,
+    two_bit_values,
 )
-from netstorm.compression.rows import Rows, add_rows, decode_rows, encode_rows, rows_problem
-from netstorm.compression.two_bit import TWO_BIT_MOST, Signs, two_bit_problem, two_bit_values
+from netstorm.compression.sparse import (
+    Entries,
+    Rows,
+    add_rows,
+    decode_entries,
+    decode_rows,
+    encode_entries,
+    encode_rows,
+    entries_problem,
+    largest_entries,
+    rows_problem,
+    total_of,
+)
 from netstorm.errors import UsageError
 from netstorm.protocol.codecs import (
     COLLECTIVE,

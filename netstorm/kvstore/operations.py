@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.rows import Numbers
+from netstorm.compression.sparse import Numbers
 from netstorm.kvstore.forms import Array, Form, Key, Values
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER

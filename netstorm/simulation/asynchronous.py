@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from netstorm.compression.rows import Numbers, Rows
+from netstorm.compression.sparse import Numbers, Rows
 from netstorm.kvstore.asynchronous.asynchronous import Asynchronous
 from netstorm.kvstore.asynchronous.blocks import Gradient, chunks_of, extent
 from netstorm.kvstore.forms import Key

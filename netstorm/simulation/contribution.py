@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.kvstore.forms import Form, Key, RowParts, Values
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.simulation.pending import Array

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.two_bit import quantised
+from netstorm.compression.quantised import quantised
 from netstorm.errors import NetStormError
 from netstorm.kvstore.calls import Exchange, GroupCalls
 from netstorm.kvstore.forms import Key, Quantised

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from netstorm.compression.rows import Numbers, Rows, joined_rows
+from netstorm.compression.sparse import Numbers, Rows, joined_rows
 from netstorm.errors import Disagreement, NetStormError, ProtocolViolation
 from netstorm.kvstore.forms import Array, Dense, Form, Key, Quantised, RowParts, RowSparse, Values
 from netstorm.observe.log import Counters

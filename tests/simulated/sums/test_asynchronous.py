@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.kvstore.operations import UNBOUNDED
 from netstorm.simulation.asynchronous import AsynchronousStore
 from netstorm.simulation.cluster import SimulatedCluster

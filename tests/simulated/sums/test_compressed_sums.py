@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.compression.two_bit import quantised
+from netstorm.compression.quantised import quantised
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.strategies import fault_plans
 from netstorm.topology.network import Network, Rank

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.compression.rows import Rows, joined_rows
+from netstorm.compression.sparse import Rows, joined_rows
 from netstorm.errors import KeyMismatch
 from netstorm.kvstore.forms import Key, RowParts
 from netstorm.kvstore.operations import Operation

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.bit_planes import add_constant, add_planes, exceeds, plane_bytes, unpacked
+from netstorm.compression.quantised import add_constant, add_planes, exceeds, plane_bytes, unpacked
 
 LARGEST = 1100
 """So that values of more than 8 bits, which are unpacked to two bytes, occur."""

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from netstorm.compression.blockwise.dither import RESOLUTION, noise
 from netstorm.compression.codec import Floats, Place
+from netstorm.compression.quantised import RESOLUTION, noise
 
 
 def cut(rank: int, round: int, shape: tuple[int, ...] = (1000,), piece: int = 0) -> Floats:

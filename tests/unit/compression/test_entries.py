@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.entries import (
+from netstorm.compression.sparse import (
     Entries,
     decode_entries,
     encode_entries,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from netstorm.compression.rows import (
+from netstorm.compression.sparse import (
     Rows,
     add_rows,
     decode_rows,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.two_bit import quantised, two_bit_planes_of, two_bit_problem, two_bit_values
+from netstorm.compression.quantised import quantised, two_bit_planes_of, two_bit_problem, two_bit_values
 
 FLOATS = st.floats(width=32)
 THRESHOLDS = st.floats(2.0**-20, 2.0**20, width=32)

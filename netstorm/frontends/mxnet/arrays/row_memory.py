@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.binding import NDArray

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from netstorm.compression.rows import Numbers
+from netstorm.compression.sparse import Numbers
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from netstorm.compression.two_bit import Signs
+from netstorm.compression.quantised import Signs
 from netstorm.frontends.mxnet.arrays.gil_calls import queue_copy
 from netstorm.frontends.mxnet.arrays.row_memory import empty_rows, replace_rows, rows_of
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer

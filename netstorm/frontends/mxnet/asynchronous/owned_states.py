@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.arrays.row_memory import filled_rows
 from netstorm.frontends.mxnet.compat import mx

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.frontends.mxnet.arrays.row_memory import filled_rows
 from netstorm.frontends.mxnet.asynchronous.collected_states import CollectedStates
 from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntry

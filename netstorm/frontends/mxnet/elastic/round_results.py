@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.frames import ranks_in
 

@@ -10,11 +10,9 @@ import numpy.typing as npt
 
 from netstorm import clock
 from netstorm.compression.auto import Auto
-from netstorm.compression.cast import Uncompressed
-from netstorm.compression.codec import AGREED, AnyArray, Codec, Place, Rounds, State
+from netstorm.compression.codec import AGREED, AnyArray, Codec, Place, Rounds, State, Uncompressed
+from netstorm.compression.quantised import Signs, TwoBit, quantised
 from netstorm.compression.registry import CODECS, CodecRules, rules_of
-from netstorm.compression.two_bit import Signs, quantised
-from netstorm.compression.two_bit_codec import TwoBit
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from netstorm.compression.rows import Array, Numbers, Rows, tidy
+from netstorm.compression.sparse import Array, Numbers, Rows, tidy
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.arrays.gil_calls import queue_copy
 from netstorm.frontends.mxnet.arrays.row_memory import check_supported, empty_rows, replace_rows, rows_of

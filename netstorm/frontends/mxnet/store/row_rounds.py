@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.frontends.mxnet.arrays.row_memory import rows_of
 from netstorm.frontends.mxnet.arrays.staging import memory_of
 from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async

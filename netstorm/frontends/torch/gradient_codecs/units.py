@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from netstorm.compression.codec import Codec
-from netstorm.compression.mixed_precision import MixedPrecision
 from netstorm.compression.registry import CodecRules
+from netstorm.compression.sparse import MixedPrecision
 
 __all__ = ["Parameter", "Unit", "units_of"]
 

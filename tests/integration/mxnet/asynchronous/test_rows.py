@@ -181,7 +181,7 @@ def test_gluon_and_module_train_sparse_weights_and_gradients(kv: Any) -> None:
 
 @on_nodes
 def test_compressed_pushes_are_restored_by_the_owners_and_each_rank_keeps_its_own_rest(kv: Any) -> None:
-    from netstorm.compression.two_bit import quantised
+    from netstorm.compression.quantised import quantised
 
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))

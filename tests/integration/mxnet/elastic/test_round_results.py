@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netstorm.compression.rows import Rows
+from netstorm.compression.sparse import Rows
 from netstorm.frontends.mxnet.elastic.round_results import RoundResults
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netstorm.compression.quantised import quantised
 from netstorm.compression.registry import codec_of
-from netstorm.compression.two_bit import quantised
 from netstorm.testing.codec_trees import CodecTrees
 
 SIZES = (0, 1, 7, 8, 9, 255, 256, 257, 600)

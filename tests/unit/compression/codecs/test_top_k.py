@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from netstorm.compression.registry import codec_of
-from netstorm.compression.top_k import TopK
+from netstorm.compression.sparse import TopK
 from netstorm.errors import UsageError
 from netstorm.testing.codec_trees import CodecTrees
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.compression.entries import Entries, decode_entries, encode_entries
-from netstorm.compression.packed_numbers import as_planes, sums_into
+from netstorm.compression.quantised import as_planes, sums_into
+from netstorm.compression.sparse import Entries, decode_entries, encode_entries
 from netstorm.kvstore.forms import Key, Maxima, Narrow, Packed, Sparse
 from netstorm.protocol.codecs import BFLOAT16, FLOAT16, MAXIMA, Element, narrow, packed, sparse
 

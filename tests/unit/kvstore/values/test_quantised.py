@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.two_bit import quantised, two_bit_planes_of
+from netstorm.compression.quantised import quantised, two_bit_planes_of
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Quantised
 from netstorm.kvstore.operations import Operation

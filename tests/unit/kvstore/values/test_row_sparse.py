@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.compression.rows import Rows, decode_rows, encode_rows
+from netstorm.compression.sparse import Rows, decode_rows, encode_rows
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Key, RowParts, RowSparse
 from netstorm.kvstore.rounds.aggregation import check_part

@@ -1,1 +1,0 @@
-"""Codecs of which a block of values shares a scale. Pure."""
