@@ -113,31 +113,37 @@ def _declares_a_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> boo
 
 def check_imports(report: Report) -> None:
     """Find circles: also those of imports that only type checkers see, or that wait for a call."""
-    modules = dict(_modules())
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    for name, path in modules.items():
-        tree = ast.parse(path.read_text())
-        graph.add_edges_from(
-            (name, other) for other in _imported(tree, modules) if other in modules and other != name
-        )
-    for circle in nx.strongly_connected_components(graph):
+    for circle in nx.strongly_connected_components(import_graph()):
         if len(circle) > 1:
             report.problems.append("import circle: " + ", ".join(sorted(circle)))
 
 
-def _modules() -> Iterator[tuple[str, Path]]:
+def import_graph() -> nx.DiGraph[str]:
+    """Return an edge from each module of netstorm to each that it imports, wherever the import stands."""
+    paths = modules()
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for name, path in paths.items():
+        imported = _imported(ast.parse(path.read_text()), paths)
+        graph.add_edges_from((name, other) for other in imported if other in paths and other != name)
+    return graph
+
+
+def modules() -> dict[str, Path]:
+    """Return the files of netstorm's modules and packages by name."""
+    found = {}
     for path in sorted((ROOT / "netstorm").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-def _imported(tree: ast.Module, modules: dict[str, Path]) -> Iterator[str]:
+def _imported(tree: ast.Module, paths: dict[str, Path]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name in modules)
+            yield from (one.name for one in node.names if one.name in paths)
         elif isinstance(node, ast.ImportFrom) and node.module:
             named = (f"{node.module}.{one.name}" for one in node.names)
-            yield from (name if name in modules else node.module for name in named)
+            yield from (name if name in paths else node.module for name in named)
 
 
 def check_pages(report: Report) -> None:
