@@ -279,7 +279,9 @@ def table(report: Report) -> str:
         (name, str(folder.modules), str(folder.lines), f"{folder.longest[1]} ({folder.longest[0]})")
         for name, folder in sorted(report.folders.items())
     ]
-    rooms = [(name, str(files), str(lines)) for name, (files, lines) in sorted(report.rooms.items())]
+    rooms: list[tuple[str, ...]] = [
+        (name, str(files), str(lines)) for name, (files, lines) in sorted(report.rooms.items())
+    ]
     rooms.append(("all", *(str(sum(one[column] for one in report.rooms.values())) for column in (0, 1))))
     lines = [
         *_columns([("folder", "modules", "lines", "longest module"), *folders]),

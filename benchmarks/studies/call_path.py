@@ -14,7 +14,8 @@ crash: one of four nodes of an elastic job is killed; its survivors push, until 
 Counted are calls of functions of netstorm, with those of lambdas and those that go on with a generator.
 Comprehensions, the methods that dataclasses generate, and C code are not. Nor is what only the simulation
 needs: its own folders, and all files that only these import, such as the van in memory. A call `changes` the
-file if its caller is in another one; the caller is the nearest function up the stack that is counted, too.
+file if its caller is in another one, or is the simulation; the caller is the nearest function up the stack
+that is counted, too.
 
 With --path, `path` has the lines of every file that an all-reduce of one chunk touches on its way from a
 script over the wire into the sum and back: those of `allreduce`, and those of the calls in all threads of the
@@ -29,6 +30,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,7 @@ from types import FrameType
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -141,13 +144,14 @@ def crash(trace: Trace) -> None:
 OPERATIONS: Final = {"submit": submit, "allreduce": allreduce, "crash": crash}
 
 
-def _ones() -> Any:
+def _ones() -> npt.NDArray[np.float32]:
     return np.ones(ELEMENTS, np.float32)
 
 
 def _warm_cluster(nodes: int, **settings: object) -> Any:
     """Return a job that has summed a key a few times; its class is found by name, wherever its module is."""
-    [name] = [name for name, path in modules().items() if "\nclass SimulatedCluster(" in path.read_text()]
+    own = re.compile(r"^class SimulatedCluster\b", re.MULTILINE)
+    [name] = [name for name, path in modules().items() if own.search(path.read_text())]
     cluster = importlib.import_module(name).SimulatedCluster(nodes, seed=1, **settings)
     for _ in range(WARM):
         cluster.allreduce("w", [_ones()] * nodes)
