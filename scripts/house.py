@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Checks the size and the shape of the code base, and prints a table of its folders.
 
-    scripts/house.py [--json]
+    scripts/house.py [--json] [--strict-names] [--call-path]
 
-Errors are a circle of imports, and a documentation page that is too long or too wide. Generated pages and
-dated measurements may be of any length. How many modules a folder has, how long a module is, and which
-functions are the longest, is only said, for whoever reviews a change: a module is one subject, however long.
+Errors are a circle of imports, a documentation page that is too long or too wide, and, with --strict-names, a
+class name of netstorm that is defined twice. Generated pages and dated measurements may be of any length.
+
+What needs judgement is only said, for whoever reviews a change: a module is one subject that is tested
+through one interface, 200 to 1,200 lines; a class that one class alone constructs lives in its module; a
+constructor takes options and values, not its caller's methods. --call-path adds how far a reader of an
+operation goes.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,6 +31,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 LONGEST: Final = 5
 """Functions that are listed."""
+
+STRICT_NAMES: Final = False
+"""Whether a class name that is defined twice is an error without --strict-names, too."""
 
 CODE: Final = ("netstorm", "benchmarks", "examples", "scripts")
 """Folders whose modules are measured; tests are measured by folder alone."""
@@ -54,11 +63,22 @@ class Report:
     Attributes:
         folders: by path from the root.
         functions: lines and name of each.
+        rooms: files and lines of each folder directly in netstorm, and of netstorm's own modules.
+        homonyms: the modules of each class name that is defined more than once.
+        made_by_one: by module, the public classes of other modules that it alone constructs. Values, which
+            have no constructor of their own, are not listed.
+        callbacks: by class, the constructors of other modules to which it gives methods of its own.
+        call_path: what benchmarks/studies/call_path.py has counted.
         problems: one line each.
     """
 
     folders: dict[str, Folder] = field(default_factory=dict)
     functions: list[tuple[int, str]] = field(default_factory=list)
+    rooms: dict[str, tuple[int, int]] = field(default_factory=dict)
+    homonyms: dict[str, list[str]] = field(default_factory=dict)
+    made_by_one: dict[str, list[str]] = field(default_factory=dict)
+    callbacks: dict[str, list[str]] = field(default_factory=dict)
+    call_path: dict[str, dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def limit(self, what: str, value: int, most: int, unit: str) -> None:
@@ -71,12 +91,20 @@ def main() -> int:
     """Check, print, and return the exit code: 1 if anything is over its limit."""
     parser = argparse.ArgumentParser(description="Check the size and the shape of the code base.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    as_json = parser.parse_args().json
+    parser.add_argument(
+        "--strict-names", action="store_true", default=STRICT_NAMES, help="a class name is defined once"
+    )
+    parser.add_argument("--call-path", action="store_true", help="count the calls of three operations")
+    options = parser.parse_args()
     report = Report()
     check_code(report)
     check_imports(report)
+    check_classes(report, strict_names=options.strict_names)
     check_pages(report)
-    print(json_text(report) if as_json else table(report))
+    if options.call_path:
+        study = [sys.executable, str(ROOT / "benchmarks" / "studies" / "call_path.py")]
+        report.call_path = json.loads(subprocess.check_output(study))  # noqa: S603 - our own
+    print(json_text(report) if options.json else table(report))
     for problem in report.problems:
         print(problem, file=sys.stderr)
     return 1 if report.problems else 0
@@ -113,31 +141,110 @@ def _declares_a_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> boo
 
 def check_imports(report: Report) -> None:
     """Find circles: also those of imports that only type checkers see, or that wait for a call."""
-    modules = dict(_modules())
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    for name, path in modules.items():
-        tree = ast.parse(path.read_text())
-        graph.add_edges_from(
-            (name, other) for other in _imported(tree, modules) if other in modules and other != name
-        )
-    for circle in nx.strongly_connected_components(graph):
+    for circle in nx.strongly_connected_components(import_graph()):
         if len(circle) > 1:
             report.problems.append("import circle: " + ", ".join(sorted(circle)))
 
 
-def _modules() -> Iterator[tuple[str, Path]]:
+def import_graph() -> nx.DiGraph[str]:
+    """Return an edge from each module of netstorm to each that it imports, wherever the import stands."""
+    paths = modules()
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for name, path in paths.items():
+        imported = _imported(ast.parse(path.read_text()), paths)
+        graph.add_edges_from((name, other) for other in imported if other in paths and other != name)
+    return graph
+
+
+def modules() -> dict[str, Path]:
+    """Return the files of netstorm's modules and packages by name."""
+    found = {}
     for path in sorted((ROOT / "netstorm").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-def _imported(tree: ast.Module, modules: dict[str, Path]) -> Iterator[str]:
+def _imported(tree: ast.Module, paths: dict[str, Path]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name in modules)
+            yield from (one.name for one in node.names if one.name in paths)
         elif isinstance(node, ast.ImportFrom) and node.module:
             named = (f"{node.module}.{one.name}" for one in node.names)
-            yield from (name if name in modules else node.module for name in named)
+            yield from (name if name in paths else node.module for name in named)
+
+
+def check_classes(report: Report, *, strict_names: bool) -> None:
+    """Measure rooms, and find homonyms, and classes that are one with that which constructs them."""
+    trees: dict[str, ast.Module] = {}
+    for name, path in modules().items():
+        text = path.read_text()
+        trees[name] = ast.parse(text)
+        room = "/".join(path.relative_to(ROOT).parent.parts[:2])
+        files, lines = report.rooms.get(room, (0, 0))
+        report.rooms[room] = files + 1, lines + text.count("\n")
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(name)
+    report.homonyms = {name: where for name, where in sorted(homes.items()) if len(where) > 1}
+    if strict_names:
+        report.problems += (
+            f"class {name} is defined in {_listed(where)}" for name, where in report.homonyms.items()
+        )
+    home = {name: where[0] for name, where in homes.items() if len(where) == 1}
+    _find_makers(report, trees, home)
+    _find_callbacks(report, trees, home)
+
+
+def _find_makers(report: Report, trees: dict[str, ast.Module], home: dict[str, str]) -> None:
+    makers: defaultdict[str, set[str]] = defaultdict(set)
+    for name, tree in trees.items():
+        for made, _ in _constructions(tree, home):
+            makers[made].add(name)
+    for name, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name in home:
+                others = makers[node.name]
+                if len(others) == 1 and name not in others and "__init__" in _methods(node):
+                    report.made_by_one.setdefault(min(others), []).append(node.name)
+
+
+def _find_callbacks(report: Report, trees: dict[str, ast.Module], home: dict[str, str]) -> None:
+    for name, tree in trees.items():
+        for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            methods = _methods(owner)
+            for made, call in _constructions(owner, home):
+                values = (*call.args, *(keyword.value for keyword in call.keywords))
+                given = [ast.unparse(value) for value in values]
+                own = [text for text in given if text.startswith("self.") and text[5:] in methods]
+                if own and home[made] != name:
+                    found = report.callbacks.setdefault(f"{name}.{owner.name}", [])
+                    found.append(f"{made}({_listed(own)})")
+
+
+def _constructions(tree: ast.AST, home: dict[str, str]) -> Iterator[tuple[str, ast.Call]]:
+    """Yield the calls of classes, with their names: these are unique, so imports need not be followed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+            called = ast.unparse(function).rpartition(".")[2]
+            if called in home:
+                yield called, node
+
+
+def _methods(owner: ast.ClassDef) -> set[str]:
+    return {
+        node.name
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef)
+        and not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(texts)
 
 
 def check_pages(report: Report) -> None:
@@ -167,28 +274,70 @@ def _wide_lines(text: str) -> Iterator[tuple[int, int]]:
 
 
 def table(report: Report) -> str:
-    """Return the folders as a table for people."""
-    rows = [("folder", "modules", "lines", "longest module")]
-    rows += [
+    """Return the report for people."""
+    folders = [
         (name, str(folder.modules), str(folder.lines), f"{folder.longest[1]} ({folder.longest[0]})")
         for name, folder in sorted(report.folders.items())
     ]
-    width = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [
-        f"{row[0]:<{width[0]}}  {row[1]:>{width[1]}}  {row[2]:>{width[2]}}  {row[3]}".rstrip() for row in rows
+    rooms: list[tuple[str, ...]] = [
+        (name, str(files), str(lines)) for name, (files, lines) in sorted(report.rooms.items())
     ]
-    longest = sorted(report.functions, reverse=True)[:LONGEST]
-    lines += ["", "the longest functions:", *(f"{number:5}  {name}" for number, name in longest)]
+    rooms.append(("all", *(str(sum(one[column] for one in report.rooms.values())) for column in (0, 1))))
+    lines = [
+        *_columns([("folder", "modules", "lines", "longest module"), *folders]),
+        *("", *_columns([("room", "files", "lines"), *rooms])),
+        *("", "the longest functions:", *(f"{number:5}  {name}" for number, name in _longest(report))),
+        *_section("class names that are defined more than once", len(report.homonyms), report.homonyms),
+        *_section("classes that one other module alone constructs", *_counted(report.made_by_one)),
+        *_section("constructors that are given methods of their caller", *_counted(report.callbacks)),
+    ]
+    if report.call_path:
+        counts = [(name, *map(str, one.values())) for name, one in report.call_path.items()]
+        lines += ["", *_columns([("operation", "calls", "files", "changes of file"), *counts])]
     return "\n".join(lines)
 
 
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield lines of aligned columns: numbers are right, the first and the fourth column left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(
+            f"{cell:>{width}}" if 0 < n < 3 else f"{cell:<{width}}" for n, (cell, width) in enumerate(cells)
+        ).rstrip()
+
+
+def _section(title: str, number: int, found: dict[str, list[str]]) -> Iterator[str]:
+    yield from ("", f"{title}: {number}")
+    yield from (f"  {name}: {_listed(what)}" for name, what in sorted(found.items()))
+
+
+def _counted(found: dict[str, list[str]]) -> tuple[int, dict[str, list[str]]]:
+    return sum(map(len, found.values())), found
+
+
+def _longest(report: Report) -> list[tuple[int, str]]:
+    return sorted(report.functions, reverse=True)[:LONGEST]
+
+
 def json_text(report: Report) -> str:
-    """Return the folders and what is wrong with them, for programs."""
+    """Return the report for programs."""
     folders = {
         name: {"modules": one.modules, "lines": one.lines, "longest": one.longest[1]}
         for name, one in sorted(report.folders.items())
     }
-    return json.dumps({"folders": folders, "problems": report.problems}, indent=2)
+    rooms = {name: {"files": files, "lines": lines} for name, (files, lines) in sorted(report.rooms.items())}
+    found = {
+        "folders": folders,
+        "rooms": rooms,
+        "longest_functions": {name: lines for lines, name in _longest(report)},
+        "homonyms": report.homonyms,
+        "made_by_one": report.made_by_one,
+        "callbacks": report.callbacks,
+        "call_path": report.call_path,
+        "problems": report.problems,
+    }
+    return json.dumps(found, indent=2)
 
 
 if __name__ == "__main__":

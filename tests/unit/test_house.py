@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -31,10 +32,17 @@ def write(root, **files):
         path.write_text(text)
 
 
+def classes(house, *, strict_names=False):
+    report = house.Report()
+    house.check_classes(report, strict_names=strict_names)
+    return report
+
+
 def problems(house):
     report = house.Report()
     house.check_code(report)
     house.check_imports(report)
+    house.check_classes(report, strict_names=False)
     house.check_pages(report)
     return report.problems
 
@@ -85,3 +93,78 @@ def test_long_and_wide_pages_are_named_but_not_tables_code_history_or_generated_
         "docs/page.md: 256 lines, at most 250",
         "docs/page.md:1: 105 characters, at most 100; 1 more lines of this page are too wide",
     ]
+
+
+def test_a_class_name_that_is_defined_twice_is_an_error_only_if_names_are_strict(house, tmp_path):
+    write(tmp_path, a="class Layout: ...\nclass _Own: ...\n", b="class Layout: ...\nclass Other: ...\n")
+    write(tmp_path, c="def f():\n    class _Own: ...\n")
+    both = {"Layout": ["netstorm.a", "netstorm.b"], "_Own": ["netstorm.a", "netstorm.c"]}
+    report = classes(house)
+    assert (report.homonyms, report.problems) == (both, [])
+    assert "class names that are defined more than once: 2\n" in house.table(report)
+    assert classes(house, strict_names=True).problems == [
+        "class Layout is defined in netstorm.a, netstorm.b",
+        "class _Own is defined in netstorm.a, netstorm.c",
+    ]
+
+
+def test_a_public_class_that_one_other_module_alone_constructs_is_said_of_that_module(house, tmp_path):
+    names = ("One", "Generic", "OfTwo", "OwnToo", "Unmade", "_Private")
+    text = "".join(f"class {name}:\n    def __init__(self): ...\n" for name in names)
+    write(tmp_path, made=f"{text}class Value:\n    x: int\nown = OwnToo()\n")
+    calls = ("One()", "made.Generic[int]()", "OfTwo()", "OwnToo()", "_Private()", "Value()")
+    write(tmp_path, a="\n".join(calls), b="OfTwo()\n")
+    report = classes(house)
+    assert report.made_by_one == {"netstorm.a": ["One", "Generic"]}
+    assert "alone constructs: 2\n  netstorm.a: One, Generic\n" in house.table(report)
+    assert report.problems == []
+
+
+def test_constructors_of_other_modules_that_are_given_methods_of_their_caller_are_listed(house, tmp_path):
+    write(tmp_path, part="class Part: ...\n")
+    write(
+        tmp_path,
+        whole="class Near: ...\n"
+        "class Whole:\n"
+        "    def __init__(self):\n"
+        "        self.rows = []\n"
+        "        Part(self._send, self.rows, self.size, on_end=self.end)\n"
+        "        Near(self._send)\n"
+        "        Part(self._send(), self)\n"
+        "    def _send(self): ...\n"
+        "    def end(self): ...\n"
+        "    @property\n"
+        "    def size(self): ...\n",
+    )
+    report = classes(house)
+    assert report.callbacks == {"netstorm.whole.Whole": ["Part(self._send, self.end)"]}
+    assert "methods of their caller: 1\n  netstorm.whole.Whole: Part(self._send, self.end)" in house.table(
+        report
+    )
+
+
+def test_rooms_are_the_folders_of_netstorm_with_all_that_is_below(house, tmp_path):
+    deep = tmp_path / "netstorm" / "room" / "inner"
+    deep.mkdir(parents=True)
+    write(tmp_path, top="x = 0\n")
+    for folder in (deep, deep.parent):
+        (folder / "module.py").write_text("x = 0\n" * 3)
+    report = classes(house)
+    assert report.rooms == {"netstorm": (1, 1), "netstorm/room": (2, 6)}
+    assert "all                3      7" in house.table(report)
+
+
+def test_the_study_of_call_paths_is_run_if_it_is_asked_for(house, tmp_path, monkeypatch, capsys):
+    study = tmp_path / "benchmarks" / "studies" / "call_path.py"
+    study.parent.mkdir(parents=True)
+    counts = {"submit": {"calls": 68, "files": 32, "changes": 61}}
+    study.write_text(f"import json\nprint(json.dumps({counts}))\n")
+    write(tmp_path, a="class Layout: ...\n", b="class Layout: ...\n")
+    monkeypatch.setattr(sys, "argv", ["house.py", "--json", "--call-path", "--strict-names"])
+    assert house.main() == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["call_path"] == counts
+    assert found["problems"] == ["class Layout is defined in netstorm.a, netstorm.b"]
+    monkeypatch.setattr(sys, "argv", ["house.py", "--call-path"])
+    assert house.main() == 0
+    assert capsys.readouterr().out.endswith("submit        68     32  61\n")
