@@ -32,12 +32,12 @@ from netstorm import clock
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Peer, bits_to_wire
 from netstorm.pslite import Endpoint, Limits, Stack
+from netstorm.pslite.admission import Credentials
+from netstorm.pslite.io_thread import IoThread
+from netstorm.pslite.keys import JobKey
 from netstorm.pslite.machine import Admission, Admit, Connect, Instruction, Send
-from netstorm.pslite.process.io_thread import IoThread
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.system.allocator import keep_freed_memory
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.system import keep_freed_memory
+from netstorm.pslite.zeromq import ZmqVan
 
 SENDER, RECEIVER = Peer(0), Peer(1)
 

@@ -15,9 +15,8 @@ from decoders.wire import PACK_ERRORS
 from netstorm.checkpoint.checksums import checksum
 from netstorm.checkpoint.manifest import Manifest, decode_manifest
 from netstorm.errors import SettingsError, UsageError
-from netstorm.pslite.security.allow_list import parse_allow_list
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.key_files import secret_text
+from netstorm.pslite.admission import parse_allow_list
+from netstorm.pslite.keys import JobKey, secret_text
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
 from netstorm.testing.fuzz.examples import example
 from netstorm.testing.fuzz.structure_mutation import mutate_value

@@ -13,10 +13,10 @@ import msgspec
 from netstorm.errors import FrameError
 from netstorm.protocol.frames import PROTOCOL_VERSION, checksum, open_frames
 from netstorm.protocol.messages import DataMessage
-from netstorm.pslite.clock import sntp
-from netstorm.pslite.clock.sntp_mac import PacketKey
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.van.interface import Connection, Received
+from netstorm.pslite import sntp
+from netstorm.pslite.session import Limits
+from netstorm.pslite.sntp import PacketKey
+from netstorm.pslite.van import Connection, Received
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
 from netstorm.testing.fuzz.examples import POLICIES, example, message_classes
 from netstorm.testing.fuzz.structure_mutation import mutate_value, structured

@@ -21,7 +21,7 @@ from typing import Final
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import encode_body, seal
-from netstorm.pslite.clock import sntp
+from netstorm.pslite import sntp
 
 HOST: Final = "127.0.0.1"
 

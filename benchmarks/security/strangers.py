@@ -28,7 +28,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.arguments import amount, number, seconds, writable
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.keys import JobKey
 from netstorm.settings import child_environment
 
 _MOST_RATIO: Final = 1.2

@@ -52,7 +52,7 @@ class NetStormStore:
             job.setdefault("NETSTORM_SECURITY", "off")
         if job.get("NETSTORM_SECURITY") == "auto":
             from netstorm.cli.launch.job_key import hold_key  # noqa: PLC0415 - older versions have no keys
-            from netstorm.pslite.security.job_key import JobKey  # noqa: PLC0415 - older versions have no keys
+            from netstorm.pslite.keys import JobKey  # noqa: PLC0415 - older versions have no keys
 
             job.setdefault("NETSTORM_KEY_FILE", hold_key(JobKey.fresh().file_text()))
         scheduler = Process(

@@ -52,8 +52,7 @@ def new(
     The exit code is 2 if the file exists or cannot be written.
     """
     from netstorm.errors import UsageError
-    from netstorm.pslite.security.job_key import JobKey, SchedulerKey
-    from netstorm.pslite.security.node_key import NodeKey
+    from netstorm.pslite.keys import JobKey, NodeKey, SchedulerKey
 
     with exit_on_usage_error():
         if scheduler:
@@ -78,7 +77,7 @@ def show(
 
     The exit code is 2 if the file is no node's key, or others can read it.
     """
-    from netstorm.pslite.security.node_key import NodeKey
+    from netstorm.pslite.keys import NodeKey
 
     with exit_on_usage_error():
         typer.echo(NodeKey.load(file).line)

@@ -41,7 +41,6 @@ from netstorm.protocol.messages import (
     StepsGranted,
     StepTimes,
 )
-from netstorm.pslite.clock.source import Address
 from netstorm.pslite.machine import (
     Admission,
     Admit,
@@ -52,8 +51,8 @@ from netstorm.pslite.machine import (
     Send,
     refuse_other_key,
 )
-from netstorm.pslite.security.handshake_texts import is_about_keys
-from netstorm.pslite.security.scheduler_proof import is_proof, proof_for_offer, proof_for_resume
+from netstorm.pslite.proofs import is_about_keys, is_proof, proof_for_offer, proof_for_resume
+from netstorm.pslite.sntp import Address
 from netstorm.topology.policy import Policy
 
 __all__ = [

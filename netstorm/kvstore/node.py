@@ -56,10 +56,19 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, may_send, not_authorised
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Buffer, Peer
 from netstorm.protocol.messages import JobReport, Member
-from netstorm.pslite.machine import Admission, Become, Connect, Disconnect, Instruction, NotYet, Refuse, Send
-from netstorm.pslite.measurement.link_meter import LinkMeter
-from netstorm.pslite.session.link_state import Links
-from netstorm.pslite.waiting_bytes import WaitingBytes
+from netstorm.pslite.link_meter import LinkMeter
+from netstorm.pslite.machine import (
+    Admission,
+    Become,
+    Connect,
+    Disconnect,
+    Instruction,
+    Links,
+    NotYet,
+    Refuse,
+    Send,
+    WaitingBytes,
+)
 from netstorm.topology.policy import Policy
 
 __all__ = ["GeneralNode", "State"]

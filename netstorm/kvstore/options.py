@@ -9,7 +9,7 @@ import netstorm
 from netstorm.addresses import host_port
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.protocol.messages import Join, LossTerms
-from netstorm.pslite.measurement.link_meter import MeterOptions
+from netstorm.pslite.link_meter import MeterOptions
 from netstorm.settings import JOB_WIDE, Settings, declarations
 
 __all__ = ["NodeOptions", "explicit_job_settings", "loss_terms", "meter_options"]

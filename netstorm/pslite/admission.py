@@ -9,20 +9,40 @@ half-written file must not end a job.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+from netstorm.addresses import is_loopback
 from netstorm.errors import SettingsError
-from netstorm.pslite.security.allow_list import parse_allow_list
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.curve import key_text
+from netstorm.pslite.keys import CurveKeys, JobKey, NodeKey, SchedulerKey, check_name, key_of_text, key_text
+from netstorm.pslite.proofs import SchedulerSecret
+from netstorm.settings import Settings
 
-__all__ = ["Admission", "Answer"]
+__all__ = [
+    "NUMBER_BYTES",
+    "PROOF_BYTES",
+    "Admission",
+    "Answer",
+    "Credentials",
+    "ProcessProof",
+    "fresh_number",
+    "job_key_of",
+    "load_credentials",
+    "log_if_plain",
+    "parse_allow_list",
+    "scheduler_secret_of",
+    "serves_others",
+]
+
 
 _log = logging.getLogger(__name__)
 
@@ -125,3 +145,215 @@ def _parse(text: str, path: Path) -> Mapping[str, str]:
 
 def _unreadable(path: Path, error: Exception) -> SettingsError:
     return SettingsError(f"NETSTORM_ALLOW={path}: cannot read the allow list: {error}")
+
+
+# The allow list: which nodes are admitted, by the public keys of their own. Pure.
+#
+# # NAME PUBLICKEY, as `netstorm keys new --node NAME` prints it
+# tokyo  rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7
+
+
+def parse_allow_list(text: str, path: str) -> Mapping[bytes, str]:
+    """Return the names of the nodes that are admitted, by public key.
+
+    Args:
+        text: of the file.
+        path: for messages.
+
+    Raises:
+        SettingsError: a line that says nothing, or two that contradict each other; begins with file and line.
+    """
+    names: dict[bytes, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):  # a key may have this character, but a name has not
+            continue
+        place = f"{path}, line {number}"
+        if len(words) != 2:
+            raise SettingsError(
+                f"{place}: {len(words)} words: expected NAME PUBLICKEY, as `netstorm keys new --node` prints"
+            )
+        try:
+            name, key = check_name(words[0]), key_of_text(words[1])
+        except ValueError as error:
+            raise SettingsError(f"{place}: {error}") from None
+        if name in names.values() or key in names:
+            raise SettingsError(
+                f"{place}: {name} or its key is there twice: expected one line for each node, so that "
+                "removing the line removes the node"
+            )
+        names[key] = name
+    return MappingProxyType(names)
+
+
+# Proves that who opens a connection holds the job's key, and means the key pair of its own. Pure.
+#
+# Every process has a key pair of its own; CURVE proves that it has it. That it may use it in this job is
+# proved by a digest of the pair's public key, under a key that is derived from the job's. The digest also
+# covers a random number, so that each connection has a proof of its own, which is its name. It is sent
+# encrypted, before any message. Who repeats another process's proof gains nothing: it has not got that
+# process's key pair.
+#
+# CURVE also requires that who connects knows the public key of the job's pair, which is never sent. This is
+# not relied on: some builds of ZeroMQ accept points of small order, for which no key is needed (RFC 7748,
+# section 6.1).
+
+NUMBER_BYTES: Final = 8
+"""Of the random number of a connection."""
+
+_DIGEST_BYTES: Final = 16
+"""Each guess takes a connection and a handshake."""
+
+PROOF_BYTES: Final = NUMBER_BYTES + _DIGEST_BYTES
+"""Size of a proof: a number, and the digest."""
+
+_PERSON: Final = b"netstorm process"
+
+
+def fresh_number() -> bytes:
+    """Return a number that no other connection has."""
+    return secrets.token_bytes(NUMBER_BYTES)
+
+
+class ProcessProof:
+    """Makes and checks the proofs of one job."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: JobKey) -> None:
+        self._key: Final = key.derive("processes")
+
+    def fresh(self, public: bytes) -> bytes:
+        """Return a proof for one connection of the process that has a public key."""
+        number = fresh_number()
+        return number + self._digest(number, public)
+
+    def is_valid(self, proof: bytes, public: bytes) -> bool:
+        """Return whether a proof comes from a holder of the job's key, and is about a public key."""
+        number = proof[:NUMBER_BYTES]
+        return len(proof) == PROOF_BYTES and hmac.compare_digest(
+            proof[NUMBER_BYTES:], self._digest(number, public)
+        )
+
+    def _digest(self, number: bytes, public: bytes) -> bytes:
+        return hashlib.blake2b(
+            number + public, key=self._key, digest_size=_DIGEST_BYTES, person=_PERSON
+        ).digest()
+
+
+# What a process needs to take part in a job that has a key, and when it may do without one.
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The keys of one process, and whom it admits."""
+
+    job: CurveKeys
+    """With which a process proves, to those that connect to it, that it holds the job's key."""
+    own: CurveKeys
+    """With which it proves who it is where it connects: the node's own pair, or one that it has just made."""
+    proof: ProcessProof
+    """With which it proves there that it holds the job's key."""
+    allow_file: Path | None = None
+    """The nodes that are admitted; None: whoever holds the job's key."""
+    name: str = ""
+    """Of the node's own key; empty: it has none."""
+
+    @classmethod
+    def of_process(
+        cls, key: JobKey, node: NodeKey | None = None, allow_file: Path | None = None
+    ) -> Credentials:
+        """Return the credentials of a process that begins.
+
+        Args:
+            key: the job's.
+            node: the node's own key; None: it has the job's alone, and the process makes a pair of its own.
+            allow_file: see above.
+        """
+        return cls(
+            job=key.curve_keys(),
+            own=CurveKeys.fresh() if node is None else node.keys,
+            proof=ProcessProof(key),
+            allow_file=allow_file,
+            name="" if node is None else node.name,
+        )
+
+
+def job_key_of(settings: Settings) -> JobKey | None:
+    """Return the job's key; None: there is none.
+
+    Raises:
+        SettingsError: its file cannot be used.
+    """
+    if not settings.key_file:
+        return None
+    return JobKey.load(Path(settings.key_file))
+
+
+def log_if_plain(settings: Settings, bind_host: str, log: logging.Logger) -> None:
+    """Log that this process's connections are plain, if they are: a warning if others can reach them."""
+    if not settings.key_file:
+        local = is_loopback(bind_host)
+        log.log(
+            logging.INFO if local else logging.WARNING,
+            "connections are plain, neither encrypted nor authenticated (%s): %s can read and change them",
+            "NETSTORM_SECURITY=off" if settings.security == "off" else "no NETSTORM_KEY_FILE",
+            "users of this machine" if local else f"whoever reaches {bind_host}",
+        )
+
+
+def scheduler_secret_of(settings: Settings) -> SchedulerSecret:
+    """Return by what nodes are to recognise this scheduler; empty: the job has no key.
+
+    Raises:
+        SettingsError: another scheduler is to take the job over, and could not prove that it may; or a file
+            cannot be used.
+    """
+    if job_key_of(settings) is None:
+        return SchedulerSecret()
+    if settings.scheduler_key_file:
+        return SchedulerSecret(SchedulerKey.load(Path(settings.scheduler_key_file)).secret)
+    for given, text in (
+        (settings.standby, "NETSTORM_STANDBY=1 (--standby)"),
+        (settings.recover_peers, f"NETSTORM_RECOVER_PEERS={settings.recover_peers} (--recover)"),
+        (settings.standbys, f"NETSTORM_STANDBYS={settings.standbys}"),
+        (settings.recoverable, "NETSTORM_RECOVERABLE=1"),
+    ):
+        if given:
+            raise SettingsError(
+                f"{text} in a job with a key: expected NETSTORM_SCHEDULER_KEY for all schedulers, or nodes "
+                "could not tell another one from anybody who has the job's key: make it with "
+                "`netstorm keys new --scheduler scheduler.key`, and give it to no node"
+            )
+    return SchedulerSecret(SchedulerKey.fresh().secret)
+
+
+def serves_others(settings: Settings) -> bool:
+    """Return whether a process may listen where others can reach it: it has a key, or security is off."""
+    return settings.security == "off" or bool(settings.key_file)
+
+
+def load_credentials(settings: Settings, bind_host: str) -> Credentials | None:
+    """Return the credentials of this process; None: it uses plain connections.
+
+    Args:
+        settings: of this process.
+        bind_host: the address that it is going to listen on.
+
+    Raises:
+        SettingsError: there is no key, and the address can be reached by others; or a file cannot be used.
+    """
+    key = job_key_of(settings)
+    if key is None:
+        if settings.security != "off" and not is_loopback(bind_host):
+            raise SettingsError(
+                f"listening on {bind_host or '*'} needs a key, since others can reach that address: make one "
+                "with `netstorm keys new job.key`, and set NETSTORM_KEY_FILE for the scheduler and all "
+                "nodes; or set NETSTORM_SECURITY=off for all, if only the job can reach the network (a VPN)"
+            )
+        return None
+    return Credentials.of_process(
+        key,
+        NodeKey.load(Path(settings.node_key_file)) if settings.node_key_file else None,
+        Path(settings.allow_file) if settings.allow_file else None,
+    )

@@ -7,36 +7,61 @@ node) is answered over the connection that it opened.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
+import math
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, TypeVar
 
+from netstorm.addresses import host_port
 from netstorm.errors import FrameError, NoRoom, NotAuthorised, OtherProtocol, PeerError, ProtocolViolation
 from netstorm.observe.log import Counters, Drops
 from netstorm.observe.trace import Trace
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Buffer, Header, Peer, checksum, encode_body, open_frames, seal
-from netstorm.pslite.endpoint.acceptor import Acceptor
-from netstorm.pslite.endpoint.endpoint_context import EndpointContext
-from netstorm.pslite.endpoint.link_statistics import LinkStatistics
-from netstorm.pslite.endpoint.local_process import LocalProcess
-from netstorm.pslite.endpoint.message_sizes import SMALL, check_size
-from netstorm.pslite.endpoint.returned_messages import as_sends
-from netstorm.pslite.endpoint.session_table import SessionTable
-from netstorm.pslite.endpoint.timers import Timers
-from netstorm.pslite.endpoint.traffic_observer import TrafficObserver
-from netstorm.pslite.endpoint.watched_connections import Inquiries, WatchedConnections
-from netstorm.pslite.machine import Bounded, Connect, Disconnect, Inquire, Machine, Rerouter, Send, TakeBack
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.session.link_state import LinkState
-from netstorm.pslite.session.opened import OpenedSession
-from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.session import Session
-from netstorm.pslite.session.states import State
-from netstorm.pslite.van.interface import Broken, Connection, Received, Transmitter, VanEvent
+from netstorm.protocol.frames import (
+    SCHEDULER,
+    Buffer,
+    Header,
+    Peer,
+    checksum,
+    decode_body,
+    encode_body,
+    open_frames,
+    seal,
+    tag_in,
+)
+from netstorm.pslite.acceptor import (
+    Acceptor,
+    EndpointContext,
+    LinkStatistics,
+    LocalProcess,
+    SessionTable,
+    TrafficObserver,
+)
+from netstorm.pslite.machine import (
+    Become,
+    Bounded,
+    Call,
+    Connect,
+    ConnectionWatcher,
+    Disconnect,
+    Dispatcher,
+    Inquire,
+    Instruction,
+    LinkState,
+    Machine,
+    Rerouter,
+    Send,
+    TakeBack,
+)
+from netstorm.pslite.sending import Outgoing
+from netstorm.pslite.session import Limits, OpenedSession, Session, State
+from netstorm.pslite.van import Broken, Connection, Received, Transmitter, VanEvent
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections", "check_size"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -521,3 +546,429 @@ class _WithoutRoom:
             if not session.without_room:
                 del self._sessions[session]
         return asked
+
+
+# How large a message may be before it is decoded, by its class and by who has sent it. Pure.
+#
+# Decoding takes 0.4 s and 40 MB for a megabyte of the worst values, so nobody gets more than he needs.
+# Payloads have their own bound (`MAXMSGSIZE`), and are not decoded.
+
+SMALL: Final = 2**18
+"""Bytes that every message may have: measurements of the links of a thousand nodes."""
+
+_MEDIUM: Final = 2**20
+"""Of those that name all keys, or all that has been received, or describe a call of thousands of ranks."""
+
+_LARGE: Final = 4 * 2**20
+"""Of those to the scheduler that describe all keys, or what a node has of them."""
+
+_BOUNDS: Final = {
+    kind.__struct_config__.tag: bound
+    for bound, kinds in (
+        (
+            _MEDIUM,
+            (
+                m.Ack,
+                m.CallTimedOut,
+                m.Failed,
+                m.Heartbeat,
+                m.Hello,
+                m.StateOffered,
+                m.StateReceived,
+                m.Welcome,
+            ),
+        ),
+        (
+            _LARGE,
+            (m.CallsWaiting, m.Finished, m.RegisterKeys, m.Resume, m.TopologyRequest, m.ViewReport),
+        ),
+    )
+    for kind in kinds
+}
+"""By tag; of all others it is `SMALL`."""
+
+
+def check_size(frame: Buffer, sender: Peer | None, own_rank: int) -> None:
+    """Check the size of a message, without its payload, that is larger than `SMALL`.
+
+    Args:
+        frame: frame 0.
+        sender: whose session it has come over; None: there is no session.
+        own_rank: of this process; -1: the scheduler, or a node that has no rank yet.
+
+    Raises:
+        FrameError: no correct process of that kind sends as much.
+    """
+    if sender == SCHEDULER:
+        return  # `open_frames` has a bound for all
+    size, tag = len(frame), tag_in(frame)
+    bound = _BOUNDS.get(tag, SMALL)
+    if sender is None:
+        bound = _MEDIUM if tag == m.Hello.__struct_config__.tag else SMALL
+    elif own_rank >= 0:
+        bound = min(bound, _MEDIUM)
+    if size > bound:
+        place = "a connection without a session" if sender is None else "a session with a node"
+        raise FrameError(
+            f"{size} bytes before the payload, on {place}: more than the {bound} that a message with tag "
+            f"{tag} has there"
+        )
+
+
+# Messages that a link did not deliver, as the machine that sent them knows them. Pure.
+
+
+def as_sends(peer: Peer, messages: Iterable[Outgoing]) -> list[Send]:
+    """Return messages for `peer` as the machine sent them."""
+    return [
+        Send(
+            peer=peer,
+            message=decode_body(message.body),
+            payload=message.payload,
+            order=message.order,
+            tag=message.tag,
+        )
+        for message in messages
+    ]
+
+
+# A heap of timers, each of which is only ever set earlier. Pure.
+
+T = TypeVar("T")
+
+
+class Timers(Generic[T]):
+    """At most one timer for each item. Whoever takes an item checks whether anything is due, and sets the
+    next timer.
+
+    A deadline that moves into the future, as with every acknowledgement, costs nothing: the old timer just
+    goes off early.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._set: dict[T, float] = {}
+        self._numbers: Final = itertools.count()
+
+    def set(self, item: T, due: float) -> None:
+        """Make an item due at `due` at the latest; `math.inf`: never."""
+        if due < self._set.get(item, math.inf):
+            self._set[item] = due
+            heapq.heappush(self._heap, (due, next(self._numbers), item))
+
+    def take(self, now: float) -> T | None:
+        """Return an item that is due, and drop its timer; None if there is none."""
+        while self._heap and self._heap[0][0] <= now:
+            due, _, item = heapq.heappop(self._heap)
+            if self._set.get(item) == due:
+                del self._set[item]
+                return item
+        return None
+
+    def next(self) -> float:
+        """Return when the next item is due."""
+        return self._heap[0][0] if self._heap else math.inf
+
+
+# Connections that ended, for a machine that wants to know before their sessions are lost. Pure.
+
+
+class WatchedConnections:
+    """What a `ConnectionWatcher` is told; nothing, if the machine is none."""
+
+    def __init__(self, machine: object) -> None:
+        self._watcher: Final = machine if isinstance(machine, ConnectionWatcher) else None
+        self._gone: list[tuple[Peer, str]] = []
+        self._busy: dict[Peer, float] = {}
+
+    def refused(self, peer: Peer, reason: str, now: float) -> None:
+        """Tell that no process listens at a peer's address."""
+        if self._watcher is not None:
+            self._watcher.connection_gone(peer, reason, now, refused=True)
+
+    def may_be_busy(self, peer: Peer, now: float) -> bool:
+        """Ask whether a peer that does not answer may be busy."""
+        return self._watcher is not None and self._watcher.may_be_busy(peer, now)
+
+    def busy(self, peer: Peer, seconds: float) -> None:
+        """Note that a peer has been busy for so long."""
+        self._busy[peer] = max(seconds, self._busy.get(peer, 0.0))
+
+    def changed(self, session: Session, *, was_up: bool) -> None:
+        """Note whether the connection of a session that the peer opened has ended."""
+        if was_up and session.state is State.DISCONNECTED and not session.opened_here:
+            self._gone.append((session.peer, session.reason))
+
+    def tell(self, now: float) -> bool:
+        """Tell which peers' connections were found to be gone, and who is busy; return whether there are
+        any.
+        """
+        if not self._gone and not self._busy:
+            return False
+        gone, self._gone = self._gone, []
+        busy, self._busy = self._busy, {}
+        if self._watcher is None:
+            return False
+        for peer, reason in gone:
+            self._watcher.connection_gone(peer, reason, now, refused=False)
+        for peer, seconds in busy.items():
+            self._watcher.peer_busy(peer, seconds, now)
+        return True
+
+
+class Inquiries:
+    """Inquiries about peers: the kernel at the other end of a connection is asked, or a new one is tried."""
+
+    def __init__(self, sessions: SessionTable, context: EndpointContext, watched: WatchedConnections) -> None:
+        """Begin without any; `watched` tells the machine what is found."""
+        self._sessions: Final = sessions
+        self._context: Final = context
+        self._watched: Final = watched
+        self._new: Final[dict[Peer, Inquire]] = {}
+        """Those that need a connection."""
+        self._trials: Final[dict[Connection, Peer]] = {}
+        """Connections that were opened only to see whether a process listens."""
+
+    def begin(self, inquiry: Inquire, now: float) -> None:
+        """Find out about a peer."""
+        session = self._sessions.accepted.get(inquiry.peer)
+        if session is not None and session.state is State.UP and session.connection is not None:
+            if self._context.acknowledges(session.connection):
+                self._watched.busy(inquiry.peer, now - session.counters.heard_at)
+        elif inquiry.peer not in self._trials.values():
+            self._new[inquiry.peer] = inquiry
+
+    def broken(self, event: Broken, now: float) -> None:
+        """Handle the end of a connection, which may be a trial."""
+        peer = self._trials.pop(event.connection, None)
+        if peer is not None and event.refused:
+            self._watched.refused(peer, event.reason, now)
+
+    def flush(self, van: Transmitter) -> None:
+        """Open the connections that are needed, and close those to peers that have come back."""
+        if not self._new and not self._trials:
+            return
+        for connection, peer in list(self._trials.items()):
+            if not self._is_away(peer):
+                del self._trials[connection]
+                van.close(connection)
+        for peer, inquiry in self._new.items():
+            if self._is_away(peer):
+                connection = self._context.new_connection()
+                self._trials[connection] = peer
+                van.open(connection, inquiry.host, inquiry.port)
+        self._new.clear()
+
+    def _is_away(self, peer: Peer) -> bool:
+        session = self._sessions.accepted.get(peer)
+        return session is not None and session.state is not State.UP
+
+
+# A machine on its endpoint: what drivers drive, on real sockets and in the simulated cluster. Pure.
+#
+# A driver's turn is: `handle` each event, `call` what the program wants, `tick`, then `flush` into the van.
+
+M = TypeVar("M", bound=Machine)
+
+_LATE_S: Final = 0.5
+"""A process that runs so much later than it wanted to did not run meanwhile. Waiting for a processor takes
+less, also on a busy machine."""
+
+_CATCH_UP_S: Final = 0.25
+"""For how long such a process only reads what has come meanwhile, before it checks any time-out."""
+
+_WORTH_A_LINE_S: Final = 2.0
+"""How long a process must not have run for a line in its log."""
+
+
+class Stack(Generic[M]):
+    """Carries out the instructions of a machine."""
+
+    def __init__(self, machine: M, endpoint: Endpoint) -> None:
+        self.machine: Final = machine
+        self.endpoint: Final = endpoint
+        any_machine: object = machine
+        self._dispatcher: Final = any_machine if isinstance(any_machine, Dispatcher) else None
+        self._missed_s = 0.0
+        self._judges_from = -math.inf
+        """Until then nothing is due: what has come while this process did not run is to be read first."""
+
+    def running_time(self, now: float, wanted: float) -> float:
+        """Return the time for all other methods: it stands still while this process does not run.
+
+        Otherwise a process that was stopped, or whose interpreter lock was held by other code, would find all
+        others silent when it goes on, although it has just not read what they sent.
+
+        Args:
+            now: by the local clock.
+            wanted: when the process wanted to run at the latest, by the same clock.
+        """
+        missed = now - wanted
+        if missed > _LATE_S:
+            self._missed_s += missed
+            self._judges_from = now - self._missed_s + _CATCH_UP_S
+            self.endpoint.resumed(now - self._missed_s, missed)
+            if missed > _WORTH_A_LINE_S:
+                _log.warning(
+                    "this process did not run for %.1f s: it was stopped, or other code kept the interpreter "
+                    "lock; time-outs do not count that time",
+                    missed,
+                )
+        return now - self._missed_s
+
+    def local_time(self, running: float) -> float:
+        """Return the time by the local clock, of a time to come."""
+        return running + self._missed_s
+
+    def handle(self, event: VanEvent, now: float) -> None:
+        """Process an event of the van. Nothing that a peer sends raises an exception; an error of the machine
+        does.
+        """
+        self.endpoint.handle(event, now)
+        for instruction in self.machine.take_instructions():
+            self._carry_out_one(
+                instruction, now
+            )  # the next event may be a Hello that names a rank just given
+
+    def call(self, function: Callable[[float], T], now: float) -> T:
+        """Call something that uses the machine, with the time."""
+        return function(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if now < self._judges_from:
+            return
+        self.endpoint.tick(now)
+        if now >= self.machine.next_tick():
+            self.machine.tick(now)
+
+    def next_tick(self) -> float:
+        """Return when `tick` has something to do; `math.inf`: never."""
+        return max(min(self.machine.next_tick(), self.endpoint.next_tick()), self._judges_from)
+
+    def flush(self, van: Transmitter, now: float) -> None:
+        """Carry out all instructions of the machine, acknowledge, and hand messages over to the van."""
+        self._carry_out(now)
+        self.endpoint.flush(van, now)
+        while self.endpoint.tell_disconnections(now):
+            self._carry_out(now)
+            self.endpoint.flush(van, now)
+
+    def abort(self, error: Exception, now: float) -> None:
+        """Fail everything that is outstanding, and call its callbacks; nothing is sent any more."""
+        self.machine.abort(error, now)
+        for instruction in self.machine.take_instructions():
+            if isinstance(instruction, Call):
+                instruction.function()
+
+    def _carry_out(self, now: float) -> None:
+        while instructions := self._instructions(now):
+            for instruction in instructions:
+                self._carry_out_one(instruction, now)
+
+    def _instructions(self, now: float) -> list[Instruction]:
+        instructions = self.machine.take_instructions()
+        if instructions or self._dispatcher is None:
+            return instructions
+        if self._dispatcher.dispatch(self.endpoint.link_state, now):  # links have everything decided so far
+            return self.machine.take_instructions()
+        return []
+
+    def _carry_out_one(self, instruction: Instruction, now: float) -> None:
+        endpoint = self.endpoint
+        if isinstance(instruction, Send):
+            endpoint.send(instruction, now)
+        elif isinstance(instruction, Call):
+            instruction.function()
+        elif isinstance(instruction, Connect):
+            endpoint.connect(instruction, now)
+        elif isinstance(instruction, Disconnect):
+            endpoint.disconnect(instruction, now)
+        elif isinstance(instruction, TakeBack):
+            endpoint.take_back(instruction)
+        elif isinstance(instruction, Inquire):
+            endpoint.inquire(instruction, now)
+        elif isinstance(instruction, Become):
+            endpoint.process.rank = instruction.rank
+
+
+# An endpoint that logs its connections and messages (PS_VERBOSE). Pure apart from the log.
+
+_MEMBERSHIP: Final = (
+    m.Join,
+    m.Joined,
+    m.Finished,
+    m.PeerFinished,
+    m.AllFinished,
+    m.Failed,
+    m.PeerGone,
+    m.Leave,
+)
+
+_LONGEST: Final = 300
+"""Most characters of a message in the log. A policy of many nodes has megabytes."""
+
+
+class LoggedEndpoint(Endpoint):
+    """Logs connections and membership (level info) and every message (level debug), without its values.
+
+    It is a class of its own so that logging costs other endpoints nothing.
+    """
+
+    def connect(self, instruction: Connect, now: float) -> None:
+        """Learn a peer's address."""
+        _log.info(
+            "%s is at %s",
+            self.process.name_of(instruction.peer),
+            host_port(instruction.host, instruction.port),
+        )
+        super().connect(instruction, now)
+
+    def disconnect(self, instruction: Disconnect, now: float) -> None:
+        """End the sessions with a peer."""
+        _log.info("ending the session with %s", self.process.name_of(instruction.peer))
+        super().disconnect(instruction, now)
+
+    def send(self, instruction: Send, now: float) -> None:
+        """Send a message to a peer over the session with it."""
+        self._log_message("to", instruction.peer, instruction.message, instruction.payload)
+        super().send(instruction, now)
+
+    def _deliver(
+        self,
+        session: Session,
+        message: m.Message,
+        payload: Buffer | None,
+        payload_crc: int | None,
+        now: float,
+    ) -> None:
+        self._log_message("from", session.peer, message, payload)
+        super()._deliver(session, message, payload, payload_crc, now)
+
+    def _session_message(
+        self, session: Session, message: m.SessionMessage, header: Header, now: float
+    ) -> None:
+        if isinstance(message, m.Welcome):
+            _log.info("connected to %s", self.process.name_of(session.peer))
+        super()._session_message(session, message, header, now)
+
+    def _accept(self, connection: Connection, hello: m.Hello, now: float, user: str = "") -> Peer | None:
+        peer = super()._accept(connection, hello, now, user)
+        if peer is not None:
+            _log.info("%s has connected", self.process.name_of(peer))
+        return peer
+
+    def _lost(self, session: Session, now: float) -> None:
+        _log.info("the link with %s is lost: %s", self.process.name_of(session.peer), session.reason)
+        super()._lost(session, now)
+
+    def _log_message(self, direction: str, peer: Peer, message: m.Message, payload: Buffer | None) -> None:
+        level = logging.INFO if isinstance(message, _MEMBERSHIP) else logging.DEBUG
+        if _log.isEnabledFor(level):
+            values = "" if payload is None else f" and {memoryview(payload).nbytes} bytes"
+            _log.log(level, "%s %s: %s%s", direction, self.process.name_of(peer), _text(message), values)
+
+
+def _text(message: m.Message) -> str:
+    text = repr(message)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -17,10 +17,10 @@ import psutil
 
 from netstorm.addresses import is_address, is_loopback, without_brackets
 from netstorm.errors import SettingsError
-from netstorm.pslite.system.boot import boot_number
 
 __all__ = [
     "advertised_host",
+    "boot_number",
     "given_host",
     "listening_host",
     "loopback_host",
@@ -32,6 +32,7 @@ __all__ = [
     "udp_address",
     "udp_socket",
 ]
+
 
 _VIRTUAL: Final = (
     "docker",
@@ -276,3 +277,18 @@ def _of_interface(name: str) -> str:
             f"DMLC_INTERFACE={name!r}: no such interface with an address; this host has {known}"
         )
     return addresses[name]
+
+
+# A number of the boot of this machine: processes that have the same one share a kernel.
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""A random UUID of each boot of the kernel, the same in all containers (random(4))."""
+
+
+def boot_number() -> int:
+    """Return the number; 0: the system has none. It is a hash, so peers do not learn the UUID itself."""
+    try:
+        identity = _BOOT_ID.read_bytes().strip()
+    except OSError:
+        return 0
+    return 1 + int.from_bytes(hashlib.blake2b(identity, digest_size=7).digest(), "big")

@@ -8,24 +8,49 @@ busy, too. So a link is measured at both ends, and both measurements are lower b
 
 from __future__ import annotations
 
+import enum
+import itertools
 import math
-from collections.abc import Callable, Iterable
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from netstorm.protocol.frames import Peer
-from netstorm.protocol.messages import LinkMeasure, Measured
-from netstorm.pslite.measurement.estimate import Estimate
-from netstorm.pslite.measurement.latency import LatencyEstimator
-from netstorm.pslite.measurement.link_direction import LinkDirection
-from netstorm.pslite.measurement.paper_estimator import PaperEstimator
-from netstorm.pslite.measurement.round_trips import RoundTrips
-from netstorm.pslite.measurement.tcp_progress import Progress
-from netstorm.pslite.measurement.throughput import ThroughputSampler
+from netstorm.protocol.messages import (
+    THROUGHPUT_PERIOD_S,
+    LinkMeasure,
+    LinkThroughput,
+    Measured,
+    ThroughputReport,
+)
+from netstorm.pslite.rates import (
+    BbrRestart,
+    BusyLink,
+    BusyPeriod,
+    DeliveryMonitor,
+    Estimate,
+    LatencyEstimator,
+    PaperEstimator,
+    Progress,
+    RateEstimator,
+)
 
-__all__ = ["LinkMeter", "MeterOptions"]
+__all__ = [
+    "AccessLineDetector",
+    "Contention",
+    "LinkMeter",
+    "MeasuredLink",
+    "MeterOptions",
+    "RoundTrips",
+    "Slice",
+    "ThroughputSampler",
+    "slices",
+]
+
 
 _REPORT_SHARE: Final = 1 / 1000
 """Reports may take this part of the bytes that they are about. Two nodes report the same bytes, and a second
@@ -262,3 +287,585 @@ class LinkMeter:
             jumped=jumped,
             delivered=estimate.delivered,
         )
+
+
+# All links into a node, or all links out of it: who shared the access line when, and each link's rate.
+# Pure.
+
+_LONGEST_WAIT_S: Final = 2.0
+"""How long a busy period waits at most for those of other links that began before its end."""
+
+_IDLE_S: Final = 1.0
+"""If nothing arrives for so long, nothing is in flight."""
+
+
+class MeasuredLink:
+    """One link, measured at one of its ends."""
+
+    __slots__ = (
+        "bbr_restart",
+        "busy",
+        "delivery",
+        "estimate",
+        "estimator",
+        "jumped",
+        "longest_s",
+        "news",
+        "shift",
+    )
+
+    def __init__(self) -> None:
+        self.busy: Final = BusyLink()
+        self.delivery: Final = DeliveryMonitor()
+        self.bbr_restart: Final = BbrRestart()
+        self.estimator: Final = RateEstimator()
+        self.estimate: Estimate | None = None
+        self.news = False
+        """The estimate has not been reported."""
+        self.jumped = False
+        """The link has changed since the last report."""
+        self.longest_s = 0.0
+        """Its longest recent busy period."""
+        self.shift = 0.0
+        """Subtracted from its times, so that several links can be compared."""
+
+    @property
+    def kernel_rate(self) -> float:
+        """The link's rate according to its sender's kernel, in bit/s; 0: unknown."""
+        return self.estimate.rate if self.estimate is not None and self.estimate.delivered else 0.0
+
+
+class LinkDirection:
+    """All links into a node, or all links out of it."""
+
+    def __init__(self, at_least: int) -> None:
+        """Estimate rates from at least so many chunks."""
+        self._at_least: Final = at_least
+        self.links: Final[dict[Peer, MeasuredLink]] = {}
+        self._access: Final = AccessLineDetector()
+        self._judged = self._newest = -math.inf
+        self._newest_at = self._checked_at = 0.0
+        """When `_newest` was first seen, and when it was last looked for, on the local clock."""
+        self.cap = 0.0
+        """The access line's capacity in bit/s; 0: unknown; infinite: the links are independent."""
+        self.independent = False
+
+    def link(self, peer: Peer) -> MeasuredLink:
+        """Return the link of a peer."""
+        found = self.links.get(peer)
+        if found is None:
+            found = self.links[peer] = MeasuredLink()
+        return found
+
+    def judge(self, now: float) -> None:
+        """Work out in which times links were busy together, and estimate; `now` on the local clock."""
+        horizon = self._horizon(now)
+        for part in slices(
+            {
+                peer: [
+                    (
+                        max(period.start - link.shift, self._judged),
+                        min(period.end - link.shift, horizon),
+                        period,
+                    )
+                    for period in link.busy.periods
+                ]
+                for peer, link in self.links.items()
+            }
+        ):
+            self._access.add(part)
+            if len(part.busy) > 1:
+                for period in part.busy.values():
+                    period.shared_s += part.end - part.start
+        self._judged = max(self._judged, min(horizon, self._newest))
+        contention, cap = self._access.classify()
+        self.independent = contention is Contention.INDEPENDENT
+        self.cap = math.inf if self.independent else cap
+        for link in self.links.values():
+            self._estimate(link, horizon + link.shift)
+
+    def add_progress(self, progress: Mapping[Peer, Progress], now: float) -> list[Peer]:
+        """Record how much the links' connections have delivered; `now` on the local clock.
+
+        Returns:
+            The peers on whose connections BBR should be restarted.
+        """
+        samples = {}
+        for peer, link in self.links.items():
+            if peer not in progress:
+                link.delivery.reset()
+                continue
+            sample = link.delivery.sample(progress[peer], now)
+            if sample is not None:
+                samples[peer] = sample
+        for peer, sample in samples.items():
+            others = (link.delivery.busy for other, link in self.links.items() if other != peer)
+            link, took = self.links[peer], sample.end - sample.start
+            if link.estimator.add_delivery(sample, link.shift, max(others, default=0.0) * took):
+                self._update_estimate(link)
+        return [
+            peer
+            for peer, link in self.links.items()
+            if peer in progress and link.bbr_restart.due(progress[peer].bandwidth, link.kernel_rate, now)
+        ]
+
+    def has_backlog(self) -> bool:
+        """Return whether some connection has unsent data."""
+        return any(link.delivery.has_backlog for link in self.links.values())
+
+    def jumped(self) -> bool:
+        """Return whether some link has changed since the last report."""
+        return any(link.jumped for link in self.links.values())
+
+    def take_news(self) -> list[Peer]:
+        """Return the peers whose estimates have not been reported, and count them as reported."""
+        found = [peer for peer, link in self.links.items() if link.news]
+        for peer in found:
+            self.links[peer].news = False
+        return found
+
+    def _horizon(self, now: float) -> float:
+        """Return until when it is known which links were busy: a chunk is known only after its arrival."""
+        newest = max((link.busy.arrived - link.shift for link in self.links.values()), default=-math.inf)
+        if newest != self._newest:
+            self._newest, self._newest_at = newest, now
+        elif now >= self._newest_at + _IDLE_S:
+            return math.inf
+        longest, faded = 0.0, 0.5 ** min(now - self._checked_at, 10.0)
+        self._checked_at = now
+        for link in self.links.values():
+            link.longest_s = max([faded * link.longest_s, *(period.duration for period in link.busy.periods)])
+            longest = max(longest, link.longest_s)
+        return newest - min(longest, _LONGEST_WAIT_S)
+
+    def _estimate(self, link: MeasuredLink, horizon: float) -> None:
+        done = link.busy.take_until(horizon)
+        if done and link.estimator.add_periods(done):
+            self._update_estimate(link)
+
+    def _update_estimate(self, link: MeasuredLink) -> None:
+        estimate = link.estimator.estimate(self._at_least, independent=self.independent)
+        if estimate is None:
+            return
+        link.jumped = link.jumped or link.estimator.jumped
+        link.estimate = estimate
+        link.news = True
+        link.busy.rate = estimate.rate
+
+
+# Whether the links of a node share an access line: does their total keep to a ceiling that each of them
+# alone is not bound by? Pure.
+#
+# The detector compares windows of time in which several links were busy. Behind a common line the total often
+# reaches the same highest value, and the links carry clearly more while fewer of them are busy. That must be
+# so both before and after the window: rates change, and a link that has just become slow looks like one under
+# contention. Independent links carry the same under any contention.
+#
+# docs/measurements/awareness.md, "Access caps by chunks", says how many access lines this finds in simulated
+# networks, and how exactly.
+
+_WINDOW_S: Final = 0.2
+"""Least duration of a window. It also lasts as long as its longest busy period, which has only one rate."""
+
+_MEMORY_S: Final = 20.0
+_LEAST_WINDOWS: Final = 6
+_KEPT_WINDOWS: Final = 30
+"""So many windows are kept for longer, where chunks take seconds."""
+
+_LONG_MEMORY_S: Final = 60.0
+
+_CEILING: Final = 0.9
+"""The ceiling is this quantile of the windows' totals: higher ones may look fast only because a batch came
+late."""
+
+_NEAR: Final = 0.05
+"""Relative distance up to which a total counts as being at the ceiling."""
+
+_OFTEN: Final = 0.25
+"""Least part of the time at the ceiling, if it is a cap."""
+
+_CAPPED_RATIO: Final = 1.18
+"""Least ratio of what the links carry under less contention to their total, if that is at a cap."""
+
+_INDEPENDENT_RATIO: Final = 1.12
+"""Largest such ratio of independent links."""
+
+_ALONE_S: Final = 0.05
+"""Least time for which a link must have been busy for its rate to count."""
+
+_KEPT_RATES: Final = 256
+
+_FEWER_LINKS: Final = 0.5
+"""Contention is less if so many fewer links were busy on average."""
+
+_SAMPLES: Final = 5
+"""Most rates under less contention, before and after each. Of these the last but one counts, since some were
+slow for other reasons."""
+
+_COMPARED: Final = 0.3
+"""Least part of a window's bits from links that were also seen under less contention."""
+
+_ALWAYS: Final = 0.75
+"""A total that was at its ceiling for a larger part of the time does not show that the links are
+independent."""
+
+
+class Contention(enum.Enum):
+    """How the links of a node affect each other."""
+
+    UNKNOWN = "unknown"
+    CAPPED = "capped"
+    INDEPENDENT = "independent"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A time during which the same links were busy, in s on one clock."""
+
+    start: float
+    end: float
+    busy: Mapping[int, BusyPeriod]
+    """By link."""
+
+
+def slices(links: Mapping[int, Iterable[tuple[float, float, BusyPeriod]]]) -> Iterable[Slice]:
+    """Cut the time in which any link was busy wherever a busy period begins or ends.
+
+    Args:
+        links: start, end and the busy period itself, by link; all on one clock.
+    """
+    events: list[tuple[float, bool, int, BusyPeriod]] = []
+    for link, periods in links.items():
+        for start, end, period in periods:
+            if end > start:
+                events.append((start, True, link, period))
+                events.append((end, False, link, period))
+    events.sort(key=lambda event: event[:3])  # at one moment, ends come before begins
+    busy: dict[int, BusyPeriod] = {}
+    last = -math.inf
+    for time, begins, link, period in events:
+        if busy and time > last:
+            yield Slice(last, time, dict(busy))
+        last = time
+        if begins:
+            busy[link] = period
+        elif busy.get(link) is period:
+            del busy[link]
+
+
+class _Window:
+    """Some time, and how much each link carried in it."""
+
+    __slots__ = ("at", "bits", "busy", "duration", "longest")
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.duration = 0.0
+        self.longest = 0.0
+        self.busy: dict[int, float] = {}
+        self.bits: dict[int, float] = {}
+
+    def add(self, part: Slice) -> None:
+        duration = part.end - part.start
+        self.at = part.end
+        self.duration += duration
+        for link, period in part.busy.items():
+            self.busy[link] = self.busy.get(link, 0.0) + duration
+            self.bits[link] = self.bits.get(link, 0.0) + period.bits * duration / period.duration
+            self.longest = max(self.longest, period.duration)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """What a link carried in a window, in bit/s."""
+
+    at: float
+    rate: float
+    busy_links: float
+
+
+class _Compared:
+    """A window that is over, and its links' rates under less contention before and after."""
+
+    __slots__ = ("_after", "_before", "at", "bits", "busy", "busy_links", "duration", "total", "volume")
+
+    def __init__(self, window: _Window, rates: Mapping[int, Iterable[_Rate]]) -> None:
+        """`rates`: of each link, all rates before the window's end, newest first."""
+        self.at: Final = window.at
+        self.duration: Final = window.duration
+        self.bits: Final = window.bits
+        self.busy: Final = window.busy
+        self.volume: Final = sum(window.bits.values())
+        self.total: Final = self.volume / self.duration
+        self.busy_links: Final = sum(window.busy.values()) / window.duration
+        """How many links were busy on average."""
+        self._before: Final[dict[int, float]] = {}
+        self._after: Final[dict[int, list[float]]] = {}
+        for link in self.bits:
+            near = itertools.takewhile(lambda rate: rate.at >= self.at - _MEMORY_S, rates.get(link, ()))
+            less = (rate.rate for rate in near if rate.busy_links <= self.busy_links - _FEWER_LINKS)
+            if found := list(itertools.islice(less, _SAMPLES)):
+                self._before[link] = _last_but_one(found)
+                self._after[link] = []
+
+    def add_later(self, link: int, rate: _Rate) -> None:
+        """Record a link's rate after this window."""
+        after = self._after.get(link)
+        if after is not None and len(after) < _SAMPLES and rate.busy_links <= self.busy_links - _FEWER_LINKS:
+            after.append(rate.rate)
+
+    def unshared_ratio(self) -> float | None:
+        """Return what the busy links carry under less contention, relative to this window; None: unknown."""
+        able, compared = 0.0, 0.0
+        for link, bits in self.bits.items():
+            after = self._after.get(link)
+            if not after:
+                able += bits
+                continue
+            compared += bits
+            rate = min(self._before[link], _last_but_one(after))  # before and after, since rates change
+            able += max(rate * self.busy[link], bits)
+        return able / self.volume if compared >= _COMPARED * self.volume else None
+
+
+class AccessLineDetector:
+    """One direction of a node's access line."""
+
+    def __init__(self) -> None:
+        self._windows: Final[deque[_Compared]] = deque()
+        self._window = _Window()
+        self._rates: Final[dict[int, deque[_Rate]]] = {}
+        """Of each link, newest first."""
+        self._alone: Final[dict[int, _Window]] = {}
+
+    def add(self, part: Slice) -> None:
+        """Add the next slice."""
+        if len(part.busy) == 1:
+            (link,) = part.busy
+            alone = self._alone.setdefault(link, _Window())
+            alone.add(part)
+            if alone.duration >= _ALONE_S:
+                self._note(self._alone.pop(link), 1.0)
+            return
+        self._window.add(part)
+        if self._window.duration >= max(_WINDOW_S, self._window.longest):
+            over = _Compared(self._window, self._rates)
+            self._note(self._window, over.busy_links)
+            self._windows.append(over)
+            self._window = _Window()
+            self._forget(part.end)
+
+    def _note(self, window: _Window, busy_links: float) -> None:
+        for link, busy in window.busy.items():
+            if busy < _ALONE_S:
+                continue
+            rate = _Rate(window.at, window.bits[link] / busy, busy_links)
+            self._rates.setdefault(link, deque(maxlen=_KEPT_RATES)).appendleft(rate)
+            for earlier in reversed(self._windows):
+                if earlier.at < window.at - _MEMORY_S:
+                    break
+                earlier.add_later(link, rate)
+
+    def _forget(self, now: float) -> None:
+        windows = self._windows
+        while windows:
+            memory_s = _MEMORY_S if len(windows) > _KEPT_WINDOWS else _LONG_MEMORY_S
+            if windows[0].at >= now - memory_s:
+                break
+            windows.popleft()
+
+    def classify(self) -> tuple[Contention, float]:
+        """Return how the links affect each other, and the line's cap in bit/s (0 unless capped)."""
+        windows = self._windows
+        if len(windows) < _LEAST_WINDOWS:
+            return Contention.UNKNOWN, 0.0
+        ceiling = _quantile([(window.total, window.duration) for window in windows], _CEILING)
+        near = [window for window in windows if abs(window.total - ceiling) <= _NEAR * ceiling]
+        time = sum(window.duration for window in near)
+        often = time / sum(window.duration for window in windows)
+        more = [ratio for window in near if (ratio := window.unshared_ratio()) is not None]
+        if 2 * len(more) < len(near):
+            return Contention.UNKNOWN, 0.0
+        unshared_ratio = statistics.median(more)
+        if often >= _OFTEN and unshared_ratio >= _CAPPED_RATIO:
+            return Contention.CAPPED, sum(window.volume for window in near) / time
+        if often <= _ALWAYS and unshared_ratio <= min(_INDEPENDENT_RATIO, 1 + _deviation(windows)):
+            return Contention.INDEPENDENT, 0.0
+        return Contention.UNKNOWN, 0.0
+
+
+def _last_but_one(rates: list[float]) -> float:
+    """Return the rate that counts of some that a link had under less contention."""
+    return sorted(rates)[(3 * len(rates)) // 4]
+
+
+def _deviation(windows: Iterable[_Compared]) -> float:
+    """Return the relative standard deviation of the windows' totals."""
+    totals = [window.total for window in windows]
+    return statistics.pstdev(totals) / statistics.fmean(totals)
+
+
+def _quantile(rows: list[tuple[float, float]], part: float) -> float:
+    """Return the value that is not exceeded for this part of the time; rows are (value, duration)."""
+    rows.sort()
+    left = part * sum(duration for _, duration in rows)
+    for value, duration in rows:
+        left -= duration
+        if left <= 0:
+            return value
+    return rows[-1][0]
+
+
+# The shortest round trips of a node's connections, by its kernel, and which of them to report. Pure.
+#
+# TCP takes the first one from the connection's handshake, before anything waits in a queue. All of them are
+# reported again from time to time, since a report may be lost and a restarted scheduler knows nothing.
+
+_SAME: Final = 0.02
+"""Relative change up to which a round trip counts as unchanged."""
+
+_REPEAT_S: Final = 30.0
+"""How often all round trips are reported."""
+
+
+class RoundTrips:
+    """The round trips of one node, by peer."""
+
+    def __init__(self) -> None:
+        self._shortest: Final[dict[Peer, float]] = {}
+        self._changed: Final[set[Peer]] = set()
+        self._repeated_at = -math.inf
+
+    @property
+    def changed(self) -> bool:
+        """Whether some round trip has changed since the last report."""
+        return bool(self._changed)
+
+    def of(self, peer: Peer) -> float:
+        """Return the shortest round trip in s; 0: unknown."""
+        return self._shortest.get(peer, 0.0)
+
+    def peers(self) -> list[Peer]:
+        """Return the peers whose round trip is known."""
+        return list(self._shortest)
+
+    def record(self, peer: Peer, seconds: float) -> None:
+        """Record the kernel's value; 0: the kernel does not know it."""
+        before = self.of(peer)
+        if seconds > 0.0 and abs(seconds - before) > _SAME * before:
+            self._shortest[peer] = seconds
+            self._changed.add(peer)
+
+    def take_changes(self, now: float) -> list[Peer]:
+        """Return the peers to report now (s on the local clock), and count them as reported."""
+        if now >= self._repeated_at + _REPEAT_S:
+            self._repeated_at = now
+            self._changed.update(self._shortest)
+        peers = sorted(self._changed)
+        self._changed.clear()
+        return peers
+
+
+# What each link out of a node delivered in each half second of the cluster clock, by its kernel. Pure.
+#
+# All nodes cut time alike, so the scheduler can add up what was delivered on all links at one time
+# (`netstorm.scheduler.awareness.access_lines`). What the kernel counts as delivered arrived half a round trip
+# earlier.
+
+_BUSY: Final = 0.9
+"""Part of a half second for which a backlogged connection must have had data in flight."""
+
+_LONGEST_GAP_S: Final = 1.0
+"""Longest time between two samples; what happened within a longer one is not known well enough."""
+
+_MOST_REPORTS: Final = 8
+"""Half seconds that wait to be reported; older ones are of no use."""
+
+
+class _Sample(NamedTuple):
+    """How much a connection had delivered at some time."""
+
+    at: float
+    """When it arrived, in s on the cluster clock."""
+    bits: float
+    busy_s: float
+    backlogged: bool
+
+    def until(self, later: _Sample, at: float) -> _Sample:
+        """Return the sample at a time between this one and a later one, interpolated."""
+        part = (at - self.at) / (later.at - self.at)
+        return _Sample(
+            at,
+            self.bits + part * (later.bits - self.bits),
+            self.busy_s + part * (later.busy_s - self.busy_s),
+            self.backlogged and later.backlogged,
+        )
+
+
+class _Connection:
+    """The samples of one connection."""
+
+    __slots__ = ("_backlogged", "_began", "_last")
+
+    def __init__(self) -> None:
+        self._last: _Sample | None = None
+        self._began: _Sample | None = None
+        """The begin of the current half second; None: it was not sampled."""
+        self._backlogged = False
+        """There was unsent data in all samples since then."""
+
+    def add(self, sample: _Sample) -> Iterator[tuple[int, float, bool]]:
+        """Add a sample; yield the half seconds that are over: number, bit/s, whether it was backlogged."""
+        last, self._last = self._last, sample
+        if (
+            last is None
+            or not 0.0 < sample.at - last.at <= _LONGEST_GAP_S  # no samples, or a clock was set
+            or sample.bits < last.bits  # another connection
+            or sample.busy_s < last.busy_s
+        ):
+            self._began = None
+            return
+        number = math.floor(last.at / THROUGHPUT_PERIOD_S) + 1
+        self._backlogged = self._backlogged and last.backlogged
+        while number * THROUGHPUT_PERIOD_S <= sample.at:
+            edge = last.until(sample, number * THROUGHPUT_PERIOD_S)
+            if self._began is not None:
+                busy = edge.busy_s - self._began.busy_s >= _BUSY * THROUGHPUT_PERIOD_S
+                rate = (edge.bits - self._began.bits) / THROUGHPUT_PERIOD_S
+                yield number - 1, rate, self._backlogged and edge.backlogged and busy
+            self._began, self._backlogged = edge, edge.backlogged
+            number += 1
+        self._backlogged = self._backlogged and sample.backlogged
+
+
+class ThroughputSampler:
+    """Samples all links out of a node."""
+
+    def __init__(self) -> None:
+        self._connections: dict[Peer, _Connection] = {}
+        self._open: Final[dict[int, list[LinkThroughput]]] = {}
+        self._reports: Final[deque[ThroughputReport]] = deque(maxlen=_MOST_REPORTS)
+
+    def sample(self, progress: Mapping[Peer, Progress], now: float) -> None:
+        """Record how much all connections have delivered; `now` in s on the cluster clock."""
+        self._connections = {peer: self._connections.get(peer) or _Connection() for peer in progress}
+        for peer, tcp in progress.items():
+            arrived = now - tcp.min_rtt_s / 2
+            sample = _Sample(arrived, 8.0 * tcp.delivered * tcp.segment, tcp.busy_s, tcp.unsent > 0)
+            for number, rate, backlogged in self._connections[peer].add(sample):
+                if rate > 0.0:
+                    self._open.setdefault(number, []).append(LinkThroughput(int(peer), rate, backlogged))
+        complete = now - max((tcp.min_rtt_s for tcp in progress.values()), default=0.0) / 2
+        for number in sorted(self._open):
+            if (number + 1) * THROUGHPUT_PERIOD_S <= complete:
+                self._reports.append(ThroughputReport(number, tuple(self._open.pop(number))))
+
+    def __len__(self) -> int:
+        """Return how many links and half seconds wait to be reported."""
+        return sum(1 + len(report.links) for report in self._reports)
+
+    def take_reports(self) -> tuple[ThroughputReport, ...]:
+        """Return the half seconds that are over and were not reported, and count them as reported."""
+        reports = tuple(self._reports)
+        self._reports.clear()
+        return reports

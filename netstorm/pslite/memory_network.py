@@ -10,22 +10,23 @@ sessions' windows bound them; names are not resolved.
 
 from __future__ import annotations
 
+import enum
+import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from netstorm.addresses import host_port
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import Buffer, checksum
-from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.pslite.van.interface import Broken, Connection, Received
-from netstorm.pslite.van.link_model import FixedDelay, LinkModel
-from netstorm.pslite.van.memory_pipes import Flight, FlightKind, NetworkVan, Pipe, ReceivedFrame
-from netstorm.pslite.van.partitions import Partitions
+from netstorm.pslite.rates import Progress
+from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 
-__all__ = ["MemoryNetwork"]
+__all__ = ["FixedDelay", "LinkModel", "MemoryNetwork", "MemoryVan", "Timeline", "Timer"]
 
 
 _REFUSED: Final = "connection refused"
@@ -325,3 +326,419 @@ class MemoryNetwork:
                 self._break(pipe, f"nothing heard from {pipe.host} for {self.detect_s:g} s")
 
         self.timeline.after(self.detect_s, detect)
+
+
+# A van in memory: what the ZeroMQ van does, on virtual time and without sockets.
+
+_POLL_AT_MOST: Final = 256
+"""Most events that one `poll` returns: the owner also has timers to serve."""
+
+_SILENT: Final = Progress(
+    delivered=0,
+    segment=0,
+    retransmitted=0,
+    unsent=0,
+    window=0,
+    busy_s=0.0,
+    receiver_limited_s=0.0,
+    smoothed_rtt_s=0.0,
+    min_rtt_s=0.0,
+)
+"""Progress of a connection without any delivery."""
+
+
+class MemoryVan:
+    """One process's end of a `MemoryNetwork`. Implements `pslite.van.interface.Van`.
+
+    Attributes:
+        host: on which it is.
+        key: stands for the key pair that a process makes when it begins.
+        notify: called when there is an event to poll for and there was none before.
+    """
+
+    def __init__(self, network: MemoryNetwork, host: str) -> None:
+        """Put a van on host `host`; several may share one."""
+        self.host = host
+        self.key = network.new_key()
+        self.notify: Callable[[], None] | None = None
+        self._network: Final = network
+        self._opened: dict[Connection, Pipe] = {}
+        self._accepted: dict[Connection, Pipe] = {}
+        self._accept_numbers = itertools.count(1)
+        self._events: deque[VanEvent] = deque()
+        self._woken = False
+        self._shut = False
+
+    # ------------------------------------------------------------------------------------------------ the van
+
+    def bind(self, host: str, port: int) -> int:
+        """Listen as `host`, and as this van's own host name."""
+        self._check_open()
+        return self._network.listen(self, host if host not in ("", "*") else self.host, port)
+
+    def open(self, connection: Connection, host: str, port: int) -> None:
+        """Begin to connect."""
+        self._check_open()
+        if connection <= 0 or connection in self._opened:
+            raise UsageError(f"connection {connection} is not a new positive number")
+        self._opened[connection] = self._network.connect(self, connection, host, port)
+
+    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+        """Hand over a message; the payload is copied, unless it is a frame that a van has received."""
+        pipe = self._opened.get(connection) or self._accepted.get(connection)
+        if pipe is None or self._shut:
+            return False
+        taken = self._network.send(pipe, from_opener=connection > 0, header=header, payload=payload)
+        if not taken and connection < 0:
+            del self._accepted[connection]
+        return taken
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection. The opener of a connection accepted here is not told: a ROUTER cannot close
+        it.
+        """
+        pipe = self._opened.pop(connection, None)
+        if pipe is not None:
+            self._network.hang_up(pipe, from_opener=True, drop=False, reason=f"closed by {self.host}")
+        pipe = self._accepted.pop(connection, None)
+        if pipe is not None:
+            pipe.acceptor_knows_end = True
+
+    def admit(self, connection: Connection) -> None:
+        """See `Transmitter`."""
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """Cut a connection."""
+        pipe = self._accepted.pop(connection, None)
+        if pipe is not None:
+            self._network.hang_up(pipe, from_opener=False, drop=True, reason=f"closed by {self.host}")
+
+    def poll(self, timeout_s: float) -> list[VanEvent]:
+        """Return events; if there are none, let at most `timeout_s` of virtual time pass first."""
+        if timeout_s > 0 and not self._events and not self._woken:
+            timeline = self._network.timeline
+            timeline.run_until(lambda: bool(self._events) or self._woken, timeline.now + timeout_s)
+        self._woken = False
+        return [self._events.popleft() for _ in range(min(len(self._events), _POLL_AT_MOST))]
+
+    def progress(self, connection: Connection) -> Progress | None:
+        """Return what is known of a connection that was opened here: only its round trip."""
+        pipe = self._opened.get(connection)
+        if pipe is None or not pipe.established:
+            return None
+        trip = self._network.link_model.round_trip(self.host, pipe.host)
+        return _SILENT._replace(smoothed_rtt_s=trip, min_rtt_s=trip)
+
+    def acknowledges(self, connection: Connection) -> bool:
+        """Return whether the host at the other end can be reached; its process may be stopped."""
+        pipe = self._opened.get(connection) or self._accepted.get(connection)
+        if pipe is None or not (pipe.established or connection < 0):
+            return False
+        return self._network.acknowledges(pipe, from_opener=connection > 0)
+
+    def wake(self) -> None:
+        """Make the `poll` that waits, or the next one, return."""
+        self._woken = True
+        if self.notify is not None:
+            self.notify()
+
+    def shut(self, linger_s: float) -> None:
+        """Close everything. What was handed over has `linger_s` of virtual time to arrive."""
+        if self._shut:
+            return
+        self._shut = True
+        network = self._network
+        network.unlisten(self)
+        left = [(pipe, True) for pipe in self._opened.values()] + [
+            (pipe, False) for pipe in self._accepted.values()
+        ]
+        for pipe, opened in left:
+            network.hang_up(pipe, from_opener=opened, drop=linger_s <= 0, reason=f"closed by {self.host}")
+        if linger_s > 0:
+            network.timeline.after(linger_s, lambda: network.crash(self))
+        self._opened.clear()
+        self._accepted.clear()
+        self._events.clear()
+
+    # ------------------------------------------------------------------------------------------- the network
+
+    def deliver(self, event: VanEvent) -> None:
+        """Receive an event from the network."""
+        if self._shut:
+            return
+        if isinstance(event, Received):
+            if event.connection not in (self._opened if event.connection > 0 else self._accepted):
+                return
+        elif (self._opened if event.connection > 0 else self._accepted).pop(event.connection, None) is None:
+            return
+        self._events.append(event)
+        if len(self._events) == 1 and self.notify is not None:
+            self.notify()
+
+    def accept(self, pipe: Pipe) -> Connection:
+        """Return a number for a connection that another van has opened."""
+        connection = Connection(-next(self._accept_numbers))
+        self._accepted[connection] = pipe
+        return connection
+
+    def die(self, *, silent: bool = False) -> None:
+        """End without closing anything, as a killed process does; `silent`: as a host without power."""
+        self._shut = True
+        self._network.crash(self, silent=silent)
+        self._opened.clear()
+        self._accepted.clear()
+        self._events.clear()
+
+    def _check_open(self) -> None:
+        if self._shut:
+            raise UsageError(f"the van of {self.host} has been shut")
+
+
+# Connections of the network in memory, and the messages in flight on them: values without behaviour.
+# Pure.
+
+_FRAME_OVERHEAD: Final = 9
+"""Bytes that ZMTP 3 puts before each frame (RFC 37)."""
+
+_SIGNAL_BYTES: Final = 64
+"""A TCP segment without data."""
+
+
+class ReceivedFrame(bytearray):
+    """A received payload. Passed to `transmit` it is shared, not copied, and must not change any more."""
+
+    __slots__ = ()
+
+
+class FlightKind(enum.Enum):
+    """What is in flight."""
+
+    OPEN = enum.auto()
+    ACCEPT = enum.auto()
+    DATA = enum.auto()
+    END = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One message in flight."""
+
+    kind: FlightKind
+    header: bytes = b""
+    payload: Buffer | None = None
+    digest: int | None = None
+    """Checksum at hand-over of a payload that the sender still shares."""
+    reason: str = ""
+    arrived: bool = False
+
+    def size(self) -> int:
+        """Return the bytes on the wire."""
+        if self.kind is not FlightKind.DATA:
+            return _SIGNAL_BYTES
+        payload = 0 if self.payload is None else len(self.payload) + _FRAME_OVERHEAD
+        return len(self.header) + _FRAME_OVERHEAD + payload
+
+
+class NetworkVan(Protocol):
+    """What the network needs of a van.
+
+    Attributes:
+        host: name of its host.
+        key: stands for the public key of its process.
+    """
+
+    host: str
+    key: str
+
+    def deliver(self, event: VanEvent) -> None:
+        """Receive an event."""
+
+    def accept(self, pipe: Pipe) -> Connection:
+        """Return a number for a connection that another van has opened."""
+
+
+@dataclass(slots=True, eq=False)
+class Pipe:
+    """A connection between two vans, as the network sees it."""
+
+    number: int
+    opener: NetworkVan
+    connection: Connection
+    """Its number at the opener."""
+    host: str
+    """The host it was opened to."""
+    port: int
+    acceptor: NetworkVan | None = None
+    accepted_as: Connection | None = None
+    established: bool = False
+    """The opener knows that the connection was accepted; until then its frames are held."""
+    opener_knows_end: bool = False
+    acceptor_knows_end: bool = False
+    forward: deque[Flight] = field(default_factory=deque)
+    """From the opener, in order."""
+    backward: deque[Flight] = field(default_factory=deque)
+    held: deque[Flight] = field(default_factory=deque)
+
+
+# How long messages take in a network in memory: the interface, and the simplest model.
+
+
+class LinkModel(Protocol):
+    """How long messages take."""
+
+    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
+        """Call `arrived` when `size` bytes, handed over now at host `source`, are at host `target`.
+
+        A flow is one direction of a connection: even numbers lead away from its opener, odd ones back. The
+        network restores the order if messages of a flow overtake one another.
+        """
+
+    def forget(self, flow: int) -> None:
+        """Drop what a flow has in flight: its connection is gone. The calls to `arrived` may be left out."""
+
+    def round_trip(self, source: str, target: str) -> float:
+        """Return the round trip of a small message in s, without queues."""
+
+
+class FixedDelay:
+    """All messages take about the same time; there are no capacities."""
+
+    def __init__(
+        self, timeline: Timeline, *, delay_s: float = 0.001, jitter_s: float = 0.0, seed: int = 0
+    ) -> None:
+        """Make each message take `delay_s` and up to `jitter_s` more."""
+        self._timeline = timeline
+        self._random = random.Random(f"delay {seed}")
+        self.delay_s = delay_s
+        self.jitter_s = jitter_s
+
+    def carry(self, flow: int, source: str, target: str, size: int, arrived: Callable[[], None]) -> None:
+        """See `LinkModel`."""
+        jitter = self._random.random() * self.jitter_s if self.jitter_s else 0.0
+        self._timeline.after(self.delay_s + jitter, arrived)
+
+    def forget(self, flow: int) -> None:
+        """See `LinkModel`; what is in flight arrives, and is ignored."""
+
+    def round_trip(self, source: str, target: str) -> float:
+        """See `LinkModel`."""
+        return 2 * self.delay_s
+
+
+# Which hosts of the network in memory cannot reach each other, and since when. Pure.
+
+_ALWAYS: Final = -1.0
+"""Stands for the time at which a host lost power; the exact time does not matter."""
+
+
+class Partitions:
+    """Cut paths between hosts, and hosts without power."""
+
+    def __init__(self) -> None:
+        self._cut_since: Final[dict[tuple[str, str], float]] = {}
+        self._without_power: Final[set[str]] = set()
+
+    def cut(self, source: str, target: str, now: float) -> None:
+        """Drop everything from one host to another from now on."""
+        self._cut_since.setdefault((source, target), now)
+
+    def heal(self, one: str, other: str) -> None:
+        """End a cut, in both directions."""
+        self._cut_since.pop((one, other), None)
+        self._cut_since.pop((other, one), None)
+
+    def power_off(self, host: str) -> None:
+        """Drop everything from and to a host from now on."""
+        self._without_power.add(host)
+
+    def power_on(self, host: str) -> None:
+        """End the effect of `power_off`."""
+        self._without_power.discard(host)
+
+    def block(self, source: str, target: str) -> bool:
+        """Return whether nothing can arrive at `target` from `source`."""
+        return (source, target) in self._cut_since or target in self._without_power
+
+    def silent_since(self, one: str, other: str) -> float | None:
+        """Return since when something between two hosts is dropped; None if nothing is."""
+        if one in self._without_power or other in self._without_power:
+            return _ALWAYS
+        times = [self._cut_since[pair] for pair in ((one, other), (other, one)) if pair in self._cut_since]
+        return min(times, default=None)
+
+
+# Virtual time: actions and when they are due, in a deterministic order. Pure.
+#
+# A test or a simulated cluster drives it; nothing here waits. Actions that are due at the same time run in
+# the order in which they were scheduled, so a run is a function of its inputs.
+
+
+class Timer:
+    """A scheduled action, which can be cancelled."""
+
+    __slots__ = ("_action", "time")
+
+    def __init__(self, time: float, action: Callable[[], None]) -> None:
+        self.time = time
+        self._action: Callable[[], None] | None = action
+
+    def cancel(self) -> None:
+        """Cancel the action; a late or second call does nothing."""
+        self._action = None
+
+    def take(self) -> Callable[[], None] | None:
+        """Return the action, once; None if it was cancelled."""
+        action, self._action = self._action, None
+        return action
+
+
+class Timeline:
+    """A clock that jumps from one due action to the next. Times are in s."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+        self._due: list[tuple[float, int, Timer]] = []
+        self._scheduled = 0
+        self.steps = 0
+        """Number of actions run so far."""
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self._now
+
+    def at(self, time: float, action: Callable[[], None]) -> Timer:
+        """Schedule `action` at `time`, or at once if that is past. An infinite time is never kept."""
+        timer = Timer(max(time, self._now), action)
+        if timer.time < math.inf:
+            heapq.heappush(self._due, (timer.time, self._scheduled, timer))
+            self._scheduled += 1
+        return timer
+
+    def after(self, delay: float, action: Callable[[], None]) -> Timer:
+        """Schedule `action` after `delay`."""
+        return self.at(self._now + delay, action)
+
+    def step(self, limit: float = math.inf) -> bool:
+        """Go to the next action and run it; False, and the time is `limit`, if none is due until then."""
+        while self._due:
+            time, _, timer = self._due[0]
+            if time > limit:
+                break
+            heapq.heappop(self._due)
+            action = timer.take()
+            if action is not None:
+                self._now = time
+                self.steps += 1
+                action()
+                return True
+        if limit < math.inf:
+            self._now = max(self._now, limit)
+        return False
+
+    def run_until(self, wanted: Callable[[], bool], limit: float) -> bool:
+        """Run actions until `wanted` holds or `limit` is reached; return whether it holds."""
+        while not wanted():
+            if not self.step(limit):
+                return wanted()
+        return True

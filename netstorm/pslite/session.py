@@ -8,25 +8,37 @@ again.
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Mapping
+from dataclasses import dataclass
 from random import Random
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
 
-from netstorm.errors import ProtocolViolation
+from netstorm.addresses import host_port, is_loopback
+from netstorm.errors import NoRoom, ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.protocol.frames import Peer, encode_body, seal
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.session.link_counters import LinkCounters
-from netstorm.pslite.session.query_timer import QueryTimer
-from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.receiving import ReceivingHalf
-from netstorm.pslite.session.sending import SendingHalf
-from netstorm.pslite.session.states import TRANSITIONS, Event, State
-from netstorm.pslite.van.interface import Connection, Transmitter
-from netstorm.pslite.waiting_bytes import OF_MESSAGE, WaitingBytes
+from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
+from netstorm.protocol.messages import Message
+from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
+from netstorm.pslite.sending import Outgoing, SendingHalf, Window
+from netstorm.pslite.van import Connection, Transmitter
 
-__all__ = ["Session", "SessionContext"]
+__all__ = [
+    "TRANSITIONS",
+    "AcceptedSession",
+    "Arrival",
+    "Event",
+    "Limits",
+    "LinkCounters",
+    "OpenedSession",
+    "QueryTimer",
+    "ReceivingHalf",
+    "Session",
+    "State",
+    "new_held_bytes",
+]
 
 
 _MOST_REFUSED: Final = 16_384
@@ -423,3 +435,549 @@ class Session:
         self._datagrams.clear()
         self.without_room.clear()  # all that is missing comes again over the next connection
         self.acknowledge = False
+
+
+# The states of a session and its transitions, as a table. Pure.
+
+
+class State(enum.Enum):
+    """The state of a session."""
+
+    IDLE = "idle"
+    """Opened here, and nothing has been sent yet: no connection."""
+    CONNECTING = "connecting"
+    """A connection was opened and Hello handed over; no answer yet."""
+    UP = "up"
+    """Messages flow."""
+    DISCONNECTED = "disconnected"
+    """Between two connections."""
+    CLOSING = "closing"
+    """Goodbye was sent; the session waits for the other side's, but not for long."""
+    CLOSED = "closed"
+    """Ended on purpose."""
+    LOST = "lost"
+    """Could not be re-established in time, or was refused."""
+
+
+class Event(enum.Enum):
+    """What can happen to a session."""
+
+    CONNECT = "first message"
+    RETRY = "time for another attempt"
+    HELLO = "Hello on a new connection"
+    WELCOME = "Welcome"
+    BROKEN = "connection broken or silent"
+    REFUSED = "Refused, or another process answers"
+    TIMED_OUT = "no connection within the link time-out"
+    DRAINED = "everything is acknowledged, and the session is to end"
+    GOODBYE = "Goodbye"
+    ABORTED = "the session is to end, has nothing to send, and is not up"
+    CLOSE_TIMED_OUT = "no Goodbye in time"
+
+
+_S, _E = State, Event
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
+    {
+        _S.IDLE: {_E.CONNECT: _S.CONNECTING, _E.ABORTED: _S.CLOSED},
+        _S.CONNECTING: {
+            _E.WELCOME: _S.UP,
+            _E.BROKEN: _S.DISCONNECTED,
+            _E.REFUSED: _S.LOST,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
+            _E.GOODBYE: _S.CLOSED,
+        },
+        _S.UP: {
+            _E.HELLO: _S.UP,
+            _E.BROKEN: _S.DISCONNECTED,
+            _E.REFUSED: _S.LOST,
+            _E.TIMED_OUT: _S.LOST,
+            _E.DRAINED: _S.CLOSING,
+            _E.GOODBYE: _S.CLOSING,
+        },
+        _S.DISCONNECTED: {
+            _E.RETRY: _S.CONNECTING,
+            _E.HELLO: _S.UP,
+            _E.TIMED_OUT: _S.LOST,
+            _E.ABORTED: _S.CLOSED,
+        },
+        _S.CLOSING: {_E.GOODBYE: _S.CLOSED, _E.BROKEN: _S.CLOSED, _E.CLOSE_TIMED_OUT: _S.CLOSED},
+        _S.CLOSED: {},
+        _S.LOST: {},
+    }
+)
+
+
+# The side of a session that makes the connections, again and again until the link time-out. Pure.
+
+
+class OpenedSession(Session):
+    """The side that makes the connections."""
+
+    opened_here = True
+
+    def __init__(
+        self,
+        context: SessionContext,
+        peer: Peer,
+        identity: int,
+        *,
+        counters: LinkCounters,
+        ordered: bool,
+        host: str,
+        port: int,
+    ) -> None:
+        super().__init__(context, peer, identity, counters=counters, ordered=ordered, state=State.IDLE)
+        self.host = host
+        self.port = port
+        self._to_open = False
+        self._retry_at = math.inf
+        self._failures = 0
+        self._attempted_at = 0.0
+        self._token: int | None = None
+        """The peer's number of this session; None: it has not answered yet."""
+        self._reachable_at = -math.inf
+        """When its machine last accepted a connection over which its process did not answer: it is busy."""
+
+    def submit(self, message: Outgoing, now: float) -> None:
+        """Queue a message, and connect if this is the first."""
+        super().submit(message, now)
+        self._connect_if_idle(now)
+
+    def _connect_if_idle(self, now: float) -> None:
+        if self.state is State.IDLE:
+            self._transition(Event.CONNECT, now)
+            self._connect(now)
+
+    def welcome(self, message: m.Welcome, now: float) -> None:
+        """Process the peer's answer to Hello.
+
+        Raises:
+            ProtocolViolation: it is no answer to the last Hello.
+        """
+        if message.session != self.identity or self.state is not State.CONNECTING:
+            raise ProtocolViolation(f"a Welcome is not legal in state {self.state.value}")
+        if self.incarnation is not None and message.incarnation != self.incarnation:
+            self._lose(Event.REFUSED, f"{self._address} is another process now: it was restarted", now)
+            return
+        if self._token not in (None, message.token):
+            reason = f"{self.host}:{self.port} is another process now, which says that it is the one before"
+            self._lose(Event.REFUSED, reason, now)
+            return
+        self.incarnation, self._token = message.incarnation, message.token
+        self._failures = 0
+        self.unchecked = message.unchecked and self._boot() != 0
+        self._establish(Event.WELCOME, message.received, message.beyond, now)
+
+    def refused(self, message: m.Refused, now: float) -> None:
+        """Process the peer's refusal."""
+        self._lose(Event.REFUSED, f"{self._address} refused this process: {message.reason}", now)
+
+    def broken(self, reason: str, now: float) -> None:
+        """Note that the present connection is gone, and make a new one after a while."""
+        super().broken(reason, now)
+        if self.state is State.DISCONNECTED:
+            limits = self._limits
+            longest = min(limits.longest_retry_s, limits.first_retry_s * 2**self._failures)
+            self._retry_at = now + longest * self._context.random.uniform(0.5, 1.0)
+            self._failures = min(self._failures + 1, 30)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        super().tick(now)
+        if self.state is State.CONNECTING:
+            overdue = now >= self._link_deadline()
+            if (overdue or now >= self._handshake_deadline()) and self._may_wait(now - self._since, now):
+                self._reachable_at = now
+                overdue = False
+            if overdue:
+                self.reason = self.reason or "no answer"
+                self._lose(Event.TIMED_OUT, self._disconnected_text(), now)
+            elif now >= self._handshake_deadline():  # Hello or Welcome was lost or corrupted, or it is busy
+                self.broken("no answer", now)
+        elif self.state is State.DISCONNECTED and now >= self._retry_at:
+            since = self._since
+            self._transition(Event.RETRY, now)
+            self._since = since
+            self._connect(now)
+
+    def due(self) -> float:
+        """Return when `tick` has something to do."""
+        if self.state is State.CONNECTING:
+            return min(self._link_deadline(), self._handshake_deadline())
+        if self.state is State.DISCONNECTED:
+            return min(self._link_deadline(), self._retry_at)
+        return super().due()
+
+    def flush(self, van: Transmitter, now: float) -> None:
+        """Hand over to the van everything that may be sent now."""
+        if self._to_open and self.connection is not None:
+            self._to_open = False
+            van.open(self.connection, self.host, self.port)
+            if not self._transmit_message(van, self._context.hello(self, self._boot()), now):
+                return
+        super().flush(van, now)
+
+    def _boot(self) -> int:
+        """Return the boot's number if the connection may be one within the machine; else 0.
+
+        An address alone does not say so: behind a loopback address may be a tunnel to elsewhere. Nor does the
+        boot: an emulated network within a machine stands for a real one.
+        """
+        return self._context.boot if is_loopback(self.host) else 0
+
+    def _handshake_deadline(self) -> float:
+        timeout_s = math.ldexp(self._limits.handshake_s, self._failures)
+        return self._attempted_at + min(timeout_s, self._limits.link_timeout_s / 2)
+
+    def _link_deadline(self) -> float:
+        return max(self._since, self._reachable_at) + self._limits.link_timeout_s
+
+    def _connect(self, now: float) -> None:
+        self.connection = self._context.new_connection()
+        self._to_open = True
+        self._attempted_at = now
+
+    def _disconnected_text(self) -> str:
+        limit_s = self._limits.link_timeout_s
+        return f"no connection to {self._address} for {limit_s:.1f} s: {self.reason}"
+
+    @property
+    def _address(self) -> str:
+        return host_port(self.host, self.port)
+
+
+# The side of a session that waits for its peer's connections. Pure.
+
+
+class AcceptedSession(Session):
+    """The side that waits for connections."""
+
+    def __init__(
+        self, context: SessionContext, peer: Peer, hello: m.Hello, *, counters: LinkCounters, ordered: bool
+    ) -> None:
+        super().__init__(
+            context, peer, hello.session, counters=counters, ordered=ordered, state=State.DISCONNECTED
+        )
+        self.incarnation: int = hello.incarnation
+        self._token: Final = context.tokens.getrandbits(63)
+
+    def is_that_of(self, hello: m.Hello) -> bool:
+        """Return whether a Hello goes on with this session."""
+        return (hello.incarnation, hello.session) == (self.incarnation, self.identity)
+
+    def hello(self, hello: m.Hello, connection: Connection, now: float) -> None:
+        """Go on over a new connection.
+
+        Raises:
+            ProtocolViolation: the Hello acknowledges what was never sent, or the session is ending.
+        """
+        self.sending.check(hello.received, hello.beyond)  # before the present connection is given up for it
+        if self.state is State.UP:
+            self.broken("replaced by a new connection", now)
+        received, beyond = self.receiving.received_numbers()
+        self.unchecked = hello.boot != 0 and hello.boot == self._context.boot
+        self._control = [
+            m.Welcome(
+                incarnation=self._context.incarnation,
+                session=self.identity,
+                received=received,
+                beyond=beyond,
+                unchecked=self.unchecked,
+                token=self._token,
+            )
+        ]
+        self._establish(Event.HELLO, hello.received, hello.beyond, now)
+        self.connection = connection
+
+    def _unanswered(self, reason: str, now: float) -> None:
+        """Lose the session: this side cannot make another connection."""
+        self._lose(Event.TIMED_OUT, reason, now)
+
+    def due(self) -> float:
+        """Return when `tick` has something to do."""
+        if self.state is State.DISCONNECTED and not self.sending.has_work():
+            return math.inf  # nothing to send: the peer connects again when it has something to send
+        return super().due()
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.state is not State.DISCONNECTED or self.sending.has_work():
+            super().tick(now)
+
+
+# Time-outs of sessions, and bounds on memory.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Times in s, sizes in bytes."""
+
+    link_timeout_s: float = 10.0
+    """A session that has no connection for this long is lost."""
+    busy_timeout_s: float = 3600.0
+    """How long a peer may be busy: it answers nothing, but the kernel of its machine acknowledges."""
+    window_bytes: int = 0
+    """Most unacknowledged bytes of a session; 0: adapt to the bandwidth-delay product."""
+    shallow_windows: bool = False
+    """Little may be in flight, since what is cannot be taken back."""
+    query_after_s: float = 2.0
+    """A query is sent after this time, or four round trips, without an acknowledgement."""
+    slowest_link: float = 125_000.0
+    """bytes/s of the slowest link to expect (1 Mbit/s). The answer to a query may take as long as such a link
+    needs for the bytes in flight."""
+    handshake_s: float = 5.0
+    """How long a Hello waits for its answer before it is sent again over another connection; doubled with
+    each failure, up to half of `link_timeout_s`."""
+    first_retry_s: float = 0.05
+    """Wait before the second attempt to connect; doubled with each attempt, so that processes do not all
+    connect at once after a switch was restarted."""
+    longest_retry_s: float = 1.0
+    goodbye_s: float = 1.0
+    """How long an ending session waits for the other side's Goodbye."""
+    pending_hellos: int = 1024
+    """Most processes that wait to be admitted."""
+    sessions: int = 16_384
+    """Most sessions that other processes may open."""
+
+
+# What went over one link, in both directions and in all its sessions.
+
+
+class LinkCounters:
+    """Numbers that only grow. Bytes are those of frames, without the headers of ZeroMQ and TCP."""
+
+    __slots__ = (
+        "bytes_received",
+        "bytes_resent",
+        "bytes_sent",
+        "connections",
+        "dropped",
+        "duplicates",
+        "heard_at",
+        "messages_received",
+        "messages_resent",
+        "messages_sent",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0
+        self.messages_sent = 0
+        self.bytes_resent = 0
+        """Part of `bytes_sent`."""
+        self.messages_resent = 0
+        self.bytes_received = 0
+        self.messages_received = 0
+        self.duplicates = 0
+        self.connections = 0
+        """Connections that the link has had."""
+        self.dropped: dict[str, int] = {}
+        """By reason."""
+        self.heard_at = -math.inf
+        """When the last message of any kind arrived, on the local clock."""
+
+    def drop(self, reason: str) -> None:
+        """Count a message that was dropped."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def snapshot(self) -> dict[str, int]:
+        """Return all numbers by name; dropped messages as `dropped_REASON`."""
+        others = ("dropped", "heard_at")
+        numbers = {name: getattr(self, name) for name in self.__slots__ if name not in others}
+        return numbers | {f"dropped_{reason}": number for reason, number in self.dropped.items()}
+
+
+# When to query a peer that acknowledges nothing any more, and when to give up waiting for its answer.
+# Pure.
+
+
+class QueryTimer:
+    """The liveness check of one connection. It only sends queries: a time-out never retransmits anything."""
+
+    __slots__ = (
+        "_answer_timeout_s",
+        "_excused_at",
+        "_limits",
+        "_mark",
+        "_next_at",
+        "_progress_at",
+        "_sent_at",
+        "_unanswered_since",
+        "_window",
+        "sent",
+    )
+
+    def __init__(self, limits: Limits, window: Window, answer_timeout_s: float) -> None:
+        """Check a connection whose messages `window` counts; an answer may take `answer_timeout_s`."""
+        self._answer_timeout_s: Final = answer_timeout_s
+        self._limits: Final = limits
+        self._window: Final = window
+        self.sent = 0
+        """Number of queries sent on this connection."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Reset: there is no connection."""
+        self.sent = 0
+        self._mark = 0
+        self._sent_at = self._progress_at = -math.inf
+        self._unanswered_since = self._next_at = math.inf
+        self._excused_at = -math.inf
+
+    def progress(self, now: float) -> None:
+        """Note an acknowledgement, or that from now on something is unacknowledged."""
+        self._progress_at = now
+
+    def expect(self, *, something: bool) -> None:
+        """Set when to send a query: only if an acknowledgement of something is due."""
+        if something:
+            self._next_at = max(self._progress_at, self._sent_at) + self._pause()
+        else:
+            self._next_at = math.inf
+
+    def due(self) -> float:
+        """Return when to check again."""
+        return min(self._next_at, self._overdue_at())
+
+    def query_due(self, now: float) -> bool:
+        """Return whether it is time for a query."""
+        return now >= self._next_at
+
+    def query_sent(self, mark: int, now: float) -> int:
+        """Note a query that is sent after everything before `mark`; return its number."""
+        self.sent += 1
+        self._mark = mark
+        self._sent_at = now
+        self._unanswered_since = min(self._unanswered_since, now)
+        self._next_at = now + self._pause()
+        return self.sent
+
+    def silence(self, heard_at: float, now: float) -> float:
+        """Return for how long no answer has come, if that is too long; else 0.
+
+        Args:
+            heard_at: when a message last arrived over this connection.
+            now: s on the local clock.
+        """
+        if heard_at > self._sent_at:
+            self._unanswered_since = math.inf
+        return now - self._unanswered_since if now >= self._overdue_at() else 0.0
+
+    def excuse(self, now: float) -> None:
+        """Wait for an answer for as long again: the peer is only busy."""
+        self._excused_at = now
+
+    def mark_of(self, query: int) -> int:
+        """Return the mark of the query that an acknowledgement answers; 0 if a later query is still open.
+
+        Raises:
+            ProtocolViolation: there was no such query.
+        """
+        if query > self.sent:
+            raise ProtocolViolation(f"answers query {query}, and {self.sent} were sent")
+        return self._mark if query and query == self.sent else 0
+
+    def _pause(self) -> float:
+        return max(self._limits.query_after_s, 4 * self._window.smooth_rtt_s)
+
+    def _overdue_at(self) -> float:
+        return max(self._unanswered_since, self._excused_at) + self._answer_timeout()
+
+    def _answer_timeout(self) -> float:
+        """Return the time-out: a query waits behind what is in flight, and so does its answer."""
+        return self._answer_timeout_s + self._window.in_flight / self._limits.slowest_link
+
+
+# The receiving half of a session: delivers each message once and, if the session is ordered, in order.
+# Pure.
+
+Arrival: TypeAlias = tuple[Message, "Buffer | None", "int | None"]
+"""A message, its payload, the payload's checksum, if it has one."""
+
+_BEYOND: Final = 16_384
+"""Most messages that may arrive before a missing one. A correct sender has fewer in flight, and beside one
+that it was asked to keep (`sending`)."""
+
+_HELD_OF_ONE: Final = 16 * 2**20
+_HELD_OF_ALL: Final = 128 * 2**20
+"""Bytes of messages of ordered sessions which wait for a missing one: a bound on memory. These are control
+messages, and only a frame that was damaged on the way lets others wait for it: seconds of the largest job's
+fit."""
+
+
+def new_held_bytes() -> WaitingBytes:
+    """Return what all ordered sessions of a process count together."""
+    return WaitingBytes(of_one=_HELD_OF_ONE, of_all=_HELD_OF_ALL)
+
+
+class ReceivingHalf:
+    """Messages from one peer in one session."""
+
+    __slots__ = ("_held", "_held_bytes", "_peer", "beyond", "ordered", "received")
+
+    def __init__(
+        self, *, ordered: bool, held_bytes: WaitingBytes | None = None, peer: Peer | None = None
+    ) -> None:
+        """`held_bytes`: counts what is held of all peers, of this `peer` among others."""
+        self.ordered: Final = ordered
+        self.received = 0
+        """Highest contiguous sequence number received."""
+        self.beyond: Final[set[int]] = set()
+        """Sequence numbers received beyond it."""
+        self._peer: Final = peer
+        self._held_bytes: Final = held_bytes or new_held_bytes()
+        self._held: Final[dict[int, tuple[Arrival, Charge]]] = {}
+
+    def has(self, sequence: int) -> bool:
+        """Return whether a message has been received already."""
+        return sequence <= self.received or sequence in self.beyond
+
+    def check(self, sequence: int) -> None:
+        """Check that a message that was not received yet may come now.
+
+        Raises:
+            ProtocolViolation: too many wait for one that is missing.
+        """
+        if len(self.beyond) >= _BEYOND and sequence != self.received + 1:
+            raise ProtocolViolation(
+                f"message {sequence} arrived, {self.received + 1} is missing, and {_BEYOND} wait for it"
+            )
+
+    def receive(self, sequence: int, arrival: Arrival, nbytes: int = 0) -> list[Arrival]:
+        """Add a message of `nbytes` that was not received yet; return the messages to deliver now.
+
+        Raises:
+            ProtocolViolation: too many messages, or bytes, wait for one that is missing.
+        """
+        if sequence == self.received + 1 and not self.beyond:
+            self.received = sequence
+            return [arrival]
+        self.check(sequence)
+        ready = []
+        if not self.ordered:
+            ready.append(arrival)
+        else:
+            self._held_bytes.begin(self._peer, again=sequence == self.received + 1)
+            try:
+                charge = self._held_bytes.take(nbytes, None, f"message {self.received + 1}")
+            except NoRoom as error:
+                raise ProtocolViolation(f"message {sequence} is too early: {error}") from None
+            self._held[sequence] = arrival, charge
+        self.beyond.add(sequence)
+        while self.received + 1 in self.beyond:
+            self.received += 1
+            self.beyond.remove(self.received)
+            if self.ordered:
+                following, charge = self._held.pop(self.received)
+                self._held_bytes.give_back(charge)
+                ready.append(following)
+        return ready
+
+    def drop_held(self) -> None:
+        """Drop what waits: the session is over."""
+        while self._held:
+            self._held_bytes.give_back(self._held.popitem()[1][1])
+
+    def received_numbers(self) -> tuple[int, tuple[int, ...]]:
+        """Return what an acknowledgement names: the highest contiguous number, and those beyond it."""
+        return self.received, tuple(sorted(self.beyond)) if self.beyond else ()

@@ -1,23 +1,42 @@
-"""Estimates the cluster clock from SNTP exchanges. Pure.
-
-The local clock is monotonic; the cluster clock is the scheduler's. An exchange bounds their offset by half of
-its round trip, and is exact if both directions took equally long. If another node answered, that node's own
-error is added (the root dispersion of RFC 5905). So the fastest of the last exchanges counts (the clock
-filter of RFC 5905, section 10), extrapolated by the drift between the two clocks.
-"""
+"""The cluster clock over SNTP: packets, who is asked, and what follows from the answers. Pure."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
+
+import ntplib
 
 from netstorm.errors import FrameError
-from netstorm.pslite.clock import sntp
 
-__all__ = ["ClockSync", "Exchange"]
+__all__ = [
+    "MAC_BYTES",
+    "PACKET_BYTES",
+    "Address",
+    "Answer",
+    "ClockSource",
+    "ClockSync",
+    "Exchange",
+    "PacketKey",
+    "Unauthenticated",
+    "answer",
+    "new_nonce",
+    "read_answer",
+    "request",
+]
+
+
+# Estimates the cluster clock from SNTP exchanges. Pure.
+#
+# The local clock is monotonic; the cluster clock is the scheduler's. An exchange bounds their offset by half
+# of its round trip, and is exact if both directions took equally long. If another node answered, that node's
+# own error is added (the root dispersion of RFC 5905). So the fastest of the last exchanges counts (the clock
+# filter of RFC 5905, section 10), extrapolated by the drift between the two clocks.
 
 _FILTER: Final = 8
 """Exchanges among which the fastest counts, as in RFC 5905."""
@@ -122,7 +141,7 @@ class ClockSync:
 
     def poll(self, local: float) -> bytes:
         """Return a request to send now."""
-        nonce = sntp.new_nonce(self._random.getrandbits(52))
+        nonce = new_nonce(self._random.getrandbits(52))
         self._outstanding[nonce] = local
         if len(self._outstanding) > _OUTSTANDING:
             del self._outstanding[next(iter(self._outstanding))]
@@ -130,7 +149,7 @@ class ClockSync:
         self._interval = min(2 * self._interval, _LONGEST_S) if full else _BURST_S
         # Nodes that were started together must not keep asking at the same time.
         self._poll_at = local + self._interval * self._random.uniform(0.9, 1.1)
-        return sntp.request(nonce)
+        return request(nonce)
 
     def receive(self, data: bytes, local: float) -> Exchange:
         """Process an answer that arrived at the local time `local`.
@@ -138,7 +157,7 @@ class ClockSync:
         Raises:
             FrameError: it is not an answer to a recent request.
         """
-        answer = sntp.read_answer(data)
+        answer = read_answer(data)
         sent = self._outstanding.pop(answer.nonce, None)
         if sent is None:
             raise FrameError("an SNTP answer to a request that was not made, or long ago")
@@ -215,3 +234,238 @@ def _drift(exchanges: list[Exchange]) -> float:
     if not max(_SIGNIFICANT / math.sqrt(spread), noise / span) <= abs(slope) <= _WORST_DRIFT:
         return 0.0
     return slope
+
+
+# SNTP packets (RFC 4330), built and parsed with ntplib. Pure.
+
+PACKET_BYTES: Final = 48
+"""Without the optional authenticator."""
+
+_CLIENT: Final = 3
+_SERVER: Final = 4
+_VERSION: Final = 4
+_UNSYNCHRONISED: Final = 3
+_LOCAL_CLOCK: Final = 0x7F7F0100
+"""127.127.1.0: NTP's address of an undisciplined local clock."""
+
+_LOCAL_STRATUM: Final = 10
+"""Stratum of such a clock, by convention: any real time server is preferred to it. Each hop adds one."""
+
+_WORST_STRATUM: Final = 15
+_MOST_ERROR_S: Final = 16.0
+"""A clock that may be off by more is not used (RFC 5905's MAXDISP)."""
+_PRECISION: Final = -20
+"""Log2 s: ntplib's times are doubles, whose last bit is half a microsecond."""
+
+_NONCE_FRACTION: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A server's answer. Times are in s on its clock, since the Unix epoch."""
+
+    nonce: float
+    """From the request."""
+    received: float
+    """When the request arrived."""
+    transmitted: float
+    """When the answer left."""
+    hops: int
+    """Between the server's clock and the cluster clock."""
+    error: float
+    """Largest error of the server's clock relative to the cluster clock, as it says itself; s."""
+
+
+def new_nonce(bits: int) -> float:
+    """Return a number for a request, made of 52 random bits.
+
+    It is sent instead of the client's time, which servers only copy. So the client's clock is not disclosed,
+    and a forged answer does not match.
+    """
+    return (bits >> 20 & 0xFFFFFFFF) + (bits & _NONCE_FRACTION - 1) / _NONCE_FRACTION
+
+
+def request(nonce: float) -> bytes:
+    """Return a client's request."""
+    return bytes(ntplib.NTPPacket(version=_VERSION, mode=_CLIENT, tx_timestamp=nonce).to_data())
+
+
+def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0, error: float = 0.0) -> bytes:
+    """Return a server's answer to a request.
+
+    Args:
+        data: the request.
+        received: when it arrived, in seconds since the Unix epoch on the cluster clock.
+        transmitted: when the answer leaves.
+        hops: between the server's clock and the cluster clock: 0 at the scheduler.
+        error: largest error of the server's clock relative to the cluster clock, in s; infinite: it does not
+            know the time, and the answer says so.
+
+    Raises:
+        FrameError: `data` is not a request.
+    """
+    asked = _parse(data)
+    if asked.mode != _CLIENT or not 1 <= asked.version <= _VERSION:
+        raise FrameError(f"an SNTP packet of mode {asked.mode}, version {asked.version}: no client's request")
+    reply = ntplib.NTPPacket(version=asked.version, mode=_SERVER)
+    knows = error < _MOST_ERROR_S
+    reply.leap = 0 if knows else _UNSYNCHRONISED
+    reply.stratum = min(_LOCAL_STRATUM + hops, _WORST_STRATUM)
+    reply.root_dispersion = error if knows else _MOST_ERROR_S
+    reply.poll = asked.poll
+    reply.precision = _PRECISION
+    reply.ref_id = _LOCAL_CLOCK
+    reply.ref_timestamp = ntplib.system_to_ntp_time(received)
+    reply.orig_timestamp = asked.tx_timestamp
+    reply.recv_timestamp = ntplib.system_to_ntp_time(received)
+    reply.tx_timestamp = ntplib.system_to_ntp_time(transmitted)
+    try:
+        return bytes(reply.to_data())
+    except ntplib.NTPException as problem:  # a clock before 1900 or after 2036
+        raise FrameError(f"the time {received} cannot be expressed in SNTP: {problem}") from None
+
+
+def read_answer(data: bytes) -> Answer:
+    """Parse a server's answer.
+
+    Raises:
+        FrameError: it is not an answer, or its server does not know the time.
+    """
+    packet = _parse(data)
+    if packet.mode != _SERVER:
+        raise FrameError(f"an SNTP packet of mode {packet.mode}: no server's answer")
+    if packet.leap == _UNSYNCHRONISED or not 1 <= packet.stratum <= _WORST_STRATUM or not packet.tx_timestamp:
+        raise FrameError(
+            f"an SNTP server that does not know the time (stratum {packet.stratum}, leap {packet.leap})"
+        )
+    return Answer(
+        nonce=packet.orig_timestamp,
+        received=ntplib.ntp_to_system_time(packet.recv_timestamp),
+        transmitted=ntplib.ntp_to_system_time(packet.tx_timestamp),
+        hops=max(0, packet.stratum - _LOCAL_STRATUM),
+        error=packet.root_dispersion,
+    )
+
+
+def _parse(data: bytes) -> ntplib.NTPPacket:
+    packet = ntplib.NTPPacket()
+    try:
+        packet.from_data(data)
+    except ntplib.NTPException:
+        raise FrameError(f"an SNTP packet of {len(data)} bytes; it has at least {PACKET_BYTES}") from None
+    return packet
+
+
+# SNTP packets that prove that their sender holds the job's key. Pure.
+#
+# A packet is followed by a number that names the key, and a digest of the packet under that key: the
+# symmetric authentication of RFC 5905, section 7.3, whose sizes these are, with BLAKE2b (RFC 7693) in place
+# of MD5. An answer repeats the request's nonce, which the digest covers. So an answer of an earlier request
+# is of no use, nor is a packet sent back to its sender, since the digest covers also whether it is a request
+# or an answer. Somebody on the way can still hold packets up, which the error of an exchange accounts for:
+# half of its round trip.
+
+_NAME_BYTES: Final = 4
+_DIGEST_BYTES: Final = 20
+
+MAC_BYTES: Final = _NAME_BYTES + _DIGEST_BYTES
+"""How much longer packets are. An answer is as long as its request, so forged requests gain nobody bytes."""
+
+_PERSON: Final = b"netstorm sntp"
+_NAME_PERSON: Final = b"netstorm sntp id"
+
+
+class Unauthenticated(FrameError):
+    """A packet whose sender does not prove that it holds the key.
+
+    Attributes:
+        reason: one word for a counter: no_mac, other_key or forged.
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason: Final = reason
+
+
+class PacketKey:
+    """The key of a job's SNTP packets."""
+
+    __slots__ = ("_key", "_name")
+
+    def __init__(self, key: bytes) -> None:
+        """Take a secret of up to 64 bytes."""
+        self._key: Final = key
+        self._name: Final = hashlib.blake2b(key=key, digest_size=_NAME_BYTES, person=_NAME_PERSON).digest()
+
+    def seal(self, packet: bytes) -> bytes:
+        """Return a packet with its digest."""
+        return packet + self._name + self._digest(packet)
+
+    def open(self, data: bytes) -> bytes:
+        """Return the packet in what was received.
+
+        Raises:
+            Unauthenticated: no holder of the key has sent it.
+        """
+        if len(data) != PACKET_BYTES + MAC_BYTES:
+            raise Unauthenticated(
+                "no_mac", f"an SNTP packet of {len(data)} bytes: expected {PACKET_BYTES + MAC_BYTES}"
+            )
+        packet, name = data[:PACKET_BYTES], data[PACKET_BYTES : PACKET_BYTES + _NAME_BYTES]
+        if name != self._name:
+            raise Unauthenticated("other_key", f"an SNTP packet under the key {name.hex()}, of another job")
+        if not hmac.compare_digest(data[PACKET_BYTES + _NAME_BYTES :], self._digest(packet)):
+            raise Unauthenticated("forged", "an SNTP packet that was changed, or forged")
+        return packet
+
+    def _digest(self, packet: bytes) -> bytes:
+        return hashlib.blake2b(packet, key=self._key, digest_size=_DIGEST_BYTES, person=_PERSON).digest()
+
+
+# Which server a node asks for the time. Pure.
+#
+# It is always the scheduler or, as in the paper (arXiv 2404.11352 §VI), the parent in a tree; roots ask the
+# scheduler. A parent may not have opened its port, or may be behind a firewall that drops UDP. A node that
+# gets no answer asks the scheduler, and tries the parent again later.
+
+Address: TypeAlias = tuple[str, int]
+"""Host and UDP port."""
+
+_UNANSWERED: Final = 3
+"""Unanswered requests in a row after which a parent is given up; single packets get lost."""
+
+_PAUSE_S: Final = 120.0
+"""For how long the scheduler is then asked instead."""
+
+
+class ClockSource:
+    """The choice of one node. Times are in s on the local clock."""
+
+    def __init__(self, scheduler: Address) -> None:
+        self.scheduler = scheduler
+        """May change: another scheduler may take the job over."""
+        self._parent: Address | None = None
+        self._unanswered = 0
+        self._scheduler_until = -math.inf
+
+    def set_parent(self, parent: Address | None) -> None:
+        """Ask this node from now on; None: the scheduler."""
+        if parent != self._parent:
+            self._parent = parent
+            self._unanswered = 0
+            self._scheduler_until = -math.inf
+
+    def next_server(self, now: float) -> Address:
+        """Return the server to ask; the request counts as unanswered until `answered`."""
+        if self._parent is None or now < self._scheduler_until:
+            return self.scheduler
+        if self._unanswered >= _UNANSWERED:
+            self._unanswered = 0
+            self._scheduler_until = now + _PAUSE_S
+            return self.scheduler
+        self._unanswered += 1
+        return self._parent
+
+    def answered(self) -> None:
+        """Record a valid answer."""
+        self._unanswered = 0

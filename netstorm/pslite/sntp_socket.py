@@ -19,13 +19,11 @@ from netstorm import clock
 from netstorm.addresses import host_port
 from netstorm.errors import FrameError, SettingsError
 from netstorm.observe.log import Counters
-from netstorm.pslite.clock import sntp
-from netstorm.pslite.clock.sntp_mac import PacketKey, Unauthenticated
-from netstorm.pslite.clock.source import Address, ClockSource
-from netstorm.pslite.clock.sync import ClockSync
-from netstorm.pslite.security.credentials import job_key_of
-from netstorm.pslite.system.addresses import udp_address, udp_socket
-from netstorm.pslite.system.timer_fd import TimerFd
+from netstorm.pslite import sntp
+from netstorm.pslite.admission import job_key_of
+from netstorm.pslite.host_addresses import udp_address, udp_socket
+from netstorm.pslite.sntp import Address, ClockSource, ClockSync, PacketKey, Unauthenticated
+from netstorm.pslite.system import TimerFd
 from netstorm.settings import Settings
 
 __all__ = ["SntpClient", "SntpServer", "Watcher", "packet_key"]

@@ -14,7 +14,7 @@ from typing import Final
 
 import zmq
 
-from netstorm.pslite.measurement.tcp_progress import Progress
+from netstorm.pslite.rates import Progress
 
 __all__ = [
     "borrowed_socket",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias
 
 from netstorm.protocol.frames import Buffer, Peer
-from netstorm.pslite.measurement.tcp_progress import Progress
+from netstorm.pslite.rates import Progress
 
 __all__ = ["Broken", "Connection", "Received", "Transmitter", "Van", "VanEvent", "progress_by_peer"]
 

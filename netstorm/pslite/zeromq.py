@@ -14,12 +14,18 @@ are received frames, whose references libzmq counts.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import ipaddress
+import os
+import select
 import socket
+import struct
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
 
 import zmq
 
@@ -28,23 +34,24 @@ from netstorm.addresses import bracketed, host_port
 from netstorm.errors import SettingsError, UsageError
 from netstorm.observe.log import Counters, Drops
 from netstorm.protocol.frames import MAX_HEADER_BYTES, Buffer
-from netstorm.pslite.measurement.tcp_progress import Progress
-from netstorm.pslite.security.admission import Admission
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.system.addresses import source_towards
-from netstorm.pslite.system.after_fork import abandon_after_fork, close_inherited
-from netstorm.pslite.van.interface import Broken, Connection, VanEvent
-from netstorm.pslite.zeromq import options as zmq_options
-from netstorm.pslite.zeromq.authenticator import MESSAGE_OVERHEAD
-from netstorm.pslite.zeromq.descriptors import DescriptorPoller
-from netstorm.pslite.zeromq.guard import Guard
-from netstorm.pslite.zeromq.identities import identity_of
-from netstorm.pslite.zeromq.link import ZmqLink
-from netstorm.pslite.zeromq.reader import ZmqReader
-from netstorm.pslite.zeromq.tcp_info import is_acknowledged, progress_of, restart_bbr
-from netstorm.pslite.zeromq.waiting_connections import raise_descriptor_limit
+from netstorm.pslite.admission import Admission, Credentials
+from netstorm.pslite.guard import (
+    MESSAGE_OVERHEAD,
+    Guard,
+    connection_of,
+    identity_of,
+    is_identity,
+    raise_descriptor_limit,
+)
+from netstorm.pslite.host_addresses import source_towards
+from netstorm.pslite.proofs import Mismatch, reason_of_opener
+from netstorm.pslite.rates import Progress
+from netstorm.pslite.system import abandon_after_fork, close_inherited
+from netstorm.pslite.tcp_info import descriptor_of, is_acknowledged, progress_of, restart_bbr, shut_down
+from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 
-__all__ = ["ZmqVan"]
+__all__ = ["SocketOption", "ZmqVan", "accepting", "both", "context_options", "opening"]
+
 
 _MESSAGES_AT_ONCE: Final = 16
 """Most messages that one `poll` returns: about 1 ms of work, before acknowledgements and queues get their
@@ -82,17 +89,17 @@ class ZmqVan:
         """
         admission = None if credentials is None else Admission(credentials)
         self._unmarked: Final = unmarked
-        self._marking: Final = zmq_options.marking(dscp)
+        self._marking: Final = marking(dscp)
         self._link_timeout_s: Final = link_timeout_s
-        self._kernel_silence_s: Final = 3.0 * zmq_options.keepalive_s(link_timeout_s)
+        self._kernel_silence_s: Final = 3.0 * keepalive_s(link_timeout_s)
         """The kernel asks after a third of that, if nothing else is sent: then an answer should have come."""
         overhead = 0 if credentials is None else MESSAGE_OVERHEAD
         largest = max(max_message_bytes, MAX_HEADER_BYTES) + overhead
-        common = zmq_options.both(max_message_bytes=largest, link_timeout_s=link_timeout_s)
-        self._accepting: Final = (*common, *zmq_options.accepting(), *self._marking)
-        self._opening: Final = (*common, *zmq_options.opening(link_timeout_s=link_timeout_s))
+        common = both(max_message_bytes=largest, link_timeout_s=link_timeout_s)
+        self._accepting: Final = (*common, *accepting(), *self._marking)
+        self._opening: Final = (*common, *opening(link_timeout_s=link_timeout_s))
         self._context: Final[zmq.Context[zmq.Socket[bytes]]] = zmq.Context()
-        for option in zmq_options.context_options():
+        for option in context_options():
             self._context.set(getattr(zmq, option.name), option.value)
         counters = counters or Counters()
         raise_descriptor_limit()
@@ -399,3 +406,479 @@ class ZmqVan:
     def _check_open(self) -> None:
         if self._shut:
             raise UsageError("this van has been shut")
+
+
+# A connection opened here: a DEALER under a fresh identity, and the monitor that reports its state.
+
+_MONITORED: Final = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_MECHANISM_MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+_EVENT: Final = struct.Struct("=HI")
+_SLACK_S: Final = 1.0
+"""Time beyond ZeroMQ's own time-outs after which a connection counts as failed: ZeroMQ does not report all
+failures."""
+
+
+class ZmqLink:
+    """One connection opened here. It does not come back once it has ended.
+
+    Attributes:
+        pending: frames handed over while the host's name is looked up; None once it is connecting.
+        address: the host's address.
+        descriptor: the number of its TCP socket, which libzmq owns; -1: it has none yet.
+        up: messages can flow.
+        refused: no process listens at the address.
+        deadline: when it counts as failed unless it is up by then, on the local clock.
+    """
+
+    __slots__ = (
+        "_connected",
+        "_guard",
+        "_started",
+        "address",
+        "connection",
+        "deadline",
+        "descriptor",
+        "host",
+        "monitor",
+        "pending",
+        "port",
+        "refused",
+        "socket",
+        "up",
+    )
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        options: Iterable[SocketOption],
+        connection: Connection,
+        *,
+        host: str,
+        port: int,
+        limit_s: float,
+        guard: Guard,
+    ) -> None:
+        """Make the sockets. `guard` encrypts the connection, if there is a key.
+
+        Raises:
+            zmq.ZMQError: there are no descriptors left.
+        """
+        self.connection: Final = connection
+        self.host: Final = host
+        self.port: Final = port
+        self._guard: Final = guard
+        self.socket: Final = context.socket(zmq.DEALER)
+        try:
+            for option in options:
+                self.socket.setsockopt(getattr(zmq, option.name), option.value)
+            self.socket.setsockopt(zmq.ROUTING_ID, guard.fresh_identity())
+            if guard.authenticator is not None:
+                guard.authenticator.encrypt_opening(self.socket)
+            self.monitor: Final = self.socket.get_monitor_socket(int(_MONITORED))
+        except BaseException:
+            self.socket.close(0)  # a socket left open keeps its context from ending
+            raise
+        self.pending: list[tuple[bytes, bytes | None]] | None = []
+        self.address = ""
+        self.descriptor = -1
+        self.up = False
+        self.refused = False
+        self._started = clock.monotonic()
+        self.deadline: Final = self._started + limit_s + _SLACK_S
+        self._connected = False
+
+    def connect(self, address: str) -> None:
+        """Connect to a numeric address."""
+        self.address = address
+        if ":" in address:
+            self.socket.setsockopt(zmq.IPV6, 1)
+        self.socket.connect(f"tcp://{host_port(address, self.port)}")
+
+    def read_monitor(self) -> str | None:
+        """Process the monitor's events; if the connection has ended, return why, for a person."""
+        while True:
+            try:
+                event, value = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                return None
+            if event == zmq.EVENT_CONNECTED:
+                self._connected, self.descriptor = True, int(value)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.up = True
+                self._guard.mismatches.pop((self.host, self.port), None)
+            elif event != zmq.EVENT_CLOSED or not self._connected:  # connecting has ended
+                return self._reason(event, value)
+
+    def close(self, linger_ms: int) -> None:
+        """Close both sockets."""
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(linger_ms)
+
+    def no_answer_text(self) -> str:
+        """Return the reason of a connection that was not answered."""
+        return f"no answer from {self._address_text} for {clock.monotonic() - self._started:.1f} s"
+
+    @property
+    def _address_text(self) -> str:
+        return host_port(self.host, self.port)
+
+    def _reason(self, event: int, value: int) -> str:
+        if self.up:
+            return f"the connection to {self._address_text} was lost"
+        mismatch = self._mismatch(event, value)
+        if mismatch is not None:
+            own = self._guard.authenticator
+            return reason_of_opener(
+                self._address_text, mismatch, has_key=own is not None, name="" if own is None else own.name
+            )
+        if event != zmq.EVENT_CLOSED:
+            return f"{self._address_text} does not speak ZeroMQ's protocol, or has closed the connection"
+        timeout_s = int(self.socket.getsockopt(zmq.CONNECT_TIMEOUT)) / 1000
+        if clock.monotonic() - self._started >= timeout_s:
+            return self.no_answer_text()
+        self.refused = True
+        return f"{self._address_text} refuses connections, or cannot be reached"
+
+    def _mismatch(self, event: int, value: int) -> Mismatch | None:
+        """Return which keys do not match; None: that is not why the handshake has failed."""
+        seen = self._guard.mismatches
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISM_MISMATCH:
+            seen[self.host, self.port] = Mismatch.MECHANISM
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            seen[self.host, self.port] = Mismatch.NOT_ADMITTED
+        elif event == zmq.EVENT_CLOSED:
+            return None
+        if self._guard.authenticator is None:
+            return seen.get((self.host, self.port))
+        # With another key the other side cannot read the first message, and closes the connection.
+        return seen.get((self.host, self.port), Mismatch.KEY)
+
+
+# Reads messages from ZeroMQ sockets, from each in turn, and drops those that no van sends.
+
+
+class ZmqReader:
+    """Sockets that may have something to read.
+
+    Attributes:
+        is_open: returns whether a connection that ZeroMQ has accepted is open, by descriptor, after all that
+            ZeroMQ has reported so far was read.
+    """
+
+    def __init__(self, drops: Drops, guard: Guard) -> None:
+        """Begin without sockets.
+
+        Args:
+            drops: counts what is dropped.
+            guard: knows who has sent a message, and whose are dropped; it is told of connections over which
+                messages come.
+        """
+        self._drops: Final = drops
+        self._guard: Final = guard
+        self._waiting: Final = guard.waiting
+        self._senders: Final = guard.senders
+        self._users: Final = guard.users
+        self._readable: dict[zmq.Socket[bytes], Connection | None] = {}
+        """In the order of their turns; None stands for the ROUTER."""
+        self._descriptors: Final[dict[Connection, int]] = {}
+        """Of the connections that others have opened, and over which messages came. As many as are open."""
+        self._accepted: Final[dict[int, Connection]] = {}
+        """The same by descriptor."""
+        self._ended: dict[Connection, None] = {}
+        """Those whose end is to be told, in order."""
+        self.is_open: Callable[[int], bool] = lambda _: False
+
+    def __bool__(self) -> bool:
+        return bool(self._readable)
+
+    def __contains__(self, socket: zmq.Socket[bytes]) -> bool:
+        return socket in self._readable
+
+    def mark(self, socket: zmq.Socket[bytes], connection: Connection | None) -> None:
+        """Note that a socket may have something to read; None: it is the ROUTER."""
+        self._readable[socket] = connection
+
+    def forget(self, socket: zmq.Socket[bytes]) -> None:
+        """Never read a socket again."""
+        self._readable.pop(socket, None)
+
+    def descriptor(self, connection: Connection) -> int:
+        """Return the descriptor of a connection that another process has opened; -1: it has ended."""
+        return self._descriptors.get(connection, -1)
+
+    def ended(self, descriptor: int) -> bool:
+        """Record that ZeroMQ has closed a connection. Return whether messages have come over it: the ROUTER
+        may hold more of them, and is to be read before the end is told.
+        """
+        connection = self._accepted.pop(descriptor, None)
+        if connection is None:
+            return False
+        del self._descriptors[connection]
+        self._ended[connection] = None
+        return True
+
+    def take_ended(self) -> list[VanEvent]:
+        """Return the ends of connections that others have opened. All their messages were read."""
+        if not self._ended or None in self._readable.values():
+            return []
+        ended, self._ended = self._ended, {}
+        return [Broken(connection, "the other side has ended the connection") for connection in ended]
+
+    def read(self, events: list[VanEvent], room: int) -> None:
+        """Append up to `room` messages to `events`, a fair share of each socket; those that have more stay
+        marked.
+        """
+        while self._readable and room > 0:
+            socket, connection = next(iter(self._readable.items()))
+            del self._readable[socket]
+            share = max(1, room // (len(self._readable) + 1))
+            for _ in range(share):
+                room -= 1
+                if not self.read_one(socket, connection, events):
+                    break
+            else:
+                self._readable[socket] = connection
+
+    def read_one(
+        self, socket: zmq.Socket[bytes], connection: Connection | None, events: list[VanEvent]
+    ) -> bool:
+        """Append one message to `events`, unless no van sends such; False if there is nothing to read."""
+        recv: Any = socket.recv
+        identity, user = b"", ""
+        try:
+            if connection is None:
+                identity = recv(_NOBLOCK)
+            header = recv(_NOBLOCK, False)
+        except zmq.Again:
+            return False
+        frames: tuple[Buffer, ...]
+        if header.more:
+            payload = recv(_NOBLOCK, False)
+            if payload.more:
+                self._skip_rest(socket, header)
+                return True
+            frames = (header.bytes, payload)
+        else:
+            frames = (header.bytes,)
+        if connection is None:
+            if self._senders is not None:
+                user = self._senders.of(identity, header)
+                if not user:
+                    return True
+            if not is_identity(identity):
+                self._drop("identity", header, "its identity is not one of a NetStorm process")
+                shut_down(descriptor_of(header), self._waiting.port)
+                return True
+            connection = connection_of(identity)
+            if not self._waiting.knows(connection):
+                self._guard.heard(connection, header, user)
+            if connection not in self._descriptors:
+                self._first_message(connection, descriptor_of(header))
+            if self._users is not None and not self._users.admits(user, connection, header):
+                self._drop("expelled", header, "the key of its sender is not admitted any more")
+                return True
+        events.append(Received(connection, frames, user))
+        return True
+
+    def _first_message(self, connection: Connection, descriptor: int) -> None:
+        open_now = self.is_open(descriptor)  # first: it may report the end of another one of this number
+        if descriptor in self._accepted:
+            self.ended(descriptor)
+        if not open_now:
+            self._ended[connection] = None
+            return
+        self._descriptors[connection], self._accepted[descriptor] = descriptor, connection
+
+    def _skip_rest(self, socket: zmq.Socket[bytes], header: zmq.Frame) -> None:
+        while socket.recv(_NOBLOCK, copy=False).more:
+            pass
+        self._drop("frames", header, "it has more than 2 frames")
+
+    def _drop(self, reason: str, header: zmq.Frame, detail: str) -> None:
+        try:
+            sender = str(header.get("Peer-Address"))
+        except zmq.ZMQError:
+            sender = "an unknown address"
+        self._drops.note(reason, sender, detail, clock.monotonic())
+
+
+# Waits for file descriptors, and can be woken by any thread.
+
+_write_eventfd: Final = ctypes.PyDLL(None).eventfd_write
+"""Adds to an eventfd, as `os.eventfd_write`, but keeps the interpreter lock meanwhile. Otherwise the woken
+thread takes the lock at once, and the caller gets it back only after a switch interval."""
+_write_eventfd.argtypes = (ctypes.c_int, ctypes.c_uint64)
+
+
+class DescriptorPoller:
+    """Calls a callback for each descriptor that is readable. All methods but `wake` belong to one thread."""
+
+    def __init__(self, woken: Callable[[], None]) -> None:
+        """`woken` is called from `poll` after each `wake`."""
+        self._woken: Final = woken
+        self._callbacks: Final[dict[int, Callable[[], None]]] = {}
+        self._epoll: Final = select.epoll()
+        self._wake_fd: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock: Final = threading.Lock()
+        self._closed = False
+        self.watch(self._wake_fd, self._read_wake_ups)
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` from `poll` whenever `fd` is readable, until `unwatch`."""
+        self._callbacks[fd] = callback
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; a descriptor that is not watched is ignored."""
+        if self._callbacks.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):  # already closed
+                self._epoll.unregister(fd)
+
+    def poll(self, timeout_s: float) -> None:
+        """Wait until a descriptor is readable, at most `timeout_s`; call the callbacks of those that are."""
+        for descriptor, _ in self._epoll.poll(max(0.0, timeout_s)):
+            callback = self._callbacks.get(descriptor)
+            if callback is not None:  # otherwise an earlier callback has closed it
+                callback()
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return. May be called by any thread."""
+        with self._lock:  # otherwise the descriptor could be closed, and its number belong to another file
+            if not self._closed:
+                _write_eventfd(self._wake_fd, 1)
+
+    def stop_waking(self) -> None:
+        """Ignore `wake` from now on."""
+        with self._lock:
+            self._closed = True
+
+    def close(self) -> None:
+        """Close the poller's own descriptors; call `stop_waking` first, except in a forked child."""
+        self._closed = True  # without the lock: in a forked child a thread that is gone may hold it
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    def _read_wake_ups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        self._woken()
+
+
+# ZeroMQ's options: all that the van relies on, also defaults, each with its reason.
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOption:
+    """One option of a socket."""
+
+    name: str
+    """As in the `zmq` module."""
+    value: int
+    reason: str
+
+
+def both(*, max_message_bytes: int, link_timeout_s: float) -> tuple[SocketOption, ...]:
+    """Return the options of every socket that reaches another process."""
+    link_timeout_ms = max(1, round(link_timeout_s * 1000))
+    probe_s = keepalive_s(link_timeout_s)
+    return (
+        SocketOption("LINGER", 0, "closing a connection must not wait for a peer that is gone"),
+        SocketOption(
+            "SNDHWM",
+            65_536,
+            "messages; far above the window, so a full queue means that the peer has stopped reading",
+        ),
+        SocketOption(
+            "RCVHWM",
+            1_024,
+            "messages; what a process is too slow to read waits in TCP and at the sender, not in its memory",
+        ),
+        SocketOption(
+            "MAXMSGSIZE", max_message_bytes, "bytes; a peer that sends a larger frame is disconnected"
+        ),
+        SocketOption(
+            "HEARTBEAT_IVL",
+            0,
+            "off: libzmq's thread does not answer in a process that is stopped, whose kernel does",
+        ),
+        SocketOption("TCP_KEEPALIVE", 1, "the kernel finds out that the other machine is gone"),
+        SocketOption("TCP_KEEPALIVE_IDLE", probe_s, "s without traffic until it asks"),
+        SocketOption("TCP_KEEPALIVE_INTVL", probe_s, "s between two questions"),
+        SocketOption(
+            "TCP_KEEPALIVE_CNT", 2, "questions without an answer, after which the connection is broken"
+        ),
+        SocketOption(
+            "HANDSHAKE_IVL", link_timeout_ms, "ms; a connection that sends nothing (a port scan) is closed"
+        ),
+        SocketOption("SNDBUF", -1, "bytes; the kernel sizes TCP's buffers by the bandwidth-delay product"),
+        SocketOption("RCVBUF", -1, "bytes; left to the kernel, as SNDBUF"),
+        SocketOption("IPV6", 0, "switched on only for IPv6 addresses"),
+    )
+
+
+def keepalive_s(link_timeout_s: float) -> int:
+    """Return the time between two probes of an idle connection: after three of them it is broken, and almost
+    half of the link time-out is left for a new one. The kernel counts in whole seconds.
+    """
+    return max(1, round(link_timeout_s / 5))
+
+
+def accepting() -> tuple[SocketOption, ...]:
+    """Return the further options of the ROUTER."""
+    return (
+        SocketOption("ROUTER_MANDATORY", 1, "a message to a peer that is gone is an error, not silence"),
+        SocketOption("ROUTER_HANDOVER", 0, "no peer can take over a connection by using its identity"),
+        SocketOption("BACKLOG", 1_024, "a whole large job connects at once when it starts"),
+    )
+
+
+def opening(*, link_timeout_s: float) -> tuple[SocketOption, ...]:
+    """Return the further options of a DEALER."""
+    return (
+        SocketOption(
+            "RECONNECT_IVL",
+            24 * 3600 * 1000,
+            "ms; a connection that broke stays broken: the session opens the next one, under a new identity. "
+            "With -1, what arrived before the end would be dropped unless this process has read it by then",
+        ),
+        SocketOption(
+            "CONNECT_TIMEOUT",
+            max(1, round(link_timeout_s * 500)),
+            "ms; TCP's own is minutes; half the link time-out, so that there is a second attempt",
+        ),
+        SocketOption(
+            "IMMEDIATE",
+            0,
+            "Hello may be handed over before the connection is up; all else waits for the Welcome",
+        ),
+    )
+
+
+def marking(dscp: int) -> tuple[SocketOption, ...]:
+    """Return the option that marks packets with a differentiated services code point; 0: none."""
+    if not dscp:
+        return ()
+    reason = "the code point is the upper six bits of the IPv4 TOS and IPv6 traffic class byte (RFC 2474)"
+    return (SocketOption("TOS", dscp << 2, reason),)
+
+
+def context_options() -> tuple[SocketOption, ...]:
+    """Return the options of the context."""
+    return (
+        SocketOption("IO_THREADS", 1, "one moves 6 GB/s; more would take cores from training"),
+        SocketOption(
+            "MAX_SOCKETS",
+            65_535,
+            "a connection opened here takes three (itself and both ends of its monitor)",
+        ),
+        SocketOption("BLOCKY", 0, "sockets that were not closed do not keep the process from ending"),
+    )

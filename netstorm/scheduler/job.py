@@ -10,7 +10,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import ChunkSizes
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.security.scheduler_proof import proof_for_resume
+from netstorm.pslite.proofs import proof_for_resume
 from netstorm.scheduler.failures.failed_links import LinkFailures
 from netstorm.scheduler.failures.link_suspicions import LinkSuspicions
 from netstorm.scheduler.job_rounds import JobRounds

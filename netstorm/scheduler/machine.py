@@ -20,7 +20,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse, refuse_other_key
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_resume
+from netstorm.pslite.proofs import SchedulerSecret, proof_for_resume
 from netstorm.scheduler.job import Job
 from netstorm.scheduler.job_lifecycle import JobLifecycle, abort_reason
 from netstorm.scheduler.job_phase import Outcome, Phase

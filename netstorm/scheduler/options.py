@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from netstorm.protocol.codecs import ITEM_BYTES, ChunkSizes
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret
+from netstorm.pslite.proofs import SchedulerSecret
 from netstorm.settings import Settings, declarations
 
 __all__ = ["SchedulerOptions", "chunk_sizes"]

@@ -27,7 +27,7 @@ from netstorm.kvstore.operations import (
 )
 from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 from netstorm.simulation.node import SimulatedNode
 from netstorm.simulation.pending import Array, Pending
 

@@ -12,10 +12,9 @@ from typing import Final, TypeAlias
 
 from netstorm.errors import FrameError
 from netstorm.kvstore.membership import DriverStatus
-from netstorm.pslite.clock import sntp
-from netstorm.pslite.clock.source import Address, ClockSource
-from netstorm.pslite.clock.sync import ClockSync
-from netstorm.pslite.van.memory_network import MemoryNetwork
+from netstorm.pslite import sntp
+from netstorm.pslite.memory_network import MemoryNetwork
+from netstorm.pslite.sntp import Address, ClockSource, ClockSync
 from netstorm.simulation.local_clock import LocalClock
 
 __all__ = ["Datagrams", "SyncedClock"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from netstorm.kvstore.node import GeneralNode
-from netstorm.pslite.van.memory_network import MemoryNetwork
+from netstorm.pslite.memory_network import MemoryNetwork
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.simulation.process import SimulatedProcess
 from netstorm.simulation.process_factory import host_of

@@ -17,7 +17,7 @@ from netstorm.kvstore.node import GeneralNode, State
 from netstorm.kvstore.operations import Operation, ReceiveOperation, SendOperation
 from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import LossTerms
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 from netstorm.simulation.contribution import Contribution, contribution_of_rows, contribution_of_values
 from netstorm.simulation.pending import Array, Pending
 from netstorm.simulation.process import SimulatedProcess

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy.typing as npt
 
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 
 __all__ = ["Array", "Pending"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from netstorm.pslite.clock.virtual_time import Timeline, Timer
-from netstorm.pslite.endpoint.stack import Stack
+from netstorm.pslite.endpoint import Stack
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.van.memory_van import MemoryVan
+from netstorm.pslite.memory_network import MemoryVan, Timeline, Timer
 from netstorm.simulation.clock_sync import SyncedClock
 from netstorm.simulation.local_clock import LocalClock
 

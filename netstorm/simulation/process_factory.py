@@ -15,14 +15,12 @@ from netstorm.kvstore.options import NodeOptions, explicit_job_settings, meter_o
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import SCHEDULER, Peer
-from netstorm.pslite.endpoint.endpoint import Endpoint
-from netstorm.pslite.endpoint.stack import Stack
+from netstorm.pslite.endpoint import Endpoint, Stack
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.van.interface import progress_by_peer
-from netstorm.pslite.van.memory_network import MemoryNetwork
-from netstorm.pslite.van.memory_van import MemoryVan
+from netstorm.pslite.memory_network import MemoryNetwork, MemoryVan
+from netstorm.pslite.proofs import SchedulerSecret
+from netstorm.pslite.session import Limits
+from netstorm.pslite.van import progress_by_peer
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.machine import SchedulerMachine

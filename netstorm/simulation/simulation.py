@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
 from netstorm.errors import WaitTimeout
-from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.pslite.van.link_model import FixedDelay, LinkModel
-from netstorm.pslite.van.memory_network import MemoryNetwork
+from netstorm.pslite.memory_network import FixedDelay, LinkModel, MemoryNetwork, Timeline
 from netstorm.simulation.network.virtual_network import VirtualNetwork
 from netstorm.simulation.pending import Pending
 from netstorm.topology.network import Network, Rank

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from netstorm.pslite.session.limits import Limits
+from netstorm.pslite.session import Limits
 from netstorm.testing.faulty_van import FaultyVan
 from netstorm.testing.recorder import RecordingProcess, part
 from netstorm.testing.van_conformance import VanWorld

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from netstorm.protocol.frames import Buffer
-from netstorm.pslite.measurement.tcp_progress import Progress
-from netstorm.pslite.van.interface import Broken, Connection, Received, Van, VanEvent
+from netstorm.pslite.rates import Progress
+from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent
 
 __all__ = ["FaultyVan"]
 

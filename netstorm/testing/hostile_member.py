@@ -18,7 +18,7 @@ import msgspec
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer, bits_to_wire, decode_body, encode_body, seal
 from netstorm.pslite.machine import Connect, Instruction, Send
-from netstorm.pslite.van.interface import Connection
+from netstorm.pslite.van import Connection
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.fuzz.examples import example, message_classes
 from netstorm.testing.fuzz.structure_mutation import mutate_value

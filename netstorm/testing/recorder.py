@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Peer, bits_to_wire
-from netstorm.pslite.endpoint.endpoint import Endpoint
-from netstorm.pslite.endpoint.stack import Stack
+from netstorm.pslite.endpoint import Endpoint, Stack
 from netstorm.pslite.machine import URGENT, Admission, Admit, Connect, Disconnect, Instruction, Order, Send
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.van.interface import Van
+from netstorm.pslite.session import Limits
+from netstorm.pslite.van import Van
 
 __all__ = ["Recorder", "RecordingProcess", "part"]
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from netstorm.pslite.van.interface import Broken, Connection, Received, Van, VanEvent
+from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent
 
 __all__ = ["VanConformance", "VanWorld"]
 

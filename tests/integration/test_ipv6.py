@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from netstorm.pslite.system.addresses import source_towards
+from netstorm.pslite.host_addresses import source_towards
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.jobs import PYTHONPATH, Job
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from netstorm.cli.main import app
 from netstorm.errors import Closed
 from netstorm.observe.web import Page, WebServer, pages
-from netstorm.pslite.system.addresses import source_towards
+from netstorm.pslite.host_addresses import source_towards
 from tests.integration.forking import ROOT
 from tests.integration.jobs import Job
 from tests.integration.scheduler.scripted import SchedulerProcess

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from netstorm.kvstore import node as lifecycle
-from netstorm.pslite.waiting_bytes import WaitingBytes
+from netstorm.pslite.machine import WaitingBytes
 from netstorm.testing.faults import Corrupt
 from netstorm.testing.strategies import fault_plans
 from tests.simulated.elastic import asynchronous_chaos, chaos

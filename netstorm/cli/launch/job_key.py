@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.errors import SettingsError
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.keys import JobKey
 
 __all__ = ["KEY_FILE", "fresh_or_given", "hold_key"]
 

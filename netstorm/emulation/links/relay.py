@@ -20,7 +20,7 @@ from netstorm import clock
 from netstorm.emulation.links.packets import LARGEST, destination, source
 from netstorm.emulation.links.shaping import Shaper
 from netstorm.emulation.reports import LinkCounters, RelayAnswer
-from netstorm.pslite.system.timer_fd import TimerFd
+from netstorm.pslite.system import TimerFd
 
 __all__ = ["Cap", "Direction", "Relay"]
 

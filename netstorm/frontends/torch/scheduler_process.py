@@ -39,9 +39,8 @@ from netstorm.errors import (
     WaitTimeout,
 )
 from netstorm.frontends.torch.store import sealed, unsealed
-from netstorm.pslite.security.credentials import job_key_of, load_credentials
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.system.addresses import (
+from netstorm.pslite.admission import job_key_of, load_credentials
+from netstorm.pslite.host_addresses import (
     given_host,
     loopback_host,
     machine_number,
@@ -50,6 +49,7 @@ from netstorm.pslite.system.addresses import (
     source_towards,
     tcp_listener,
 )
+from netstorm.pslite.keys import JobKey
 from netstorm.settings import Settings, child_environment, foreign_variable
 
 __all__ = ["SchedulerProcess", "answering", "meet", "reachable", "refuse"]

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from netstorm.addresses import is_loopback
 from netstorm.errors import NotAuthorised, SettingsError
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.keys import JobKey
 
 __all__ = ["limit_the_store_to_its_address", "sealed", "unsealed"]
 

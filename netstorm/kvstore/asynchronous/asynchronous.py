@@ -39,8 +39,7 @@ from netstorm.protocol.messages import (
     Value,
 )
 from netstorm.protocol.messages import AsynchronousMessage as Routed
-from netstorm.pslite.machine import Send
-from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
+from netstorm.pslite.machine import Charge, Send, WaitingBytes
 from netstorm.topology.policy import Policy, paths_from
 
 __all__ = ["Asynchronous"]

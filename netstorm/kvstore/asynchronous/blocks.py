@@ -34,7 +34,7 @@ from netstorm.protocol.messages import (
     Value,
 )
 from netstorm.protocol.messages import AsynchronousMessage as Routed
-from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
+from netstorm.pslite.machine import Charge, WaitingBytes
 from netstorm.topology.policy import interleave
 
 __all__ = [

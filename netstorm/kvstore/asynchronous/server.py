@@ -40,8 +40,7 @@ from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer
 from netstorm.protocol.messages import AsynchronousMessage as Routed
 from netstorm.protocol.messages import CopiesHeld, CopyMessage, Pull, PullRows, PullStates, Push, Tick
-from netstorm.pslite.machine import Call
-from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
+from netstorm.pslite.machine import Call, Charge, WaitingBytes
 
 __all__ = ["Serving"]
 

@@ -19,8 +19,7 @@ import msgspec
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Part
-from netstorm.pslite.machine import Order, Send
-from netstorm.pslite.session.link_state import Links, LinkState
+from netstorm.pslite.machine import Links, LinkState, Order, Send
 from netstorm.settings import AuxRule, Settings
 from netstorm.topology.policy import Detour
 

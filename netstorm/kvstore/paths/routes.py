@@ -24,8 +24,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Delivered, FailedLinks, Part, Phase, Push, Routed, States, Value
-from netstorm.pslite.machine import URGENT, Instruction, Order, Send
-from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
+from netstorm.pslite.machine import URGENT, Charge, Instruction, Order, Send, WaitingBytes
 from netstorm.topology.policy import Policy, paths_from
 from netstorm.topology.tree import MemberTree, Tree
 

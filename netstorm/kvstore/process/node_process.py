@@ -29,11 +29,11 @@ from netstorm.observe.trace import Trace, trace_path
 from netstorm.observe.web import WebAccess, WebRefusals, WebServer, metrics_page, pages
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN
 from netstorm.protocol.messages import Measured, NodeStatus
-from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
-from netstorm.pslite.clock.source import Address
-from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.security.credentials import log_if_plain, serves_others
-from netstorm.pslite.system.addresses import advertised_host, machine_number, resolve
+from netstorm.pslite.admission import log_if_plain, serves_others
+from netstorm.pslite.host_addresses import advertised_host, machine_number, resolve
+from netstorm.pslite.io_thread import Driver, start_driver
+from netstorm.pslite.sntp import Address
+from netstorm.pslite.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
 from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["NodeProcess", "NodeSnapshot", "metrics"]

@@ -39,8 +39,7 @@ from netstorm.protocol.messages import (
     ViewAgreed,
     WaitingCall,
 )
-from netstorm.pslite.session.link_state import Links
-from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
+from netstorm.pslite.machine import Charge, Links, WaitingBytes
 from netstorm.topology.policy import Plan
 
 __all__ = ["Aggregation", "EarlyPart", "Incoming", "TopologyRequests", "ZeroContributions", "check_part"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from netstorm.protocol import messages as m
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret
+from netstorm.pslite.proofs import SchedulerSecret
 from netstorm.scheduler.jobs.job_settings import check_room, job_settings
 from netstorm.scheduler.jobs.job_slot import JobLog, JobSlot, LoggedJob
 from netstorm.scheduler.machine import SchedulerMachine

@@ -24,7 +24,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret
+from netstorm.pslite.proofs import SchedulerSecret
 from netstorm.scheduler.job_lifecycle import abort_reason
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.job_policies import FirstPolicy

@@ -15,8 +15,8 @@ from netstorm import clock
 from netstorm.addresses import is_loopback
 from netstorm.errors import UsageError
 from netstorm.observe.log import Counters
+from netstorm.pslite.admission import scheduler_secret_of
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.security.credentials import scheduler_secret_of
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
 from netstorm.scheduler.jobs.several_jobs import SeveralJobs

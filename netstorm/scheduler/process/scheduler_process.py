@@ -19,10 +19,10 @@ from netstorm.errors import Closed, PeerError, SettingsError, UsageError
 from netstorm.observe.log import Counters, configure_logging
 from netstorm.observe.private_files import write_private
 from netstorm.observe.web import web_access
-from netstorm.pslite.clock.sntp_socket import SntpServer, packet_key
-from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.security.credentials import job_key_of, log_if_plain, serves_others
-from netstorm.pslite.system.addresses import listening_host
+from netstorm.pslite.admission import job_key_of, log_if_plain, serves_others
+from netstorm.pslite.host_addresses import listening_host
+from netstorm.pslite.io_thread import Driver, start_driver
+from netstorm.pslite.sntp_socket import SntpServer, packet_key
 from netstorm.scheduler.job_phase import Outcome
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.membership.launched_ranks import LONGEST_LINE, read_rank_ended

@@ -16,7 +16,7 @@ from netstorm import clock
 from netstorm.addresses import host_port
 from netstorm.errors import SettingsError, Unavailable, WaitTimeout
 from netstorm.observe.web import Page, QueryPage, WebAccess, WebRefusals, WebServer, metrics_page, pages
-from netstorm.pslite.process.driver import Driver
+from netstorm.pslite.io_thread import Driver
 from netstorm.scheduler.observe.build_status import build_status, job_line
 from netstorm.scheduler.observe.metrics import metrics, metrics_of_several
 from netstorm.scheduler.observe.snapshot import Snapshot

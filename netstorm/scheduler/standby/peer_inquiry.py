@@ -16,8 +16,7 @@ from netstorm.addresses import host_port
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import UNKNOWN, Peer
 from netstorm.pslite.machine import Connect, Disconnect, Instruction, Send
-from netstorm.pslite.security.handshake_texts import is_about_keys
-from netstorm.pslite.security.scheduler_proof import proof_for_offer
+from netstorm.pslite.proofs import is_about_keys, proof_for_offer
 from netstorm.scheduler.options import SchedulerOptions
 
 __all__ = ["PeerInquiry"]

@@ -9,7 +9,7 @@ from typing import Final
 
 from netstorm.errors import FrameError
 from netstorm.protocol.frames import open_frames
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 
 __all__ = ["MessageLog"]
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from netstorm.pslite.clock.virtual_time import Timeline, Timer
+from netstorm.pslite.memory_network import Timeline, Timer
 from netstorm.topology.prediction import MaxMin
 
 __all__ = ["Flow", "SharedCapacity"]

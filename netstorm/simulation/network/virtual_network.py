@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 from netstorm.simulation.network.shared_capacity import Flow, SharedCapacity
 from netstorm.topology.network import Change, Link, Network, Rank
 from netstorm.topology.resources import Resources

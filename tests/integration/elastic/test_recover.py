@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from netstorm.pslite.security.job_key import JobKey, SchedulerKey
+from netstorm.pslite.keys import JobKey, SchedulerKey
 from tests.integration.elastic.test_standby import SCRIPT, free_port
 from tests.integration.jobs import SCHEDULER, Job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 
-from netstorm.pslite.security.job_key import JobKey, SchedulerKey
+from netstorm.pslite.keys import JobKey, SchedulerKey
 from tests.integration.jobs import SCHEDULER, Job
 
 STANDBY = -2

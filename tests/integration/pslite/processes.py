@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 from netstorm import clock
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.endpoint.endpoint import Endpoint
-from netstorm.pslite.endpoint.stack import Stack
+from netstorm.pslite.endpoint import Endpoint, Stack
+from netstorm.pslite.io_thread import IoThread
 from netstorm.pslite.machine import Connect, Instruction
-from netstorm.pslite.process.io_thread import IoThread
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.session import Limits
+from netstorm.pslite.zeromq import ZmqVan
 from netstorm.testing.recorder import Recorder
 
 

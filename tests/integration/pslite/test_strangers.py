@@ -11,9 +11,9 @@ import pytest
 
 from netstorm import clock
 from netstorm.observe.log import Counters
-from netstorm.pslite.van.interface import Connection, Received, VanEvent
-from netstorm.pslite.zeromq import waiting_connections
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite import guard as waiting_connections
+from netstorm.pslite.van import Connection, Received, VanEvent
+from netstorm.pslite.zeromq import ZmqVan
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x04\x1e\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"

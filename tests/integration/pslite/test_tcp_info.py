@@ -10,9 +10,9 @@ import time
 import pytest
 
 from netstorm.observe.log import Counters
-from netstorm.pslite.van.interface import Connection
-from netstorm.pslite.zeromq.tcp_info import is_acknowledged, progress_of, restart_bbr
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.tcp_info import is_acknowledged, progress_of, restart_bbr
+from netstorm.pslite.van import Connection
+from netstorm.pslite.zeromq import ZmqVan
 
 
 @pytest.fixture

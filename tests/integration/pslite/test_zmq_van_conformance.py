@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.node_key import NodeKey
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.admission import Credentials
+from netstorm.pslite.keys import JobKey, NodeKey
+from netstorm.pslite.zeromq import ZmqVan
 from netstorm.testing.delivery_conformance import DeliveryConformance
 from netstorm.testing.tcp_proxy import TcpProxy
 from netstorm.testing.van_conformance import VanConformance

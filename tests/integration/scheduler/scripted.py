@@ -18,8 +18,8 @@ import netstorm
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
+from netstorm.pslite.io_thread import start_driver
 from netstorm.pslite.machine import Admission, Become, Connect, Disconnect, Instruction, Refuse, Send
-from netstorm.pslite.process.driver import start_driver
 from netstorm.settings import Settings
 
 if TYPE_CHECKING:

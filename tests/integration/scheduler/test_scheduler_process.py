@@ -14,7 +14,7 @@ import ntplib
 import pytest
 
 from netstorm.protocol import messages as m
-from netstorm.pslite.clock.sntp_socket import SntpClient
+from netstorm.pslite.sntp_socket import SntpClient
 from tests.integration.scheduler.scripted import SchedulerProcess, ScriptedNode, wait_for
 
 

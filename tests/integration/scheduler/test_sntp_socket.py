@@ -13,11 +13,11 @@ import ntplib
 import pytest
 
 from netstorm.errors import SettingsError
-from netstorm.pslite.clock import sntp_socket
-from netstorm.pslite.clock.sntp_mac import PacketKey
-from netstorm.pslite.clock.sntp_socket import SntpClient, SntpServer
-from netstorm.pslite.system.addresses import source_towards, udp_socket
-from netstorm.pslite.system.timer_fd import TimerFd
+from netstorm.pslite import sntp_socket
+from netstorm.pslite.host_addresses import source_towards, udp_socket
+from netstorm.pslite.sntp import PacketKey
+from netstorm.pslite.sntp_socket import SntpClient, SntpServer
+from netstorm.pslite.system import TimerFd
 
 
 class Watching:

@@ -15,8 +15,8 @@ import pytest
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, checksum, encode_body, open_frames, seal
-from netstorm.pslite.process.driver import Driver
-from netstorm.pslite.van.interface import Broken, Connection, Received
+from netstorm.pslite.io_thread import Driver
+from netstorm.pslite.van import Broken, Connection, Received
 from tests.integration.security.test_impersonation import KEY, hello, node_of, started, user_of
 from tests.integration.security.vans import KeyedVan, events_of, poll_all
 from tests.unit.scheduler.driving import Driven
@@ -186,7 +186,7 @@ def test_strangers_that_say_nothing_do_not_keep_out_who_has_the_key(keyed, stran
 FEW_DESCRIPTORS = """
 import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.zeromq import ZmqVan
 van = ZmqVan()
 port = van.bind("127.0.0.1", 0)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,14 +17,11 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Peer, encode_body, open_frames, seal
-from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.curve import CurveKeys, key_text
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.node_key import NodeKey
-from netstorm.pslite.security.process_proof import ProcessProof
-from netstorm.pslite.van.interface import Broken, Connection, Received
-from netstorm.pslite.zeromq.identities import LETTER
+from netstorm.pslite.admission import Credentials, ProcessProof
+from netstorm.pslite.guard import LETTER
+from netstorm.pslite.io_thread import Driver, start_driver
+from netstorm.pslite.keys import CurveKeys, JobKey, NodeKey, key_text
+from netstorm.pslite.van import Broken, Connection, Received
 from netstorm.settings import Settings
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
@@ -271,9 +268,9 @@ MEMBER = """
 import time
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import encode_body, open_frames, seal
-from netstorm.pslite.security.credentials import Credentials, load_credentials
-from netstorm.pslite.van.interface import Connection, Received
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.admission import Credentials, load_credentials
+from netstorm.pslite.van import Connection, Received
+from netstorm.pslite.zeromq import ZmqVan
 
 def say_as_rank_0(own, receiver, host, port):
     credentials = load_credentials(runtime.settings, "127.0.0.1")

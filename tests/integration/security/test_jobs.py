@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.node_key import NodeKey
+from netstorm.pslite.keys import JobKey, NodeKey
 from netstorm.testing.tcp_proxy import TcpProxy
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.forking import ROOT
@@ -164,7 +163,7 @@ def test_training_goes_on_with_right_sums_while_an_attacker_changes_what_passes(
 SHOW = """
 import os, pathlib, sys
 from netstorm.kvstore.process.runtime import runtime_of_this_process
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.keys import JobKey
 
 path = pathlib.Path(os.environ["NETSTORM_KEY_FILE"])
 runtime_of_this_process().barrier()

@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from netstorm.pslite.security.curve import key_text
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.keys import JobKey, key_text
 from tests.integration.forking import ROOT
 
 NODE = """

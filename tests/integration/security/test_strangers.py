@@ -9,12 +9,10 @@ import socket
 
 import pytest
 
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.curve import key_text
-from netstorm.pslite.security.handshake_texts import is_about_keys
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.node_key import NodeKey
-from netstorm.pslite.van.interface import Broken, Connection, Received
+from netstorm.pslite.admission import Credentials
+from netstorm.pslite.keys import JobKey, NodeKey, key_text
+from netstorm.pslite.proofs import is_about_keys
+from netstorm.pslite.van import Broken, Connection, Received
 from netstorm.testing.tcp_proxy import TcpProxy
 from tests.integration.security.vans import KeyedVan, events_of, poll_all
 

@@ -13,10 +13,10 @@ from netstorm.kvstore.options import NodeOptions
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, encode_body, open_frames, seal
-from netstorm.pslite.process.driver import Driver, start_driver
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_offer, proof_for_resume
-from netstorm.pslite.van.interface import Connection, Received
+from netstorm.pslite.io_thread import Driver, start_driver
+from netstorm.pslite.keys import JobKey
+from netstorm.pslite.proofs import SchedulerSecret, proof_for_offer, proof_for_resume
+from netstorm.pslite.van import Connection, Received
 from netstorm.settings import Settings
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from netstorm.observe.log import Counters
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.van.interface import VanEvent
-from netstorm.pslite.zeromq.van import ZmqVan
+from netstorm.pslite.admission import Credentials
+from netstorm.pslite.keys import JobKey
+from netstorm.pslite.van import VanEvent
+from netstorm.pslite.zeromq import ZmqVan
 
 __all__ = ["KeyedVan", "events_of", "poll_all"]
 

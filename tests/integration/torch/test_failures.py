@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.keys import JobKey
 from tests.integration.forking import ROOT
 from tests.integration.jobs import Job
 from tests.integration.torch.ranks import Ranks

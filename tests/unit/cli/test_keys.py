@@ -3,10 +3,8 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from netstorm.cli.main import app
-from netstorm.pslite.security.allow_list import parse_allow_list
-from netstorm.pslite.security.curve import key_text
-from netstorm.pslite.security.job_key import JobKey, SchedulerKey
-from netstorm.pslite.security.node_key import NodeKey
+from netstorm.pslite.admission import parse_allow_list
+from netstorm.pslite.keys import JobKey, NodeKey, SchedulerKey, key_text
 
 
 def run(*arguments):

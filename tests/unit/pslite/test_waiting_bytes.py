@@ -8,7 +8,7 @@ import pytest
 
 from netstorm.errors import NoRoom
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.waiting_bytes import WaitingBytes
+from netstorm.pslite.machine import WaitingBytes
 
 ONE, TWO, THREE = Peer(1), Peer(2), Peer(3)
 KIB = 1024

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.van.link_model import FixedDelay
-from netstorm.pslite.van.memory_network import MemoryNetwork
-from netstorm.pslite.van.memory_van import MemoryVan
+from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
+from netstorm.pslite.session import Limits
 from netstorm.testing.recorder import RecordingProcess
 
 

@@ -8,11 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.pslite.van.interface import Broken, Connection, Received
-from netstorm.pslite.van.link_model import FixedDelay
-from netstorm.pslite.van.memory_network import MemoryNetwork
-from netstorm.pslite.van.memory_van import MemoryVan
+from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
+from netstorm.pslite.van import Broken, Connection, Received
 
 A, B = Connection(1), Connection(2)
 

@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 
 
 @given(st.lists(st.floats(0, 100)))

@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 
 from netstorm.frontends.mxnet.engine.workers import compute_in_background
 from netstorm.kvstore.process.runtime import after_close
-from netstorm.pslite.system.interpreter_lock import active_calls, yield_to_call
+from netstorm.pslite.system import active_calls, yield_to_call
 
 __all__ = ["Batches"]
 

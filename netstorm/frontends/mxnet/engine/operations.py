@@ -60,7 +60,7 @@ from netstorm.frontends.mxnet.engine.outstanding import (
 )
 from netstorm.frontends.mxnet.engine.workers import compute_in_background
 from netstorm.frontends.mxnet.errors import as_mxnet_error
-from netstorm.pslite.system.interpreter_lock import active_calls, yield_to_call
+from netstorm.pslite.system import active_calls, yield_to_call
 
 __all__ = ["Completion", "NDArray", "Operands", "push_async", "push_on"]
 

@@ -25,7 +25,7 @@ from netstorm.frontends.mxnet.store.row_entry import RowEntry
 from netstorm.frontends.mxnet.updates.update_rule import Updater, UpdateRule
 from netstorm.kvstore.options import loss_terms
 from netstorm.kvstore.process.runtime import describe_compression
-from netstorm.pslite.system.interpreter_lock import SHORT_CALL, ShortCall
+from netstorm.pslite.system import SHORT_CALL, ShortCall
 
 __all__ = ["NetStormKVStore"]
 

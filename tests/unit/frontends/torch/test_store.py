@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from netstorm.errors import NotAuthorised, SettingsError
 from netstorm.frontends.torch.store import limit_the_store_to_its_address, sealed, unsealed
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.keys import JobKey
 
 KEY = JobKey(b"k" * 32)
 ADDRESS = "10.0.0.1:9091"

@@ -18,7 +18,7 @@ from netstorm.kvstore.operations import Done, Outbox, PullOperation, PushOperati
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer
 from netstorm.protocol.messages import Applied, HeldClocks, Pull, States, Tick, Value
-from netstorm.pslite.waiting_bytes import WaitingBytes
+from netstorm.pslite.machine import WaitingBytes
 from tests.unit.kvstore.asynchronous.test_owners import key, push
 
 OWNERS = Owners((1, 0, 1))

@@ -10,8 +10,7 @@ from netstorm.kvstore.operations import Outbox
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Send
-from netstorm.pslite.security.handshake_texts import Mismatch, reason_of_opener
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_resume
+from netstorm.pslite.proofs import Mismatch, SchedulerSecret, proof_for_resume, reason_of_opener
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 

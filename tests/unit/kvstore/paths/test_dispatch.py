@@ -8,8 +8,7 @@ from netstorm.kvstore.paths.dispatch import MAX_IN_FLIGHT, AuxiliaryOptions, Dis
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Part, Phase
-from netstorm.pslite.machine import Send
-from netstorm.pslite.session.link_state import LinkState
+from netstorm.pslite.machine import LinkState, Send
 from netstorm.topology.policy import Detour
 
 CHUNK = 100_000 - 64

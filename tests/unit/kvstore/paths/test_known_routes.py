@@ -12,7 +12,7 @@ from netstorm.kvstore.paths.routes import KnownRoutes
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.waiting_bytes import WaitingBytes
+from netstorm.pslite.machine import WaitingBytes
 from netstorm.testing.recorder import part
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy, Tree

@@ -13,7 +13,7 @@ from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
-from netstorm.pslite.waiting_bytes import WaitingBytes
+from netstorm.pslite.machine import WaitingBytes
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy, Tree
 from tests.unit.kvstore.rounds.test_aggregation import CHAIN, Ranks, legal_part

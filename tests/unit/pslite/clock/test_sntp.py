@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netstorm.errors import FrameError
-from netstorm.pslite.clock import sntp
+from netstorm.pslite import sntp
 
 NOON = 1_750_000_000.25
 """A time that doubles and SNTP both have exactly."""

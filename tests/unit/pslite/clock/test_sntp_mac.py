@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import FrameError
-from netstorm.pslite.clock import sntp
-from netstorm.pslite.clock.sntp_mac import MAC_BYTES, PacketKey, Unauthenticated
-from netstorm.pslite.clock.sync import ClockSync
+from netstorm.pslite import sntp
+from netstorm.pslite.sntp import MAC_BYTES, ClockSync, PacketKey, Unauthenticated
 
 KEY = PacketKey(b"k" * 32)
 SEALED = KEY.seal(sntp.request(sntp.new_nonce(1234567)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netstorm.pslite.clock.source import ClockSource
+from netstorm.pslite.sntp import ClockSource
 
 SCHEDULER, PARENT, OTHER = ("s", 1), ("p", 2), ("o", 3)
 

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netstorm.errors import FrameError
-from netstorm.pslite.clock import sntp
-from netstorm.pslite.clock.sync import ClockSync
+from netstorm.pslite import sntp
+from netstorm.pslite.sntp import ClockSync
 
 
 class Pair:

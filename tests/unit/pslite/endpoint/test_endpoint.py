@@ -13,8 +13,8 @@ from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import PROTOCOL_VERSION, SCHEDULER, Peer, encode_body, open_frames, seal
 from netstorm.pslite.machine import Become, Call, NotYet, Send
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.van.interface import Connection, Received
+from netstorm.pslite.session import Limits
+from netstorm.pslite.van import Connection, Received
 from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 

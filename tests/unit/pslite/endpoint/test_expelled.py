@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.van.interface import Broken
+from netstorm.pslite.van import Broken
 from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 

@@ -7,8 +7,8 @@ import pytest
 from netstorm.errors import FrameError
 from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.protocol.messages import Failed, Finished, Hello, Leave, Message
-from netstorm.pslite.endpoint.message_sizes import check_size
-from netstorm.pslite.van.interface import Connection, Received
+from netstorm.pslite.endpoint import check_size
+from netstorm.pslite.van import Connection, Received
 from tests.unit.pslite.endpoint.test_endpoint import established, frame, hello
 from tests.unit.pslite.world import World
 

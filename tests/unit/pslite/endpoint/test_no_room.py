@@ -7,10 +7,10 @@ import pytest
 from netstorm.errors import NoRoom
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.endpoint.endpoint import Endpoint
-from netstorm.pslite.machine import Bounded
-from netstorm.pslite.session import receiving, session
-from netstorm.pslite.waiting_bytes import Charge, WaitingBytes
+from netstorm.pslite import session
+from netstorm.pslite import session as receiving
+from netstorm.pslite.endpoint import Endpoint
+from netstorm.pslite.machine import Bounded, Charge, WaitingBytes
 from netstorm.testing.recorder import RecordingProcess, part
 from tests.unit.pslite.world import World
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from netstorm.pslite.endpoint.stack import Stack
+from netstorm.pslite.endpoint import Stack
 
 
 class Machine:

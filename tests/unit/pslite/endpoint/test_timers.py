@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import Hello
-from netstorm.pslite.endpoint.pending_hellos import NewSessions, PendingHellos
-from netstorm.pslite.endpoint.recent_set import RecentSet
-from netstorm.pslite.endpoint.timers import Timers
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.session.query_timer import QueryTimer
-from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.window import Window
-from netstorm.pslite.van.interface import Connection
+from netstorm.pslite.acceptor import NewSessions, PendingHellos, RecentSet
+from netstorm.pslite.endpoint import Timers
+from netstorm.pslite.sending import Outgoing, Window
+from netstorm.pslite.session import Limits, QueryTimer
+from netstorm.pslite.van import Connection
 
 # ------------------------------------------------------------------------------------------------------
 # timers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.endpoint.watched_connections import WatchedConnections
-from netstorm.pslite.session.states import State
+from netstorm.pslite.endpoint import WatchedConnections
+from netstorm.pslite.session import State
 
 
 class Watcher:

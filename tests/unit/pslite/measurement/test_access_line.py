@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from netstorm.pslite.measurement.access_line import AccessLineDetector, Contention, slices
-from netstorm.pslite.measurement.busy_periods import BusyPeriod
+from netstorm.pslite.link_meter import AccessLineDetector, Contention, slices
+from netstorm.pslite.rates import BusyPeriod
 
 
 def period(start, end, rate):

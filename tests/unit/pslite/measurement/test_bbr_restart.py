@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from netstorm.pslite.measurement.bbr_restart import BbrRestart
+from netstorm.pslite.rates import BbrRestart
 
 LOOK_S = 0.25
 KNOWN = 20e6

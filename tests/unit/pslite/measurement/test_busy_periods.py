@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.pslite.measurement.busy_periods import RunningMinimum
+from netstorm.pslite.rates import RunningMinimum
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(-5, 5)), min_size=1, max_size=60))

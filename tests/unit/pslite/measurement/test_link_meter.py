@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from netstorm.protocol.frames import SCHEDULER, Peer
-from netstorm.pslite.measurement.link_meter import LinkMeter, MeterOptions
-from netstorm.pslite.measurement.tcp_progress import Progress
+from netstorm.pslite.link_meter import LinkMeter, MeterOptions
+from netstorm.pslite.rates import Progress
 
 CHUNK = 262_144
 A, B = Peer(1), Peer(2)

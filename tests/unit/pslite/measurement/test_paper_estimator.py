@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.pslite.measurement.paper_estimator import PaperEstimator
+from netstorm.pslite.rates import PaperEstimator
 from tests.unit.pslite.measurement.arrivals import CHUNK, arrivals, sure
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.pslite.measurement.busy_periods import BusyLink
-from netstorm.pslite.measurement.rate_estimator import RateEstimator
+from netstorm.pslite.rates import BusyLink, RateEstimator
 from tests.unit.pslite.measurement.arrivals import CHUNK, arrivals, sure
 
 

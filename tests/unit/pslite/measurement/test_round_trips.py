@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.measurement.round_trips import RoundTrips
+from netstorm.pslite.link_meter import RoundTrips
 
 A, B = Peer(1), Peer(2)
 

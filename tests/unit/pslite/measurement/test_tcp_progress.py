@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.measurement.busy_periods import BusyPeriod
-from netstorm.pslite.measurement.link_meter import LinkMeter, MeterOptions
-from netstorm.pslite.measurement.rate_estimator import RateEstimator
-from netstorm.pslite.measurement.tcp_progress import DeliveryMonitor, DeliverySample, Progress
+from netstorm.pslite.link_meter import LinkMeter, MeterOptions
+from netstorm.pslite.rates import BusyPeriod, DeliveryMonitor, DeliverySample, Progress, RateEstimator
 
 SEGMENT = 1448
 LOOK_S = 0.25

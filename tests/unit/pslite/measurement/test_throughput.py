@@ -8,8 +8,8 @@ import pytest
 
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import THROUGHPUT_PERIOD_S
-from netstorm.pslite.measurement.tcp_progress import Progress
-from netstorm.pslite.measurement.throughput import ThroughputSampler
+from netstorm.pslite.link_meter import ThroughputSampler
+from netstorm.pslite.rates import Progress
 
 SEGMENT = 1000
 BIT_S = 8.0 * SEGMENT

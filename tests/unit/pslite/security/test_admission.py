@@ -8,11 +8,8 @@ import resource
 import pytest
 
 from netstorm.errors import SettingsError
-from netstorm.pslite.security.admission import Admission
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.curve import CurveKeys, key_text
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.node_key import NodeKey
+from netstorm.pslite.admission import Admission, Credentials
+from netstorm.pslite.keys import CurveKeys, JobKey, NodeKey, key_text
 
 KEY = JobKey.fresh()
 TOKYO, PARIS = NodeKey("tokyo", CurveKeys.fresh()), NodeKey("paris", CurveKeys.fresh())

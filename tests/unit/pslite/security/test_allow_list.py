@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import SettingsError
-from netstorm.pslite.security.allow_list import parse_allow_list
-from netstorm.pslite.security.curve import CurveKeys, key_text
+from netstorm.pslite.admission import parse_allow_list
+from netstorm.pslite.keys import CurveKeys, key_text
 
 TEXTS = [key_text(CurveKeys.fresh().public) for _ in range(2)]
 

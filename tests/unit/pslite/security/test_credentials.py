@@ -7,15 +7,9 @@ import logging
 import pytest
 
 from netstorm.errors import SettingsError, UsageError
-from netstorm.pslite.security.credentials import (
-    job_key_of,
-    load_credentials,
-    log_if_plain,
-    scheduler_secret_of,
-)
-from netstorm.pslite.security.handshake_texts import Mismatch, is_about_keys, reason_of_opener
-from netstorm.pslite.security.job_key import JobKey, SchedulerKey
-from netstorm.pslite.security.node_key import NodeKey
+from netstorm.pslite.admission import job_key_of, load_credentials, log_if_plain, scheduler_secret_of
+from netstorm.pslite.keys import JobKey, NodeKey, SchedulerKey
+from netstorm.pslite.proofs import Mismatch, is_about_keys, reason_of_opener
 from netstorm.settings import Settings
 
 

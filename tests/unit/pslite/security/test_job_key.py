@@ -10,9 +10,8 @@ import pytest
 import zmq
 
 from netstorm.errors import SettingsError
-from netstorm.pslite.security.credentials import Credentials
-from netstorm.pslite.security.curve import CurveKeys, key_of_text, key_text
-from netstorm.pslite.security.job_key import JobKey
+from netstorm.pslite.admission import Credentials
+from netstorm.pslite.keys import CurveKeys, JobKey, key_of_text, key_text
 
 
 def test_a_key_comes_back_from_its_file(tmp_path):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.pslite.security.curve import CurveKeys
-from netstorm.pslite.security.job_key import JobKey
-from netstorm.pslite.security.process_proof import PROOF_BYTES, ProcessProof
+from netstorm.pslite.admission import PROOF_BYTES, ProcessProof
+from netstorm.pslite.keys import CurveKeys, JobKey
 
 KEY = JobKey(bytes(range(32)))
 OWN, OTHER = (CurveKeys.from_secret(bytes([number] * 32)).public for number in (1, 2))

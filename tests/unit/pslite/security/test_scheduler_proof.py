@@ -6,12 +6,7 @@ import msgspec
 import pytest
 
 from netstorm.protocol.messages import Member
-from netstorm.pslite.security.scheduler_proof import (
-    SchedulerSecret,
-    is_proof,
-    proof_for_offer,
-    proof_for_resume,
-)
+from netstorm.pslite.proofs import SchedulerSecret, is_proof, proof_for_offer, proof_for_resume
 
 SECRET = SchedulerSecret(b"s" * 32)
 MEMBER = Member(rank=1, host="h", port=9, site="", incarnation=7, user="key 1")

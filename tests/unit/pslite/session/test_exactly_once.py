@@ -10,11 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.receiving import ReceivingHalf
-from netstorm.pslite.session.sending import SendingHalf
-from netstorm.pslite.session.window import Window
+from netstorm.pslite.sending import Outgoing, SendingHalf, Window
+from netstorm.pslite.session import Limits, ReceivingHalf
 from netstorm.testing.faulty_van import FaultyVan
 from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World

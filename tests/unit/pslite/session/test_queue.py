@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from netstorm.protocol.frames import Checksum, checksum
 from netstorm.pslite.machine import URGENT
-from netstorm.pslite.session.queue import Outgoing, OutgoingQueue
+from netstorm.pslite.sending import Outgoing, OutgoingQueue
 
 orders = st.lists(st.just(URGENT) | st.tuples(st.integers(-3, 3), st.integers(0, 3), st.integers(0, 3)))
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
-from netstorm.pslite.session.receiving import ReceivingHalf
+from netstorm.pslite.session import ReceivingHalf
 from netstorm.testing.recorder import part
 
 deliveries = st.integers(1, 12).flatmap(

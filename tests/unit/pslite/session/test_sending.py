@@ -6,9 +6,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.pslite.machine import URGENT
-from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.sending import SendingHalf
-from netstorm.pslite.session.window import Window
+from netstorm.pslite.sending import Outgoing, SendingHalf, Window
 
 BULK = (0, 0, 0)
 

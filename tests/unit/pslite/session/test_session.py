@@ -10,8 +10,7 @@ import pytest
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, open_frames
 from netstorm.pslite.machine import Admit, NotYet, Refuse
-from netstorm.pslite.session.limits import Limits
-from netstorm.pslite.session.states import TRANSITIONS, Event, State
+from netstorm.pslite.session import TRANSITIONS, Event, Limits, State
 from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.sending import SendingHalf
-from netstorm.pslite.session.traced_sending import TracedSendingHalf
-from netstorm.pslite.session.window import Window
+from netstorm.pslite.sending import Outgoing, SendingHalf, TracedSendingHalf, Window
 
 BULK = (0, 0, 0)
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.pslite.session.queue import Outgoing
-from netstorm.pslite.session.window import Window
+from netstorm.pslite.sending import Outgoing, Window
 
 MIB = 1024 * 1024
 

@@ -8,7 +8,7 @@ import pytest
 
 from netstorm.addresses import is_address, is_loopback
 from netstorm.errors import SettingsError
-from netstorm.pslite.system import addresses
+from netstorm.pslite import host_addresses as addresses
 
 OWN = ["10.77.0.1", "2001:db8::5"]
 NAMES = {

@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from netstorm import clock
-from netstorm.pslite.system import interpreter_lock
-from netstorm.pslite.system.interpreter_lock import SHORT_CALL, active_calls, switch_intervals, yield_to_call
+from netstorm.pslite import system as interpreter_lock
+from netstorm.pslite.system import SHORT_CALL, active_calls, switch_intervals, yield_to_call
 
 WANTED_S = 0.0001
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.pslite.clock.virtual_time import Timeline
-from netstorm.pslite.van.link_model import FixedDelay
-from netstorm.pslite.van.memory_network import MemoryNetwork
-from netstorm.pslite.van.memory_van import MemoryVan
+from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
 from netstorm.testing.delivery_conformance import DeliveryConformance
 from netstorm.testing.van_conformance import VanConformance
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from netstorm.observe.log import Counters, Drops
-from netstorm.pslite.van.interface import Connection
-from netstorm.pslite.zeromq.waiting_connections import WaitingConnections
+from netstorm.pslite.guard import WaitingConnections
+from netstorm.pslite.van import Connection
 
 A = Connection(-1)
 

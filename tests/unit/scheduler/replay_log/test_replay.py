@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.protocol.messages import KeySpec
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret
+from netstorm.pslite.proofs import SchedulerSecret
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log import records as r

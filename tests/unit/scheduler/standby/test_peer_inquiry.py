@@ -6,7 +6,7 @@ import pytest
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Connect, Disconnect, Send
-from netstorm.pslite.security.scheduler_proof import SchedulerSecret, proof_for_offer
+from netstorm.pslite.proofs import SchedulerSecret, proof_for_offer
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.standby.peer_inquiry import PeerInquiry
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 from netstorm.simulation.network.shared_capacity import SharedCapacity
 
 

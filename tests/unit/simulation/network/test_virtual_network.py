@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable
-from netstorm.pslite.clock.virtual_time import Timeline
+from netstorm.pslite.memory_network import Timeline
 from netstorm.simulation.network.virtual_network import VirtualNetwork
 from netstorm.topology.network import Change, Link, Network, Node, Rank, Routing
 

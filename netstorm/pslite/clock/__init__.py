@@ -1,1 +1,0 @@
-"""The cluster clock over SNTP, and virtual time for the simulated cluster."""

@@ -1,1 +1,0 @@
-"""All sessions of one process, and the machine on top of them. Pure."""

@@ -1,1 +1,0 @@
-"""Passive measurement of a node's links by its own traffic: busy periods, estimators, reports. Pure."""

@@ -1,1 +1,0 @@
-"""Who may take part in a job: keys and their files, the allow list, and what follows from a process's key."""

@@ -1,1 +1,0 @@
-"""One exactly-once session between two processes: states, queues, windows. Pure."""
