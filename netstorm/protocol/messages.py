@@ -337,6 +337,17 @@ class KeyGrant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Elements of a chunk of this key."""
 
 
+class Binding(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rounds of a key from `from_round` on use policy `version`, until a later binding; valid up to round
+    `granted`.
+    """
+
+    key: int
+    from_round: int
+    version: int
+    granted: int
+
+
 class KeysRegistered(Message, frozen=True, tag=63):
     """The scheduler's answer to `RegisterKeys`: round 0 of each key may begin, with the given bindings."""
 
@@ -363,17 +374,6 @@ class TopologyRequest(Message, frozen=True, tag=64):
     """
 
     begun: tuple[RoundBegun, ...]
-
-
-class Binding(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rounds of a key from `from_round` on use policy `version`, until a later binding; valid up to round
-    `granted`.
-    """
-
-    key: int
-    from_round: int
-    version: int
-    granted: int
 
 
 class TopologyAnswer(Message, frozen=True, tag=65):

@@ -235,8 +235,8 @@ def with_look_ahead(network: Network, forest: Forest, chunk_bytes: int) -> Fores
 # sets is an upper bound; what its worst cut lets through is achievable; we end when the two meet.
 #
 # References:
-#     .. [1] J. Edmonds, Edge-disjoint branchings, Combinatorial Algorithms (1973); the packing of trees for an
-#        all-reduce: Zhao et al., arXiv 2202.00632 (ForestColl).
+#     .. [1] J. Edmonds, Edge-disjoint branchings, Combinatorial Algorithms (1973); the packing of trees for
+#        an all-reduce: Zhao et al., arXiv 2202.00632 (ForestColl).
 
 _GAP: Final = 1e-4
 """Relative distance of the two bounds at which we end."""
