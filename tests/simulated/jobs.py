@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from netstorm.protocol.codecs import ITEM_BYTES
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.detours import hops_of
-from netstorm.topology.policy import Detour, Policy, Tree
+from netstorm.topology.policy import Detour, Policy
+from netstorm.topology.tree import Tree
 
 LARGEST = 7
 """Largest integer that is summed: sums of nine are exact in every type."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from netstorm.errors import UsageError
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 __all__ = ["check_policy", "placeholder_policy"]
 

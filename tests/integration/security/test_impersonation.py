@@ -24,7 +24,8 @@ from netstorm.pslite.keys import CurveKeys, JobKey, NodeKey, key_text
 from netstorm.pslite.van import Broken, Connection, Received
 from netstorm.settings import Settings
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.jobs import Job
 from tests.integration.security.vans import KeyedVan, events_of, poll_all

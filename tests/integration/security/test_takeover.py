@@ -19,7 +19,8 @@ from netstorm.pslite.proofs import SchedulerSecret, proof_for_offer, proof_for_r
 from netstorm.pslite.van import Connection, Received
 from netstorm.settings import Settings
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.integration.elastic.test_standby import free_port
 from tests.integration.security.vans import KeyedVan, events_of, poll_all
 

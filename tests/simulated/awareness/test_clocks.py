@@ -9,7 +9,8 @@ import pytest
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.simulated.awareness.reports import Reports
 
 NODES = 9

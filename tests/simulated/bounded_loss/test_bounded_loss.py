@@ -16,7 +16,8 @@ from netstorm.protocol.frames import ranks_in
 from netstorm.protocol.messages import LossTerms
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Link, Network, Rank, Routing
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.simulated.bounded_loss.lossy_job import run
 
 STAR = Tree.undirected(Rank(0), (-1, 0, 0, 0))

@@ -202,7 +202,8 @@ def test_policies_change_between_the_rounds_of_groups() -> None:
     cluster = SimulatedCluster(4, chunk_size=100, topology="packing").join()
     everybody = groups_of(cluster, "all", (0, 1, 2, 3))
     pair = groups_of(cluster, "pair", (0, 3))
-    from netstorm.topology.policy import Policy, Tree
+    from netstorm.topology.policy import Policy
+    from netstorm.topology.tree import Tree
 
     for step in range(12):
         root = step % 4

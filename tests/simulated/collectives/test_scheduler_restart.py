@@ -11,7 +11,8 @@ from netstorm.protocol.codecs import Element
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.simulated.collectives.exchanges import all_reduce, groups_of, make_calls
 
 

@@ -8,7 +8,8 @@ import pytest
 from netstorm.errors import Closed, NodeFailed, UnevenRounds, UsageError, WaitTimeout
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 CHAIN = Policy(
     version=0,

@@ -19,7 +19,8 @@ from netstorm.testing.faults import Delay
 from netstorm.testing.strategies import fault_plans, networks
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Rank, generate
-from netstorm.topology.policy import Detour, Policy, Tree
+from netstorm.topology.policy import Detour, Policy
+from netstorm.topology.tree import Tree
 from tests.simulated.jobs import jobs, random_detours, random_policy
 from tests.simulated.usable_networks import usable
 

@@ -13,8 +13,9 @@ from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.experiment import Experiment, in_cluster
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Rank, generate
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
+from netstorm.topology.tree import Tree
 from tests.simulated.jobs import jobs
 
 MB = 1_000_000

@@ -9,7 +9,8 @@ from netstorm.protocol.frames import open_frames
 from netstorm.protocol.messages import Part
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Network, Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 STAR = Tree.undirected(Rank(0), (-1, 0, 0))
 CHAIN = Tree.undirected(Rank(0), (-1, 0, 1))

@@ -12,7 +12,8 @@ from netstorm.protocol.messages import Moved, Part
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.simulation.process_factory import host_of
 from netstorm.topology.network import Change, Link, Network, Rank, Routing
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 VALUES = 100_000
 CHUNK = 10_000

@@ -13,7 +13,8 @@ from netstorm.compression.quantised import quantised
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.strategies import fault_plans
 from netstorm.topology.network import Network, Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.simulated.jobs import KeyUse, jobs
 
 THRESHOLD = 0.5

@@ -12,9 +12,10 @@ import pytest
 from netstorm.simulation.experiment import Experiment, in_cluster
 from netstorm.topology.network import Change, Network, Node, Rank, generate
 from netstorm.topology.packing import packing
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
 from netstorm.topology.schemes import fapt, star
+from netstorm.topology.tree import Tree
 
 KB = 1000
 

@@ -30,7 +30,8 @@ from netstorm.protocol.frames import (
 )
 from netstorm.testing.fuzz.examples import example
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 PREFIX_BYTES = 28
 

@@ -12,7 +12,8 @@ from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Send
 from netstorm.pslite.proofs import Mismatch, SchedulerSecret, proof_for_resume, reason_of_opener
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0)),), weights=(1,))
 

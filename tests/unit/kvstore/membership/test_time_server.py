@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from netstorm.kvstore.membership import time_server_address, time_server_rank
 from netstorm.protocol.messages import Member
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.simulated.jobs import random_policy
 
 

@@ -12,7 +12,8 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.machine import Admit, Become, Call, Connect, Disconnect, NotYet, Refuse, Send
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 MEMBERS = tuple(
     m.Member(rank=rank, host="10.0.0.1", port=4000 + rank, site="denver", incarnation=100 + rank)

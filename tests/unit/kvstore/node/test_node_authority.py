@@ -14,7 +14,8 @@ from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer, decode_body
 from netstorm.pslite.machine import Admit, Connect, Refuse, Send
 from netstorm.testing.fuzz.examples import example, message_classes
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Detour, Policy, Tree
+from netstorm.topology.policy import Detour, Policy
+from netstorm.topology.tree import Tree
 
 MEMBERS = tuple(
     m.Member(rank=rank, host="h", port=4000 + rank, site="", incarnation=100 + rank, user=f"key {rank}")

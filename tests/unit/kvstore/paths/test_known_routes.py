@@ -15,7 +15,8 @@ from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import WaitingBytes
 from netstorm.testing.recorder import part
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Detour, Policy, Tree
+from netstorm.topology.policy import Detour, Policy
+from netstorm.topology.tree import Tree
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1, 2)),), weights=(1,))
 STAR = Policy(version=2, trees=(Tree.undirected(Rank(2), (2, 2, -1, 2)),), weights=(1,))

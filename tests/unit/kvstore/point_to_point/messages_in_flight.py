@@ -11,7 +11,8 @@ from netstorm.kvstore.operations import Outbox, ReceiveOperation, SendOperation
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Call, Send
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 
 def policy_of(parents, version=0):

@@ -16,7 +16,8 @@ from netstorm.protocol.frames import Peer, bits_to_wire, checksum
 from netstorm.protocol.messages import Binding, KeyGrant, Part, Phase
 from netstorm.pslite.machine import Call, Send
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,))
 """2 -> 1 -> 0: rank 1 aggregates and forwards, rank 0 is the root."""

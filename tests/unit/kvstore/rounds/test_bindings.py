@@ -4,7 +4,8 @@ from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.protocol.messages import Binding
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 
 def policy(version):

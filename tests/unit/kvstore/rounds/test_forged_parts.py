@@ -15,7 +15,8 @@ from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import Phase
 from netstorm.pslite.machine import WaitingBytes
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 from tests.unit.kvstore.rounds.test_aggregation import CHAIN, Ranks, legal_part
 
 STAR = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 0)),), weights=(1,))

@@ -10,7 +10,8 @@ from netstorm.kvstore.rounds.round import Round
 from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import KeyGrant, RoundBegun
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Plan, Policy, Tree
+from netstorm.topology.policy import Plan, Policy
+from netstorm.topology.tree import Tree
 
 CHUNKS = 10
 KEY = Key(0, "w", (CHUNKS,), "float32")

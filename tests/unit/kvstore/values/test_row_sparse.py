@@ -13,7 +13,8 @@ from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import KeyGrant, Part, Phase
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Plan, Policy, Tree
+from netstorm.topology.policy import Plan, Policy
+from netstorm.topology.tree import Tree
 
 FLOAT32 = np.dtype(np.float32)
 FORM = RowSparse(FLOAT32, 2)

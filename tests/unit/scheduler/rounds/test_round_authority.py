@@ -22,7 +22,8 @@ from netstorm.scheduler.rounds.authority import RoundAuthority
 from netstorm.scheduler.rounds.consistency import Consistency
 from netstorm.scheduler.rounds.key_registry import KeyRegistry
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 NODES = 4
 

@@ -19,7 +19,8 @@ from netstorm.protocol.messages import Binding, KeyGrant, NewView, Part, Phase, 
 from netstorm.pslite.machine import Call, Send
 from netstorm.scheduler.views.agreement import Agreement
 from netstorm.topology.network import Rank
-from netstorm.topology.policy import Policy, Tree
+from netstorm.topology.policy import Policy
+from netstorm.topology.tree import Tree
 
 CHAIN = Policy(version=1, trees=(Tree.undirected(Rank(0), (-1, 0, 1)),), weights=(1,), members=(0, 1, 2))
 """2 -> 1 -> 0: rank 1 aggregates and forwards, rank 0 is the root."""
