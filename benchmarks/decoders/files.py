@@ -17,8 +17,8 @@ from netstorm.cli.launch.hostfile import place
 from netstorm.errors import NetworkFileError, SettingsError, TopologyFileError, UsageError
 from netstorm.observe.trace import join_traces
 from netstorm.protocol.messages import KeySpec, Member
-from netstorm.scheduler.replay_log import records as r
-from netstorm.scheduler.replay_log.replay import ReplayedJob
+from netstorm.scheduler import replay_log as r
+from netstorm.scheduler.replay_log import ReplayedJob
 from netstorm.settings.values import Settings, declarations
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
 from netstorm.testing.fuzz.examples import POLICIES

@@ -20,11 +20,11 @@ from netstorm.errors import CheckpointError, PeerError, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.pslite.machine import Admit
+from netstorm.scheduler import replay_log as r
+from netstorm.scheduler.launched_ranks import RankEnded, read_rank_ended
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.membership.launched_ranks import RankEnded, read_rank_ended
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.replay_log import records as r
-from netstorm.scheduler.replay_log.replay import ReplayedJob
+from netstorm.scheduler.replay_log import ReplayedJob
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
 from netstorm.testing.fuzz.structure_mutation import mutate_value
 from netstorm.testing.fuzz.target import Target

@@ -38,7 +38,7 @@ from netstorm.protocol.codecs import (
 )
 from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import KeySpec, Part
-from netstorm.scheduler.rounds.key_registry import KeyConflict, KeyRegistry
+from netstorm.scheduler.rounds import KeyConflict, KeyRegistry
 from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
 from netstorm.testing.fuzz.examples import POLICIES
 from netstorm.testing.fuzz.structure_mutation import mutate_value, structured

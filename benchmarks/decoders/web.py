@@ -16,8 +16,8 @@ from decoders.wire import PACK_ERRORS
 from netstorm.cli.top.view import view
 from netstorm.errors import Unavailable, UsageError
 from netstorm.observe.web import Page, QueryPage, WebRefusals, _Handler, metrics_page, pages
-from netstorm.scheduler.observe.build_status import build_status
-from netstorm.scheduler.observe.status import JobStatus
+from netstorm.scheduler.build_status import build_status
+from netstorm.scheduler.status import JobStatus
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.fuzz.structure_mutation import structured
 from netstorm.testing.fuzz.target import Target

@@ -769,7 +769,7 @@ class RoundTrips:
 # What each link out of a node delivered in each half second of the cluster clock, by its kernel. Pure.
 #
 # All nodes cut time alike, so the scheduler can add up what was delivered on all links at one time
-# (`netstorm.scheduler.awareness.access_lines`). What the kernel counts as delivered arrived half a round trip
+# (`netstorm.scheduler.measured_links`). What the kernel counts as delivered arrived half a round trip
 # earlier.
 
 _BUSY: Final = 0.9

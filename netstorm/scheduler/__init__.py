@@ -2,15 +2,22 @@
 
 All but `process` is pure: events and the time in, instructions out. From top to bottom:
 
-    process       sockets, threads, files, signals, the worker that forms policies
-    jobs          several jobs on one scheduler
-    machine       one job: `job_lifecycle`, `job_policies` and `job_view` are parts of it
-    job           a job whose nodes have all joined; `job_rounds` are its keys and rounds
-    failures      failed links and detours around them
-    membership    rendezvous, ranks, liveness, barriers
-    policies      when a policy is formed, and whether it is installed
-    observe       snapshots, status, metrics
-    awareness     from the nodes' reports to an estimate of the network
-    replay_log    what another process needs to take over a job
-    rounds        which policy each round of each key runs under
+    process         sockets, threads, files, signals, the worker that forms policies
+    several_jobs    several jobs on one scheduler
+    standby         takes over a job whose scheduler is gone
+    machine         one job from its first node to its last, and what observers see of it
+    job             a job whose nodes have all joined: what they send, how it ends, its policies
+    views           who is in a job that nodes may leave and join
+    failures        failed links and detours around them
+    job_rounds      the keys of a job, and the policies that their rounds run under
+    rendezvous      a job before it begins: nodes join, or are refused
+    members         the nodes of a job that has begun: liveness, barriers
+    policies        when a policy is formed, and whether it is installed; `policy_former` forms it
+    build_status    what people and monitoring systems see: JSON of the schema in `status`, metrics
+    snapshot        everything about a job at one moment
+    awareness       an estimate of the network, made of `measured_links`
+    replay_log      what another process needs to take over a job
+    rounds          which policy each round of each key runs under
 """
+
+from __future__ import annotations

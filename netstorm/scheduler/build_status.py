@@ -1,13 +1,20 @@
-"""Making the status of a job from a snapshot. Any thread but the scheduler's own does it. Pure."""
+"""Making the status of a job from a snapshot, as JSON and as metrics for Prometheus. Pure.
+
+Any thread but the scheduler's own does it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
-from netstorm.scheduler.awareness.network_estimate import LinkEstimate
-from netstorm.scheduler.observe.announcements import MOST_CHARACTERS
-from netstorm.scheduler.observe.snapshot import NodeSnapshot, Snapshot, ViewSnapshot
-from netstorm.scheduler.observe.status import (
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from netstorm.scheduler.awareness import LinkEstimate
+from netstorm.scheduler.snapshot import MOST_CHARACTERS, NodeSnapshot, Phase, Snapshot, ViewSnapshot
+from netstorm.scheduler.status import (
     DetourStatus,
     FailedLinkStatus,
     FormerPolicy,
@@ -23,7 +30,10 @@ from netstorm.scheduler.observe.status import (
 )
 from netstorm.topology.policy import Policy
 
-__all__ = ["build_status", "job_line"]
+__all__ = ["build_status", "job_line", "metrics", "metrics_of_several"]
+
+
+# Making the status of a job from a snapshot. Any thread but the scheduler's own does it. Pure.
 
 
 def build_status(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
@@ -180,3 +190,127 @@ def _state(node: NodeSnapshot) -> str:
 
 def _known(number: float) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
+
+
+# A job's status as metrics for Prometheus. Names and labels are append-only: dashboards use them. Pure.
+
+_NODE_GAUGES: Final = (
+    ("heard_s", "netstorm_node_heard_seconds", "Since the node was last heard."),
+    ("last_round", "netstorm_node_last_round", "Newest round that is complete in all keys."),
+    ("round_s", "netstorm_node_round_seconds", "How long that round took, from first begin to last end."),
+    ("waiting", "netstorm_node_waiting_ratio", "Part of the last seconds with operations outstanding."),
+    ("sending", "netstorm_node_sending_bits_per_second", "Sent to other nodes in the last seconds."),
+    ("clock_offset_s", "netstorm_node_clock_offset_seconds", "Cluster clock less the host's."),
+    ("clock_error_s", "netstorm_node_clock_error_seconds", "Most that the offset may be wrong."),
+    ("clock_drift", "netstorm_node_clock_drift_ratio", "How much faster the cluster clock goes."),
+    ("clock_hops", "netstorm_node_clock_hops", "Exchanges between its clock and the scheduler's."),
+    ("egress", "netstorm_node_egress_bits_per_second", "All links out together, when they were the limit."),
+    ("ingress", "netstorm_node_ingress_bits_per_second", "All links in together, when they were the limit."),
+)
+_NODE_COUNTERS: Final = (
+    ("rounds", "netstorm_node_rounds", "Rounds of all keys complete."),
+    ("waited_s", "netstorm_node_waited_seconds", "Time with operations outstanding."),
+    ("bytes_sent", "netstorm_node_sent_bytes", "Sent to other nodes, headers included."),
+    ("detoured", "netstorm_node_detoured_chunks", "Chunks sent over auxiliary paths."),
+)
+_LINK_GAUGES: Final = (
+    ("rate", "netstorm_link_rate_bits_per_second", "Measured rate that is planned with."),
+    ("error", "netstorm_link_rate_error_ratio", "Standard error of the rate, as a fraction of it."),
+    ("latency_s", "netstorm_link_latency_seconds", "One way."),
+    ("age_s", "netstorm_link_age_seconds", "Since the link was last measured."),
+)
+
+_EVENTS: Final = "netstorm_scheduler_events"
+_EVENTS_ABOUT: Final = "What the scheduler counts."
+
+
+def metrics(status: JobStatus) -> Iterator[Metric]:
+    """Yield all metrics of a job. What is not known is left out."""
+    yield from _job(status)
+    nodes = [node for node in status.nodes if node.rank is not None]
+    info = InfoMetricFamily("netstorm_node", "Who a rank is.", labels=["rank"])
+    for node in nodes:
+        who = {"host": node.host, "port": str(node.port), "site": node.site, "state": node.state}
+        info.add_metric([str(node.rank)], who)
+    yield info
+    yield from _of_nodes(nodes, GaugeMetricFamily, _NODE_GAUGES)
+    yield from _of_nodes(nodes, CounterMetricFamily, _NODE_COUNTERS)
+    for field, name, about in _LINK_GAUGES:
+        gauge = GaugeMetricFamily(name, about, labels=["source", "target"])
+        for link in status.links:
+            if link.measured and (value := getattr(link, field)) is not None:
+                gauge.add_metric([str(link.source), str(link.target)], value)
+        yield gauge
+
+
+def _of_nodes(
+    nodes: Sequence[NodeView],
+    family: type[GaugeMetricFamily | CounterMetricFamily],
+    fields: Sequence[tuple[str, str, str]],
+) -> Iterator[Metric]:
+    """Yield a metric for each (field of a node, name, text), with a sample for each node that has a value."""
+    for field, name, about in fields:
+        metric = family(name, about, labels=["rank"])
+        for node in nodes:
+            if (value := getattr(node, field)) is not None:
+                metric.add_metric([str(node.rank)], value)
+        yield metric
+
+
+def metrics_of_several(statuses: Iterable[JobStatus], process: Mapping[str, float]) -> Iterator[Metric]:
+    """Yield all metrics of several jobs, each sample with its job's name as a label `job`.
+
+    Args:
+        statuses: of the jobs.
+        process: the counters of the scheduler's process, which belong to no job; they have no such label.
+    """
+    families: dict[str, Metric] = {}
+    for status in statuses:
+        for metric in metrics(status):
+            family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            for sample in metric.samples:
+                family.samples.append(sample._replace(labels={**sample.labels, "job": status.job}))
+    events = families.setdefault(_EVENTS, CounterMetricFamily(_EVENTS, _EVENTS_ABOUT))
+    for name, count in sorted(process.items()):
+        events.add_sample(f"{_EVENTS}_total", {"event": name}, count)
+    yield from families.values()
+
+
+def _job(status: JobStatus) -> Iterator[Metric]:
+    info = InfoMetricFamily("netstorm_job", "Which job this is.")
+    info.add_metric([], {"job": status.job, "release": status.release})
+    yield info
+    phase = GaugeMetricFamily("netstorm_job_phase", "1 at where the job is in its life.", labels=["phase"])
+    for known in Phase:
+        phase.add_metric([known.value], float(known.value == status.phase))
+    yield phase
+    policy = status.policy
+    for name, about, value in (
+        ("netstorm_job_age_seconds", "Since the scheduler began.", status.age_s),
+        ("netstorm_job_nodes", "Nodes of the job.", status.num_workers),
+        ("netstorm_job_nodes_here", "Nodes that have come and not left.", _here(status)),
+        ("netstorm_job_keys", "Keys registered.", status.keys.count),
+        ("netstorm_job_key_bytes", "Bytes of all keys together.", status.keys.bytes),
+        ("netstorm_policy_version", "The policy that new rounds run under.", policy.version),
+        ("netstorm_policy_age_seconds", "For how long it has been in force.", policy.since_s),
+        ("netstorm_policy_trees", "Its trees.", len(policy.trees)),
+        ("netstorm_failed_links", "Links that the job does without.", len(status.failed_links)),
+    ):
+        yield GaugeMetricFamily(name, about, value=value)
+    if status.view is not None:
+        yield GaugeMetricFamily("netstorm_view", "Number of the present view.", value=status.view.number)
+        yield GaugeMetricFamily(
+            "netstorm_view_silent", "Members without the job's state.", value=len(status.view.silent)
+        )
+    shares = GaugeMetricFamily("netstorm_tree_share_ratio", "Part of all data.", labels=["tree", "root"])
+    for number, tree in enumerate(policy.trees):
+        shares.add_metric([str(number), str(tree.root)], tree.share)
+    yield shares
+    events = CounterMetricFamily(_EVENTS, _EVENTS_ABOUT, labels=["event"])
+    for name, count in sorted(status.counters.items()):
+        events.add_metric([name], count)
+    yield events
+
+
+def _here(status: JobStatus) -> int:
+    return sum(1 for node in status.nodes if node.state != "left")

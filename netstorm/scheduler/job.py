@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from netstorm.errors import ProtocolViolation
+from netstorm.errors import NetStormError, ProtocolViolation
+from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import ChunkSizes
 from netstorm.protocol.frames import Peer
+from netstorm.pslite.machine import Disconnect
 from netstorm.pslite.proofs import proof_for_resume
-from netstorm.scheduler.failures.failed_links import LinkFailures
-from netstorm.scheduler.failures.link_suspicions import LinkSuspicions
+from netstorm.scheduler.failures import LinkFailures, LinkSuspicions
 from netstorm.scheduler.job_rounds import JobRounds
-from netstorm.scheduler.membership.barriers import REMIND_EVERY_S, Barriers
-from netstorm.scheduler.membership.local_steps import LocalSteps
-from netstorm.scheduler.membership.member_texts import list_some
-from netstorm.scheduler.membership.members import Members
-from netstorm.scheduler.observe.announcements import Announcements
+from netstorm.scheduler.members import REMIND_EVERY_S, Barriers, LocalSteps, Members, list_some
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.policies.assumptions import InitialAssumptions
-from netstorm.scheduler.policies.control_loop import Awareness
-from netstorm.scheduler.replay_log.records import Began, Finished
-from netstorm.scheduler.replay_log.replay import ReplayedJob
-from netstorm.scheduler.rounds.replica_check import ReplicaCheck
-from netstorm.scheduler.views.job_views import JobViews
+from netstorm.scheduler.policies import (
+    Awareness,
+    FormationRequest,
+    FormationResult,
+    InitialAssumptions,
+    check_policy,
+    placeholder_policy,
+    workload_of,
+)
+from netstorm.scheduler.rendezvous import Startup
+from netstorm.scheduler.replay_log import Began, Ended, Finished, Outbox, ReplayedJob
+from netstorm.scheduler.rounds import ReplicaCheck
+from netstorm.scheduler.snapshot import Announcements, Outcome, Phase, PolicyHistory
+from netstorm.scheduler.views import JobViews
 from netstorm.topology.policy import Policy, owner_weights
 
-__all__ = ["Job"]
+__all__ = ["FirstPolicy", "Job", "JobLifecycle", "JobPolicies", "abort_reason"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -429,3 +436,298 @@ def _chunk_sizes(
     if assumed is not None and assumed.chunks is not None:
         return assumed.chunks
     return options.local_chunks if members.on_one_machine else options.chunks
+
+
+# The phases of a job: how it ends, and how long the scheduler then waits for nodes to leave.
+
+_LEAVE_TIMEOUT_S: Final = 5.0
+"""How long the scheduler of a failed job stays, so that every node hears why."""
+
+
+class JobLifecycle:
+    """One job, from its first node to its last.
+
+    Attributes:
+        phase: where the job is.
+        startup: its nodes until all have joined.
+        job: its nodes from then on; None before.
+        failure: why it failed; None if it did not.
+        outcome: how it went; None until it is over.
+        left: ranks that have left the job.
+        ranks_to_come: a job that has failed before it began waits for ranks that have not come yet, and must
+            hear why.
+    """
+
+    def __init__(self, options: SchedulerOptions, outbox: Outbox, startup: Startup) -> None:
+        """Wait for nodes."""
+        self.phase = Phase.GATHERING
+        self.startup: Final = startup
+        self.job: Job | None = None
+        self.failure: m.PeerGone | None = None
+        self.outcome: Outcome | None = None
+        self.left: Final[set[int]] = set()
+        self.ranks_to_come = False
+        self._options: Final = options
+        self._outbox: Final = outbox
+        self._end_at = math.inf
+        self._stopped = False
+        self._nobody_joined = False
+
+    @property
+    def end_at(self) -> float:
+        """When the scheduler waits no longer for nodes to leave; inf if the job has not ended."""
+        return math.inf if self.ranks_to_come and self.job is None and not self._stopped else self._end_at
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether every process left before the job began."""
+        return self.phase is Phase.GATHERING and not self.startup.peers()
+
+    def begin(self, job: Job) -> None:
+        """All nodes have joined, or a job that another process served goes on."""
+        self.job = job
+        self.phase = Phase.FINISHED if job.all_finished else Phase.RUNNING
+
+    def finish(self, peers: Sequence[Peer]) -> None:
+        """All nodes have finished: tell them, so that they leave."""
+        self.phase = Phase.FINISHED
+        _log.info("all nodes have finished")
+        self._outbox.send(peers, m.AllFinished())
+
+    def fail(self, failure: m.PeerGone, now: float) -> None:
+        """End the job, and tell every node that has not left why. Only the first failure counts."""
+        if self.phase not in (Phase.GATHERING, Phase.RUNNING):
+            return
+        waiting = self.startup.peers() if self.job is None else self.job.members.peers_but(self.left)
+        self.phase = Phase.FAILED
+        self.failure = failure
+        self._outbox.record(Ended(text=failure.reason))
+        self._end_at = now + _LEAVE_TIMEOUT_S if waiting else now
+        # Without nodes, the last line that the process prints is enough.
+        _log.log(logging.ERROR if waiting else logging.DEBUG, "the job ends: %s", failure.reason)
+        self._outbox.send(waiting, failure)
+
+    def stop(self, reason: str, now: float) -> None:
+        """End the job because this process must end. A finished job just waits for its nodes no longer."""
+        self._stopped = True
+        if self.phase is Phase.FINISHED:
+            self._end_at = now
+        else:
+            self.fail(m.PeerGone(rank=-1, kind="stopped", reason=reason), now)
+
+    def nobody_joined(self, now: float) -> None:
+        """End the job: all processes have ended that might have joined it."""
+        self.phase, self._end_at, self._nobody_joined = Phase.FAILED, now, True
+
+    def departure_of(self, incarnation: int) -> str | None:
+        """Return why a process is in the job no more; None: it may be in it."""
+        views = None if self.job is None else self.job.views
+        return None if views is None else views.departed.get(incarnation)
+
+    def departed(self, peer: Peer, incarnation: int) -> None:
+        """End the session with a process that is in the job no more, which goes on without it. If it was only
+        stopped, it hears of that when it goes on.
+        """
+        reason = self.departure_of(incarnation)
+        if reason is not None:
+            self._outbox.send([peer], m.PeerGone(rank=-1, kind="removed", reason=reason))
+        self._outbox.add(Disconnect(peer=peer))
+
+    def process_left(self, peer: Peer, reason: str, now: float) -> None:
+        """A process without a rank has left, or its session is lost."""
+        self.startup.remove(peer, reason, quietly=self.phase is not Phase.GATHERING)
+        if self.phase is Phase.FAILED and not self.startup.peers():
+            self._end_at = now
+
+    def rank_left(self, rank: int, now: float) -> None:
+        """A member has left, or its session is lost."""
+        if self.job is None or rank in self.left:
+            return
+        self.left.add(rank)
+        self.job.members.liveness.stop_watching(rank)
+        peer = self.job.members.peer_of(rank)
+        if peer is not None:
+            self._outbox.add(Disconnect(peer=peer))
+        if self.left.issuperset(self.job.members.present):
+            self._end_at = now
+
+    def end_if_due(self, now: float) -> Outcome | None:
+        """Return the outcome if the job is over now. Silent nodes of an ended job count as left."""
+        if self.job is not None and self.phase in (Phase.FINISHED, Phase.FAILED):
+            for rank in self.job.members.liveness.silent(now):
+                self.rank_left(rank, now)
+        if now < self.end_at or self.phase is Phase.OVER:
+            return None
+        self.phase = Phase.OVER
+        job, name = self.job, self._options.job
+        if self._nobody_joined:
+            self.outcome = Outcome.nobody_joined(name)
+        else:
+            self.outcome = Outcome.of(
+                name,
+                self.failure,
+                nodes=self._options.num_workers if job is None else len(job.members.present),
+                keys=0 if job is None else len(job.rounds.keys),
+            )
+        self._outbox.record(Ended(text=self.outcome.text))
+        return self.outcome
+
+
+def abort_reason(error: Exception) -> str:
+    """Return what nodes are told when the scheduler's process cannot go on because of `error`."""
+    text = str(error) if isinstance(error, NetStormError) else f"its I/O thread has died: {error!r}"
+    return f"the scheduler has stopped: {text}"
+
+
+# The policies of one job: which one is in force, when a new one is wanted, and what replaces it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstPolicy:
+    """The policy that a job begins under, if it was formed only once all nodes had joined."""
+
+    policy: Policy
+    planned: InitialAssumptions
+    """What it was formed for, and later policies are."""
+    aware: bool
+    """Later policies follow what is measured."""
+    link_share: float = 1.0
+    """The part of each link's rate that the job plans with."""
+
+
+class JobPolicies:
+    """The policy in force, from before the job begins to its end.
+
+    Attributes:
+        ready: the first policy is known; if not, it is formed once all nodes have joined.
+        assumed: what policies that follow measurements are formed for; None: policies do not follow them.
+        planned: what policies are formed for when links fail, even if nothing is `assumed`.
+        link_share: the part of each link's rate that the job plans with.
+        history: when the policy in force was installed, and those before it.
+    """
+
+    def __init__(
+        self,
+        first: Policy | None,
+        *,
+        nodes: int,
+        assumed: InitialAssumptions | None,
+        planned: InitialAssumptions | None,
+        counters: Counters,
+        now: float,
+    ) -> None:
+        """Begin.
+
+        Args:
+            first: the policy that the job begins under, formed for what is `assumed`. None: see `set_first`.
+            nodes: of the job.
+            assumed: see the attribute.
+            planned: see the attribute.
+            counters: count the policies that are installed.
+            now: the time.
+
+        Raises:
+            UsageError: the policy is for another number of nodes.
+        """
+        self.ready = first is not None
+        self.assumed = assumed
+        self.planned = planned
+        self.link_share = 1.0
+        self._nodes: Final = nodes
+        self._counters: Final = counters
+        self._first = placeholder_policy(nodes) if first is None else first
+        check_policy(self._first, nodes=nodes, after=-1)
+        self.history = PolicyHistory(self._first, now)
+        self._job: Job | None = None
+
+    @property
+    def in_force(self) -> Policy:
+        """The policy of all rounds that no node has been granted yet."""
+        return self._first if self._job is None else self._job.rounds.policy
+
+    def set_first(self, first: FirstPolicy, now: float) -> None:
+        """Set the policy that the job begins under.
+
+        Raises:
+            UsageError: the policy is for another number of nodes.
+        """
+        check_policy(first.policy, nodes=self._nodes, after=-1)
+        self.ready = True
+        self._first, self.link_share = first.policy, first.link_share
+        self.assumed, self.planned = first.planned if first.aware else None, first.planned
+        self.history = PolicyHistory(first.policy, now)
+
+    def begin(self, job: Job) -> None:
+        """Go on with the policies of a job whose nodes have all joined."""
+        self._job = job
+
+    def install(self, policy: Policy, now: float) -> None:
+        """Let a new policy apply, in each key, from the first round that no node has been granted.
+
+        Raises:
+            UsageError: its version is not newer than all before, or it is for another number of nodes.
+        """
+        job = self._job
+        if job is None:
+            check_policy(policy, nodes=self._nodes, after=self._first.version)
+            self._first = policy
+        else:
+            job.rounds.install(policy)
+            if job.reproducible:
+                _log.warning(
+                    "policy version %d (%s): sums are rounded otherwise from here on than in a run without "
+                    "this (NETSTORM_REPRODUCIBLE)",
+                    policy.version,
+                    policy.reason,
+                )
+        self.history.installed(policy, now)
+        self._counters.add("policies")
+
+    def set_link_share(self, share: float, why: str) -> None:
+        """Plan with another part of each link's rate from now on; `why`: for a person."""
+        self.link_share = share
+        if self._job is not None and self._job.awareness is not None:
+            self._job.awareness.set_link_share(share, why)
+
+    def due(self) -> float:
+        """Return when `check` may have something to do."""
+        job = self._job
+        if job is None:
+            return math.inf
+        due = job.link_failures.due()
+        return due if job.awareness is None else min(due, job.awareness.due())
+
+    def check(self, now: float) -> FormationRequest | None:
+        """Return the formation to ask for, if a new policy is wanted. One that needs none is installed."""
+        if self._job is None:
+            return None
+        wanted = _wanted(self._job, now)
+        if isinstance(wanted, Policy):
+            self.install(wanted, now)
+            return None
+        return wanted
+
+    def formed(self, answer: FormationResult, now: float) -> None:
+        """Install the result of a formation, if it is worth it."""
+        job = self._job
+        if job is None:
+            return
+        in_force, found = job.rounds.policy, None
+        if answer.number < 0:  # `LinkFailures` numbers its formations below 0
+            found = job.link_failures.formed(answer, in_force)
+        elif job.awareness is not None:
+            found = job.awareness.decide(answer, in_force)
+            if found is not None and not job.link_failures.usable(found):
+                return
+        if found is not None:
+            self.install(found, now)
+
+
+def _wanted(job: Job, now: float) -> Policy | FormationRequest | None:
+    """Return the policy to install or the formation to ask for, if there is one. Failed links come first."""
+    awareness, policy = job.awareness, job.rounds.policy
+    if job.link_failures.due() <= now:
+        estimate = None if awareness is None else awareness.collector.estimate(now)
+        restoring = awareness is None or not awareness.active
+        return job.link_failures.check(policy, workload_of(job.rounds.keys), estimate, restoring=restoring)
+    return None if awareness is None else awareness.poll(policy, job.rounds.keys, now)

@@ -14,16 +14,18 @@ import msgspec
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import ChunkSizes, granted_by
-from netstorm.scheduler.membership.members import Members
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.policies.policy_check import check_policy
-from netstorm.scheduler.replay_log.leases import Leases
-from netstorm.scheduler.replay_log.records import Installed, KeyAdded
-from netstorm.scheduler.replay_log.replay import ReplayedJob
-from netstorm.scheduler.rounds.authority import RoundAuthority
-from netstorm.scheduler.rounds.call_order import CallOrder
-from netstorm.scheduler.rounds.consistency import Consistency, policies_needed, under_way_of
-from netstorm.scheduler.rounds.key_registry import KeyConflict, KeyRegistry
+from netstorm.scheduler.members import Members
+from netstorm.scheduler.policies import check_policy
+from netstorm.scheduler.replay_log import Installed, KeyAdded, Leases, Outbox, ReplayedJob
+from netstorm.scheduler.rounds import (
+    CallOrder,
+    Consistency,
+    KeyConflict,
+    KeyRegistry,
+    RoundAuthority,
+    policies_needed,
+    under_way_of,
+)
 from netstorm.topology.policy import Policy
 
 __all__ = ["JobRounds"]

@@ -19,30 +19,23 @@ from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
+from netstorm.protocol.messages import Member
 from netstorm.pslite.machine import Admission, Admit, Call, Instruction, Refuse, refuse_other_key
 from netstorm.pslite.proofs import SchedulerSecret, proof_for_resume
-from netstorm.scheduler.job import Job
-from netstorm.scheduler.job_lifecycle import JobLifecycle, abort_reason
-from netstorm.scheduler.job_phase import Outcome, Phase
-from netstorm.scheduler.job_policies import FirstPolicy, JobPolicies
-from netstorm.scheduler.job_view import JobView
-from netstorm.scheduler.member_changes import MemberChanges
-from netstorm.scheduler.membership.launched_ranks import LaunchedRanks, RankEnded
-from netstorm.scheduler.membership.member_texts import format_address, list_some
-from netstorm.scheduler.membership.process_registry import ProcessRegistry
-from netstorm.scheduler.membership.refusal import job_full_reason
-from netstorm.scheduler.membership.startup import Startup
-from netstorm.scheduler.observe.snapshot import Snapshot
+from netstorm.scheduler.awareness import FailedLinkRecord, LinkEstimate
+from netstorm.scheduler.job import FirstPolicy, Job, JobLifecycle, JobPolicies, abort_reason
+from netstorm.scheduler.launched_ranks import LaunchedRanks, RankEnded
+from netstorm.scheduler.members import format_address, list_some
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.policies.assumptions import InitialAssumptions
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
-from netstorm.scheduler.replay_log.records import Record
-from netstorm.scheduler.replay_log.replay import ReplayedJob
-from netstorm.scheduler.views.latecomers import with_free_places
+from netstorm.scheduler.policies import Awareness, FormationRequest, FormationResult, InitialAssumptions
+from netstorm.scheduler.rendezvous import Applicant, ProcessRegistry, Refusal, Startup, job_full_reason
+from netstorm.scheduler.replay_log import Outbox, Record, ReplayedJob
+from netstorm.scheduler.snapshot import NodeSnapshot, Outcome, Phase, Snapshot, ViewSnapshot
+from netstorm.scheduler.views import Latecomers, with_free_places
 from netstorm.topology.policy import Policy
 
 __all__ = ["SchedulerMachine"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -477,3 +470,220 @@ def _never_joined(ended: RankEnded) -> str:
     if ended.code == 0:
         text += "; the others wait for it: its script must make a NetStorm group or store, too"
     return text
+
+
+# What observers read of one job: members, status text, snapshots. Nothing here changes the job.
+
+_MOST_ESTIMATED: Final = 24
+"""Nodes of a job whose link estimates are computed for a snapshot: that takes 14 ms of the scheduler's thread
+with 24 nodes, 0.5 s with 128. Of larger jobs people see what nodes reported."""
+
+
+class JobView:
+    """Reads one job, in every phase."""
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        counters: Counters,
+        lifecycle: JobLifecycle,
+        policies: JobPolicies,
+        started_at: float,
+    ) -> None:
+        self._options: Final = options
+        self._counters: Final = counters
+        self._lifecycle: Final = lifecycle
+        self._policies: Final = policies
+        self._started_at: Final = started_at
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The nodes, by rank; empty until all have joined."""
+        job = self._lifecycle.job
+        return () if job is None else job.members.all
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The numbers of the nodes' processes, by rank; empty until all have joined."""
+        job = self._lifecycle.job
+        return () if job is None else job.members.peers
+
+    @property
+    def awareness(self) -> Awareness | None:
+        """What is measured, and what follows from it; None: awareness is off, or nodes are missing."""
+        job = self._lifecycle.job
+        return None if job is None else job.awareness
+
+    @property
+    def failed_links(self) -> tuple[FailedLinkRecord, ...]:
+        """The links that have failed and are not restored."""
+        job = self._lifecycle.job
+        return () if job is None else tuple(job.link_failures.failures.values())
+
+    def status_text(self, now: float = -math.inf) -> str:
+        """Return how the job is doing, in one line; without the time, not who is busy."""
+        lifecycle = self._lifecycle
+        return lifecycle.startup.status_text() if lifecycle.job is None else lifecycle.job.status_text(now)
+
+    def snapshot(self, now: float) -> Snapshot:
+        """Return everything that people and programs may want to know of the job. Cheap."""
+        options, lifecycle, policies = self._options, self._lifecycle, self._policies
+        job, failure, awareness = lifecycle.job, lifecycle.failure, self.awareness
+        return Snapshot(
+            now=now,
+            started_at=self._started_at,
+            job=options.job,
+            release=options.release,
+            num_workers=options.num_workers,
+            phase=lifecycle.phase,
+            text=self.status_text(now) if failure is None else failure.reason,
+            nodes=lifecycle.startup.snapshots() if job is None else self._node_snapshots(job, now),
+            policy=policies.in_force,
+            policy_since=policies.history.since,
+            former=policies.history.former(),
+            keys=0 if job is None else len(job.rounds.keys),
+            key_bytes=0 if job is None else job.rounds.keys.total_bytes,
+            considered="" if awareness is None else awareness.adaptation.reason,
+            links=tuple if job is None else _link_estimates(job, now),
+            counters=self._counters.snapshot(),
+            failed_links=self.failed_links,
+            link_share=policies.link_share,
+            routed=frozenset() if awareness is None else awareness.collector.routed,
+            contended=awareness is not None and awareness.collector.contended,
+            view=None if job is None else _view(job, options),
+        )
+
+    def _node_snapshots(self, job: Job, now: float) -> tuple[NodeSnapshot, ...]:
+        caps = {} if job.awareness is None else job.awareness.collector.access_caps(now)
+        found = []
+        for rank, member in enumerate(job.members.all):
+            if not member.host:
+                continue  # a place that no node has had
+            heard = job.members.liveness.last_sign(rank)
+            egress, ingress = caps.get(rank, (0.0, 0.0))
+            found.append(
+                NodeSnapshot(
+                    member=member,
+                    joined=True,
+                    heard_at=heard.at,
+                    busy_s=job.members.liveness.busy_for(rank, now),
+                    last_event=heard.event,
+                    waiting_for=heard.waiting_for,
+                    finished=rank in job.finished,
+                    left=rank in self._lifecycle.left or not member.port,
+                    silent=job.views is not None and rank in job.views.silent,
+                    reports=job.announcements.reports(rank),
+                    egress=egress,
+                    ingress=ingress,
+                )
+            )
+        return tuple(found)
+
+
+def _view(job: Job, options: SchedulerOptions) -> ViewSnapshot | None:
+    """Return the view of a job that nodes may leave and join."""
+    if job.views is None or options.elastic is None:
+        return None
+    fewest, most = options.elastic
+    return ViewSnapshot(
+        number=job.views.number,
+        fewest=fewest,
+        most=most,
+        silent=job.views.silent,
+        waiting=job.views.waiting_text(),
+        changes=tuple(job.views.events),
+    )
+
+
+def _link_estimates(job: Job, now: float) -> Callable[[], Sequence[LinkEstimate]]:
+    """Return a function that makes the estimates of all links as of now. Any thread may call it."""
+    if job.awareness is None or len(job.members) > _MOST_ESTIMATED:
+        return job.announcements.links(now)
+    estimates = job.awareness.collector.link_estimates(now)
+    return lambda: estimates
+
+
+# Nodes that leave a running job, and those that come later: who is who, and whether the job goes on.
+
+
+class MemberChanges:
+    """The changes of one job's members.
+
+    Attributes:
+        ranks: of the processes that are in the job.
+        latecomers: nodes that have come after the job began, and wait for a place.
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        lifecycle: JobLifecycle,
+        startup: Startup,
+        registry: ProcessRegistry,
+    ) -> None:
+        """Begin without members.
+
+        Args:
+            options: of the job.
+            lifecycle: ends the job if it cannot go on.
+            startup: refuses nodes.
+            registry: the numbers of processes.
+        """
+        self.ranks: Final[dict[Peer, int]] = {}
+        self.latecomers: Final = Latecomers(options)
+        self._lifecycle: Final = lifecycle
+        self._startup: Final = startup
+        self._registry: Final = registry
+
+    def begin(self, job: Job) -> None:
+        """Record who is who when a job begins, or goes on in this process."""
+        for rank, peer in zip(job.members.present, job.members.peers, strict=True):
+            self._record(rank, peer)
+
+    def applicant(self, peer: Peer, join: m.Join, now: float) -> Applicant:
+        """Return a process that asks to join."""
+        return Applicant(
+            peer=peer,
+            incarnation=self._registry.incarnation_of(peer),
+            join=join,
+            heard_at=now,
+            user=self._registry.user_of(peer),
+        )
+
+    def join(self, job: Job, peer: Peer, message: m.Join, now: float) -> None:
+        """Handle that a process asks to join a job that has begun, and that nodes may join."""
+        refusal = self.latecomers.add(self.applicant(peer, message, now), now)
+        if refusal is not None:
+            self._startup.refuse(peer, refusal.reason)
+        self.place_latecomers(job, now)
+
+    def place_latecomers(self, job: Job, now: float) -> None:
+        """Let nodes in that have come after the job began, as far as there are places."""
+        for found in self.latecomers.place(job.members, now):
+            if isinstance(found, Refusal):
+                self._startup.refuse(found.peer, found.reason)
+                continue
+            peer, rank = found.applicant.peer, found.rank
+            if found.replaces:
+                reason = f"another process has come as the node at {found.applicant}"
+                if not self.go_on_without(job, m.PeerGone(rank=rank, kind="lost", reason=reason), now):
+                    return
+            self._record(rank, peer)
+            job.admit_later(rank, peer, found.applicant.member(rank), now)
+
+    def go_on_without(self, job: Job, gone: m.PeerGone, now: float) -> bool:
+        """Go on without a node that is lost or has failed, or end the job. Returns whether it goes on."""
+        end: m.PeerGone | None = gone
+        if gone.rank >= 0 and gone.kind in ("lost", "failed") and job.views is not None:
+            peer = job.members.peer_of(gone.rank)
+            end = job.go_on_without(gone.rank, gone.reason, now)
+            if end is None and peer is not None:
+                del self.ranks[peer]
+                self._lifecycle.departed(peer, self._registry.incarnation_of(peer))
+        if end is not None:
+            self._lifecycle.fail(end, now)
+        return end is None
+
+    def _record(self, rank: int, peer: Peer) -> None:
+        self.ranks[peer] = rank
+        self._registry.pin(peer)

@@ -1,18 +1,37 @@
-"""What nodes report of links: check each report, and keep a rate and a latency for each link. Pure."""
+"""What nodes report of links, checked: a rate and a latency for each link, and caps of shared lines. Pure."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
+import statistics
 from collections import deque
-from typing import Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
 
-from netstorm.protocol.messages import LinkMeasure
-from netstorm.scheduler.awareness.access_caps import AccessCaps
-from netstorm.scheduler.awareness.link_reports import LinkReports, Rate, Rates
-from netstorm.scheduler.awareness.throughput_samples import RATES, Line
-from netstorm.topology.network import LATENCY
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["MeasuredLinks"]
+from netstorm.protocol.messages import LinkMeasure, Measured, ThroughputReport
+from netstorm.topology.network import LATENCY, Bounds
+
+__all__ = [
+    "AccessCaps",
+    "AccessLines",
+    "CapRule",
+    "EndReadings",
+    "MeasuredLinks",
+    "Rates",
+    "Readings",
+    "changed_with",
+    "error_after",
+    "percentile",
+]
+
+
+# What nodes report of links: check each report, and keep a rate and a latency for each link. Pure.
 
 _SHARED: Final = 0.3
 """A link that shared an access line for a smaller part of the time was measured uncontended."""
@@ -154,3 +173,839 @@ def _is_plausible(measure: LinkMeasure) -> bool:
         and (measure.signal == math.inf or abs(measure.signal) <= _MOST_SIGNAL_S)
         and (measure.trip == 0.0 or LATENCY.allow(measure.trip))
     )
+
+
+# Estimate one quantity, and the estimate's error, from noisy readings of it while it may change.
+#
+# The readings since the last change are averaged. Two readings in a row that are off by more than noise
+# explains, both to the same side, are a change, and earlier readings no longer count. A single one may be an
+# outlier and waits for the next. Each error is a fraction of its own reading: 5 with an error of a half is
+# far from 24 with an error of a tenth, though it would not be by a fraction of 24. If readings scatter more
+# than their stated errors, the scatter is the noise.
+#
+# Measured in docs/measurements/changing-networks.md, "What the scheduler knows, and when" (errors of their
+# own readings), and docs/measurements/awareness.md, "Noise changes no policy".
+
+_KEPT: Final = 6
+"""Readings that are averaged, one a second at most: more would hide a slow drift."""
+
+_INDEPENDENT: Final = 0.25
+"""What another reading adds, as a part of what an independent one would: reports are smoothed."""
+
+_CHANGE: Final = 3.0
+"""Standard deviations that noise exceeds once in 370 readings, and twice running once in 270 000."""
+
+_SEEN_CHANGE: Final = 1.0
+"""The same if the reporter has seen the quantity change: its reading rests on little, and is not exact."""
+
+_LEAST_ERROR: Final = 0.02
+"""No reading of a network is more exact, whatever its reporter states."""
+
+_MOST_ERROR: Final = 1.0
+
+_LATE_S: Final = 10.0
+"""After so long without a reading, one is enough for a change: the next may be as late."""
+
+_AGEING: Final = 0.1 / 60
+"""Relative error per second without a reading, since the quantity may have changed."""
+
+
+class Readings:
+    """Readings of one positive quantity. Errors are standard errors, as fractions."""
+
+    __slots__ = ("_at", "_errors", "_steps", "_suspect", "_values", "changed_at", "value", "was")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        """The estimate; 0 before the first reading."""
+        self.changed_at = -math.inf
+        """When a change was last noticed."""
+        self.was = 0.0
+        """The estimate before that; 0: it has not changed."""
+        self._values: deque[float] = deque(maxlen=_KEPT)
+        self._errors: deque[float] = deque(maxlen=_KEPT)
+        self._steps: deque[float] = deque(maxlen=_KEPT)
+        """Logarithms of the ratio of each reading to the one before."""
+        self._suspect = 0.0
+        """The last reading, if it may be an outlier; else 0."""
+        self._at = -math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def add(self, value: float, error: float, now: float, *, jumped: bool = False) -> bool:
+        """Add a reading above 0; return False if it may be an outlier, and waits for the next.
+
+        An error of 0 or less is unknown. `jumped`: the reporter has seen the quantity change.
+        """
+        error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
+        late = self.age(now) > _LATE_S
+        if self._values:
+            self._steps.append(math.log(value / (self._suspect or self._values[-1])))
+            noise = math.hypot(value * max(error, self._scatter()), self.value * self._own_error())
+            if abs(value - self.value) > (_SEEN_CHANGE if jumped else _CHANGE) * noise:
+                agreed = self._suspect and (self._suspect > self.value) == (value > self.value)
+                if not (agreed or late or jumped):
+                    self._suspect = value
+                    return False
+                self.changed_at, self.was = now, self.value
+                self._values.clear()
+                self._errors.clear()
+                if agreed:
+                    self._values.append(self._suspect)
+                    self._errors.append(error)
+        self._suspect = 0.0
+        self._at = now
+        self._values.append(value)
+        self._errors.append(error)
+        self._average()
+        return True
+
+    def at_least(self, value: float, error: float, now: float) -> None:
+        """Add a lower bound: it replaces the estimate if it is higher by more than its error, else it is
+        ignored. It counts as no change of the quantity.
+        """
+        error = min(max(error, _LEAST_ERROR), _MOST_ERROR)
+        if value * (1.0 - error) <= self.value:
+            return
+        for kept in (self._values, self._errors, self._steps):
+            kept.clear()
+        self._suspect, self._at = 0.0, now
+        self._values.append(value)
+        self._errors.append(error)
+        self._average()
+
+    def error(self, now: float) -> float:
+        """Return the standard error of `value`, as a fraction of it."""
+        return error_after(self._own_error(), self.age(now))
+
+    def error_and_time(self) -> tuple[float, float]:
+        """Return the standard error at the time of the last reading that `value` rests on, and that time."""
+        return self._own_error(), self._at
+
+    def age(self, now: float) -> float:
+        """Return the seconds since the last reading that `value` rests on.
+
+        A possible outlier does not count: it may be the first reading after a change.
+        """
+        return max(0.0, now - self._at)
+
+    def _own_error(self) -> float:
+        count = len(self._errors)
+        mean = math.sqrt(count / math.fsum(error**-2 for error in self._errors))
+        return max(mean, self._scatter()) / math.sqrt(1.0 + _INDEPENDENT * (count - 1))
+
+    def _scatter(self) -> float:
+        """Return the standard deviation of readings, by the median of their steps: changes are rare."""
+        if len(self._steps) < 3:
+            return 0.0
+        return 1.4826 * statistics.median(map(abs, self._steps)) / math.sqrt(2.0)
+
+    def _average(self) -> None:
+        weights = [error**-2 for error in self._errors]
+        self.value = math.fsum(v * w for v, w in zip(self._values, weights, strict=True)) / math.fsum(weights)
+
+
+def error_after(error: float, age: float) -> float:
+    """Return a standard error after `age` seconds without a reading."""
+    return min(math.hypot(error, _AGEING * max(0.0, age)), _MOST_ERROR)
+
+
+# What both ends of one link have reported, and whose report counts. Pure.
+
+_ALONE_FOR_S: Final = 30.0
+"""How long the rate of an uncontended link is believed over newer, contended readings that do not change."""
+
+_ALIKE: Final = 1.25
+"""Directions whose rates differ by no more belong to one line and change together
+(docs/measurements/awareness-rules.md, "One rule at a time": way back).
+"""
+
+_LATENCIES: Final = 20
+"""Reports of both ends of which a low percentile is the latency."""
+
+_LATER_S: Final = 2.0
+"""How much newer the target's report must be to count more than the source's kernel: the kernel reports four
+times a second, and is right at once after a change (docs/measurements/changing-networks.md, "What the
+scheduler knows, and when").
+"""
+
+_SILENT_S: Final = 60.0
+"""After so long without a report of the target the source's counts."""
+
+_BELIEVED: Final = 5.0
+"""So many times what the other end has seen one end may report: after a change of the link they agree within
+seconds, and a member that says it has fast links, to attract trees, gets no further."""
+
+_SHARES: Final = 8.0
+"""So many times more if the other end has seen the link beside others alone."""
+
+
+class EndReadings:
+    """The rate of a link, as one of its ends reports it."""
+
+    __slots__ = ("contended", "uncontended")
+
+    def __init__(self) -> None:
+        self.uncontended = Readings()
+        """While other links at the same node were mostly idle."""
+        self.contended = Readings()
+        """While others may have shared an access line."""
+
+    def mark_contended(self) -> None:
+        """Treat all readings so far as contended: others shared a line that was not known yet."""
+        best = self.uncontended if self.uncontended.value >= self.contended.value else self.contended
+        self.uncontended, self.contended = Readings(), best
+
+    def most_believed(self, now: float) -> float:
+        """Return what the other end may report of the link, in bit/s: the more, the older this end's readings
+        are.
+        """
+        believed = (
+            readings.value * factor * max(1.0, readings.age(now) / _SILENT_S)
+            for readings, factor in ((self.uncontended, 1.0), (self.contended, _SHARES))
+            if readings
+        )
+        return _BELIEVED * max(believed, default=math.inf)
+
+    def best(self, now: float) -> Readings | None:
+        """Return the readings that count; None: there are none."""
+        alone, contended = self.uncontended, self.contended
+        if not alone or not contended:
+            return alone or contended or None
+        if alone.age(now) > contended.age(now) + _ALONE_FOR_S or contended.changed_at > now - alone.age(now):
+            return contended
+        return alone
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What is known of a link's rate."""
+
+    readings: Readings
+    contended: tuple[bool, bool]
+    """By its source, and by its target: it was measured under contention, or that end has not reported."""
+    bound: float = math.inf
+    """Bit/s: most that is believed, by what the other end has seen."""
+
+    @property
+    def value(self) -> float:
+        """Bit/s."""
+        return min(self.readings.value, self.bound)
+
+
+Rates: TypeAlias = dict[tuple[int, int], Rate]
+"""Measured rates by (source, target)."""
+
+
+class LinkReports:
+    """All that was reported of one link."""
+
+    __slots__ = ("_latencies", "delivered_at", "latency", "signal", "source", "target", "trip")
+
+    def __init__(self) -> None:
+        self.source = EndReadings()
+        self.target = EndReadings()
+        self.delivered_at = -math.inf
+        """When the source's kernel last reported what TCP has delivered."""
+        self.signal = math.inf
+        """Shortest time of a small message, in s, by the clocks of both ends."""
+        self.trip = 0.0
+        """Shortest round trip that the source's kernel has seen, in s; 0: unknown."""
+        self.latency = -1.0
+        """A low percentile of the last reports, in s; -1: unknown. Higher values include queueing, and the
+        lowest may rest on an outdated rate."""
+        self._latencies: Final[deque[float]] = deque(maxlen=_LATENCIES)
+
+    def reset_rate(self) -> None:
+        """Discard all readings of the rate."""
+        self.source, self.target = EndReadings(), EndReadings()
+
+    def mark_contended(self) -> None:
+        """Treat all readings so far as contended."""
+        for end in (self.source, self.target):
+            end.mark_contended()
+
+    def add_lower_bound(self, end: EndReadings, rate: float, error: float, now: float) -> None:
+        """Add what the link carried, by one end's report, while an access line was the limit."""
+        known = self.rate(now)
+        (end.contended if known is None else known.readings).at_least(rate, error, now)
+
+    def add_latency(self, latency: float) -> None:
+        """Add a reading of the latency, in s."""
+        self._latencies.append(latency)
+        known = percentile((latency for latency in self._latencies if latency > 0.0), 0.25)
+        self.latency = max(self._latencies) if known is None else known
+
+    def rate(self, now: float) -> Rate | None:
+        """Return what is known of the rate.
+
+        The source's kernel comes first, since it sees what TCP delivers; then the target, which sees chunks
+        arrive. If the target no longer reports, the source counts, which learns of arrivals by
+        acknowledgements.
+        """
+        source, target = self.source.best(now), self.target.best(now)
+        readings = source or target
+        if readings is None:
+            return None
+        other = self.target
+        if source and target and target.age(now) <= _SILENT_S:
+            exact = self.delivered_at >= now - target.age(now) - _LATER_S
+            readings, other = (source, self.target) if exact else (target, self.source)
+        return Rate(
+            readings,
+            bound=other.most_believed(now),
+            contended=(
+                source is None or source is self.source.contended,
+                target is None or target is self.target.contended,
+            ),
+        )
+
+
+def changed_with(link: Rate, reverse: Rate, now: float) -> bool:
+    """Return whether a link is expected to have changed with its reverse direction.
+
+    That is so if both were alike, and only the reverse one was measured since: data goes up a tree first, and
+    down seconds later.
+    """
+    if reverse.readings.was == 0.0:
+        return False
+    unseen = link.readings.age(now) > now - reverse.readings.changed_at
+    return unseen and 1 / _ALIKE <= link.value / reverse.readings.was <= _ALIKE
+
+
+def percentile(values: Iterable[float], part: float) -> float | None:
+    """Return the value that this part of all does not exceed; None: there are none."""
+    ordered = sorted(values)
+    return ordered[int(part * (len(ordered) - 1))] if ordered else None
+
+
+# What all links carried in the same half seconds, gathered from the reports of all nodes. Pure.
+#
+# Each node reports what its kernel's TCP has delivered on its outgoing links, by numbered half seconds.
+# Reports come once a second, so a half second stays open for a while, until those of all nodes have arrived.
+
+Line: TypeAlias = tuple[int, int]
+"""One direction of an access line: 0 out of a node, 1 into it; and the node's rank."""
+
+RATES: Final = Bounds(100.0, 1e13, "from 100bit/s to 10Tbit/s")
+"""Plausible measured rates, in bit/s: others are errors, and would spoil every plan."""
+
+_OPEN_S: Final = 2.5
+"""How long a half second waits for the reports of other nodes, which come once a second."""
+
+_MOST_OPEN: Final = 64
+"""Half seconds that may be open at a time: bounds the memory that wrong reports take."""
+
+_RECENT_S: Final = 5.0
+"""Samples older than that no longer explain a rate: a node's estimate rests on chunks of the last seconds."""
+
+
+@dataclass(slots=True)
+class HalfSecond:
+    """What was carried in one half second, as far as it is reported."""
+
+    at: float
+    """Time of the first report."""
+    rates: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Bit/s, by (source, target)."""
+    totals: dict[Line, float] = field(default_factory=dict)
+    """Bit/s, by access line."""
+    saturated: dict[Line, dict[int, float]] = field(default_factory=dict)
+    """Bit/s of the links that had more to send all the time, by access line and the rank at the other end."""
+
+    def add(self, source: int, target: int, rate: float, *, saturated: bool) -> None:
+        """Add what one link carried."""
+        self.rates[source, target] = rate
+        for line, other in (((0, source), target), ((1, target), source)):
+            self.totals[line] = self.totals.get(line, 0.0) + rate
+            if saturated:
+                self.saturated.setdefault(line, {})[other] = rate
+
+
+class ThroughputSamples:
+    """The last half seconds of a job with `size` nodes."""
+
+    def __init__(self, size: int) -> None:
+        self._size: Final = size
+        self._open: Final[dict[int, HalfSecond]] = {}
+        self._closed: Final[deque[HalfSecond]] = deque()
+        self._from = -math.inf
+
+    def record(self, source: int, carried: Iterable[ThroughputReport], now: float) -> int:
+        """Record what the links out of a node have carried; return the number of implausible values."""
+        rejected = 0
+        if now < self._from:
+            return rejected
+        for report in carried:
+            sample = self._open.get(report.number)
+            if sample is None:
+                if len(self._open) >= _MOST_OPEN:
+                    rejected += 1
+                    continue
+                sample = self._open[report.number] = HalfSecond(now)
+            for link in report.links:
+                if not (0 <= link.target < self._size and link.target != source) or not (
+                    0.0 <= link.rate <= RATES.most
+                ):
+                    rejected += 1
+                elif (source, link.target) not in sample.rates:
+                    sample.add(source, link.target, link.rate, saturated=link.backlogged)
+        return rejected
+
+    def close(self, now: float) -> list[HalfSecond]:
+        """Return the half seconds whose time to wait for reports is over."""
+        numbers = [number for number, sample in self._open.items() if now >= sample.at + _OPEN_S]
+        closed = [self._open.pop(number) for number in numbers]
+        self._closed.extend(closed)
+        while self._closed and self._closed[0].at < now - _RECENT_S:
+            self._closed.popleft()
+        return closed
+
+    def recent(self, now: float) -> Iterator[HalfSecond]:
+        """Yield the half seconds of the last few seconds, open ones included."""
+        samples = itertools.chain(self._open.values(), self._closed)
+        return (sample for sample in samples if sample.at >= now - _RECENT_S)
+
+    def restart(self, at: float) -> None:
+        """Discard everything, and what is reported before `at`."""
+        self._from = at
+        self._open.clear()
+        self._closed.clear()
+
+
+# Whether the links at an access line share a cap, and which: from what they carried together. Pure.
+#
+# Behind a shared line the total keeps to a ceiling while the links trade throughput: TCP's flows are never
+# equally fast for long, and what one loses the others gain. So a line has a cap if its total is often near
+# its highest, and what each link carried at these times still differs clearly.
+#
+# The difference has a median of 1 to 3 % of the total where nothing is shared, also while links change, and
+# of 4 to 14 % behind most lines that were the limit. All thresholds: docs/measurements/awareness.md, "Access
+# caps by what all links carry".
+
+_PERCENTILE: Final = 0.9
+"""Of the totals: the ceiling. Higher totals were delivered earlier and acknowledged late."""
+
+_NEAR: Final = 0.05
+"""Totals within that part of the ceiling are at it."""
+
+_LEAST: Final = 6
+"""Least number of half seconds at the ceiling, and of pairs of them."""
+
+_MOST: Final = 40
+"""Half seconds at the ceiling that are compared, the newest ones: bounds the cost of O(N²) pairs."""
+
+_SOON_S: Final = 8.0
+"""Half seconds further apart are not compared, since links change."""
+
+
+class CapRule(NamedTuple):
+    """When a ceiling is a cap."""
+
+    often: float
+    """Least part of the half seconds that are at the ceiling."""
+    traded: float
+    """Least part of the total that links have won or lost between two of them, in the median."""
+
+
+UNCONTENDED: Final = CapRule(0.25, 0.04)
+"""In a network that is not known to be contended: named no cap in four jobs on links that change."""
+
+CONTENDED: Final = CapRule(0.15, 0.03)
+"""In a contended network: named seven of twelve lines in one recorded job."""
+
+
+class LineTotal(NamedTuple):
+    """What a line carried in a half second in which some of its links had more to send."""
+
+    at: float
+    total: float
+    """Bit/s."""
+    rates: dict[int, float]
+    """Bit/s of those links, by the rank at the other end."""
+
+
+def ceiling_of(totals: Iterable[LineTotal], rule: CapRule) -> float:
+    """Return the cap of a line, in bit/s; 0: it has none, or too little is known."""
+    shared = [sample for sample in totals if len(sample.rates) > 1]
+    if len(shared) < _LEAST:
+        return 0.0
+    ceiling = sorted(sample.total for sample in shared)[int(_PERCENTILE * (len(shared) - 1))]
+    near = [sample for sample in shared if abs(sample.total - ceiling) <= _NEAR * ceiling]
+    if len(near) < max(_LEAST, rule.often * len(shared)):
+        return 0.0
+    traded = _traded(near[-_MOST:])
+    if len(traded) < _LEAST or float(np.median(traded)) < rule.traded * ceiling:
+        return 0.0
+    return math.fsum(sample.total for sample in near) / len(near)
+
+
+def _traded(near: list[LineTotal]) -> npt.NDArray[np.float64]:
+    """Return how much links have won or lost between two half seconds, in bit/s, for all pairs of them."""
+    others = sorted({other for sample in near for other in sample.rates})
+    rates = np.array([[sample.rates.get(other, np.nan) for other in others] for sample in near])
+    at = np.array([sample.at for sample in near])
+    first, second = np.triu_indices(len(near), 1)
+    soon = at[second] - at[first] <= _SOON_S
+    differences = np.abs(rates[first[soon]] - rates[second[soon]])
+    known = np.isfinite(differences)
+    traded: npt.NDArray[np.float64] = np.nansum(differences, axis=1)[known.sum(axis=1) > 1] / 2
+    return traded
+
+
+# Which links share access lines, judged by what all links carried in the same half seconds. Pure.
+#
+# Only half seconds count in which links had more to send all the time. Two questions are answered:
+#
+# *Is the network contended?* Links that share nothing carry the same whatever their neighbours carry. So a
+# link's rates in two half seconds are compared if what others carried at one of its ends has changed clearly.
+# This is decided for the network as a whole: a shared line at its other end makes a link unsteady, too. In a
+# contended network, what a link carries beside others does not show what it could carry alone.
+#
+# *Which lines have caps?* See `cap_detection`.
+#
+# Chunks do not show this: behind a line that drops packets they are handed over late and all at once. Only
+# the scheduler knows what enters a node, since it is the sum of what many sources have sent.
+#
+# All thresholds: docs/measurements/awareness.md, "Links that share lines: is a network contended?" and
+# "Access caps by what all links carry", from recorded jobs.
+
+_UNDER_WAY_S: Final = 10.0
+"""How long after a new policy the transfers of the old one still finish."""
+
+_MEMORY_S: Final = 60.0
+
+_COMPARED_S: Final = 5.0
+"""Half seconds further apart are not compared, since links change."""
+
+_OTHERS: Final = 0.2
+"""Part of a line's peak by which what others carried must differ for a comparison."""
+
+_SAME: Final = 0.1
+"""A link whose rates differ by less than that part is steady."""
+
+_MOST_COMPARED: Final = 32
+"""Comparisons per line and half second: bounds the cost with many nodes."""
+
+_ENOUGH: Final = 200
+_ENOUGH_OF_A_LINE: Final = 20
+"""Comparisons below which nothing is concluded."""
+
+_CONTENDED: Final = 0.3
+_UNCONTENDED: Final = 0.36
+"""A network is contended while less than the first part of the comparisons are steady, until more than the
+second are. A line of whose own comparisons more than the first part are steady has no cap.
+"""
+
+_EVERY_S: Final = 2.0
+_FEW: Final = 16
+"""How often lines are examined; with more nodes than that less often, since there are more lines."""
+
+_FULL: Final = 0.7
+"""Part of its cap from which on a line slows its links."""
+
+_HALF_FULL: Final = 0.4
+"""The same in a contended network, of the line's peak, where its cap is unknown."""
+
+_COMPANY: Final = 0.2
+"""Least part of a line's total that other links must carry to slow a link."""
+
+_BEYOND: Final = 1.15
+_BEYOND_TIMES: Final = 3
+"""A line that carried so many times its cap, as often, has another cap, or none."""
+
+
+class _Comparisons(NamedTuple):
+    """Comparisons of link rates at one line between which others carried clearly more or less."""
+
+    at: float
+    number: int
+    steady: int
+
+
+class AccessLines:
+    """All access lines of a job.
+
+    Attributes:
+        contended: what links carry depends on what others carry.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Begin without any knowledge; `size`: the number of nodes."""
+        self.contended = False
+        self._every_s: Final = _EVERY_S * max(1.0, size / _FEW)
+        self._samples: Final = ThroughputSamples(size)
+        self._totals: Final[dict[Line, deque[LineTotal]]] = {}
+        self._peaks: Final[dict[Line, float]] = {}
+        self._comparisons: Final[dict[Line, deque[_Comparisons]]] = {}
+        self._updated: Final[set[Line]] = set()
+        self._examined_at = -math.inf
+
+    def record(self, source: int, carried: Iterable[ThroughputReport], now: float) -> int:
+        """Record what the links out of a node have carried; return the number of implausible values."""
+        return self._samples.record(source, carried, now)
+
+    def reset_line(self, line: Line) -> None:
+        """Discard what is known of a line."""
+        for known in (self._totals, self._peaks, self._comparisons):
+            known.pop(line, None)
+        self._updated.discard(line)
+
+    def reset(self, now: float) -> None:
+        """Discard everything: it was carried beside pairs that turned out to be no links."""
+        self.contended = False
+        self._samples.restart(now + _UNDER_WAY_S)
+        for line in list(self._totals):
+            self.reset_line(line)
+
+    def due(self) -> float:
+        """Return the time of the next `find_caps`."""
+        return self._examined_at + self._every_s
+
+    def find_caps(self, now: float) -> dict[Line, float]:
+        """Return the caps, in bit/s, of lines of which there is something new."""
+        self._examined_at = now
+        for sample in self._samples.close(now):
+            self._add(sample)
+        found = {line: self._recent_comparisons(line, now) for line in list(self._comparisons)}
+        number = sum(line.number for line in found.values())
+        if number >= _ENOUGH:
+            steady = sum(line.steady for line in found.values()) / number
+            self.contended = steady < (_UNCONTENDED if self.contended else _CONTENDED)
+        rule = CONTENDED if self.contended else UNCONTENDED
+        unsteady = [
+            line
+            for line in sorted(self._updated)
+            if (comparisons := found.get(line)) is not None
+            and comparisons.number >= _ENOUGH_OF_A_LINE
+            and comparisons.steady < _CONTENDED * comparisons.number
+        ]
+        self._updated.clear()
+        caps = {line: ceiling_of(self._totals[line], rule) for line in unsteady}
+        return {line: cap for line, cap in caps.items() if cap}
+
+    def upper_bound(self, link: tuple[int, int]) -> float:
+        """Return the most that a (source, target) link can carry, in bit/s.
+
+        In a contended network that is as much as its lines have carried in half a second: TCP's own figure of
+        a moment may be higher.
+        """
+        if not self.contended:
+            return math.inf
+        return min(self._peaks.get((end, rank), math.inf) for end, rank in enumerate(link))
+
+    def may_have_slowed(self, line: Line, cap: float, link: tuple[int, int], now: float) -> bool:
+        """Return whether what others carried on a line may have slowed a link in the last seconds.
+
+        Args:
+            line: at one end of the link.
+            cap: of the line, in bit/s; 0: unknown.
+            link: source and target.
+            now: the time.
+        """
+        if not (cap or self.contended):
+            return False
+        full = _FULL * cap if cap else _HALF_FULL * self._peaks.get(line, 0.0)
+        for sample in self._samples.recent(now):
+            total, own = sample.totals.get(line, 0.0), sample.rates.get(link, 0.0)
+            if own and total >= full and total - own >= _COMPANY * total:
+                return True
+        return False
+
+    def exceeds(self, line: Line, cap: float, now: float) -> bool:
+        """Return whether a line has carried more than this cap allows."""
+        above = sum(sample.totals.get(line, 0.0) > _BEYOND * cap for sample in self._samples.recent(now))
+        return above >= _BEYOND_TIMES
+
+    def _add(self, sample: HalfSecond) -> None:
+        for line, rates in sample.saturated.items():
+            totals = self._totals.setdefault(line, deque())
+            while totals and totals[0].at < sample.at - _MEMORY_S:
+                totals.popleft()
+            newest = LineTotal(sample.at, sample.totals[line], rates)
+            totals.append(newest)
+            self._updated.add(line)
+            self._peaks[line] = peak = max(total.total for total in totals)
+            steady = list(itertools.islice(_compared(totals, newest, peak), _MOST_COMPARED))
+            if steady:
+                self._comparisons.setdefault(line, deque()).append(
+                    _Comparisons(newest.at, len(steady), sum(steady))
+                )
+
+    def _recent_comparisons(self, line: Line, now: float) -> _Comparisons:
+        """Return the sum of the comparisons of the last minute."""
+        kept = self._comparisons[line]
+        while kept and kept[0].at < now - _MEMORY_S:
+            kept.popleft()
+        return _Comparisons(now, sum(one.number for one in kept), sum(one.steady for one in kept))
+
+
+def _compared(totals: deque[LineTotal], newest: LineTotal, peak: float) -> Iterator[bool]:
+    """Yield for each link, and earlier half second with other traffic, if the link carried the same."""
+    for earlier in itertools.islice(reversed(totals), 1, None):
+        if earlier.at < newest.at - _COMPARED_S:
+            return
+        for other, rate in newest.rates.items():
+            before = earlier.rates.get(other, 0.0)
+            if before and abs((newest.total - rate) - (earlier.total - before)) > _OTHERS * peak:
+                yield abs(math.log(rate / before)) < _SAME
+
+
+# Which caps access lines have: by what all links carried at the same time, and by nodes' reports. Pure.
+
+_log = logging.getLogger(__name__)
+
+_BEGINS: Final = 0.85
+_ENDS: Final = 0.95
+"""A cap counts below the first part of what its links could carry together, and until the second: with one
+threshold noise would make caps come and go.
+"""
+
+_BELIEVED_S: Final = 300.0
+"""How long a cap is believed without new readings: a policy may have no links share that line
+(docs/measurements/awareness.md, "Access caps by what all links carry").
+"""
+
+_REPORT_WINDOW_S: Final = 60.0
+"""Nodes' reports of their access lines rest on that much of the past (`pslite.measurement.access_line`)."""
+
+
+class _Cap:
+    """The cap of one direction of a node's access line."""
+
+    __slots__ = ("counts", "detected", "readings")
+
+    def __init__(self) -> None:
+        self.readings = Readings()
+        self.counts = False
+        """Policies are planned with it."""
+        self.detected = False
+        """Links were seen to share it, whatever its node reports."""
+
+    def clear(self) -> None:
+        """Forget the cap."""
+        self.readings, self.detected = Readings(), False
+
+    def known(self, now: float) -> float:
+        """Return the cap, in bit/s; 0: unknown."""
+        return self.readings.value if self.readings and self.readings.age(now) <= _BELIEVED_S else 0.0
+
+    def shared(self, now: float) -> float:
+        """Return the cap that links were seen to share, in bit/s; 0: none."""
+        return self.known(now) if self.detected else 0.0
+
+
+class AccessCaps:
+    """The caps of all access lines of a job."""
+
+    def __init__(self, size: int) -> None:
+        """Begin without any cap; `size`: the number of nodes."""
+        self._size: Final = size
+        self._lines: Final = AccessLines(size)
+        self._caps: Final[dict[Line, _Cap]] = {(end, rank): _Cap() for end in (0, 1) for rank in range(size)}
+        self._reports_from = -math.inf
+        """From when on nodes' reports are about links alone."""
+
+    @property
+    def contended(self) -> bool:
+        """Whether links carry less beside others: they share lines, known or unknown."""
+        return self._lines.contended
+
+    def record(self, rank: int, report: Measured, now: float) -> int:
+        """Record what a node's links have carried, and its caps; return how many values are implausible."""
+        refused = self._lines.record(rank, report.throughput, now)
+        for end, value in enumerate((report.egress, report.ingress)):
+            cap = self._caps[end, rank]
+            if value == 0.0 or now < self._reports_from or self.contended or cap.shared(now):
+                continue
+            if value == math.inf:
+                cap.clear()
+            elif RATES.allow(value):
+                cap.readings.add(value, 0.0, now)
+            else:
+                refused += 1
+        return refused
+
+    def find_shared(self, now: float) -> list[Line]:
+        """Find out which links share lines; return the lines of which that is new."""
+        if now < self._lines.due():
+            return []
+        for line, cap in self._caps.items():
+            shared = cap.shared(now)
+            if shared and self._lines.exceeds(line, shared, now):
+                cap.clear()
+                self._lines.reset_line(line)
+        contended = self.contended
+        new = []
+        for line, value in self._lines.find_caps(now).items():
+            cap = self._caps[line]
+            if not RATES.allow(value):
+                continue
+            if not cap.shared(now):
+                cap.readings, cap.detected = Readings(), True
+                new.append(line)
+            cap.readings.add(value, 0.0, now)
+        if self.contended == contended:
+            return new
+        _log.info("the network is %s contended", "now" if self.contended else "no longer")
+        if not self.contended:
+            return new
+        for cap in self._caps.values():
+            if not cap.detected:  # nodes judge by their chunks, often wrongly under contention
+                cap.clear()
+        return list(self._caps)
+
+    def reset(self, now: float) -> None:
+        """Discard everything: it was measured beside pairs that turned out to be no links."""
+        self._lines.reset(now)
+        for cap in self._caps.values():
+            cap.clear()
+        self._reports_from = now + _REPORT_WINDOW_S
+
+    def upper_bound(self, pair: tuple[int, int]) -> float:
+        """Return the most that a (source, target) link can carry, in bit/s, as far as its lines show."""
+        return self._lines.upper_bound(pair)
+
+    def may_have_slowed(self, pair: tuple[int, int], now: float) -> bool:
+        """Return whether what others carried may have slowed a (source, target) link in the last seconds."""
+        return any(
+            self._lines.may_have_slowed((end, rank), self._caps[end, rank].shared(now), pair, now)
+            for end, rank in enumerate(pair)
+        )
+
+    def contention_known(self, line: Line, now: float) -> bool:
+        """Return whether it is known when a line slows its links, so that at other times it does not."""
+        return self.contended or self._caps[line].shared(now) > 0.0
+
+    def known(self, now: float) -> dict[int, tuple[float, float]]:
+        """Return the known caps out of and into each rank, in bit/s; 0: unknown."""
+        return {
+            rank: (self._caps[0, rank].known(now), self._caps[1, rank].known(now))
+            for rank in range(self._size)
+        }
+
+    def counting(self, end: int, rates: Rates, now: float) -> dict[int, float]:
+        """Return the caps to plan with, in bit/s by rank; `end`: 0 for egress, 1 for ingress."""
+        caps = {}
+        for rank in range(self._size):
+            cap = self._caps[end, rank]
+            if not cap.readings:  # as of most nodes
+                cap.counts = False
+                continue
+            pairs = (((rank, other), (other, rank))[end] for other in range(self._size))
+            links = [rate for pair in pairs if (rate := rates.get(pair)) is not None]
+            together = sum(link.value for link in links)
+            limit = _ENDS if cap.counts else _BEGINS
+            cap.counts = len(links) > 1 and 0.0 < cap.known(now) < limit * together
+            if cap.counts:
+                caps[rank] = cap.readings.value
+        return caps
+
+    def counts(self, line: Line) -> bool:
+        """Return whether policies are planned with a cap of this line."""
+        return self._caps[line].counts
+
+    def error(self, now: float) -> float:
+        """Return the largest standard error of the caps that count, as a fraction."""
+        return max((cap.readings.error(now) for cap in self._caps.values() if cap.counts), default=0.0)

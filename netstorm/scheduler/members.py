@@ -1,19 +1,41 @@
-"""The nodes of a job that has begun: their addresses, their liveness, and sending to them."""
+"""The nodes of a job that has begun: their addresses, whether they are alive, their barriers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from netstorm.addresses import host_port
+from netstorm.errors import ProtocolViolation, UsageError
+from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
-from netstorm.protocol.messages import Member, Message
+from netstorm.protocol.messages import Member, Message, PeerGone
 from netstorm.pslite.machine import Inquire
-from netstorm.scheduler.membership.liveness import Liveness
-from netstorm.scheduler.membership.member_texts import describe_member
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.outbox import Outbox
+from netstorm.scheduler.replay_log import BarrierArrival, Outbox, ReplayedJob
+from netstorm.scheduler.rounds import StateServer
 
-__all__ = ["Members"]
+__all__ = [
+    "REMIND_EVERY_S",
+    "BarrierCount",
+    "Barriers",
+    "EndedProcesses",
+    "LastSign",
+    "LocalSteps",
+    "Members",
+    "Suspicion",
+    "busy_text",
+    "describe_member",
+    "format_address",
+    "list_some",
+]
+
+
+# The nodes of a job that has begun: their addresses, their liveness, and sending to them.
 
 
 class Members:
@@ -96,3 +118,636 @@ class Members:
 
     def _replace(self, rank: int, member: Member) -> None:
         self.all = (*self.all[:rank], member, *self.all[rank + 1 :])
+
+
+# Which members are alive: heartbeats, suspicions, and the last sign of life of each rank.
+#
+# Three findings have three time-outs. A process is *dead* if its connection has ended, and no process listens
+# at its address: that is certain at once (`EndedProcesses`). It is *cut off* if nothing comes from it for a
+# heartbeat time-out, and the kernel of its machine does not acknowledge either. If that does, it is *busy*:
+# it is stopped, or other code keeps its interpreter lock. Then it is lost after NETSTORM_WAIT_TIMEOUT.
+
+_log = logging.getLogger(__name__)
+
+_PROOF_BEATS: Final = 2
+"""Heartbeats after a suspicion that prove its target alive: one may have been on its way before."""
+
+_MISSED_BEATS: Final = 3
+"""Heartbeat intervals without any message after which a rank does not run, for whatever reason."""
+
+_VALID_BEATS: Final = 2
+"""Heartbeat intervals for which it holds that a rank is busy; the scheduler asks once an interval."""
+
+
+def busy_text(name: str, seconds: float) -> str:
+    """Return that a process is busy, for a person."""
+    return f"{name}: alive, but its Python has not run for {seconds:.0f} s"
+
+
+@dataclass(slots=True)
+class LastSign:
+    """The last sign of life of one rank."""
+
+    at: float
+    """When any message came from it."""
+    event: str
+    """Its last message that means something to a person."""
+    event_at: float
+    waiting_for: str = ""
+    """What it waits for, by its last heartbeat; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A rank that gave up reaching another one after NETSTORM_LINK_TIMEOUT."""
+
+    by: int
+    rank: int
+    reason: str
+    since: float
+
+
+class Liveness:
+    """Watches the members of a running job.
+
+    Attributes:
+        ended: signs that members' processes have ended.
+    """
+
+    def __init__(self, members: Sequence[Member], options: SchedulerOptions, now: float) -> None:
+        # An elastic job goes on without the process, so it need not wait for the reason.
+        self.ended: Final = EndedProcesses(0.0 if options.elastic else options.last_word_s)
+        self._members: Final = list(members)
+        self._interval_s: Final = options.heartbeat_interval_s
+        self._timeout_s: Final = options.heartbeat_timeout_s
+        self._wait_timeout_s: Final = options.wait_timeout_s
+        self._proof_s: Final = min(_PROOF_BEATS * options.heartbeat_interval_s, options.link_timeout_s)
+        self._last: Final = [LastSign(now, "it joined", now) for _ in members]
+        self._watched: Final = {member.rank for member in members if member.port}
+        self._suspicions: dict[tuple[int, int], Suspicion] = {}
+        self._busy: Final[dict[int, float]] = {}
+        """By rank that was found to be busy: when it was found last."""
+        self._warn_after_s: Final[dict[int, float]] = {}
+        """By rank that is busy: how long it must be so for the next warning."""
+        self._ask_after_s: Final = max(self._timeout_s - self._interval_s, self._timeout_s / 2)
+        self._next_check = now + self._ask_after_s
+
+    def heard(self, rank: int, now: float, event: str | None = None) -> None:
+        """Record a sign of life. `event`: what the message said, if that means something to a person."""
+        last = self._last[rank]
+        if self._suspicions and not self.runs(rank, now):
+            self._restart_suspicions(rank, now)
+        last.at = now
+        self.ended.heard(rank)
+        if rank in self._busy:
+            del self._busy[rank]
+            if self._warn_after_s.pop(rank, 0.0):
+                _log.warning("%s runs again", describe_member(self._members[rank]))
+        if event is not None:
+            last.event, last.event_at = event, now
+
+    def waiting_for(self, rank: int, text: str) -> None:
+        """Record what a rank says that it waits for; empty: nothing."""
+        self._last[rank].waiting_for = text
+
+    def suspect(self, by: int, rank: int, reason: str, now: float) -> bool:
+        """Record that a rank cannot reach another one; return whether it did not say so before."""
+        since = max(now, self._last[rank].at)  # later than now: the time that a restart grants
+        is_new = (by, rank) not in self._suspicions
+        self._suspicions.setdefault((by, rank), Suspicion(by, rank, reason, since))
+        self._next_check = now
+        return is_new
+
+    def watch(self, member: Member, now: float) -> None:
+        """Expect heartbeats of a node at a place that was free."""
+        self._members[member.rank] = member
+        self._last[member.rank] = LastSign(now, "it joined", now)
+        self._watched.add(member.rank)
+        self._next_check = min(self._next_check, now + self._ask_after_s)
+
+    def stop_watching(self, rank: int) -> None:
+        """Expect no heartbeat of a rank any more."""
+        self._watched.discard(rank)
+        self.ended.heard(rank)
+        self._busy.pop(rank, None)
+        self._warn_after_s.pop(rank, None)
+        for pair in [pair for pair in self._suspicions if rank in pair]:
+            del self._suspicions[pair]
+
+    def busy(self, rank: int, now: float) -> None:
+        """Record that the kernel of a silent rank's machine acknowledges."""
+        self._busy[rank] = now
+
+    def busy_for(self, rank: int, now: float) -> float:
+        """Return for how long a rank has been busy; 0: it is not, or for less than a heartbeat time-out."""
+        silence = now - self._last[rank].at
+        return silence if silence >= self._timeout_s and rank in self._busy else 0.0
+
+    def busy_texts(self, now: float) -> list[str]:
+        """Return what is to be said of the ranks that are busy."""
+        return [
+            busy_text(describe_member(self._members[rank]), seconds)
+            for rank in sorted(self._busy)
+            if (seconds := self.busy_for(rank, now))
+        ]
+
+    def take_warnings(self, now: float) -> list[str]:
+        """Return what is to be said of the ranks that have been busy for long: after a heartbeat time-out,
+        twice as long, and so on.
+        """
+        due = [
+            (rank, seconds)
+            for rank in sorted(self._busy)
+            if (seconds := self.busy_for(rank, now)) >= self._warn_after_s.get(rank, self._timeout_s) > 0
+        ]
+        for rank, seconds in due:
+            self._warn_after_s[rank] = 2 * seconds
+        return [busy_text(describe_member(self._members[rank]), seconds) for rank, seconds in due]
+
+    def overdue(self, now: float) -> list[int]:
+        """Return the ranks whose heartbeats are overdue: it is time to find out whether they are busy."""
+        return [rank for rank in self._watched if now - self._last[rank].at >= self._ask_after_s]
+
+    def runs(self, rank: int, now: float) -> bool:
+        """Return whether a rank has sent something lately."""
+        return now - self._last[rank].at < _MISSED_BEATS * self._interval_s
+
+    def next_check(self) -> float:
+        """Return when `check` or `overdue` may find something new."""
+        return min(self._next_check, self.ended.next_due())
+
+    def silent(self, now: float) -> list[int]:
+        """Return the watched ranks that have missed their heartbeats, the longest silent one first."""
+        found = [rank for rank in self._watched if now - self._last[rank].at >= self._timeout_s]
+        return sorted(found, key=lambda rank: (self._last[rank].at, rank))
+
+    def check(self, now: float) -> PeerGone | None:
+        """Return which ranks are lost, if there are any."""
+        ended = self.ended.take(now)
+        if ended is not None:
+            rank, reason = ended
+            text = f"{describe_member(self._members[rank])} is lost: {reason}; {self.last_heard(rank, now)}"
+            return PeerGone(rank=rank, kind="lost", reason=text)
+        if now < self._next_check:
+            return None
+        oldest = min((self._last[rank].at for rank in self._watched), default=math.inf)
+        due = [at for at in (oldest + self._ask_after_s, oldest + self._timeout_s) if at > now]
+        self._next_check = due[0] if len(due) == 2 else min([now + self._interval_s, *due])
+        if self._suspicions:
+            self._next_check = min(self._next_check, now + self._interval_s)
+        silent = [rank for rank in self.silent(now) if not self._may_be_longer(rank, now)]
+        if not silent:
+            return None
+        self._next_check = now  # the others may be next, if the job goes on without the first
+        return self._ranks_lost(silent, now)
+
+    def pop_link_failures(self) -> list[Suspicion]:
+        """Return the suspicions whose targets have proved alive, and forget them: their links have failed."""
+        found = [
+            suspicion
+            for suspicion in self._suspicions.values()
+            if self._last[suspicion.rank].at - suspicion.since >= self._proof_s
+        ]
+        for suspicion in found:
+            del self._suspicions[suspicion.by, suspicion.rank]
+        return found
+
+    def withdraw(self, by: int, rank: int) -> None:
+        """Forget a suspicion: the rank can reach the other one again."""
+        self._suspicions.pop((by, rank), None)
+
+    def last_heard(self, rank: int, now: float) -> str:
+        """Return "last heard: round 12 of key 'fc1', 10.2 s ago", and what the rank then waited for."""
+        last = self._last[rank]
+        waiting = f"; it was waiting: {last.waiting_for}" if last.waiting_for else ""
+        return f"last heard: {last.event}, {now - last.event_at:.1f} s ago{waiting}"
+
+    def last_sign(self, rank: int) -> LastSign:
+        """Return the last sign of life of a rank. It changes with the next one: copy what you keep."""
+        return self._last[rank]
+
+    def waiting_texts(self) -> list[str]:
+        """Return what each waiting rank waits for, as it says."""
+        return [
+            f"rank {rank}: {last.waiting_for}" for rank, last in enumerate(self._last) if last.waiting_for
+        ]
+
+    def _may_be_longer(self, rank: int, now: float) -> bool:
+        """Return whether a silent rank is busy, and may be for longer."""
+        found_at = self._busy.get(rank, -math.inf)
+        within = now - self._last[rank].at < self._wait_timeout_s
+        return within and now - found_at <= _VALID_BEATS * self._interval_s
+
+    def _restart_suspicions(self, rank: int, now: float) -> None:
+        """A rank goes on after it was silent: what it says from now on proves that its links are broken."""
+        for pair, suspicion in self._suspicions.items():
+            if pair[1] == rank:
+                self._suspicions[pair] = dataclasses.replace(suspicion, since=max(suspicion.since, now))
+
+    def _ranks_lost(self, silent: list[int], now: float) -> PeerGone:
+        first, others = silent[0], silent[1:]
+        silence = now - self._last[first].at
+        name = describe_member(self._members[first])
+        if silence >= self._wait_timeout_s and self.busy_for(first, now):
+            text = f"{busy_text(name, silence)} (NETSTORM_WAIT_TIMEOUT); {self.last_heard(first, now)}"
+        else:
+            text = f"{name} is lost: no heartbeat for {silence:.1f} s; {self.last_heard(first, now)}"
+        if others:
+            text += "; also lost: " + list_some(describe_member(self._members[rank]) for rank in others)
+        suspicions = [
+            f"rank {suspicion.by} says: {suspicion.reason}"
+            for suspicion in self._suspicions.values()
+            if suspicion.rank == first
+        ]
+        if suspicions:
+            text += "; " + list_some(suspicions)
+        return PeerGone(rank=first, kind="lost", reason=text)
+
+    def link_lost(self, suspicion: Suspicion, now: float, *, lost: int) -> PeerGone:
+        """Return the message that the job cannot go on without a link that has failed, or without rank `lost`
+        if nodes may leave it.
+        """
+        by = describe_member(self._members[suspicion.by])
+        target = describe_member(self._members[suspicion.rank])
+        alive = now - self._last[suspicion.rank].at
+        return PeerGone(
+            rank=lost,
+            kind="lost",
+            reason=(
+                f"the link from {by} to {target} cannot be re-established ({suspicion.reason}); both nodes "
+                f"are alive (rank {suspicion.rank} was heard {alive:.1f} s ago), and without that link there "
+                "is no way from each node to each other one: check the network and firewalls between the "
+                "two"
+            ),
+        )
+
+
+# Members whose processes have certainly ended: they need not be silent for long to be lost. Pure.
+#
+# Two signs together are certain: the member's own connection to the scheduler is gone, and no process listens
+# at its address, as another member says who tried to connect, or the scheduler itself found.
+
+
+class EndedProcesses:
+    """The signs that processes of one job have ended."""
+
+    def __init__(self, last_word_s: float) -> None:
+        """Begin without any. `last_word_s`: how long a process that has ended is not lost yet, since somebody
+        may still say why.
+        """
+        self._last_word_s: Final = last_word_s
+        self._refused: Final[dict[int, str]] = {}
+        """By rank at whose address no process listens: who says so."""
+        self._disconnected: Final[set[int]] = set()
+        """Ranks whose connection to the scheduler is gone."""
+        self._lost_at: Final[dict[int, float]] = {}
+        """By rank of which there are both signs."""
+
+    def heard(self, rank: int) -> None:
+        """Record a sign of life, or that the rank is not watched any more."""
+        if self._disconnected or self._refused:
+            self._disconnected.discard(rank)
+            self._refused.pop(rank, None)
+            self._lost_at.pop(rank, None)
+
+    def refused(self, rank: int, text: str, now: float) -> None:
+        """Record that no process listens at a rank's address, and who says so."""
+        self._refused[rank] = text
+        self._judge(rank, now)
+
+    def disconnected(self, rank: int, now: float) -> None:
+        """Record that a rank's connection to the scheduler is gone."""
+        self._disconnected.add(rank)
+        self._judge(rank, now)
+
+    def next_due(self) -> float:
+        """Return when `take` has something to return."""
+        return min(self._lost_at.values(), default=math.inf)
+
+    def take(self, now: float) -> tuple[int, str] | None:
+        """Return a rank that has ended, and why that is certain, for a person. It is forgotten."""
+        for rank, lost_at in self._lost_at.items():
+            if now >= lost_at:
+                text = f"its process has ended: its connections have ended, and {self._refused[rank]}"
+                self.heard(rank)
+                return rank, text
+        return None
+
+    def _judge(self, rank: int, now: float) -> None:
+        if rank in self._disconnected and rank in self._refused:
+            self._lost_at.setdefault(rank, now + self._last_word_s)
+
+
+# How nodes are named in texts for people: addresses, ranks, lists.
+
+_LISTED: Final = 32
+"""Most nodes that one text names."""
+
+
+def format_address(host: str, port: int, site: str) -> str:
+    """Return "host:port, site"."""
+    address = host_port(host, port)
+    return f"{address}, {site}" if site else address
+
+
+def describe_member(member: Member) -> str:
+    """Return "rank 2 (10.0.0.7:4242, denver)"."""
+    return f"rank {member.rank} ({format_address(member.host, member.port, member.site)})"
+
+
+def list_some(names: Iterable[str]) -> str:
+    """Join names with commas; of very many, only the first."""
+    every = list(names)
+    more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
+    return ", ".join(every[:_LISTED]) + more
+
+
+# The barriers of a job: who is told that one is reached, or for whom it waits, and who waits in vain.
+
+REMIND_EVERY_S: Final = 3.0
+"""How often waiting nodes are told for whom they wait."""
+
+
+class Barriers:
+    """The barriers of one job. A method that finds that the job cannot go on returns the reason."""
+
+    def __init__(
+        self, members: Members, finished: Collection[int], options: SchedulerOptions, outbox: Outbox
+    ) -> None:
+        """Begin before the first barrier.
+
+        Args:
+            members: the nodes.
+            finished: ranks that come to no more barriers; the caller adds to it.
+            options: say whether others wait for these ranks.
+            outbox: takes messages and log records.
+        """
+        self._members: Final = members
+        self._finished: Final = finished
+        self._options: Final = options
+        self._outbox: Final = outbox
+        self._count: Final = BarrierCount(len(members))
+        for rank in set(range(len(members))) - set(members.present):
+            self._count.exclude(rank)
+
+    def restore(self, replayed: ReplayedJob, now: float) -> None:
+        """Go on where another process stopped."""
+        for rank in replayed.finished if self._options.joins else ():
+            self._count.exclude(rank)
+        absent = [member.rank for member in replayed.members if not member.port]
+        for rank in (*absent, *replayed.policies[replayed.version].silent):
+            self._count.exclude(rank)
+        self._count.restore(replayed.barriers, now)
+
+    def arrive(self, rank: int, number: int, now: float) -> m.PeerGone | None:
+        """Handle a node's arrival at a barrier.
+
+        Raises:
+            ProtocolViolation: it is not the node's next barrier.
+        """
+        self._members.liveness.heard(rank, now, f"it came to barrier {number}")
+        reached = self._count.arrive(rank, number, now)
+        self._outbox.record(BarrierArrival(rank=rank, number=number))
+        self._send_reached(reached)
+        if number not in reached and self._count.is_reached(number):  # the others were there before it
+            self._members.send([rank], m.BarrierReached(number=number))
+        return self._in_vain()
+
+    def arrive_again(self, rank: int, number: int, now: float) -> m.PeerGone | None:
+        """Handle a node that says again that it waits at a barrier: its message or the answer may be lost.
+
+        Raises:
+            ProtocolViolation: it has not arrived there before, and it is not its next barrier.
+        """
+        if self._count.is_reached(number):
+            self._members.send([rank], m.BarrierReached(number=number))
+        elif not self._count.has_arrived(rank, number):
+            return self.arrive(rank, number, now)
+        return None
+
+    @property
+    def reached(self) -> int:
+        """How many barriers have been reached."""
+        return self._count.oldest
+
+    def without(self, rank: int) -> m.PeerGone | None:
+        """Wait for a rank that has left at no barrier, nor for another process that has its place."""
+        self._send_reached(self._count.remove(rank))
+        return self._in_vain()
+
+    def with_rank(self, rank: int) -> None:
+        """Wait for a rank that has joined, from the next barrier on."""
+        self._count.include(rank)
+
+    def finish(self, rank: int) -> m.PeerGone | None:
+        """Handle a node that has just finished, and comes to no more barriers."""
+        if self._options.joins:
+            self._send_reached(self._count.exclude(rank))
+        return self._in_vain()
+
+    def remind(self, now: float) -> m.PeerGone | None:
+        """Tell waiting nodes for whom they wait."""
+        missing = self._count.missing()
+        waited, limit = now - self._count.since, self._options.wait_timeout_s
+        if not missing or waited < REMIND_EVERY_S:
+            return None
+        nodes = len(self._members.present)
+        text = f"barrier {self._count.oldest}: waiting for {len(missing)} of {nodes} nodes: " + list_some(
+            self._members.describe(rank) for rank in missing
+        )
+        if self._options.joins:
+            text += (
+                "; with NETSTORM_UNEVEN=join a rank contributes zeros when its script has ended, not while "
+                "it waits at a barrier: those may wait for its pushes"
+            )
+        if waited >= limit:
+            reason = f"waited {limit:g} s (NETSTORM_WAIT_TIMEOUT) at {text}"
+            return m.PeerGone(rank=-1, kind="timeout", reason=reason)
+        _log.info("%s", text)
+        self._members.send(self._count.waiting(), m.Waiting(text=text))
+        return None
+
+    def _send_reached(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            arrived = [rank for rank in self._members.present if self._count.has_arrived(rank, number)]
+            self._members.send(arrived, m.BarrierReached(number=number))
+
+    def _in_vain(self) -> m.PeerGone | None:
+        """Return why nodes wait in vain, if they wait for a rank that has finished."""
+        never = self._count.never_coming(self._finished)
+        if not never:
+            return None
+        reason = (
+            f"{_ranks(self._count.waiting())} waits at barrier {self._count.oldest}, but "
+            f"{_ranks(never)} has finished without coming to it: every rank must come to every barrier"
+        )
+        return m.PeerGone(rank=-1, kind="disagreement", reason=reason)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "each of ranks ") + list_some(map(str, ranks))
+
+
+# Counting arrivals at barriers: the n-th barrier of every rank is the same one.
+
+_OUTSTANDING: Final = 64
+"""Barriers at which a rank may arrive before the first is reached. A thread blocks at each, so only a process
+with many threads has several."""
+
+
+class BarrierCount:
+    """At how many barriers each rank has arrived."""
+
+    def __init__(self, ranks: int) -> None:
+        self._arrivals: Final = [0] * ranks
+        self._reached = 0
+        self._excluded: Final[set[int]] = set()
+        self._late: Final[dict[int, int]] = {}
+        """By rank that joined later: the barrier from which on it is waited for."""
+        self._since: dict[int, float] = {}
+        """By barrier that is not reached: when the first rank arrived."""
+
+    @property
+    def oldest(self) -> int:
+        """Number of the first barrier that is not reached."""
+        return self._reached
+
+    @property
+    def since(self) -> float:
+        """When the first rank arrived at the oldest barrier; inf if none has."""
+        return self._since.get(self._reached, math.inf)
+
+    def arrive(self, rank: int, number: int, now: float) -> list[int]:
+        """Record that a rank has arrived at barrier `number`. Returns the barriers that are reached by it.
+
+        A rank that is not waited for, since it has joined later, may begin with any barrier, and be behind.
+
+        Raises:
+            ProtocolViolation: a barrier out of order, or far too many.
+        """
+        if rank in self._excluded:
+            self._arrivals[rank] = max(self._arrivals[rank], number)
+        if 0 <= number < self._late.get(rank, 0):  # it was behind when it was included
+            return []
+        if number != self._arrivals[rank] or number >= self._reached + _OUTSTANDING:
+            raise ProtocolViolation(
+                f"rank {rank} comes to barrier {number}; its next one is {self._arrivals[rank]}, and at most "
+                f"{_OUTSTANDING} may be outstanding"
+            )
+        self._arrivals[rank] += 1
+        if number < self._reached:
+            return []
+        self._since.setdefault(number, now)
+        return self._advance()
+
+    def restore(self, arrivals: Sequence[int], now: float) -> None:
+        """Go on where another process stopped. `arrivals`: by rank, at how many barriers it had arrived.
+
+        Raises:
+            UsageError: more are outstanding than can be.
+        """
+        self._arrivals[:] = arrivals
+        waited_for = [count for rank, count in enumerate(arrivals) if rank not in self._excluded]
+        self._reached = min(waited_for, default=max(arrivals))
+        if max(arrivals) > self._reached + _OUTSTANDING:
+            raise UsageError(
+                f"a rank has arrived at {max(arrivals)} barriers, another one at {self._reached}: at most "
+                f"{_OUTSTANDING} may be outstanding; remove the log to begin anew"
+            )
+        for number in range(self._reached, max(arrivals)):
+            self._since.setdefault(number, now)
+        self._advance()
+
+    def is_reached(self, number: int) -> bool:
+        """Return whether all ranks have arrived at a barrier."""
+        return number < self._reached
+
+    def exclude(self, rank: int) -> list[int]:
+        """Wait for a rank at no barrier any more. Returns the barriers that are reached by it."""
+        self._excluded.add(rank)
+        return self._advance()
+
+    def remove(self, rank: int) -> list[int]:
+        """Do as `exclude` says, and forget where the rank is: another process may have its place."""
+        self._arrivals[rank] = 0
+        self._late.pop(rank, None)
+        return self.exclude(rank)
+
+    def include(self, rank: int) -> None:
+        """Wait for a rank, which has joined late, from the oldest barrier that is not reached on."""
+        self._excluded.discard(rank)
+        self._arrivals[rank] = self._late[rank] = max(self._arrivals[rank], self._reached)
+
+    def _advance(self) -> list[int]:
+        reached = []
+        while self._since and not self.missing():
+            reached.append(self._reached)
+            del self._since[self._reached]
+            self._reached += 1
+        return reached
+
+    def has_arrived(self, rank: int, number: int) -> bool:
+        """Return whether a rank has arrived at barrier `number`. An excluded rank need not have."""
+        return self._arrivals[rank] > number
+
+    def waiting(self) -> list[int]:
+        """Return the ranks that wait at the oldest barrier."""
+        return [rank for rank, arrivals in enumerate(self._arrivals) if arrivals > self._reached]
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not arrived at the oldest barrier; none if no rank waits at it."""
+        if not self._since:
+            return []
+        return [
+            rank
+            for rank, arrivals in enumerate(self._arrivals)
+            if arrivals <= self._reached and rank not in self._excluded
+        ]
+
+    def never_coming(self, finished: Iterable[int]) -> list[int]:
+        """Return the `finished` ranks that others wait for at the oldest barrier, in vain."""
+        return sorted(set(self.missing()).intersection(finished))
+
+
+# The state server of a job among its messages: who reports, and who is told how many steps to take.
+
+
+class LocalSteps:
+    """The local steps of one job's nodes; see `StateServer`."""
+
+    def __init__(
+        self, members: Members, finished: Collection[int], silent: Callable[[], Collection[int]]
+    ) -> None:
+        """Begin without reports.
+
+        Args:
+            members: the nodes.
+            finished: ranks that report no more; the caller adds to it.
+            silent: returns the ranks that have joined later, and whose values do not count yet.
+        """
+        self._members: Final = members
+        self._finished: Final = finished
+        self._silent: Final = silent
+        self._server: Final = StateServer()
+
+    def report(self, rank: int, message: m.StepTimes, now: float) -> None:
+        """Handle a node's report.
+
+        Raises:
+            ProtocolViolation: no correct node reports that.
+        """
+        self._members.liveness.heard(rank, now, f"it took the local steps of round {message.round}")
+        for grant in self._server.report(rank, message, self._expected(), now):
+            self._send(message.training, *grant)
+
+    def members_changed(self) -> None:
+        """Wait no more for ranks that have left or finished, and wait for those that have caught up."""
+        for training, grant in self._server.members_changed(self._expected(), self._members.present):
+            self._send(training, *grant)
+
+    def _expected(self) -> list[int]:
+        left_out = {*self._finished, *self._silent()}
+        return [rank for rank in self._members.present if rank not in left_out]
+
+    def _send(self, training: int, rank: int, round: int, steps: int) -> None:
+        self._members.send([rank], m.StepsGranted(training=training, round=round, steps=steps))

@@ -1,22 +1,51 @@
-"""The scheduler's control loop: reports in, requests to form policies and their results, new policies out."""
+"""When a policy is formed, how it is judged, and whether it is taken. Pure."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+import random
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from netstorm.protocol.messages import Measured
-from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.policies.adaptation import Adaptation
-from netstorm.scheduler.policies.assumptions import FIXED_TOPOLOGIES, InitialAssumptions, workload_of
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
-from netstorm.scheduler.rounds.key_registry import KeyRegistry
-from netstorm.topology.policy import Policy
+import msgspec
 
-__all__ = ["Awareness"]
+from netstorm.errors import SettingsError, UsageError
+from netstorm.protocol.codecs import SLOT_ELEMENT_BYTES, ChunkSizes
+from netstorm.protocol.messages import Measured
+from netstorm.scheduler.awareness import Collector, NetworkEstimate, largest_change, throughputs
+from netstorm.scheduler.options import chunk_sizes
+from netstorm.scheduler.rounds import KeyRegistry
+from netstorm.settings import Settings
+from netstorm.topology.files import load_network, tensors_of
+from netstorm.topology.form import form_with_options
+from netstorm.topology.network import RATE, Link, Network, Node, Rank, Routing
+from netstorm.topology.policy import Options, Policy
+from netstorm.topology.tree import MemberTree, Tree
+from netstorm.units import format_bytes, format_duration
+
+__all__ = [
+    "LEAST_GAIN",
+    "Adaptation",
+    "Awareness",
+    "FormationRequest",
+    "FormationResult",
+    "InitialAssumptions",
+    "PolicySettings",
+    "Workload",
+    "check_policy",
+    "first_policy",
+    "initial_assumptions",
+    "initial_network",
+    "placeholder_policy",
+    "tree_pairs",
+    "workload_of",
+]
+
+
+# The scheduler's control loop: reports in, requests to form policies and their results, new policies out.
 
 _log = logging.getLogger(__name__)
 
@@ -116,3 +145,704 @@ class Awareness:
         else:
             _log.info("policy version %d: %s%s", found.version, found.reason, took)
         return found
+
+
+# What a job's first policy rests on: the settings of policies, the workload, and the assumed network.
+
+_SIMILAR_SIZE: Final = 0.25
+"""Workloads whose bytes differ by more may need other trees: trees for 100 MB are predicted to take 12 %
+longer with 4 MB (docs/measurements/awareness.md, "A policy for the job's own tensors").
+"""
+
+FIXED_TOPOLOGIES: Final = frozenset({"sharded", "balanced", "ring", "custom"})
+"""Topologies that are the same in every network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a job sums in an iteration."""
+
+    tensors: tuple[int, ...]
+    """Bytes of each tensor, in order of priority."""
+    chunk_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(self.tensors)
+
+    def is_similar(self, other: Workload) -> bool:
+        """Return whether a policy for one workload suits the other."""
+        large, small = max(self.bytes, other.bytes), min(self.bytes, other.bytes)
+        return large <= (1 + _SIMILAR_SIZE) * small and self.chunk_bytes == other.chunk_bytes
+
+
+def workload_of(keys: KeyRegistry) -> Workload | None:
+    """Return what a job sums; None: it has no keys yet."""
+    return Workload(keys.sizes, keys.chunk_bytes) if sum(keys.sizes) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """How policies are formed, and when."""
+
+    topology: str = "fapt"
+    update_time_s: float = 5.0
+    update_rate: float = 0.1
+    num_roots: int = 0
+    hub: int = -1
+    """-1: the best placed rank."""
+    custom: str = ""
+    seed: int = 0
+    freeze_roots: bool = False
+    """Roots and their shares stay as in the first policy, as the paper's do."""
+    auxiliary: bool = False
+    """Policies have auxiliary paths."""
+    explore: bool = False
+    """Some auxiliary paths lead over links that have not been measured."""
+
+    def options(
+        self,
+        workload: Workload,
+        *,
+        known: bool,
+        unmeasured: Iterable[tuple[int, int]] = (),
+        measured: Iterable[tuple[int, int]] = (),
+    ) -> Options:
+        """Return the options of a topology scheme; see `Options` for the arguments."""
+        return Options(
+            num_roots=self.num_roots,
+            hub=None if self.hub < 0 else Rank(self.hub),
+            chunk_bytes=workload.chunk_bytes,
+            tensors=workload.tensors,
+            custom=self.custom,
+            known=known,
+            auxiliary=self.auxiliary,
+            unmeasured=tuple(unmeasured),
+            measured=tuple(measured),
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialAssumptions:
+    """What the first policy is formed for."""
+
+    network: Network
+    known: bool
+    """The network's rates come from a network file; otherwise they are made up."""
+    described: bool = False
+    """A network file says which links there are."""
+    trusted: bool = False
+    """Known rates are believed, whatever is measured."""
+    find_routes: bool = False
+    """Without a network file, look for pairs that are routes over other links."""
+    settings: PolicySettings
+    workload: Workload
+    chunks: ChunkSizes | None = None
+    """Chunk sizes that suit slow links; None: the configured ones."""
+    link_share: float = 1.0
+    """The job's part of each known rate; other jobs have the rest."""
+
+    @property
+    def planned(self) -> Network:
+        """The network that policies are formed for."""
+        if self.link_share == 1.0 or not self.known:
+            return self.network
+        return self.network.scaled(self.link_share)
+
+
+# Which policies a job may have. Pure.
+
+
+def check_policy(policy: Policy, *, nodes: int, after: int) -> None:
+    """Check that a policy can follow version `after` in a job of so many nodes.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if policy.size != nodes:
+        raise UsageError(f"a policy for {policy.size} nodes in a job of {nodes} (DMLC_NUM_WORKER)")
+    if policy.version <= after:
+        raise UsageError(f"policy version {policy.version} is not newer than version {after}, now in force")
+
+
+def placeholder_policy(nodes: int) -> Policy:
+    """Return a star that stands for a policy until one is formed."""
+    parents = tuple(-1 if rank == 0 else 0 for rank in range(nodes))
+    tree = Tree.undirected(Rank(0), parents)
+    return Policy(version=0, trees=(tree,), weights=(1,), reason="no policy has been formed yet")
+
+
+# Requests to form a policy and results: messages between the scheduler and its formation process.
+
+_MOST_ERROR: Final = 0.5
+"""Larger errors are drawn as this one, since half of a log-normal's draws would be off by even more."""
+
+
+class FormationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Form a policy, and compare it with the one in force."""
+
+    number: int
+    """The result has the same number."""
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+    errors: tuple[float, ...]
+    """Standard errors of the rates, as fractions, by link."""
+    cap_error: float
+    """Standard error of access caps, as a fraction."""
+    routing: Routing
+    topology: str
+    options: Options
+    in_force: Policy
+    frozen: Policy | None = None
+    """Keep the roots of this policy and their shares."""
+
+    @classmethod
+    def of(
+        cls,
+        estimate: NetworkEstimate,
+        *,
+        number: int,
+        topology: str,
+        options: Options,
+        in_force: Policy,
+        frozen: Policy | None = None,
+    ) -> FormationRequest:
+        """Ask for a policy for a network estimate; `frozen`: keep the roots of this policy."""
+        network = estimate.network
+        return cls(
+            number=number,
+            nodes=network.nodes,
+            links=network.links,
+            errors=estimate.errors,
+            cap_error=estimate.cap_error,
+            routing=network.routing,
+            topology=topology,
+            options=options,
+            in_force=in_force,
+            frozen=frozen,
+        )
+
+    def network(self) -> Network:
+        """Return the estimated network."""
+        return Network(nodes=self.nodes, links=self.links, routing=self.routing)
+
+    def drawn_network(self, draw: random.Random) -> Network:
+        """Return a random network within the errors of the estimate."""
+
+        def drawn(value: float, error: float) -> float:
+            return min(max(value * math.exp(draw.gauss(0.0, min(error, _MOST_ERROR))), RATE.least), RATE.most)
+
+        def cap(value: float | None) -> float | None:
+            return None if value is None else drawn(value, self.cap_error)
+
+        return Network(
+            nodes=tuple(
+                replace(node, egress=cap(node.egress), ingress=cap(node.ingress)) for node in self.nodes
+            ),
+            links=tuple(
+                replace(link, rate=drawn(link.rate, error))
+                for link, error in zip(self.links, self.errors, strict=True)
+            ),
+            routing=self.routing,
+        )
+
+
+class FormationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A formed policy, and how it compares with the one in force."""
+
+    number: int
+    policy: Policy | None = None
+    """None: there is none; `problem` says why."""
+    problem: str = ""
+    only_detours: bool = False
+    """The trees are those of the policy in force, the auxiliary paths are not. Nothing is predicted."""
+    seconds: float = 0.0
+    """Predicted round time with the new policy."""
+    seconds_before: float = 0.0
+    """The same with the one in force; infinite: it uses a link that is gone."""
+    doubt: float = 0.0
+    """Standard deviation of log(before / new) over networks drawn within the errors of the estimate."""
+    gain: float = 0.0
+    """Mean of log(before / new) over them."""
+    took_s: float = 0.0
+    """Seconds that the formation took, measured by the caller."""
+
+
+def tree_pairs(policy: Policy) -> frozenset[tuple[int, int]]:
+    """Return the (source, target) pairs that a policy's trees use, between the members of the job."""
+    ranks = policy.members or range(policy.size)
+    trees: Sequence[Tree | MemberTree] = policy.trees
+    if policy.members:
+        trees = [MemberTree(tree, policy.members) for tree in policy.trees]
+    return frozenset(
+        pair
+        for tree in trees
+        for rank in ranks
+        if rank != tree.root
+        for pair in ((rank, tree.reduce_parent[rank]), (tree.broadcast_parent[rank], rank))
+    )
+
+
+# The first policy of a job, and what is assumed before anything is measured.
+
+_CHUNK_S: Final = 0.02
+"""Longest time of a chunk on a typical link. A chunk waits as long on each hop before it goes on, and chunks
+that queue behind a slowed link are rerouted one by one.
+"""
+
+_LEAST_PART: Final = 4
+"""Chunks stay at least a fourth of CHUNK_SIZE: each costs processor time, and smaller ones measure no link
+(PROBE_CHUNK_SIZE).
+"""
+
+
+def initial_network(settings: Settings) -> Network:
+    """Return the network that is planned for before anything has been measured.
+
+    Raises:
+        NetworkFileError: NETSTORM_NETWORK names a file that is wrong; says where.
+        SettingsError: the file has another number of nodes than the job.
+    """
+    if not settings.network_file:
+        return Network.uniform(settings.places)
+    network = load_network(settings.network_file)
+    if network.size != settings.places:
+        raise SettingsError(
+            f"NETSTORM_NETWORK={settings.network_file!r} describes {network.size} nodes, but "
+            f"{_places_text(settings)}: both must be the same"
+        )
+    return network
+
+
+def _places_text(settings: Settings) -> str:
+    if settings.elastic:
+        return f"NETSTORM_ELASTIC={settings.elastic}, so the job may have {settings.places}"
+    return f"DMLC_NUM_WORKER={settings.num_workers}"
+
+
+def initial_assumptions(settings: Settings) -> InitialAssumptions:
+    """Return all that is assumed before anything is known.
+
+    Raises:
+        UsageError: what `initial_network` raises.
+    """
+    tensors = tensors_of(settings.model)
+    network = initial_network(settings)
+    known = bool(settings.network_file) and not _is_uniform(network)
+    chunks = _chunks_for(network, settings) if known else None
+    elements = (chunks or chunk_sizes(settings)).of(max(tensors) // SLOT_ELEMENT_BYTES)
+    return InitialAssumptions(
+        network=network,
+        known=known,
+        described=bool(settings.network_file),
+        trusted=settings.sources.get("awareness", "default") == "default",
+        find_routes=settings.find_routes,
+        settings=PolicySettings(
+            topology=settings.topology,
+            update_time_s=settings.update_time_s,
+            update_rate=settings.update_rate,
+            num_roots=settings.num_roots,
+            hub=settings.hub,
+            custom=settings.topology_file,
+            seed=settings.seed,
+            freeze_roots=settings.freeze_roots,
+            auxiliary=settings.aux_path,
+            explore=settings.aux_path and settings.awareness,
+        ),
+        workload=Workload(tensors, elements * SLOT_ELEMENT_BYTES),
+        chunks=chunks,
+    )
+
+
+def first_policy(assumptions: InitialAssumptions, *, version: int = 1) -> Policy:
+    """Return the policy that a job begins under.
+
+    Raises:
+        TopologyFileError: NETSTORM_TOPOLOGY_FILE names a file that is wrong; says where.
+        UsageError: what the topology cannot make of the network.
+    """
+    settings = assumptions.settings
+    explores = settings.explore and not assumptions.known
+    unmeasured = assumptions.network.linked_pairs() if explores else ()
+    options = settings.options(assumptions.workload, known=assumptions.known, unmeasured=unmeasured)
+    return form_with_options(assumptions.planned, settings.topology, options, version=version)
+
+
+def _chunks_for(network: Network, settings: Settings) -> ChunkSizes | None:
+    """Return chunk sizes that suit slow links; None: the configured ones do, or were set by the user."""
+    if settings.source("chunk_size") != "default":
+        return None
+    sizes = chunk_sizes(settings)
+    size, least = sizes.smallest, max(sizes.smallest // _LEAST_PART, settings.probe_chunk_size)
+    typical = statistics.median(link.rate for link in network.links)
+    while size // 2 >= least and 8 * SLOT_ELEMENT_BYTES * size > _CHUNK_S * typical:
+        size //= 2
+    return replace(sizes, smallest=size)
+
+
+def _is_uniform(network: Network) -> bool:
+    """Return whether a network says no more than which links there are."""
+    return len({(link.rate, link.latency) for link in network.links}) <= 1 and not any(
+        node.egress or node.ingress for node in network.nodes
+    )
+
+
+# When the network is examined for changes, and when a policy may be formed for them. Pure.
+
+SETTLE_S: Final = 0.3
+_SETTLE_MOST_S: Final = 1.0
+"""Links that change together are noticed one after the other, and each policy moves chunks under way. So a
+poll waits until no further change was noticed for the former, but no longer than the latter
+(docs/measurements/changing-networks.md, "What the scheduler knows, and when"). So it does for new keys.
+"""
+
+_POLLS: Final = 5
+"""Polls per update time, so that a large change need not wait for the next update."""
+
+_MOST_LINKS: Final = 1000
+"""In larger networks there is one poll per update time, since it takes tens of ms
+(docs/measurements/awareness.md, "What the scheduler costs").
+"""
+
+_MOST_BACKOFF: Final = 8
+"""Most update times between two formations if those before have come to nothing: each takes .3 s of a
+processor (docs/measurements/awareness.md, "What the scheduler costs").
+"""
+
+
+class UpdateSchedule:
+    """Times of polls and formations.
+
+    Attributes:
+        formed_at: when a formation was last asked for.
+    """
+
+    def __init__(self, update_time_s: float, links: int, now: float) -> None:
+        """Begin with a wait of one update time; `links`: their number in the network."""
+        self.formed_at = now
+        self._update_s: Final = update_time_s
+        self._poll_s: Final = update_time_s / (_POLLS if links <= _MOST_LINKS else 1)
+        self._poll_at = now + update_time_s
+        self._polled_at = now
+        self._backoff = 1
+        """Update times between two formations."""
+
+    def due(self, changes: Sequence[float], latency_changed_at: float) -> float:
+        """Return the time of the next poll.
+
+        Args:
+            changes: when links were noticed to have changed, in order.
+            latency_changed_at: when a latency last changed; -inf: never.
+        """
+        if latency_changed_at > self._polled_at:
+            return min(self._poll_at, latency_changed_at + SETTLE_S)
+        if not changes or changes[-1] <= self._polled_at:
+            return self._poll_at
+        first = next(at for at in changes if at > self._polled_at)
+        settled = min(changes[-1] + SETTLE_S, first + _SETTLE_MOST_S)
+        return max(settled, self.formed_at + self._poll_s)
+
+    def due_for_keys(self, at: float) -> float:
+        """Return the time of the next poll if the workload is settled at some time."""
+        return min(self._poll_at, at)
+
+    def polled(self, now: float) -> None:
+        """Note a poll."""
+        self._poll_at, self._polled_at = now + self._poll_s, now
+
+    def allows(self, now: float, *, large: bool) -> bool:
+        """Return whether a policy may be formed for a change; for a large one sooner."""
+        if large:
+            return now >= self.formed_at + self._poll_s
+        return now >= self.formed_at + self._backoff * self._update_s
+
+    def allows_first(self, now: float) -> bool:
+        """Return whether a first policy may be formed for measured rates."""
+        return now >= self.formed_at + self._update_s
+
+    def came_to(self, *, something: bool) -> None:
+        """Note whether a formation has led to a policy."""
+        self._backoff = 1 if something else min(2 * self._backoff, _MOST_BACKOFF)
+
+
+# Whether a formed policy is installed, and whether it takes over rounds that are under way. Pure.
+
+_SURE: Final = 1.0
+"""Standard errors that the predicted gain must exceed (docs/measurements/awareness.md, "Noise changes no
+policy").
+"""
+
+LEAST_GAIN: Final = 0.1
+"""Least gain of a new policy: on real links one that was predicted to be 8 % faster was slower, and links
+that really change cost more (docs/measurements/benchmarks.md, "Half rates, adapting with a file").
+"""
+
+_TAKEOVER_GAIN: Final = 1.5
+"""Gain, as a factor, from which chunks under way are sent once more. Below it only chunks go over of which
+nothing has come to their root (docs/measurements/changing-networks.md, "Takeovers: chunks that have not
+begun").
+"""
+
+_TAKEOVER_S: Final = 0.3
+"""Least gain of a takeover, in s: a takeover itself takes some round trips."""
+
+_SLOWED: Final = 0.7
+"""A link with less than this part of its rate has slowed: chunks under way over it are sent another way, and
+all others stay (docs/measurements/changing-networks.md, "Takeovers: what is sent once more").
+"""
+
+
+def is_better(result: FormationResult, error: float) -> bool:
+    """Return whether a policy is better by more than noise explains; `error`: of a typical link."""
+    if result.seconds_before == math.inf:
+        return True
+    least = (1 + max(LEAST_GAIN, error)) * result.seconds
+    return result.seconds_before > least and result.gain > _SURE * result.doubt
+
+
+class Takeover:
+    """What new policies take over from the rounds under way."""
+
+    def __init__(self, network: Network | None, first: Policy) -> None:
+        """Begin with the first policy; None: of its network nothing is known."""
+        self._planned = throughputs(network, tree_pairs(first)) if network else {}
+        """By (source, target): the highest planned rate since the last full takeover."""
+
+    def applied(self, result: FormationResult, policy: Policy, network: Network) -> Policy:
+        """Return a policy that is to be installed, with what it takes over; `network`: what it is for."""
+        rates = throughputs(network, tree_pairs(policy) | self._planned.keys())
+        takes_over = result.seconds + _TAKEOVER_S < result.seconds_before < math.inf
+        keeps_begun = takes_over and result.seconds_before <= _TAKEOVER_GAIN * result.seconds
+        slow = sorted(pair for pair, planned in self._planned.items() if rates[pair] < _SLOWED * planned)
+        if takes_over and not keeps_begun:
+            self._planned = rates
+        else:
+            self._planned = {pair: max(rate, self._planned.get(pair, 0.0)) for pair, rate in rates.items()}
+        return msgspec.structs.replace(
+            policy, takes_over=takes_over, keeps_begun=keeps_begun, slow=tuple(slow) if takes_over else ()
+        )
+
+
+# Adapt the policy to the network: why a policy is formed anew, and whether the result is installed. Pure.
+#
+# Every `UPDATE_TIME` seconds a policy is formed if a link has changed by more than `UPDATE_RATE`, and by more
+# than the error of measuring it, since the last time. A large change need not wait for that. A policy is also
+# formed as soon as the job's workload is known, if it is not what was assumed. Of a network about which
+# nothing was known, enough must be measured first. The result is installed if it is clearly better
+# (`acceptance`).
+
+_ENOUGH: Final = 2 / 3
+"""Part of the links in use that must be measured before the first policy for measured rates: the others are
+planned as the slower ones of these (docs/measurements/awareness.md, "Without any knowledge: simulated
+networks").
+"""
+
+_LONG_ENOUGH: Final = 3
+"""Update times after which fewer will do: links may carry chunks too small to measure them."""
+
+_LARGE: Final = 3.0
+"""A change of so many times UPDATE_RATE need not wait for UPDATE_TIME."""
+
+
+class Adaptation:
+    """Decides; its owner has policies formed and installs what `decide` returns.
+
+    Attributes:
+        reason: why a policy was last formed, or what became of it; for a person.
+    """
+
+    def __init__(
+        self, assumptions: InitialAssumptions, collector: Collector, first: Policy, now: float
+    ) -> None:
+        """Begin with the policy that was formed before anything was measured.
+
+        Args:
+            assumptions: what `first` was formed for.
+            collector: where reports go.
+            first: the policy in force.
+            now: the time.
+        """
+        self.reason = ""
+        self._settings: Final = assumptions.settings
+        self._collector: Final = collector
+        self._known: Final = assumptions.known
+        self._trusted: Final = assumptions.known and assumptions.trusted
+        self._workload = assumptions.workload
+        self._workload_changes_at = math.inf
+        """When a changed workload has settled; inf: it is the one that was planned for."""
+        self._planned: NetworkEstimate | None = collector.estimate(now) if assumptions.known else None
+        """The network that was last planned for; None: not enough of it was measured."""
+        self._routed: frozenset[tuple[int, int]] = frozenset()
+        """Its pairs that are no links."""
+        self._takeover: Final = Takeover(self._planned.network if self._planned else None, first)
+        self._schedule: Final = UpdateSchedule(
+            assumptions.settings.update_time_s, len(assumptions.network.links), now
+        )
+        self._first_report_at = math.inf
+        self._reports = 0
+        """Reports when a policy was last formed."""
+        self._requested = ""
+        """Why a policy is to be formed at once; empty: it is not."""
+        self._asked: FormationRequest | None = None
+        self._asked_for: NetworkEstimate | None = None
+        """The network of that request."""
+        self._routes_are_new = False
+        """For the policy in force, pairs were taken for links that are none."""
+        self._number = 0
+        self._frozen: Final = first if assumptions.settings.freeze_roots else None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a policy is to be formed at once."""
+        return bool(self._requested)
+
+    @property
+    def forming(self) -> bool:
+        """Whether a result is awaited."""
+        return self._asked is not None
+
+    @property
+    def workload_changed(self) -> bool:
+        """Whether the policy in force is for another workload."""
+        return self._workload_changes_at < math.inf
+
+    def due(self) -> float:
+        """Return the time of the next `poll`."""
+        if self._asked is not None:
+            return math.inf
+        if self._requested:
+            return -math.inf
+        if self.workload_changed:
+            return self._schedule.due_for_keys(self._workload_changes_at)
+        return self._schedule.due(self._collector.changes, self._collector.latency_changed_at)
+
+    def record_workload(self, workload: Workload, now: float) -> None:
+        """Record what the job sums by now."""
+        if self._planned is not None:
+            similar = workload.is_similar(self._workload)
+            self._workload_changes_at = math.inf if similar else now + SETTLE_S
+
+    def request(self, why: str) -> None:
+        """Form a policy at once: another network is assumed."""
+        self._requested = why
+
+    def poll(self, policy: Policy, workload: Workload | None, now: float) -> FormationRequest | None:
+        """Return a request to form a policy, if one is needed.
+
+        Args:
+            policy: the one in force.
+            workload: what the job sums; None: not known yet.
+            now: the time.
+        """
+        if now < self.due():
+            return None
+        self._schedule.polled(now)
+        if self._collector.reports and self._first_report_at == math.inf:
+            self._first_report_at = now
+        estimate = self._collector.prior_estimate() if self._trusted else self._collector.estimate(now)
+        workload = workload or self._workload
+        why = self._requested or self._reason(estimate, policy, workload, now)
+        if not why:
+            return None
+        self._requested, self.reason = "", why
+        self._schedule.formed_at = now
+        self._reports = self._collector.reports
+        if self._planned is not None or self._measured_enough(estimate, policy, now):
+            self._planned = estimate
+        self._routes_are_new = bool(estimate.routed) and not self._routed
+        self._routed = estimate.routed
+        self._workload, self._workload_changes_at = workload, math.inf
+        self._number += 1
+        self._asked_for = estimate
+        self._asked = self._request(estimate, policy)
+        return self._asked
+
+    def decide(self, result: FormationResult, policy: Policy) -> Policy | None:
+        """Return the policy that follows `policy`, now in force, if the result is worth it."""
+        asked, estimate = self._asked, self._asked_for
+        if asked is None or estimate is None or result.number != asked.number:
+            return None  # of a formation that was given up
+        self._asked = None
+        found = result.policy
+        if found is None:
+            self.reason += f"; no new policy: {result.problem}"
+            self._schedule.came_to(something=False)
+            return None
+        if result.only_detours:
+            self.reason += "; the same trees, other auxiliary paths"
+            return self._next(found, policy)
+        times = (
+            f"{format_duration(result.seconds)} instead of {format_duration(result.seconds_before)} predicted"
+            if result.seconds_before < math.inf
+            else f"{format_duration(result.seconds)} predicted"
+        )
+        better = (
+            result.seconds
+            < result.seconds_before  # rates and errors were measured beside pairs that are no links
+            if self._routes_are_new
+            else is_better(result, statistics.median(asked.errors))
+        )
+        self._schedule.came_to(something=better)
+        if not better:
+            self.reason += f"; no new policy: {times}, within what is uncertain of the estimates"
+            return None
+        self.reason += f"; {times}"
+        return self._next(self._takeover.applied(result, found, estimate.network), policy)
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _request(self, estimate: NetworkEstimate, policy: Policy) -> FormationRequest:
+        explores = self._settings.explore and not self._trusted  # what is trusted need not be measured
+        # Links that no tree uses change, too: measuring them once is not enough.
+        unmeasured = (
+            sorted(estimate.network.linked_pairs(), key=estimate.measured.__contains__) if explores else ()
+        )
+        return FormationRequest.of(
+            estimate,
+            number=self._number,
+            topology=self._settings.topology,
+            options=self._settings.options(
+                self._workload,
+                known=self._known or bool(estimate.measured),
+                unmeasured=unmeasured,
+                measured=estimate.measured if explores else (),
+            ),
+            in_force=policy,
+            frozen=self._frozen,
+        )
+
+    def _next(self, found: Policy, policy: Policy) -> Policy:
+        return msgspec.structs.replace(
+            found, version=policy.version + 1, reason=f"{self.reason}; {found.reason}"
+        )
+
+    def _reason(self, estimate: NetworkEstimate, policy: Policy, workload: Workload, now: float) -> str:
+        """Return why a policy is to be formed, for a person; empty: it is not."""
+        if estimate.routed != self._routed and self._schedule.allows(now, large=True):
+            every = len(estimate.routed) + len(estimate.network.links)
+            return f"by latencies, {len(estimate.routed)} of {every} pairs of nodes are routes over others"
+        if self._planned is None:
+            may = self._schedule.allows_first(now) or self._routed
+            return self._measured_enough(estimate, policy, now) if may else ""
+        if now >= self._workload_changes_at and not workload.is_similar(self._workload):
+            return (
+                f"the job sums {format_bytes(workload.bytes)}, and the policy is for "
+                f"{format_bytes(self._workload.bytes)}"
+            )
+        if self._collector.reports == self._reports:
+            return ""
+        rate = self._settings.update_rate
+        change, what = largest_change(self._planned, estimate, rate, workload.chunk_bytes)
+        large = change > math.log1p(_LARGE * rate)
+        return what if self._schedule.allows(now, large=large) else ""
+
+    def _measured_enough(self, estimate: NetworkEstimate, policy: Policy, now: float) -> str:
+        """Return, for a person, that enough is measured to plan for it; empty: it is not."""
+        used = tree_pairs(policy) - estimate.routed
+        measured = len(used & estimate.measured)
+        long = now - self._first_report_at >= _LONG_ENOUGH * self._settings.update_time_s
+        if not measured or (measured < _ENOUGH * len(used) and not long):
+            return ""
+        return f"{len(estimate.measured)} of {len(estimate.network.links)} links are measured"

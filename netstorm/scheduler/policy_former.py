@@ -12,19 +12,22 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from netstorm.errors import UsageError
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
-from netstorm.scheduler.policies.member_formation import Restriction
+from netstorm.scheduler.policies import FormationRequest, FormationResult, tree_pairs
 from netstorm.topology.form import form_with_options, with_auxiliary_paths
-from netstorm.topology.network import Network
-from netstorm.topology.policy import Policy
+from netstorm.topology.network import Link, Network, Rank, Routing
+from netstorm.topology.policy import Detour, Options, Policy
 from netstorm.topology.searched_schemes import expected_policy, frozen
+from netstorm.topology.tree import MemberTree, Tree
 
-__all__ = ["form"]
+__all__ = ["Restriction", "form"]
+
 
 _DRAWS: Final = 6
 """Random networks per comparison. With 12, decisions are the same; what they prevent:
@@ -91,3 +94,145 @@ def _policy(request: FormationRequest, network: Network) -> Policy:
 def _relief_paths(policy: Policy) -> set[tuple[int, ...]]:
     """Return the auxiliary paths that relieve links; exploring ones are left out."""
     return {detour.path for detour in policy.detours if not detour.explore}
+
+
+# Forming policies for the members of a job that nodes have left: for a network of these alone. Pure.
+#
+# The request is about all places of the job. It is restricted to the members, whose ranks are numbered anew;
+# what is formed is expanded again. There, places that no node has are leaves of the roots: nobody sends
+# anything over these links, since nodes contract trees to the members. A node that comes later is well
+# placed.
+
+
+class Restriction:
+    """The members of a job among its places.
+
+    Attributes:
+        request: the formation that is asked for, of the members alone.
+    """
+
+    def __init__(self, request: FormationRequest) -> None:
+        """Restrict a request to the members under the policy in force.
+
+        If pairs of nodes share the links of their routes, each pair of members counts as having its own: a
+        route may lead past a place that no node has.
+        """
+        self._members: Final = request.in_force.members
+        self._size: Final = request.in_force.size
+        self._number: Final = {rank: Rank(number) for number, rank in enumerate(self._members)}
+        pairs = _links(request)
+        links = {
+            (link.source, link.target): (
+                replace(link, source=self._number[link.source], target=self._number[link.target]),
+                error,
+            )
+            for link, error in pairs
+            if link.source in self._number and link.target in self._number
+        }
+        self.request: Final = msgspec.structs.replace(
+            request,
+            nodes=tuple(replace(request.nodes[rank], rank=self._number[rank]) for rank in self._members),
+            links=tuple(link for link, _ in links.values()),
+            errors=tuple(error for _, error in links.values()),
+            routing=Routing.OVERLAY,
+            options=self._options(request.options),
+            in_force=self._contracted(request.in_force),
+            frozen=None if request.frozen is None else self._contracted(request.frozen),
+        )
+
+    def expanded(self, policy: Policy) -> Policy:
+        """Return a policy of the members as one of all places."""
+        trees = []
+        for tree in policy.trees:
+            root = self._members[tree.root]
+            up, down = [root] * self._size, [root] * self._size
+            for number, rank in enumerate(self._members):
+                up[rank] = _renumbered(tree.reduce_parent[number], self._members)
+                down[rank] = _renumbered(tree.broadcast_parent[number], self._members)
+            trees.append(Tree(root=Rank(root), reduce_parent=tuple(up), broadcast_parent=tuple(down)))
+        return msgspec.structs.replace(
+            policy,
+            trees=tuple(trees),
+            members=self._members,
+            detours=tuple(
+                msgspec.structs.replace(one, path=tuple(self._members[rank] for rank in one.path))
+                for one in policy.detours
+            ),
+        )
+
+    def _contracted(self, policy: Policy) -> Policy:
+        trees = []
+        for tree in policy.trees:
+            found = MemberTree(tree, self._members)
+            trees.append(
+                Tree(
+                    root=self._number[found.root],
+                    reduce_parent=self._parents(found.reduce_parent),
+                    broadcast_parent=self._parents(found.broadcast_parent),
+                )
+            )
+        return msgspec.structs.replace(
+            policy,
+            trees=tuple(trees),
+            members=(),
+            silent=(),
+            later=(),
+            slow=(),
+            detours=tuple(self._detours(policy, trees)),
+        )
+
+    def _parents(self, parents: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(_renumbered(parents[rank], self._number) for rank in self._members)
+
+    def _detours(self, policy: Policy, trees: list[Tree]) -> list[Detour]:
+        hops = {
+            pair
+            for tree in trees
+            for rank in range(tree.size)
+            for pair in ((rank, tree.reduce_parent[rank]), (tree.broadcast_parent[rank], rank))
+        }
+        found = []
+        for detour in policy.detours:
+            if all(rank in self._number for rank in detour.path):
+                path = tuple(int(self._number[rank]) for rank in detour.path)
+                if (path[0], path[-1]) in hops:
+                    found.append(msgspec.structs.replace(detour, path=path))
+        return found
+
+    def _options(self, options: Options) -> Options:
+        def pairs(given: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+            return tuple(
+                (int(self._number[one]), int(self._number[other]))
+                for one, other in given
+                if one in self._number and other in self._number
+            )
+
+        return replace(
+            options,
+            num_roots=min(options.num_roots, len(self._members)),
+            hub=None if options.hub is None else self._number.get(options.hub),
+            unmeasured=pairs(options.unmeasured),
+            measured=pairs(options.measured),
+        )
+
+
+def _renumbered(parent: int, numbers: Mapping[int, int] | tuple[int, ...]) -> int:
+    return -1 if parent < 0 else int(numbers[parent])
+
+
+def _links(request: FormationRequest) -> list[tuple[Link, float]]:
+    """Return the links of all pairs that may communicate, with their errors."""
+    if request.routing is Routing.OVERLAY:
+        return list(zip(request.links, request.errors, strict=True))
+    network: Network = request.network()
+    error = max(request.errors, default=0.0)
+    found = []
+    for source, target in network.pairs():
+        link = network.link(source, target)
+        found.append(
+            (
+                Link(source=source, target=target, rate=link.rate, latency=link.latency, loss=link.loss),
+                error,
+            )
+        )
+    return found

@@ -1,24 +1,31 @@
-"""Rendezvous: nodes come in any order, and each gets a rank once all have joined. Decides who is refused."""
+"""A job before it begins: nodes come in any order, are refused, or wait until all are there. Pure."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from netstorm.addresses import is_loopback
+from netstorm.observe.log import Counters
+from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
-from netstorm.protocol.messages import Join, Member
-from netstorm.scheduler.membership.join_checks import join_problem
-from netstorm.scheduler.membership.member_texts import format_address, list_some
-from netstorm.scheduler.membership.refusal import Refusal
-from netstorm.scheduler.observe.snapshot import NodeSnapshot
+from netstorm.protocol.messages import Join, Member, PeerGone
+from netstorm.pslite.machine import Disconnect, Inquire
+from netstorm.scheduler.members import REMIND_EVERY_S, busy_text, describe_member, format_address, list_some
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.replay_log import Outbox
+from netstorm.scheduler.snapshot import NodeSnapshot
 from netstorm.settings import declarations
 
-__all__ = ["Applicant", "Rendezvous"]
+__all__ = ["Applicant", "ProcessRegistry", "Refusal", "Startup", "job_full_reason", "join_problem", "refuse"]
+
+
+# Rendezvous: nodes come in any order, and each gets a rank once all have joined. Decides who is refused.
 
 _BEATS_MISSED: Final = 3
 """A waiting node that has missed this many heartbeats in a row has probably died."""
@@ -256,3 +263,290 @@ def _asks(applicant: Applicant) -> bool | None:
 
 def _rank_text(asked: int) -> str:
     return str(asked) if asked >= 0 else "any"
+
+
+# A job before it begins: nodes join, are refused or leave, until all are there.
+
+_log = logging.getLogger(__name__)
+
+
+class Startup:
+    """Tells the nodes of one job what `Rendezvous` decides, and for whom they wait.
+
+    Attributes:
+        forming_policy: all nodes have joined, and the first policy is being formed.
+    """
+
+    def __init__(self, options: SchedulerOptions, outbox: Outbox, counters: Counters, now: float) -> None:
+        """Wait for nodes."""
+        self.forming_policy = False
+        self._options: Final = options
+        self._outbox: Final = outbox
+        self._counters: Final = counters
+        self._rendezvous: Final = Rendezvous(options)
+        self._since: Final = now
+        self._remind_at = now + REMIND_EVERY_S
+        self._disconnected: Final[set[Peer]] = set()
+
+    def join(self, applicant: Applicant, now: float) -> None:
+        """Handle a process that asks to join."""
+        peer = applicant.peer
+        for refusal in self._rendezvous.add(applicant, now):
+            self._refuse(refusal)
+        if self._rendezvous.is_accepted(peer):
+            _log.info("the node at %s is here", applicant)
+        elif peer in self._rendezvous:
+            _log.info("the node at %s asks for the place of one that is here, and may have died", applicant)
+
+    def refuse(self, peer: Peer, reason: str) -> None:
+        """Tell a process why it cannot be in the job, and end its session."""
+        self._refuse(Refusal(peer, reason))
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """Record a heartbeat of any process."""
+        self._disconnected.discard(peer)
+        if peer in self._rendezvous:
+            self._rendezvous.heard(peer, now)
+
+    def busy(self, peer: Peer, seconds: float, now: float) -> None:
+        """Record that a process is silent, but the kernel of its machine acknowledges: it keeps its place."""
+        for applicant in self._rendezvous:
+            if applicant.peer == peer:
+                _log.warning("%s", busy_text(f"the node at {applicant}", seconds))
+                applicant.heard_at = now
+
+    def connection_gone(self, peer: Peer, reason: str, *, refused: bool) -> bool:
+        """Handle that a process's connection is gone, or that nobody listens at its address. Return whether
+        it has ended.
+        """
+        if refused:
+            return peer in self._disconnected and peer in self._rendezvous
+        self._disconnected.add(peer)
+        self._inquire(applicant for applicant in self._rendezvous if applicant.peer == peer)
+        return False
+
+    def _inquire(self, applicants: Iterable[Applicant]) -> None:
+        for applicant in applicants:
+            host, port = applicant.join.host, applicant.join.port
+            self._outbox.add(Inquire(peer=applicant.peer, host=host, port=port))
+
+    def remove(self, peer: Peer, reason: str, *, quietly: bool = False) -> None:
+        """End a process's session, and free its place."""
+        self._disconnected.discard(peer)
+        removed = self._rendezvous.remove(peer)
+        if removed is not None and not quietly:
+            _log.warning("the node at %s has gone before all were here: %s", removed, reason)
+        self._outbox.add(Disconnect(peer=peer))
+
+    def check(self, now: float) -> None:
+        """Remove nodes that have fallen silent, and give free places to nodes that asked for them."""
+        self._inquire(self._rendezvous.silent(now, beats=1))
+        for silent in self._rendezvous.silent(now):
+            self.remove(silent.peer, f"no heartbeat for {self._options.heartbeat_timeout_s:g} s")
+        for refusal in self._rendezvous.retry_claims(now):
+            self._refuse(refusal)
+
+    def remind(self, now: float) -> m.PeerGone | None:
+        """Tell waiting nodes for whom they wait. Returns why they should not wait any more, if so."""
+        text, limit = self.status_text(), self._options.join_timeout_s
+        if now - self._since >= limit:
+            reason = f"not every node came within {limit:g} s (NETSTORM_JOIN_TIMEOUT): {text}"
+            return m.PeerGone(rank=-1, kind="timeout", reason=reason)
+        if now >= self._remind_at:
+            self._remind_at = now + REMIND_EVERY_S
+            _log.info("%s", text)
+            self._outbox.send(self.peers(), m.Waiting(text=text))
+        return None
+
+    def status_text(self) -> str:
+        """Return what the nodes wait for, in one line."""
+        if self.forming_policy and self.complete():
+            nodes = self._options.begin_with or self._options.num_workers
+            return f"all {nodes} nodes are here, and the first policy is being formed"
+        return self._rendezvous.waiting_text()
+
+    def begin_with(self, most: int) -> None:
+        """Wait for `most` nodes at most: the others will not come."""
+        self._rendezvous.needed(most)
+
+    def asking_for(self, rank: int) -> Peer | None:
+        """Return the process that has a rank's place; None: none has asked for it."""
+        return self._rendezvous.asking_for(rank)
+
+    def complete(self) -> bool:
+        """Return whether all nodes have joined."""
+        return self._rendezvous.complete()
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the scheduler or a node asks for results that are the same in each run."""
+        return self._rendezvous.reproducible
+
+    def peers(self) -> list[Peer]:
+        """Return the processes that have asked to join and were not refused."""
+        return [applicant.peer for applicant in self._rendezvous]
+
+    def assign_ranks(self) -> tuple[tuple[Peer, m.Member], ...]:
+        """Return the members by rank, once all nodes have joined."""
+        return self._rendezvous.assign_ranks()
+
+    def snapshots(self) -> tuple[NodeSnapshot, ...]:
+        """Return what is known of each node that has joined."""
+        return self._rendezvous.snapshots()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        refuse(refusal, self._outbox, self._counters)
+
+
+# Checks of a request to join: whether a node can be in this job, whichever other nodes there are.
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:%-]{1,255}", re.ASCII)
+_SITE: Final = re.compile(r"[^\s,;/]{0,64}")
+_LAST_PORT: Final = 65_535
+_SHOWN: Final = 100
+
+
+def join_problem(join: Join, options: SchedulerOptions) -> str | None:
+    """Return why a node cannot be in a job with these options; None if it can."""
+    if not (_NAME.fullmatch(join.host) and 1 <= join.port <= _LAST_PORT and _SITE.fullmatch(join.site)):
+        return (
+            f"a node says that it can be reached at host {join.host[:_SHOWN]!r}, port {join.port}, site "
+            f"{join.site[:_SHOWN]!r}: no node can use that; check its DMLC_NODE_HOST, "
+            "NETSTORM_ADVERTISED_PORT and NETSTORM_SITE"
+        )
+    name = format_address(join.host, join.port, join.site)
+    if join.release != options.release:
+        return (
+            f"the node at {name} runs NetStorm {join.release or '(unknown)'}, the scheduler "
+            f"{options.release or '(unknown)'}: install the same release everywhere"
+        )
+    nodes = options.begin_with or options.num_workers
+    if join.num_workers != nodes:
+        return (
+            f"the node at {name} was started with DMLC_NUM_WORKER={join.num_workers}, "
+            f"{options.settings_from} with DMLC_NUM_WORKER={nodes}: give both the same number "
+            "of nodes"
+        )
+    if not -1 <= join.asked_rank < options.num_workers:
+        return (
+            f"the node at {name} asks for rank {join.asked_rank} (NETSTORM_RANK) in a job of "
+            f"{options.num_workers} nodes (the scheduler's "
+            f"{'NETSTORM_ELASTIC' if options.elastic else 'DMLC_NUM_WORKER'}): ranks are 0 to "
+            f"{options.num_workers - 1}, or -1 for any"
+        )
+    differing = [
+        f"{variable}={value} at the node at {name}, {options.job_wide[variable]} at {options.settings_from}"
+        for variable, value in sorted(join.must_agree.items())
+        if options.job_wide.get(variable, value) != value
+    ]
+    if differing:
+        return (
+            "; ".join(differing) + ": this holds for the whole job; set it at the scheduler, and at nodes "
+            "to the same or not at all"
+        )
+    return None
+
+
+# Refusing a process: who is refused, for which reason, and how it is told.
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A process that cannot be in the job, and why; the reason is for a person."""
+
+    peer: Peer
+    reason: str
+
+
+def refuse(refusal: Refusal, outbox: Outbox, counters: Counters) -> None:
+    """Tell a process why it cannot be in the job, log and count that, and end the session."""
+    _log.warning("refused: %s", refusal.reason)
+    counters.add("refused")
+    outbox.send([refusal.peer], PeerGone(rank=-1, kind="refused", reason=refusal.reason))
+    outbox.add(Disconnect(peer=refusal.peer))
+
+
+def job_full_reason(job: str, members: Sequence[Member], newcomer: str, rank: int = -1) -> str:
+    """Return why no other node can join a job that has begun; `rank`: the one that it asks for."""
+    again = (
+        f"; if it is rank {rank}, started again: nobody can take a rank's place in a job that has begun, so "
+        "start all nodes and the scheduler again"
+        if rank >= 0
+        else ""
+    )
+    return (
+        f"job {job!r} has all its {len(members)} nodes ({list_some(map(describe_member, members))}); the "
+        f"node at {newcomer} is one too many: start as many nodes as the scheduler's DMLC_NUM_WORKER says"
+        f"{again}"
+    )
+
+
+# The numbers of processes: by incarnation, in the order in which they first connect.
+
+_REMEMBERED: Final = 10_000
+"""Processes without a rank. A number outlives its process, or a message that is still under way to that
+process would reach another one. Only a flood of unknown processes makes the oldest be forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    incarnation: int
+    job: str
+    user: str
+
+
+class ProcessRegistry:
+    """Gives every process a number; the same process always gets the same one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, Peer] = {}
+        """By incarnation, of all processes that are remembered."""
+        self._processes: dict[Peer, _Process] = {}
+        """In order of arrival."""
+        self._pinned: set[Peer] = set()
+        self._arrived = 0
+
+    def find(self, incarnation: int) -> Peer | None:
+        """Return the number of a process; None if it is not known."""
+        return self._numbers.get(incarnation)
+
+    def register(self, incarnation: int, job: str, user: str = "") -> Peer:
+        """Return the number of a process. A new one gets it now, and belongs to the `job` that it names, and
+        to the `user` whose key it has (empty: the job has no key).
+        """
+        known = self._numbers.get(incarnation)
+        if known is not None:
+            return known
+        peer = Peer(self._arrived)
+        self._arrived += 1
+        self._numbers[incarnation] = peer
+        self._processes[peer] = _Process(incarnation, job, user)
+        if len(self._processes) > _REMEMBERED + len(self._pinned):
+            oldest = next(other for other in self._processes if other not in self._pinned)
+            del self._numbers[self._processes.pop(oldest).incarnation]
+        return peer
+
+    def is_taken(self, incarnation: int, user: str) -> bool:
+        """Return whether the process of that number has another key."""
+        peer = self._numbers.get(incarnation)
+        return peer is not None and self._processes[peer].user != user
+
+    def pin(self, peer: Peer) -> None:
+        """Never forget a process: it has a rank."""
+        self._pinned.add(peer)
+
+    def unpin(self, peer: Peer) -> None:
+        """Allow a process to be forgotten: its job has ended."""
+        self._pinned.discard(peer)
+
+    def job_of(self, peer: Peer) -> str:
+        """Return the job that a process belongs to, as it says."""
+        return self._processes[peer].job
+
+    def user_of(self, peer: Peer) -> str:
+        """Return the text of the key that a process came with; empty: the job has none."""
+        return self._processes[peer].user
+
+    def incarnation_of(self, peer: Peer) -> int:
+        """Return the random number by which a process is known."""
+        return self._processes[peer].incarnation

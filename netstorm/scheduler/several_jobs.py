@@ -1,4 +1,4 @@
-"""Several jobs on one scheduler: a machine that holds one `SchedulerMachine` for each job. Pure.
+"""Several jobs on one scheduler: admission control, settings, shares of the network. Pure.
 
 A process says in its `Hello` which job it belongs to. The first process that asks to join a job opens it,
 and says how many nodes it has unless the scheduler knows that. Jobs share the sockets, the numbering of
@@ -11,37 +11,56 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import msgspec
 
-from netstorm.errors import PeerError, UsageError
+from netstorm.errors import PeerError, SettingsError, UsageError
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
 from netstorm.pslite.proofs import SchedulerSecret
-from netstorm.scheduler.job_lifecycle import abort_reason
-from netstorm.scheduler.job_phase import Outcome
-from netstorm.scheduler.job_policies import FirstPolicy
-from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, FirstPolicyResult
-from netstorm.scheduler.jobs.job_opening import JobOpening
-from netstorm.scheduler.jobs.job_slot import JobLog, JobSlot, LoggedJob
-from netstorm.scheduler.jobs.link_shares import link_shares
-from netstorm.scheduler.jobs.pending_requests import PendingRequests
+from netstorm.scheduler.job import FirstPolicy, abort_reason
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.membership.process_registry import ProcessRegistry
-from netstorm.scheduler.membership.refusal import Refusal, refuse
-from netstorm.scheduler.observe.snapshot import Snapshot
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
-from netstorm.settings import Settings
+from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.policies import (
+    FormationRequest,
+    FormationResult,
+    InitialAssumptions,
+    first_policy,
+    initial_assumptions,
+)
+from netstorm.scheduler.rendezvous import ProcessRegistry, Refusal, refuse
+from netstorm.scheduler.replay_log import Ended, Outbox, Record, ReplayedJob
+from netstorm.scheduler.snapshot import Outcome, Phase, Snapshot
+from netstorm.settings import JOB_WIDE, Settings, declarations
+from netstorm.topology.files import load_network
+from netstorm.topology.policy import Policy
 
-__all__ = ["SeveralJobs"]
+__all__ = [
+    "FirstPolicyRequest",
+    "LoggedJob",
+    "SeveralJobs",
+    "form_first_policy",
+    "job_settings",
+    "network_file_nodes",
+]
+
+
+# Several jobs on one scheduler: a machine that holds one `SchedulerMachine` for each job. Pure.
+#
+# A process says in its `Hello` which job it belongs to. The first process that asks to join a job opens it,
+# and says how many nodes it has unless the scheduler knows that. Jobs share the sockets, the numbering of
+# processes, the process that forms policies, and the rates of a network that several of them use
+# (`link_shares`). They share nothing else, so a job cannot disturb another one. A name is free again once its
+# job has ended.
 
 _log = logging.getLogger(__name__)
 
@@ -375,3 +394,353 @@ class SeveralJobs:
         on_over = self.on_over
         if on_over is not None:
             self._outbox.add(Call(function=lambda: on_over(outcome)))
+
+
+# Admission control of jobs: whether a scheduler of several opens one more, and with which settings. Pure.
+
+_MOST_NODES: Final = 1024
+"""Nodes of a job whose size the scheduler does not know: a bound on what a process can ask for."""
+
+_LISTED: Final = 12
+"""Most jobs that one text names."""
+
+
+def check_room(settings: Settings, name: str, present: Sequence[str], *, ended: int, stopping: bool) -> None:
+    """Check that there is room for one more job.
+
+    Args:
+        settings: the scheduler's.
+        name: of the job.
+        present: names of the jobs that have not ended.
+        ended: how many jobs have ended.
+        stopping: no further job may begin.
+
+    Raises:
+        SettingsError: there is none; says why, and what to do.
+    """
+    if stopping:
+        raise SettingsError(f"job {_short(name)} cannot begin: this scheduler is being stopped")
+    names = ", ".join(present[:_LISTED]) + (", …" if len(present) > _LISTED else "")
+    if len(present) >= settings.most_jobs:
+        raise SettingsError(
+            f"no room for job {_short(name)}: this scheduler serves {len(present)} jobs ({names}), as many "
+            "as it may at once (NETSTORM_MOST_JOBS at the scheduler); wait for one of them to end, or start "
+            "another scheduler"
+        )
+    if settings.jobs and ended + len(present) >= settings.jobs:
+        raise SettingsError(
+            f"no room for job {_short(name)}: this scheduler was started for {settings.jobs} jobs (--jobs, "
+            f"NETSTORM_JOBS); {ended} have ended, and {len(present)} are here"
+            + (f" ({names})" if present else "")
+        )
+
+
+def job_settings(
+    settings: Settings, name: str, size: int, first_node: Mapping[str, str], *, network_nodes: int
+) -> Settings:
+    """Return the settings of a job: the scheduler's own, and those of the first node where these have the
+    default.
+
+    Args:
+        settings: the scheduler's.
+        name: of the job.
+        size: how many nodes it has, as the first node says.
+        first_node: settings that were given to the first node, by variable.
+        network_nodes: how many nodes NETSTORM_NETWORK describes; 0: there is no such file.
+
+    Raises:
+        SettingsError: no job can have these settings.
+    """
+    any_size = settings.source("num_workers") == "default"
+    if any_size and not 1 <= size <= _MOST_NODES:
+        raise SettingsError(
+            f"the first node of job {_short(name)} says DMLC_NUM_WORKER={size}: expected 1 to {_MOST_NODES}; "
+            "for larger jobs tell the scheduler DMLC_NUM_WORKER, too"
+        )
+    given = {
+        attribute: first_node[variable]
+        for attribute in JOB_WIDE
+        if (variable := declarations()[attribute].variable) in first_node
+        and settings.source(attribute) == "default"
+    }
+    size = size if any_size else settings.num_workers
+    return settings.changed(
+        job=name,
+        num_workers=size,
+        rank=-1,
+        network_file=None if size == network_nodes else "",
+        **given,
+    )
+
+
+def _short(name: str) -> str:
+    return repr(name[:64])
+
+
+# Link shares: the part of a network that each of several jobs plans with. Pure.
+#
+# MLNET gives jobs on a shared network different priorities [1]_. Here each job's trees are formed for its
+# share of every rate: its weight among the weights of all running jobs that use the same network. Shares are
+# only planned with: nothing here enforces them. `NETSTORM_DSCP` marks packets so that the network can.
+#
+# References:
+#     .. [1] Mai, Hong and Costa, Optimizing Network Performance in Distributed Machine Learning, HotCloud
+#        '15, section 3.3.
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The network that a job uses, and its weight there."""
+
+    network: str
+    """Its file; empty: the network is not described."""
+    weight: int
+
+
+def link_shares(claims: Sequence[Claim]) -> list[float]:
+    """Return the share of its network that each claim gets, from 0 to 1; 1 where no network is described."""
+    total: dict[str, int] = {}
+    for claim in claims:
+        total[claim.network] = total.get(claim.network, 0) + claim.weight
+    return [claim.weight / total[claim.network] if claim.network else 1.0 for claim in claims]
+
+
+# One job of a scheduler of several: its machine, its processes and its log. Pure.
+
+
+class JobLog(Protocol):
+    """The replay log of a job. `StateFile` is one."""
+
+    @property
+    def replayed(self) -> ReplayedJob | None:
+        """The job as another process left it; None: the log was empty, or the job is over."""
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Append records."""
+
+    def close(self) -> None:
+        """Close the log. Twice does no harm; what is written later is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedJob:
+    """A job that another process served before."""
+
+    log: JobLog
+    replayed: ReplayedJob
+    settings: Settings
+    planned: InitialAssumptions
+    """What its policies are formed for."""
+
+
+class JobSlot:
+    """One job.
+
+    Attributes:
+        machine: its scheduler.
+        settings: of the job.
+        name: of the job; another job of that name may come once this one is ending.
+        claim: what it asks of the network.
+        link_share: the part of each link's rate that it was last told to plan with.
+        peers: processes that have asked to join it and have not left it.
+        broken: an error in the scheduler itself has ended it.
+    """
+
+    def __init__(self, machine: SchedulerMachine, settings: Settings, log: JobLog | None = None) -> None:
+        self.machine: Final = machine
+        self.settings: Final = settings
+        self.name: Final = settings.job
+        self.claim: Final = Claim(settings.network_file, settings.job_weight)
+        self.link_share = 1.0
+        self.peers: Final[set[Peer]] = set()
+        self.broken = False
+        self._log: Final = log
+
+    @property
+    def running(self) -> bool:
+        """Whether all nodes have joined, and some will push more."""
+        return self.machine.phase is Phase.RUNNING
+
+    @property
+    def ending(self) -> bool:
+        """Whether it only waits for its nodes to leave."""
+        return self.machine.phase not in (Phase.GATHERING, Phase.RUNNING)
+
+    def close_log(self) -> None:
+        """Log that there is nothing to take over, and close the log. Twice does no harm."""
+        if self._log is not None:
+            self._log.write([Ended(text=f"job {self.name!r} is over")])
+            self._log.close()
+
+
+# Opening a job on a scheduler of several: its settings, its log and its machine. Pure.
+
+
+class JobOpening:
+    """Makes the slots of new jobs, and of jobs that another process served.
+
+    Attributes:
+        closed: no further job may begin, because the scheduler is being stopped.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: ProcessRegistry,
+        *,
+        release: str,
+        network_nodes: int,
+        boot: str,
+        open_log: Callable[[str], JobLog] | None,
+        secret: SchedulerSecret | None,
+    ) -> None:
+        """Open no job yet; see `SeveralJobs` for the arguments. `registry`: the processes of all jobs."""
+        self.closed = False
+        self._settings: Final = settings
+        self._registry: Final = registry
+        self._release: Final = release
+        self._network_nodes: Final = network_nodes
+        self._boot: Final = boot
+        self._open_log: Final = open_log
+        self._secret: Final = secret
+
+    def new(self, name: str, join: m.Join, slots: Iterable[JobSlot], *, ended: int, now: float) -> JobSlot:
+        """Open a job for the first node that asks to join it.
+
+        Args:
+            name: of the job.
+            join: what the node says.
+            slots: of all jobs that are here.
+            ended: how many jobs have ended and left no slot.
+            now: the time.
+
+        Raises:
+            UsageError: there is no room, or no job can have these settings; says what to do.
+        """
+        slots = list(slots)
+        present = [slot.name for slot in slots if not slot.ending]
+        check_room(
+            self._settings,
+            name,
+            present,
+            ended=ended + len(slots) - len(present),
+            stopping=self.closed,
+        )
+        settings = job_settings(
+            self._settings, name, join.num_workers, join.must_agree, network_nodes=self._network_nodes
+        )
+        for slot in slots:
+            if slot.name == name:
+                slot.close_log()
+        log = None if self._open_log is None else self._open_log(name)
+        machine = SchedulerMachine(
+            self._options(settings, join.must_agree),
+            None,
+            now=now,
+            registry=self._registry,
+            write=None if log is None else log.write,
+        )
+        if self._network_nodes and not settings.network_file:
+            _log.warning(
+                "job %r has %d nodes, NETSTORM_NETWORK describes %d: all its links are assumed equal",
+                name,
+                settings.num_workers,
+                self._network_nodes,
+            )
+        return JobSlot(machine, settings, log)
+
+    def resumed(self, job: LoggedJob, now: float) -> JobSlot:
+        """Go on with a job that another process served."""
+        machine = SchedulerMachine(
+            self._options(job.settings, job.replayed.began.first_node_settings),
+            job.replayed.policies[job.replayed.version],
+            now=now,
+            registry=self._registry,
+            assumed=job.planned if job.settings.awareness else None,
+            planned=job.planned,
+            write=job.log.write,
+            replayed=job.replayed,
+        )
+        slot = JobSlot(machine, job.settings, job.log)
+        slot.peers.update(machine.view.peers)
+        return slot
+
+    def _options(self, settings: Settings, first_node_settings: Mapping[str, str]) -> SchedulerOptions:
+        return SchedulerOptions.from_settings(
+            settings,
+            release=self._release,
+            boot=self._boot,
+            first_node_settings=first_node_settings,
+            secret=self._secret,
+        )
+
+
+# The first policy of a job on a scheduler of several, formed for the job's share of the network. Pure.
+#
+# It is formed once all nodes of the job have joined. With many nodes that takes seconds, so it must not run
+# on the scheduler's own thread.
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPolicyRequest:
+    """A first policy to form."""
+
+    number: int
+    """Of the request; its result has the same."""
+    settings: Settings
+    """Of the job."""
+    link_share: float
+    """The part of each link's rate that the job plans with, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPolicyResult:
+    """The result of a request."""
+
+    number: int
+    policy: Policy | None = None
+    """None: none could be formed, `problem` says why."""
+    planned: InitialAssumptions | None = None
+    """What it was formed for."""
+    problem: str = ""
+
+
+def network_file_nodes(settings: Settings) -> int:
+    """Return how many nodes NETSTORM_NETWORK describes; 0: there is no such file.
+
+    Raises:
+        NetworkFileError: the file is wrong; says where.
+    """
+    return load_network(settings.network_file).size if settings.network_file else 0
+
+
+def form_first_policy(request: FirstPolicyRequest) -> FirstPolicyResult:
+    """Form the policy that a job begins under; deterministic."""
+    settings = request.settings
+    try:
+        assumption = replace(initial_assumptions(settings), link_share=request.link_share)
+        policy = first_policy(assumption)
+    except UsageError as error:
+        return FirstPolicyResult(request.number, problem=f"job {settings.job!r} cannot begin: {error}")
+    return FirstPolicyResult(request.number, policy, assumption)
+
+
+# Formation requests of several jobs whose results come later: which job a result is for. Pure.
+
+
+class PendingRequests:
+    """Numbers the requests of all jobs: the jobs' own numbers are not unique."""
+
+    def __init__(self) -> None:
+        self._numbers: Final = itertools.count(1)
+        self._pending: dict[int, tuple[JobSlot, int]] = {}
+
+    def add(self, slot: JobSlot, own_number: int) -> int:
+        """Return a number for a request to which its job gave `own_number`."""
+        number = next(self._numbers)
+        self._pending[number] = (slot, own_number)
+        return number
+
+    def pop(self, number: int) -> tuple[JobSlot | None, int]:
+        """Return the job that a result is for, and the job's own number; None: no such request is pending."""
+        return self._pending.pop(number, (None, 0))

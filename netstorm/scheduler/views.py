@@ -1,28 +1,31 @@
-"""The views of a job that nodes may leave and join: who is in, and how everybody learns of it."""
+"""Views: who is in a job that nodes may leave and join, and how its rounds go on when that changes. Pure."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
+from netstorm.protocol.frames import SCHEDULER, Peer, bits_from_wire, bits_to_wire, ranks_in
+from netstorm.protocol.messages import Member, Recovery, RoundResults, ViewAgreed, ViewReport
 from netstorm.scheduler.job_rounds import JobRounds
-from netstorm.scheduler.membership.member_texts import describe_member, list_some
-from netstorm.scheduler.membership.members import Members
-from netstorm.scheduler.observe.snapshot import ViewChange
+from netstorm.scheduler.members import Members, describe_member, list_some
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.replay_log.records import Viewed
-from netstorm.scheduler.replay_log.replay import ReplayedJob, departure_text
-from netstorm.scheduler.views.agreement import Agreement
+from netstorm.scheduler.rendezvous import Applicant, Refusal, join_problem
+from netstorm.scheduler.replay_log import Outbox, ReplayedJob, Viewed, departure_text
+from netstorm.scheduler.snapshot import ViewChange
 from netstorm.topology.policy import Policy
 
-__all__ = ["JobViews"]
+__all__ = ["Agreement", "JobViews", "Latecomers", "Place", "with_free_places"]
+
+
+# The views of a job that nodes may leave and join: who is in, and how everybody learns of it.
 
 _log = logging.getLogger(__name__)
 
@@ -234,3 +237,296 @@ class JobViews:
 def _summary(agreed: m.ViewAgreed) -> str:
     recovered = sum(int.from_bytes(one.chunks, "little").bit_count() for one in agreed.recoveries)
     return f"{recovered} results are sent again" if recovered else "nothing is sent again"
+
+
+# Agreement on a new view: which results are sent to whom, once all members have reported theirs. Pure.
+#
+# `kvstore.rounds.views.view_changes` is the nodes' side, and explains the protocol.
+
+
+class Agreement:
+    """The reports of the members of one new view.
+
+    Attributes:
+        view: its number.
+        missing: the members that have not reported.
+        ahead: members whose state has results that others lack and nobody can send them. Once all have
+            reported, the view cannot be agreed on with these.
+    """
+
+    def __init__(
+        self,
+        view: int,
+        members: Iterable[int],
+        newcomers: Iterable[int],
+        members_of_key: Callable[[int], tuple[int, ...]],
+    ) -> None:
+        """Begin without reports.
+
+        Args:
+            view: its number.
+            members: the ranks in the view.
+            newcomers: those among them that have no state: they get all results from the first round on that
+                some other rank has not completed.
+            members_of_key: returns the ranks that take part in a key; empty: all.
+        """
+        self.view: Final = view
+        self.missing: Final = set(members)
+        self.ahead: tuple[int, ...] = ()
+        self._newcomers: Final = frozenset(newcomers)
+        self._members_of_key: Final = members_of_key
+        self._reports: Final[dict[int, ViewReport]] = {}
+
+    def report(self, rank: int, message: ViewReport) -> ViewAgreed | None:
+        """Record a member's report; return what is agreed, once all have reported and none is ahead.
+
+        Raises:
+            ProtocolViolation: the rank was not asked, or has reported before.
+        """
+        if message.view != self.view:
+            return None  # of a view that was given up
+        if rank not in self.missing:
+            raise ProtocolViolation(f"rank {rank} reports twice, or is not in view {self.view}")
+        self.missing.discard(rank)
+        self._reports[rank] = message
+        if self.missing:
+            return None
+        self.ahead = self._find_ahead()
+        return None if self.ahead else self._agreed()
+
+    def _find_ahead(self) -> tuple[int, ...]:
+        """Return the members that have fetched a state from a rank that has left, and that was ahead of all
+        others: they must not go on without its contributions, and cannot with them.
+        """
+        ahead = set()
+        for rank, report in self._reports.items():
+            for key, begins in report.begins.items():
+                for round in range(report.complete.get(key, -1) + 1, begins):
+                    needy = any(self._needs(other, key, round) for other in self._reports if other != rank)
+                    if needy and not self._is_known(key, round):
+                        ahead.add(rank)
+        others = self._reports.keys() - self._newcomers - ahead
+        return tuple(sorted(ahead)) if others else ()
+
+    def _needs(self, rank: int, key: int, round: int) -> bool:
+        """Return whether a member's program waits for a round, or will."""
+        report, of_key = self._reports[rank], self._members_of_key(key)
+        if of_key and rank not in of_key:
+            return False
+        if rank in self._newcomers and key not in report.begins:
+            return False
+        return max(report.complete.get(key, -1), report.begins.get(key, 0) - 1) < round
+
+    def _is_given_up(self, key: int, round: int) -> bool:
+        """Return whether nobody waits for a round, and some results of it are nowhere: they were lost with a
+        rank of which all members with the job's state have their state.
+        """
+        return not any(self._needs(rank, key, round) for rank in self._reports) and not self._is_known(
+            key, round
+        )
+
+    def _is_known(self, key: int, round: int) -> bool:
+        """Return whether some member has each result of a round."""
+        chunks = of = 0
+        for report in self._reports.values():
+            for results in report.results:
+                if (results.key, results.round) == (key, round):
+                    chunks, of = chunks | bits_from_wire(results.chunks), results.of
+        return of > 0 and chunks == (1 << of) - 1
+
+    def _agreed(self) -> ViewAgreed:
+        first_rounds = self._first_rounds()
+        complete = {
+            rank: {
+                key: first - 1 if report.fresh else report.complete.get(key, -1)
+                for key, first in first_rounds.items()
+            }
+            for rank, report in self._reports.items()
+        }
+        recoveries: list[Recovery] = []
+        lost: list[RoundResults] = []
+        for key, round in self._rounds(first_rounds, complete):
+            if self._is_given_up(key, round):
+                lost.append(RoundResults(key, round, b""))
+                continue
+            of_key = self._members_of_key(key)
+            needy = [
+                rank
+                for rank in self._reports
+                if complete[rank].get(key, -1) < round and (not of_key or rank in of_key)
+            ]
+            recovered, gone = self._recoveries(key, round, needy, first_rounds.get(key, 0))
+            recoveries += recovered
+            lost += gone
+        return ViewAgreed(
+            view=self.view, recoveries=tuple(recoveries), first_rounds=first_rounds, lost=tuple(lost)
+        )
+
+    def _first_rounds(self) -> dict[int, int]:
+        """Return, by key, the first round that some member with the job's state has not completed."""
+        found: dict[int, int] = {}
+        for rank, report in self._reports.items():
+            if rank not in self._newcomers:
+                for key, complete in report.complete.items():
+                    of_key = self._members_of_key(key)
+                    if not of_key or rank in of_key:
+                        found[key] = min(found.get(key, complete + 1), complete + 1)
+        return found
+
+    def _rounds(
+        self, first_rounds: dict[int, int], complete: dict[int, dict[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the rounds of which somebody has results, those before the begin of a program that lacks
+        them, and those that only newcomers lack.
+        """
+        rounds = {
+            (results.key, results.round) for report in self._reports.values() for results in report.results
+        }
+        for report in self._reports.values():
+            for key, begins in report.begins.items():
+                rounds.update((key, round) for round in range(report.complete.get(key, -1) + 1, begins))
+        for rank in self._newcomers & self._reports.keys():
+            for key, first in first_rounds.items():
+                rounds.update((key, round) for round in range(complete[rank][key] + 1, first))
+        yield from sorted(rounds)
+
+    def _recoveries(
+        self, key: int, round: int, needy: list[int], first_round: int
+    ) -> tuple[list[Recovery], list[RoundResults]]:
+        holders: dict[int, list[int]] = {}
+        here: dict[int, int] = {}
+        known = 0
+        for rank, report in self._reports.items():
+            for results in report.results:
+                if (results.key, results.round) == (key, round):
+                    chunks = bits_from_wire(results.chunks)
+                    known |= bits_from_wire(results.known)
+                    here[rank] = chunks | bits_from_wire(results.known)
+                    for chunk in ranks_in(chunks):
+                        holders.setdefault(chunk, []).append(rank)
+        if not needy:
+            return [], []
+        if not holders and not known:
+            return [], [RoundResults(key, round, b"")] if round < first_round else []
+        sends: dict[tuple[int, int], int] = {}
+        for target in needy:
+            for chunk, ranks in holders.items():
+                if not here.get(target, 0) >> chunk & 1:
+                    source = ranks[(chunk + target) % len(ranks)]
+                    sends[source, target] = sends.get((source, target), 0) | 1 << chunk
+        recoveries = [
+            Recovery(key, round, source, target, bits_to_wire(chunks))
+            for (source, target), chunks in sends.items()
+        ]
+        nowhere = known & ~sum(1 << chunk for chunk in holders)
+        return recoveries, [RoundResults(key, round, bits_to_wire(nowhere))] if nowhere else []
+
+
+# Nodes that ask to join a job that has begun: which place each gets, and when. Pure.
+#
+# A node that was started again comes before it is certain that its process before has died. So a node whose
+# place is taken waits until that is decided, by heartbeats.
+
+_BEATS_MISSED: Final = 3
+"""A waiting node that has missed this many heartbeats in a row has probably died."""
+
+_MOST_WAITS: Final = 3
+"""Heartbeat time-outs that a node waits for its place: one for the death of the process that has it, one for
+the death of another that asked for it before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The rank that a node gets."""
+
+    applicant: Applicant
+    rank: int
+    replaces: bool = False
+    """The process that has the rank is gone: another one has its address."""
+
+
+class Latecomers:
+    """The nodes that wait for a place in one job."""
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        """Begin without any."""
+        self._options: Final = options
+        self._waiting: dict[Peer, Applicant] = {}
+
+    def __contains__(self, peer: Peer) -> bool:
+        return peer in self._waiting
+
+    def add(self, applicant: Applicant, now: float) -> Refusal | None:
+        """Add a node; return why it is refused, if it is."""
+        problem = join_problem(applicant.join, self._options)
+        if problem is not None:
+            return Refusal(applicant.peer, problem)
+        known = self._waiting.get(applicant.peer)
+        applicant.came_at = now if known is None else known.came_at
+        self._waiting[applicant.peer] = applicant
+        return None
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """Record a sign of life of a process that may be waiting."""
+        applicant = self._waiting.get(peer)
+        if applicant is not None:
+            applicant.heard_at = now
+
+    def remove(self, peer: Peer) -> None:
+        """Forget a node that has gone."""
+        self._waiting.pop(peer, None)
+
+    def place(self, members: Members, now: float) -> Iterator[Place | Refusal]:
+        """Yield the places of those that can have one now, and who has waited too long. Each is forgotten."""
+        for peer, applicant in list(self._waiting.items()):
+            silent = now - applicant.heard_at
+            if silent > self._options.heartbeat_timeout_s:
+                del self._waiting[peer]
+            if silent > _BEATS_MISSED * self._options.heartbeat_interval_s:
+                continue  # it may have died while it waited
+            found = self._decide(applicant, members, now)
+            if found is not None:
+                del self._waiting[peer]
+                yield found
+
+    def _decide(self, applicant: Applicant, members: Members, now: float) -> Place | Refusal | None:
+        join = applicant.join
+        for rank in members.present:
+            member = members.all[rank]
+            if (member.host, member.port) == (join.host, join.port):  # no two processes can listen there
+                asked = join.asked_rank if join.asked_rank >= 0 else rank
+                return (
+                    Place(applicant, rank, replaces=True) if asked == rank else self._free(applicant, members)
+                )
+        return self._free(applicant, members) or self._late(applicant, members, now)
+
+    def _free(self, applicant: Applicant, members: Members) -> Place | None:
+        asked, taken = applicant.join.asked_rank, set(members.present)
+        if asked >= 0:
+            return None if asked in taken else Place(applicant, asked)
+        free = (rank for rank in range(len(members)) if rank not in taken)
+        rank = next(free, None)
+        return None if rank is None else Place(applicant, rank)
+
+    def _late(self, applicant: Applicant, members: Members, now: float) -> Refusal | None:
+        limit = _MOST_WAITS * self._options.heartbeat_timeout_s
+        if now - applicant.came_at < limit:
+            return None
+        asked = applicant.join.asked_rank
+        if asked >= 0:
+            reason = (
+                f"the node at {applicant} asks for rank {asked}, and {members.describe(asked)} is alive: "
+                "NETSTORM_RANK must differ from node to node, or be -1 for any"
+            )
+        else:
+            reason = (
+                f"the node at {applicant} is one too many: NETSTORM_ELASTIC allows {len(members)} nodes, and "
+                f"the job has {list_some(map(members.describe, members.present))}"
+            )
+        return Refusal(applicant.peer, reason)
+
+
+def with_free_places(members: Iterable[tuple[Peer, Member]], places: int) -> list[tuple[Peer, Member]]:
+    """Return the nodes of a job by rank, with a member without a port at each place that no node has."""
+    by_rank = {member.rank: (peer, member) for peer, member in members}
+    return [by_rank.get(rank, (SCHEDULER, Member(rank, "", 0, "", 0))) for rank in range(places)]

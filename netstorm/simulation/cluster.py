@@ -21,10 +21,9 @@ import numpy.typing as npt
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.scheduler.machine import SchedulerMachine
-from netstorm.scheduler.policies.assumptions import InitialAssumptions
-from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
-from netstorm.scheduler.replay_log.records import MAGIC
-from netstorm.scheduler.standby.standby_machine import StandbyMachine
+from netstorm.scheduler.policies import InitialAssumptions, first_policy, initial_assumptions
+from netstorm.scheduler.replay_log import MAGIC
+from netstorm.scheduler.standby import StandbyMachine
 from netstorm.settings import Settings
 from netstorm.simulation.clock_sync import Datagrams
 from netstorm.simulation.cluster_faults import AnyProcess, ClusterFaults

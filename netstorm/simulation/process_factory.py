@@ -21,17 +21,18 @@ from netstorm.pslite.memory_network import MemoryNetwork, MemoryVan
 from netstorm.pslite.proofs import SchedulerSecret
 from netstorm.pslite.session import Limits
 from netstorm.pslite.van import progress_by_peer
-from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
-from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.assumptions import InitialAssumptions
-from netstorm.scheduler.policies.formation import FormationRequest
-from netstorm.scheduler.policies.policy_former import form
-from netstorm.scheduler.replay_log.records import encode, read
-from netstorm.scheduler.replay_log.replay import ReplayedJob
-from netstorm.scheduler.standby.peer_inquiry import PeerInquiry
-from netstorm.scheduler.standby.standby_machine import StandbyMachine
+from netstorm.scheduler.policies import FormationRequest, InitialAssumptions
+from netstorm.scheduler.policy_former import form
+from netstorm.scheduler.replay_log import ReplayedJob, encode, read
+from netstorm.scheduler.several_jobs import (
+    FirstPolicyRequest,
+    SeveralJobs,
+    form_first_policy,
+    network_file_nodes,
+)
+from netstorm.scheduler.standby import PeerInquiry, StandbyMachine
 from netstorm.settings import Settings
 from netstorm.simulation.clock_sync import Datagrams, SyncedClock
 from netstorm.simulation.local_clock import LocalClock

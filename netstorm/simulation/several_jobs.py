@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from netstorm.scheduler.jobs.several_jobs import SeveralJobs
+from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.settings import Settings
 from netstorm.simulation.node import SimulatedNode
 from netstorm.simulation.process import SimulatedProcess

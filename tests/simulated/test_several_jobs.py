@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import JoinRefused, NodeFailed, NodeLost, NodeRemoved
-from netstorm.scheduler.job_phase import Phase
+from netstorm.scheduler.snapshot import Phase
 from netstorm.simulation.several_jobs import SimulatedJobs
 
 

@@ -33,7 +33,7 @@ from netstorm.cli.launch.shutdown import (
 from netstorm.cli.launch.signals import signals_to_descriptor
 from netstorm.cli.launch.supervisor import become_subreaper, kill_descendants
 from netstorm.cli.launcher_lines import BEGUN, first_failure
-from netstorm.scheduler.membership.launched_ranks import RankEnded, shortened
+from netstorm.scheduler.launched_ranks import RankEnded, shortened
 
 __all__ = ["run_job"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from netstorm.cli.top.status_source import StatusSource
-    from netstorm.scheduler.observe.status import JobStatus
+    from netstorm.scheduler.status import JobStatus
 
 __all__ = ["top"]
 

@@ -20,7 +20,7 @@ from netstorm.cli.addresses import split_address
 from netstorm.cli.top.http_access import HttpAccess
 from netstorm.errors import Unavailable, UsageError
 from netstorm.protocol.frames import clean
-from netstorm.scheduler.observe.status import JobStatus
+from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
 __all__ = ["StatusSource", "find", "find_scheduler"]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from netstorm.addresses import host_port
 from netstorm.cli.quantities import size_text, time_text
-from netstorm.scheduler.observe.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
+from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
 from netstorm.topology.network import Rank
 from netstorm.topology.tree import Tree
 from netstorm.units import format_rate

@@ -21,7 +21,7 @@ from typing import IO, Final
 import msgspec
 
 from netstorm import clock
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
+from netstorm.scheduler.policies import FormationRequest, FormationResult
 from netstorm.settings import child_environment
 
 __all__ = ["COMMAND", "LENGTH", "FormationClient", "read_exactly"]

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
-from netstorm.scheduler.policies.policy_former import form
+from netstorm.scheduler.policies import FormationRequest, FormationResult
+from netstorm.scheduler.policy_former import form
 from netstorm.scheduler.process.formation_client import LENGTH, read_exactly
 
 __all__ = ["main"]

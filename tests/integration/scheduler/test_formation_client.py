@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult
-from netstorm.scheduler.policies.policy_former import form
+from netstorm.scheduler.awareness import Collector
+from netstorm.scheduler.policies import FormationRequest, FormationResult
+from netstorm.scheduler.policy_former import form
 from netstorm.scheduler.process.formation_client import COMMAND, FormationClient
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import mesh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from netstorm.scheduler.policies.formation import tree_pairs
+from netstorm.scheduler.policies import tree_pairs
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Link, Network, Node, Rank
 

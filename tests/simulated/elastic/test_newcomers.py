@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from netstorm.scheduler.rounds import consistency
+from netstorm.scheduler import rounds as consistency
 from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.elastic.elastic_run import STEPS, ElasticRun
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import NodeLost
-from netstorm.scheduler.policies.formation import tree_pairs
+from netstorm.scheduler.policies import tree_pairs
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Crash, Cut, Reset
 from netstorm.topology.network import Link, Network, Node, Rank

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from netstorm.errors import NodeLost, SchedulerLost
 from netstorm.protocol.frames import SCHEDULER, open_frames
 from netstorm.protocol.messages import Part
-from netstorm.scheduler.replay_log.records import MAGIC, encode, read
+from netstorm.scheduler.replay_log import MAGIC, encode, read
 from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.testing.faults import Reset
 from tests.simulated.failures.failing_links import failing_links

@@ -10,7 +10,7 @@ from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Inquire, Refuse, Send
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
+from netstorm.scheduler.policies import InitialAssumptions, PolicySettings, Workload
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

@@ -11,7 +11,7 @@ from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Admit
 from netstorm.pslite.proofs import SchedulerSecret, proof_for_resume
-from netstorm.scheduler.job_phase import Outcome, Phase
+from netstorm.scheduler.snapshot import Outcome, Phase
 from tests.unit.scheduler.driving import Driven, begun, key, running
 
 

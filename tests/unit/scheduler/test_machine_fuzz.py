@@ -13,7 +13,7 @@ from netstorm.errors import PeerError
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import encode_body
 from netstorm.pslite.machine import Admit
-from netstorm.scheduler.job_phase import Phase
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import RELEASE, Driven, running, star
 
 numbers = st.one_of(st.integers(-2, 4), st.sampled_from([2**31, 2**63 - 1, -(2**63), 1500]))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from netstorm.cli.top.view import view
 from netstorm.protocol import messages as m
-from netstorm.scheduler.observe.build_status import build_status
+from netstorm.scheduler.build_status import build_status
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.protocol.messages import THROUGHPUT_PERIOD_S, LinkThroughput, ThroughputReport
-from netstorm.scheduler.awareness.access_lines import AccessLines
+from netstorm.scheduler.measured_links import AccessLines
 
 M = 1e6
 OUT, INTO = 0, 1

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.protocol.messages import LinkMeasure, LinkThroughput, Measured, ThroughputReport
-from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.awareness.planned_links import PlannedLinks
+from netstorm.scheduler.awareness import Collector, PlannedLinks
 from netstorm.topology.network import Link, Network, Node, Rank, Routing
 
 M = 1e6

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.scheduler.awareness.inferred_routes import InferredRoutes, routed_pairs
+from netstorm.scheduler.awareness import InferredRoutes, routed_pairs
 from netstorm.topology.network import Link, Network, Node, Rank, Routing, generate
 
 

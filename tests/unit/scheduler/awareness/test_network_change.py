@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from netstorm.scheduler.awareness.network_change import largest_change, throughputs
-from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
+from netstorm.scheduler.awareness import NetworkEstimate, largest_change, throughputs
 from netstorm.topology.network import Network, Rank
 
 M = 1e6

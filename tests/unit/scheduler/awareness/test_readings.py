@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from netstorm.scheduler.awareness.readings import Readings
+from netstorm.scheduler.measured_links import Readings
 
 
 def fed(values, error=0.05):

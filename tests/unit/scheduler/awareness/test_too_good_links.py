@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.protocol.messages import LinkMeasure, Measured
-from netstorm.scheduler.awareness.collector import Collector
+from netstorm.scheduler.awareness import Collector
 from netstorm.topology.network import Network, Rank
 
 

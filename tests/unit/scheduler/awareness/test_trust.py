@@ -9,10 +9,8 @@ import pytest
 
 from netstorm.protocol.messages import KeySpec
 from netstorm.scheduler.options import chunk_sizes
-from netstorm.scheduler.policies.control_loop import Awareness
-from netstorm.scheduler.policies.formation import FormationRequest
-from netstorm.scheduler.policies.initial_policy import first_policy, initial_assumptions
-from netstorm.scheduler.rounds.key_registry import KeyRegistry
+from netstorm.scheduler.policies import Awareness, FormationRequest, first_policy, initial_assumptions
+from netstorm.scheduler.rounds import KeyRegistry
 from netstorm.settings import Settings
 
 RATES = (

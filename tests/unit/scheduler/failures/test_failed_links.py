@@ -10,11 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from netstorm.scheduler.awareness.failed_link import FailedLinkRecord
-from netstorm.scheduler.failures.failed_links import LinkFailures
-from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
-from netstorm.scheduler.policies.formation import FormationRequest, FormationResult, tree_pairs
-from netstorm.scheduler.policies.policy_former import form
+from netstorm.scheduler.awareness import FailedLinkRecord
+from netstorm.scheduler.failures import LinkFailures
+from netstorm.scheduler.policies import (
+    FormationRequest,
+    FormationResult,
+    InitialAssumptions,
+    PolicySettings,
+    Workload,
+    tree_pairs,
+)
+from netstorm.scheduler.policy_former import form
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Link, Network, Node, Rank, Routing
 from netstorm.topology.policy import Detour, Policy

@@ -10,11 +10,15 @@ from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Send
-from netstorm.scheduler.job_phase import Outcome, Phase
-from netstorm.scheduler.jobs.first_policy import FirstPolicyRequest, form_first_policy, network_file_nodes
-from netstorm.scheduler.jobs.several_jobs import SeveralJobs
-from netstorm.scheduler.policies.formation import FormationRequest
-from netstorm.scheduler.policies.policy_former import form
+from netstorm.scheduler.policies import FormationRequest
+from netstorm.scheduler.policy_former import form
+from netstorm.scheduler.several_jobs import (
+    FirstPolicyRequest,
+    SeveralJobs,
+    form_first_policy,
+    network_file_nodes,
+)
+from netstorm.scheduler.snapshot import Outcome, Phase
 from netstorm.settings import Settings
 from tests.unit.scheduler.driving import RELEASE, M, refused
 

@@ -6,8 +6,8 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.scheduler.job_phase import Phase
-from netstorm.scheduler.membership.barrier_count import BarrierCount
+from netstorm.scheduler.members import BarrierCount
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import running
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from netstorm.scheduler.membership.ended_processes import EndedProcesses
+from netstorm.scheduler.members import EndedProcesses
 
 TEXT = "its process has ended: its connections have ended, and rank 0 says: refused"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.protocol import messages as m
-from netstorm.scheduler.job_phase import Phase
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import Driven, refusal, running
 
 

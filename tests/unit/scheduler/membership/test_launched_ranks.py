@@ -9,8 +9,8 @@ import pytest
 
 from netstorm.errors import PeerError
 from netstorm.protocol import messages as m
-from netstorm.scheduler.job_phase import NOBODY_JOINED, Phase
-from netstorm.scheduler.membership.launched_ranks import LONGEST_LINE, RankEnded, read_rank_ended
+from netstorm.scheduler.launched_ranks import LONGEST_LINE, RankEnded, read_rank_ended
+from netstorm.scheduler.snapshot import NOBODY_JOINED, Phase
 from tests.unit.scheduler.driving import Driven, running
 
 WHY = "exit code 1; last line of its error output: ImportError: x"

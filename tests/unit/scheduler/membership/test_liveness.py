@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.scheduler.job_phase import Phase
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import Driven, begun, key, running
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
-from netstorm.scheduler.job_phase import Phase
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import Driven, refusal, running, star
 
 

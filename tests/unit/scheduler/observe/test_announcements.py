@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from netstorm.protocol.messages import NodeStatus
-from netstorm.scheduler.observe.announcements import MOST_CHARACTERS, Announcements
+from netstorm.scheduler.snapshot import MOST_CHARACTERS, Announcements
 
 
 def says(text: str) -> NodeStatus:

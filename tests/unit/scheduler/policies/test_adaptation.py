@@ -12,12 +12,16 @@ import msgspec
 import pytest
 
 from netstorm.protocol.messages import LinkMeasure, Measured
-from netstorm.scheduler.awareness.collector import Collector
-from netstorm.scheduler.policies.adaptation import Adaptation
-from netstorm.scheduler.policies.assumptions import InitialAssumptions, PolicySettings, Workload
-from netstorm.scheduler.policies.formation import tree_pairs
-from netstorm.scheduler.policies.initial_policy import first_policy
-from netstorm.scheduler.policies.policy_former import form
+from netstorm.scheduler.awareness import Collector
+from netstorm.scheduler.policies import (
+    Adaptation,
+    InitialAssumptions,
+    PolicySettings,
+    Workload,
+    first_policy,
+    tree_pairs,
+)
+from netstorm.scheduler.policy_former import form
 from netstorm.topology.network import Network, Rank, Routing, internet2, mesh
 from netstorm.topology.policy import Detour
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.scheduler.policies.initial_policy import initial_assumptions
+from netstorm.scheduler.policies import initial_assumptions
 from netstorm.settings import Settings
 
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.scheduler.awareness.network_estimate import NetworkEstimate
-from netstorm.scheduler.policies.formation import FormationRequest, tree_pairs
-from netstorm.scheduler.policies.member_formation import Restriction
-from netstorm.scheduler.policies.policy_former import form
+from netstorm.scheduler.awareness import NetworkEstimate
+from netstorm.scheduler.policies import FormationRequest, tree_pairs
+from netstorm.scheduler.policy_former import Restriction, form
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Link, Network, Node, Rank, Routing
 from netstorm.topology.policy import Options, Plan, Policy

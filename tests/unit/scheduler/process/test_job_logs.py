@@ -12,10 +12,10 @@ from netstorm import clock
 from netstorm.errors import UsageError
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
-from netstorm.scheduler.job_phase import Phase
-from netstorm.scheduler.jobs.several_jobs import SeveralJobs
 from netstorm.scheduler.process.hosted import plan_hosting
-from netstorm.scheduler.replay_log.records import MAGIC
+from netstorm.scheduler.replay_log import MAGIC
+from netstorm.scheduler.several_jobs import SeveralJobs
+from netstorm.scheduler.snapshot import Phase
 from netstorm.settings import Settings
 from tests.unit.scheduler.driving import RELEASE, refused
 from tests.unit.scheduler.jobs.test_several_jobs import Several

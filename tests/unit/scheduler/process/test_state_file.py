@@ -8,10 +8,9 @@ import os
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.scheduler.process import state_file
-from netstorm.scheduler.process.hosted import plan_hosting
-from netstorm.scheduler.process.state_file import StateFile
-from netstorm.scheduler.replay_log import records as r
+from netstorm.scheduler import replay_log as r
+from netstorm.scheduler.process import hosted as state_file
+from netstorm.scheduler.process.hosted import StateFile, plan_hosting
 from netstorm.settings import Settings
 from tests.unit.scheduler.replay_log.sample_log import RECORDS, began
 

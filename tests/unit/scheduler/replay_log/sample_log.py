@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from netstorm.protocol.messages import KeySpec, Member
-from netstorm.scheduler.process.state_file import boot_identity
-from netstorm.scheduler.replay_log import records as r
+from netstorm.scheduler import replay_log as r
+from netstorm.scheduler.process.hosted import boot_identity
 from tests.unit.scheduler.driving import star
 
 MEMBERS = tuple(Member(rank, "10.0.0.1", 4000 + rank, "denver", 77 + rank) for rank in range(3))

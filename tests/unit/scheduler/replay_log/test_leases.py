@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from netstorm.scheduler.replay_log import records as r
-from netstorm.scheduler.replay_log.leases import LEASE, Leases
+from netstorm.scheduler import replay_log as r
+from netstorm.scheduler.replay_log import LEASE, Leases
 
 
 def test_grants_are_written_down_ahead_and_only_once():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.scheduler.replay_log import records as r
+from netstorm.scheduler import replay_log as r
 from tests.unit.scheduler.replay_log.sample_log import RECORDS
 
 

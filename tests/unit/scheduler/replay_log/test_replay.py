@@ -7,10 +7,10 @@ import pytest
 from netstorm.errors import UsageError
 from netstorm.protocol.messages import KeySpec
 from netstorm.pslite.proofs import SchedulerSecret
+from netstorm.scheduler import replay_log as r
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.replay_log import records as r
-from netstorm.scheduler.replay_log.replay import ReplayedJob
+from netstorm.scheduler.replay_log import ReplayedJob
 from tests.unit.scheduler.driving import star
 from tests.unit.scheduler.replay_log.sample_log import MEMBERS, RECORDS, began
 

@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import CallTimedOut, WaitingCall
-from netstorm.scheduler.rounds.call_order import CallOrder
+from netstorm.scheduler.rounds import CallOrder
 
 
 def call(text: str, number: int = 4, group: str = "g") -> WaitingCall:

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import COLLECTIVE
-from netstorm.scheduler.job_phase import Phase
-from netstorm.scheduler.rounds.consistency import ROUNDS_AHEAD, Consistency
+from netstorm.scheduler.rounds import ROUNDS_AHEAD, Consistency
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import Driven, begun, key, running, star
 
 SPEC = m.KeySpec(namespace=0, name="w", shape=(3,), dtype="float32")

@@ -12,8 +12,8 @@ from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.forms import Layout
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import FACTORS, ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
-from netstorm.scheduler.job_phase import Phase
-from netstorm.scheduler.rounds.key_registry import KeyConflict, KeyRegistry
+from netstorm.scheduler.rounds import KeyConflict, KeyRegistry
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import begun, key, running, star
 
 
@@ -251,7 +251,7 @@ def test_a_name_of_megabytes_is_a_violation():
 
 
 def test_there_is_an_end_to_the_keys_that_a_member_can_register(monkeypatch):
-    monkeypatch.setattr("netstorm.scheduler.rounds.key_registry.MOST_KEYS", 2)
+    monkeypatch.setattr("netstorm.scheduler.rounds.MOST_KEYS", 2)
     registry = KeyRegistry(ChunkSizes(smallest=64, largest=64, enough=4))
     for name in ("a", "b", "a"):
         registry.register(0, m.KeySpec(namespace=0, name=name, shape=(3,), dtype="float32"))

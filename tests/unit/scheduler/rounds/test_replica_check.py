@@ -1,4 +1,4 @@
-from netstorm.scheduler.rounds.replica_check import Drift, ReplicaCheck
+from netstorm.scheduler.rounds import Drift, ReplicaCheck
 
 
 def test_equal_replicas_are_forgotten_once_all_have_reported():

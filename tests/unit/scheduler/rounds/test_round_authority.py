@@ -18,9 +18,7 @@ from netstorm.protocol.messages import (
     ViewReport,
     WaitingCall,
 )
-from netstorm.scheduler.rounds.authority import RoundAuthority
-from netstorm.scheduler.rounds.consistency import Consistency
-from netstorm.scheduler.rounds.key_registry import KeyRegistry
+from netstorm.scheduler.rounds import Consistency, KeyRegistry, RoundAuthority
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

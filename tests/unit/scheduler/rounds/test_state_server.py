@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import StepTimes
-from netstorm.scheduler.rounds.state_server import StateServer
+from netstorm.scheduler.rounds import StateServer
 
 
 def times(round: int, step_s: float, exchange_s: float = 0.0, **more: int) -> StepTimes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.scheduler.rounds.step_balance import NodeTimes, balanced_steps, ready_at
+from netstorm.scheduler.rounds import NodeTimes, balanced_steps, ready_at
 
 SECONDS = st.floats(1e-3, 1e3)
 NODES = st.dictionaries(

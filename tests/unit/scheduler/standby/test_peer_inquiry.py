@@ -8,7 +8,7 @@ from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Connect, Disconnect, Send
 from netstorm.pslite.proofs import SchedulerSecret, proof_for_offer
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.standby.peer_inquiry import PeerInquiry
+from netstorm.scheduler.standby import PeerInquiry
 
 MEMBERS = tuple(m.Member(rank, f"n{rank}", 4000, "", 10 + rank) for rank in range(3))
 FIRST, SECOND, THIRD = Peer(-2), Peer(-3), Peer(-4)

@@ -7,7 +7,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import JobReport, KeyGrant, KeySpec, Member, Resume
-from netstorm.scheduler.standby.report_checks import check_report
+from netstorm.scheduler.standby import check_report
 from tests.unit.scheduler.driving import star
 
 MEMBERS = (Member(0, "a", 4000, "", 10), Member(1, "b", 4000, "", 11), Member(2, "", 0, "", 0))

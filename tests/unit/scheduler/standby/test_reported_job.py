@@ -5,7 +5,7 @@ import pytest
 
 from netstorm.protocol.messages import JobReport, KeyGrant, KeySpec, Member, Resume
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.standby.reported_job import ReportedJob
+from netstorm.scheduler.standby import ReportedJob
 from tests.unit.scheduler.driving import star
 
 MEMBERS = tuple(Member(rank, f"n{rank}", 4000, "", 10 + rank) for rank in range(3))

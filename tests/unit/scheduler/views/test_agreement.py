@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.frames import bits_from_wire, bits_of, bits_to_wire, ranks_in
 from netstorm.protocol.messages import RoundResults, ViewReport
-from netstorm.scheduler.views.agreement import Agreement
+from netstorm.scheduler.views import Agreement
 
 ROUNDS = 4
 

@@ -7,7 +7,7 @@ import pytest
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import bits_to_wire
 from netstorm.pslite.machine import Refuse
-from netstorm.scheduler.job_phase import Phase
+from netstorm.scheduler.snapshot import Phase
 from tests.unit.scheduler.driving import begun, key, running
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Peer
-from netstorm.scheduler.membership.members import Members
-from netstorm.scheduler.membership.refusal import Refusal
-from netstorm.scheduler.membership.rendezvous import Applicant
+from netstorm.scheduler.members import Members
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.outbox import Outbox
-from netstorm.scheduler.views.latecomers import Latecomers, Place, with_free_places
+from netstorm.scheduler.rendezvous import Applicant, Refusal
+from netstorm.scheduler.replay_log import Outbox
+from netstorm.scheduler.views import Latecomers, Place, with_free_places
 
 OPTIONS = SchedulerOptions(
     num_workers=4, job="j", release="1", job_wide={}, elastic=(1, 4), heartbeat_timeout_s=5.0

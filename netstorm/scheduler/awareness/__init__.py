@@ -1,1 +1,0 @@
-"""From the nodes' reports to an estimate of the network. Pure."""

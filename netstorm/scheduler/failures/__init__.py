@@ -1,1 +1,0 @@
-"""Links that have failed while both of their ends are alive: suspicions, detours, recovery. Pure."""

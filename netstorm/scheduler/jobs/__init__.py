@@ -1,1 +1,0 @@
-"""Several jobs on one scheduler: admission control, settings, shares of the network. Pure."""

@@ -1,1 +1,0 @@
-"""Who is in the job: admission, rendezvous, liveness, barriers. Pure."""

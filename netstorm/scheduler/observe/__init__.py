@@ -1,1 +1,0 @@
-"""What people and monitoring systems see of a job: snapshots, JSON, metrics. Pure."""

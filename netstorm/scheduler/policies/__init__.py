@@ -1,1 +1,0 @@
-"""When a policy is formed, how it is judged, and whether it is taken. Pure."""
