@@ -38,7 +38,7 @@ from netstorm.settings import Settings, foreign_variable
 
 __all__ = ["before_leaving", "create_process_group", "join_before_rendezvous", "untested_version"]
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _NEWEST_TESTED: Final = (2, 13)
 """Of PyTorch's releases."""

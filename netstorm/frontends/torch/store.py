@@ -23,7 +23,7 @@ from netstorm.pslite.keys import JobKey
 
 __all__ = ["limit_the_store_to_its_address", "sealed", "unsealed"]
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _PERSON: Final = b"netstorm store"
 

@@ -32,7 +32,7 @@ __all__ = ["Owner"]
 _JOIN_S: Final = 10.0
 """For an update to end, when this process does."""
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Owner:

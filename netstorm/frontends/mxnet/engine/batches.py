@@ -23,7 +23,7 @@ __all__ = ["Batches"]
 _JOIN_S: Final = 10.0
 """For the thread to end, at exit."""
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 

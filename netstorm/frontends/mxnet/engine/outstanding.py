@@ -30,7 +30,7 @@ __all__ = [
     "release",
 ]
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # No lock: the engine calls back in whatever thread, also while that thread collects garbage or handles a
 # signal, and would wait for a lock of its own. Single dict operations are atomic. Whoever takes an entry out

@@ -29,7 +29,7 @@ _EXIT_TIMEOUT_S: Final = 10.0
 _MEETING_S: Final = 0.2
 """For threads that run operators to be free, where there are several."""
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def _reserve_error_slots() -> bool:

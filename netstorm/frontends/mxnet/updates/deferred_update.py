@@ -23,7 +23,7 @@ from netstorm.kvstore.process.runtime import Runtime
 
 __all__ = ["DeferredUpdate", "UpdatedArrays"]
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class UpdatedArrays:

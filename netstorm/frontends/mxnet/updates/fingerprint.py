@@ -10,7 +10,7 @@ from netstorm.frontends.mxnet.compat import mx
 
 __all__ = ["fingerprint_of"]
 
-_log: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _NOT_COMPARED: Final = frozenset(
     {"param_dict", "idx2name", "sym_info", "num_update", "begin_num_update", "lr", "rescale_grad"}
