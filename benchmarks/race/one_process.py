@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.compression.registry import CodecRules, rules_of
-from netstorm.frontends.torch.gradient_codecs.units import Parameter, units_of
+from netstorm.frontends.torch.encoded_averages import Parameter, units_of
 from netstorm.testing.codec_trees import CodecTrees
 
 __all__ = ["Curve", "Floats", "KeySums", "UnitSums"]

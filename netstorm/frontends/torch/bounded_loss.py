@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # dist.GradBucket, which type checkers do not see
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
+from netstorm.frontends.torch.process_group import NetStormProcessGroup
 
 __all__ = ["BoundedLossState", "bounded_loss_hook"]
 

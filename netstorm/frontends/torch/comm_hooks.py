@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # dist.GradBucket, which type checkers do not see
 
-from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
+from netstorm.frontends.torch.process_group import NetStormProcessGroup
 
 __all__ = [
     "CommunicationHook",

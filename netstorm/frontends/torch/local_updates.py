@@ -1,25 +1,372 @@
-"""DiLoCo: an outer optimizer over what ranks have learnt alone (arXiv 2311.08105; streaming: 2501.18512)."""
+"""Training with local updates: ranks take many steps alone, and exchange what they have learnt now and then.
+
+`LocalSGD` averages parameters every few steps; `DiLoCo` averages the change since the last time and gives it
+to an outer optimizer, fragment by fragment, while training goes on. The names and their meaning are
+torchft's. `HFA` averages within sites, and less often across them; `ESync` gives each rank as many steps as
+let all be ready at once. All but `ESync` use the public interface of `torch.distributed` alone, so any
+process group will do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.gradient_codecs.averages import Descriptions
-from netstorm.frontends.torch.local_updates.agreement import Settings, differences
-from netstorm.frontends.torch.local_updates.codecs import CodecFactory, codecs_of_vectors
-from netstorm.frontends.torch.local_updates.fragment import Fragment
-from netstorm.frontends.torch.local_updates.membership import outer_optimizers, trained_parameters
-from netstorm.frontends.torch.local_updates.ranks import ElasticRanks, ProcessGroupRanks
-from netstorm.frontends.torch.local_updates.schedule import Schedule
-from netstorm.frontends.torch.local_updates.step_hook import StepHook
+from netstorm.frontends.torch.elastic import ElasticState, group_of_all_ranks
+from netstorm.frontends.torch.encoded_averages import Descriptions
+from netstorm.frontends.torch.names import NAME
+from netstorm.frontends.torch.outer_codecs import (
+    CodecFactory,
+    CodecOf,
+    Encoded,
+    Exchange,
+    Float32,
+    OuterCodec,
+    codecs_of_vectors,
+    copied,
+)
+from netstorm.frontends.torch.parameters import (
+    FlatParameters,
+    by_kind,
+    everything_in,
+    outer_optimizers,
+    own_gradients,
+    trained_parameters,
+)
+from netstorm.frontends.torch.ranks import (
+    ElasticRanks,
+    ProcessGroupRanks,
+    Ranks,
+    Settings,
+    SiteAverages,
+    Waitable,
+    check_agreement,
+    differences,
+)
+from netstorm.frontends.torch.site_mesh import LOCAL, site_mesh
+from netstorm.frontends.torch.site_sums import hierarchical_all_reduce
+from netstorm.kvstore.process.elastic import JobState, StepPacer
+from netstorm.kvstore.process.runtime import runtime_of_this_process
 
-__all__ = ["DiLoCo"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["HFA", "DiLoCo", "ESync", "LocalSGD", "OuterCodec", "Ranks", "Schedule", "Travels", "Waitable"]
+
+
+# What can go wrong with an average and is nobody's connection.
+
+
+class NonFiniteUpdate(UsageError):
+    """An average has NaN or infinite values: training has diverged at some rank. Raised at all ranks."""
+
+
+# When which fragment is synchronised: a pure function of the number of steps.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Every fragment once in `sync_every` steps, spread as evenly as whole steps allow.
+
+    Of n fragments the i-th (from 0) is applied at step `sync_every * (i + 1) / n`, rounded up, and every
+    `sync_every` steps after it (Streaming DiLoCo, arXiv 2501.18512, section 2.2). Its sum begins `delay`
+    steps before. A sum that would begin before the first step is left out.
+
+    Raises:
+        UsageError: a number is outside its range.
+    """
+
+    fragments: int
+    sync_every: int
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sync_every < 1:
+            raise UsageError(f"sync_every={self.sync_every}: it must be at least 1 step")
+        if not 0 <= self.delay < self.sync_every:
+            raise UsageError(
+                f"fragment_sync_delay={self.delay}: it must be from 0 to sync_every - 1 ="
+                f" {self.sync_every - 1}, because a fragment's sum ends before its next one begins"
+            )
+
+    def begin_at(self, step: int) -> list[int]:
+        """Return the fragments whose sums begin after inner step `step`, counted from 1."""
+        return self.apply_at(step + self.delay)
+
+    def apply_at(self, step: int) -> list[int]:
+        """Return the fragments whose sums are applied after inner step `step`."""
+        return [
+            fragment
+            for fragment in range(self.fragments)
+            if step > self.delay and (step - self._place(fragment)) % self.sync_every == 0
+        ]
+
+    def _place(self, fragment: int) -> int:
+        return -(-self.sync_every * (fragment + 1) // self.fragments)
+
+
+# Local updates in elastic jobs: ranks die and come between two averages of all.
+#
+# Right after an average of all ranks they have the same parameters. A period begins then. So that is when the
+# state is offered to ranks that join later: the parameters, and the optimizer's state of one rank. All offer
+# theirs, since any of them may leave; optimizers differ, so a newcomer takes what one of them offers.
+
+
+class Travels(Protocol):
+    """What knows how far a training is."""
+
+    def elastic_state(self) -> dict[str, Any]:
+        """Return what a rank needs that joins later, besides model and optimizer."""
+
+    def take_elastic_state(self, state: dict[str, Any]) -> None:
+        """Go on from what another rank has returned."""
+
+
+class _Progress:
+    """A training, as `ElasticState` takes it."""
+
+    def __init__(self, training: Travels) -> None:
+        self._training: Final = training
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._training.elastic_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._training.take_elastic_state(state)
+
+
+class ElasticPeriods:
+    """The periods of one training at one rank of an elastic job.
+
+    Attributes:
+        state: what travels to ranks that join later.
+        is_newcomer: this rank has joined later.
+        ends: the last step has ended a period. The next one begins with the next step, when the program has
+            counted the last one.
+    """
+
+    def __init__(
+        self,
+        training: Travels,
+        modules: Sequence[nn.Module],
+        optimizer: Optimizer,
+        entries: Mapping[str, Any],
+    ) -> None:
+        """Begin before the first period.
+
+        Args:
+            training: says how far it is.
+            modules: whose parameters and buffers travel.
+            optimizer: its state does.
+            entries: what else does, as `ElasticState` takes it.
+
+        Raises:
+            UsageError: an entry that cannot be held, or whose name is taken.
+        """
+        own: dict[str, Any] = {f"model {place}": module for place, module in enumerate(modules)}
+        own_names = {*own, "optimizer", "training"}
+        if own_names & set(entries):
+            raise UsageError(f"state={sorted(entries)}: {sorted(own_names)} are there already")
+        self._member: Final = group_of_all_ranks().member
+        self._job: Final = JobState(self._member.runtime)
+        self.is_newcomer: Final = self._job.is_needed
+        self.ends = False
+        self.state: Final = ElasticState(
+            verify_every=0, **own, optimizer=optimizer, training=_Progress(training), **entries
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there has been a period."""
+        return self.state.number > 0
+
+    @property
+    def hurries(self) -> bool:
+        """Whether this rank has joined later and has not caught up: its parameters are in no average yet, so
+        it goes on to the next one after each step.
+        """
+        return not self._job.contributes
+
+    @property
+    def counted(self) -> bool:
+        """Whether this rank's values are in all averages of this period so far."""
+        ranks = self._member.reduced_by
+        return ranks is None or bool(ranks >> self._member.runtime.rank & 1)
+
+    def begin(self) -> None:
+        """Begin a period: all ranks have the same parameters. A newcomer's first one gives it those of the
+        others.
+
+        Raises:
+            NetStormError: as of `ElasticState.step`.
+        """
+        self.ends = False
+        self.state.step()
+
+
+# What `LocalSGD` and `DiLoCo` share: a context in which something follows each step of an optimizer.
+
+
+class StepHook(ABC):
+    """A context manager that counts the steps of an optimizer.
+
+    The first time that it is entered, all ranks take the parameters and buffers of the first rank, as DDP
+    does. Each time, they compare their settings. In an elastic job they take those that most ranks have, or
+    the lowest; a rank that joins later takes those of the last average, with all settings.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizer: Optimizer,
+        ranks: ProcessGroupRanks,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._modules = modules
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._elastic = (
+            ElasticPeriods(self, modules, optimizer, state or {}) if isinstance(ranks, ElasticRanks) else None
+        )
+        self._hooks: list[RemovableHandle] = []
+        self._steps = 0
+        self._started = False
+
+    @property
+    def steps(self) -> int:
+        """How many steps of the optimizer have been counted."""
+        return self._steps
+
+    @property
+    def state(self) -> ElasticState:
+        """What travels to ranks that join an elastic job later.
+
+        Raises:
+            UsageError: the job is not elastic.
+        """
+        if self._elastic is None:
+            raise UsageError(f"{type(self).__name__}.state: the job is not elastic (NETSTORM_ELASTIC)")
+        return self._elastic.state
+
+    def __enter__(self) -> Self:
+        name = type(self).__name__
+        if self._hooks:
+            raise UsageError(f"this {name} has been entered already: leave it before you enter it again")
+        self._before_entering()
+        if self._elastic is None:
+            mine = {**self._settings(), **self._progress()}
+            check_agreement(name, self._ranks.exchange(mine, f"the settings of {name}"))
+        self._begin_alike()
+        self._hooks = [self._optimizer.register_step_post_hook(self._after_optimizer)]
+        if self._elastic is not None:
+            self._hooks.append(self._optimizer.register_step_pre_hook(self._before_optimizer))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._on_leaving(failed=kind is not None)
+
+    def _begin_alike(self) -> None:
+        """Give all ranks the same parameters and buffers, the first time."""
+        had_started, self._started = self._started, True
+        elastic = self._elastic
+        if elastic is None and not had_started:
+            for flat in everything_in(self._modules):
+                values = flat.read()
+                self._ranks.take_from_first(values)
+                flat.write(values)
+            self._after_starting()
+        elif elastic is not None and not elastic.has_begun:
+            elastic.begin()
+            if not had_started and not elastic.is_newcomer:
+                self._after_starting()
+
+    def _after_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        self._steps += 1
+        elastic = self._elastic
+        if elastic is None:
+            self._after_step()
+            return
+        if elastic.hurries:
+            self._steps = self._next_average(self._steps)
+        self._after_step()
+        elastic.ends = self._period_ends()
+        if not elastic.counted:
+            self._forget_uncounted()
+
+    def _before_optimizer(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        if self._elastic is not None and self._elastic.ends:
+            self._elastic.begin()
+
+    def elastic_state(self) -> dict[str, Any]:
+        """Return what a rank needs that joins an elastic job later, besides model and optimizer."""
+        return self.state_dict()
+
+    def take_elastic_state(self, state: dict[str, Any]) -> None:
+        """Go on from what another rank has returned."""
+        self.load_state_dict(state)
+
+    def _progress(self) -> Settings:
+        """Return how far this rank is, which all ranks must agree on, too."""
+        return {"the number of steps so far": self._steps}
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the training is, and what it keeps."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+
+    @abstractmethod
+    def _next_average(self, step: int) -> int:
+        """Return the first step from `step` on that an average of all ranks follows."""
+
+    @abstractmethod
+    def _forget_uncounted(self) -> None:
+        """Forget what is kept of this rank's steps, none of which has counted: it has just joined."""
+
+    @abstractmethod
+    def _period_ends(self) -> bool:
+        """Return whether an average of all ranks has followed the last step, and nothing is under way."""
+
+    @abstractmethod
+    def _settings(self) -> Settings:
+        """Return what all ranks must agree on."""
+
+    @abstractmethod
+    def _after_step(self) -> None:
+        """Do what is due after `steps` steps."""
+
+    @abstractmethod
+    def _before_entering(self) -> None:
+        """Refuse to be entered, if there is a reason."""
+
+    @abstractmethod
+    def _after_starting(self) -> None:
+        """Take note of the parameters, which are now the same at all ranks."""
+
+    @abstractmethod
+    def _on_leaving(self, *, failed: bool) -> None:
+        """End what is under way; `failed` says that an exception leaves the context."""
+
+
+# DiLoCo: an outer optimizer over what ranks have learnt alone (arXiv 2311.08105; streaming: 2501.18512).
 
 
 class DiLoCo(StepHook):
@@ -236,3 +583,489 @@ class DiLoCo(StepHook):
                 f"an exception has left this DiLoCo while sums of {', '.join(self._lost)} were under way, and"
                 " they are lost: go on from the last checkpoint (load_state_dict)"
             )
+
+
+# One fragment of a model: its global parameters, and the average that brings them forward.
+
+
+class Fragment:
+    """Global parameters of some of a model's parameters, one vector for each type and device.
+
+    Global parameters have the same bits at all ranks. Local ones are the model's, which the rank trains.
+
+    Args:
+        name: for messages.
+        parameters: what is synchronised, by a name that no other fragment has.
+        outer_optimizer: brings the global parameters forward; it is one over the model's own parameters.
+        alpha: weight of the local parameters when an update is applied.
+        codec: makes what averages one vector.
+        ranks: whom to average over.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        outer_optimizer: Optimizer,
+        alpha: float,
+        codec: CodecOf,
+        ranks: Ranks,
+    ) -> None:
+        self.name = name
+        self.flat = by_kind(parameters.values())
+        self._outer = outer_optimizer
+        self._alpha = alpha
+        self._ranks = ranks
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        self._codecs = [codec(flat, [names[id(each)] for each in flat.parameters]) for flat in self.flat]
+        self._global: list[torch.Tensor] = []
+        self.remember()
+        self._exchanges: list[Exchange] = []
+        self._averages: list[torch.Tensor] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a sum has begun and has not been applied."""
+        return bool(self._exchanges) or self._averages is not None
+
+    @property
+    def codec_name(self) -> str:
+        """What ranks compare."""
+        return self._codecs[0].name
+
+    def remember(self) -> None:
+        """Make the local parameters the global ones; they must be the same at all ranks."""
+        self._global = [flat.read() for flat in self.flat]
+
+    def write_global(self) -> None:
+        """Make the global parameters the local ones."""
+        for flat, values in zip(self.flat, self._global, strict=True):
+            flat.write(values)
+
+    def begin(self) -> None:
+        """Begin to average the outer gradient: global minus local parameters, as they are now."""
+        for flat, start, codec in zip(self.flat, self._global, self._codecs, strict=True):
+            wide = accumulator_type(flat.dtype)
+            update = flat.read().to(wide).neg_().add_(start)  # in place: new memory costs more than sums
+            self._exchanges.append(Exchange(codec, update, self._ranks))
+
+    def advance(self) -> None:
+        """Begin the average's next collective, if its codec takes several."""
+        for exchange in self._exchanges:
+            exchange.advance()
+
+    def apply(self) -> None:
+        """Wait for the average, take an outer step, and merge it into the local parameters.
+
+        Raises:
+            NonFiniteUpdate: the average is not finite. Neither global nor local parameters have changed.
+        """
+        averages = self._finished()
+        self.drop()
+        check_finite(averages, f"the outer gradient of {self.name}", self.flat)
+        trained = [flat.read() for flat in self.flat] if self._alpha else []
+        self.write_global()
+        with own_gradients(self._outer):
+            for flat, average in zip(self.flat, averages, strict=True):
+                flat.set_gradients(average)
+            self._outer.step()
+        self.remember()
+        if trained:
+            for flat, values, local in zip(self.flat, self._global, trained, strict=True):
+                flat.write(torch.lerp(values, local, self._alpha))
+
+    def forget(self) -> None:
+        """Forget what codecs have not sent of this rank's."""
+        for codec in self._codecs:
+            if isinstance(codec, Encoded):
+                codec.forget()
+
+    def drop(self) -> None:
+        """Forget the sum that is under way."""
+        self._exchanges, self._averages = [], None
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of the outer state; a sum that is under way is awaited and kept for its time."""
+        averages = self._finished() if self.under_way else None
+        return {
+            "global": [values.clone() for values in self._global],
+            "kept": [copied(codec.kept()) for codec in self._codecs],
+            "averages": None if averages is None else [average.clone() for average in averages],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.drop()
+        self._global = self._like(state["global"])
+        for flat, codec, kept in zip(self.flat, self._codecs, state["kept"], strict=True):
+            codec.keep(copied(kept, flat.device))
+        if state["averages"] is not None:
+            self._averages = [
+                average.to(flat.device, copy=True)
+                for flat, average in zip(self.flat, state["averages"], strict=True)
+            ]
+
+    def _finished(self) -> list[torch.Tensor]:
+        if self._averages is None:
+            # In two turns: what can begin begins, in one order at all ranks, and then all is awaited.
+            self.advance()
+            self._averages = [exchange.finish() for exchange in self._exchanges]
+        return self._averages
+
+    def _like(self, saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = [(values.numel(), values.dtype) for values in saved]
+        expected = [(flat.size, flat.dtype) for flat in self.flat]
+        if found != expected:
+            raise UsageError(
+                f"the checkpoint's {self.name} has (values, type) {found}, the model's has {expected}:"
+                " load a checkpoint of the same model and fragments"
+            )
+        return [values.to(flat.device, copy=True) for flat, values in zip(self.flat, saved, strict=True)]
+
+
+def accumulator_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that values of `dtype` are summed in: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def check_finite(averages: Sequence[torch.Tensor], what: str, flat: Sequence[FlatParameters]) -> None:
+    """Raise `NonFiniteUpdate` if an average is not finite.
+
+    All ranks have the same average, so all raise. The message says whether this rank's values are the cause.
+    """
+    if all(bool(torch.isfinite(average).all()) for average in averages):
+        return
+    own = sum(int((~torch.isfinite(part.read())).sum()) for part in flat)
+    cause = (
+        f"{own} of this rank's parameters are not finite" if own else "this rank's own parameters are finite"
+    )
+    raise NonFiniteUpdate(
+        f"{what} has NaN or infinite values ({cause}): training has diverged at some rank; lower the learning"
+        " rate or clip gradients, and go on from a checkpoint"
+    )
+
+
+# Local SGD: ranks train alone, and every few steps average their parameters (Stich, arXiv 1805.09767).
+
+
+class LocalSGD(StepHook):
+    """Averages the parameters of a model over all ranks, every `sync_every` steps of its optimizer.
+
+    ```python
+    with LocalSGD(model, optimizer, sync_every=10):
+        for batch in batches:
+            ...
+            optimizer.step()  # every tenth one also averages
+    ```
+
+    Buffers, such as BatchNorm's statistics, and the optimizer's state stay each rank's own. An average
+    blocks, for the process group's time-out at most.
+
+    Args:
+        model: whose parameters are averaged; those that need no gradient are not.
+        optimizer: whose steps are counted.
+        sync_every: steps between averages.
+        group: the ranks to average over; None is the default group.
+        state: in an elastic job, what else travels to ranks that join later, as `ElasticState` takes it.
+
+    Raises:
+        UsageError: a value is not allowed, or there is no process group.
+        Disagreement: on entering; ranks have different settings.
+        NonFiniteUpdate: in `optimizer.step()`, at all ranks; the average is not finite. Parameters stay as
+            they were.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        sync_every: int,
+        *,
+        group: dist.ProcessGroup | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        if sync_every < 1:
+            raise UsageError(f"sync_every={sync_every}: it must be at least 1 step")
+        super().__init__([model], optimizer, ProcessGroupRanks.of(group), state)
+        self._sync_every = sync_every
+        self._flat = by_kind(parameter for parameter in model.parameters() if parameter.requires_grad)
+        if not self._flat:
+            raise UsageError(f"the model ({type(model).__name__}) has no parameters that need a gradient")
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether all ranks have the same parameters: the last step was followed by an average of all."""
+        return self._period_ends()
+
+    def sync(self) -> None:
+        """Average now; all ranks must call it at the same step."""
+        self._average(self._ranks)
+
+    def _average(self, ranks: Ranks) -> None:
+        exchanges = [
+            Exchange(Float32(), flat.read().to(accumulator_type(flat.dtype)), ranks) for flat in self._flat
+        ]
+        averages = [exchange.finish() for exchange in exchanges]
+        check_finite(averages, "the average of the model", self._flat)
+        for flat, average in zip(self._flat, averages, strict=True):
+            flat.write(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps and the settings; parameters are in the model's own `state_dict()`."""
+        return {"steps": self._steps, "started": self._started, "settings": dict(self._settings())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, saved with the same settings; load the model and the optimizer as well."""
+        differing = differences(state["settings"], self._settings())
+        if differing:
+            name, saved, mine = differing[0]
+            raise UsageError(f"the checkpoint was saved with {name}={saved}, but this LocalSGD has {mine}")
+        self._steps = int(state["steps"])
+        self._started = bool(state["started"])
+
+    def _settings(self) -> Settings:
+        return {
+            "sync_every": self._sync_every,
+            "the model's parameters": [f"{flat.size} x {flat.dtype}" for flat in self._flat],
+        }
+
+    def _before_entering(self) -> None:
+        for flat in self._flat:
+            flat.check_unchanged("the model")
+
+    def _after_starting(self) -> None:
+        """There is no copy of the parameters."""
+
+    def _after_step(self) -> None:
+        if self._steps % self._sync_every == 0:
+            self.sync()
+
+    def _next_average(self, step: int) -> int:
+        return -(-step // self._sync_every) * self._sync_every
+
+    def _period_ends(self) -> bool:
+        return self._steps % self._sync_every == 0
+
+    def _forget_uncounted(self) -> None:
+        """Nothing is kept from one average to the next."""
+
+    def _on_leaving(self, *, failed: bool) -> None:
+        """Nothing is ever under way between steps."""
+
+
+# Hierarchical frequency aggregation: averages within a site often, and across sites seldom (GeoMX).
+
+
+class HFA(LocalSGD):
+    """Averages parameters over the ranks of a site every `k1` steps, and over all at every `k2`-th average.
+
+    ```python
+    with HFA(model, optimizer, k1=20, k2=10):
+        for batch in batches:
+            ...
+            optimizer.step()  # every 20th one averages in the site, every 200th one over all
+    ```
+
+    A site's average does not leave it. One over all is summed inside sites first, so that it crosses the WAN
+    once a site. See `LocalSGD` for what else holds.
+
+    Args:
+        model: whose parameters are averaged; those that need no gradient are not.
+        optimizer: whose steps are counted.
+        k1: steps between averages.
+        k2: averages of a site from one over all ranks to the next, which is one of them.
+        mesh: of sites; None: `site_mesh()`, whose sites are those of NETSTORM_SITE. Elastic jobs have none:
+            an average over all goes along the job's trees there, and a rank that has joined later is in no
+            average of a site.
+        state: in an elastic job, what else travels to ranks that join later, as `ElasticState` takes it.
+
+    Raises:
+        UsageError: a value is not allowed, there is no process group, or no mesh of sites.
+        Disagreement: on entering; ranks have different settings.
+        NonFiniteUpdate: in `optimizer.step()`; the average is not finite. Parameters stay as they were.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        k1: int,
+        k2: int,
+        *,
+        mesh: DeviceMesh | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        if k1 < 1 or k2 < 1:
+            raise UsageError(f"k1={k1}, k2={k2}: both must be at least 1")
+        super().__init__(model, optimizer, k1, state=state)
+        self._k2 = k2
+        self._of_site: ProcessGroupRanks | SiteAverages
+        if self._elastic is not None:
+            if mesh is not None:
+                raise UsageError(
+                    "mesh= in an elastic job (NETSTORM_ELASTIC): leave it out, ranks come and go"
+                )
+            member = group_of_all_ranks().member
+            self._of_site = SiteAverages(member, is_newcomer=self._elastic.is_newcomer)
+            return
+        self._mesh = site_mesh() if mesh is None else mesh
+        if LOCAL not in (self._mesh.mesh_dim_names or ()):
+            raise UsageError(
+                f"a mesh with the dimensions {self._mesh.mesh_dim_names}: expected one of site_mesh()"
+            )
+        self._of_site = ProcessGroupRanks(self._mesh.get_group(LOCAL))
+
+    def sync_site(self) -> None:
+        """Average over the ranks of the site now; all of them must call it at the same step."""
+        if isinstance(self._of_site, ProcessGroupRanks):
+            self._average(self._of_site)
+            return
+        averages = [flat.read().to(accumulator_type(flat.dtype)) for flat in self._flat]
+        self._of_site.average(averages)
+        check_finite(averages, "the average of the model", self._flat)
+        for flat, average in zip(self._flat, averages, strict=True):
+            flat.write(average)
+
+    def sync(self) -> None:
+        """Average over all ranks now; all must call it at the same step."""
+        if self._elastic is not None:
+            super().sync()
+            return
+        averages = [flat.read().to(accumulator_type(flat.dtype)) for flat in self._flat]
+        for average in averages:
+            hierarchical_all_reduce(average, self._mesh, dist.ReduceOp.AVG)
+        check_finite(averages, "the average of the model", self._flat)
+        for flat, average in zip(self._flat, averages, strict=True):
+            flat.write(average)
+
+    def _settings(self) -> Settings:
+        return {**super()._settings(), "k2": self._k2}
+
+    def _next_average(self, step: int) -> int:
+        period = self._sync_every * self._k2
+        return -(-step // period) * period
+
+    def _period_ends(self) -> bool:
+        return self._steps % (self._sync_every * self._k2) == 0
+
+    def _after_step(self) -> None:
+        if self._steps % (self._sync_every * self._k2) == 0:
+            self.sync()
+        elif self._steps % self._sync_every == 0:
+            self.sync_site()
+
+
+# ESync: each rank takes as many steps between averages as fit into the time of the slowest.
+
+
+class ESync(LocalSGD):
+    """Averages parameters over all ranks, each of which has taken as many steps as the state server says.
+
+    ```python
+    with ESync(model, optimizer) as training:
+        while training.averages < 100:
+            ...
+            optimizer.step()  # the last one of a round also averages
+    ```
+
+    Ranks take different numbers of steps, so a loop counts averages. A rank that is four times slower takes
+    one step while the others take four. The scheduler computes the numbers from what ranks measure (Li et
+    al., IEEE TSC 2022). See `LocalSGD` for what else holds.
+
+    Args:
+        model: whose parameters are averaged; those that need no gradient are not.
+        optimizer: whose steps are counted.
+        least_steps: steps of the slowest rank between averages.
+        most_steps: bound for all ranks: after many steps alone parameters are far apart.
+        state: in an elastic job, what else travels to ranks that join later, as `ElasticState` takes it.
+
+    Raises:
+        UsageError: a value is not allowed; or the default process group is not NetStorm's.
+        Disagreement: on entering; ranks have different settings.
+        NonFiniteUpdate: in `optimizer.step()`, at all ranks; the average is not finite. Parameters stay as
+            they were.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        least_steps: int = 1,
+        most_steps: int = 100,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, max(1, least_steps), state=state)
+        if NAME not in dist.get_backend():
+            raise UsageError(
+                f"ESync in a default process group of {dist.get_backend()!r}: its state server is NetStorm's "
+                "scheduler; call init_process_group('netstorm')"
+            )
+        runtime = runtime_of_this_process(framework="PyTorch")
+        self._bounds = (least_steps, most_steps)
+        self._pacer = StepPacer(runtime, least=least_steps, most=most_steps)
+        self._paces = runtime.size > 1 or self._elastic is not None
+        self._taken = 0
+        self._rounds = 0
+        """Reported to the state server: those of this process, and of the job before it joined."""
+        self._averages = 0
+
+    @property
+    def averages(self) -> int:
+        """How many averages there have been."""
+        return self._averages
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers of steps and averages, and the settings; call it right after an average.
+
+        Raises:
+            UsageError: this rank has taken steps since the last one: others have taken another number.
+        """
+        if self._taken:
+            raise UsageError(f"{self._taken} steps after an average: save right after one, when ranks agree")
+        return {**super().state_dict(), "averages": self._averages}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`; load the model and the optimizer as well."""
+        super().load_state_dict(state)
+        self._averages = int(state["averages"])
+
+    def elastic_state(self) -> dict[str, Any]:
+        """Return what a rank needs that joins an elastic job later."""
+        return {**super().state_dict(), "averages": self._averages, "rounds": self._rounds}
+
+    def take_elastic_state(self, state: dict[str, Any]) -> None:
+        """Go on from what another rank has returned."""
+        self.load_state_dict(state)
+        self._rounds = int(state["rounds"])
+
+    def _next_average(self, step: int) -> int:
+        return step
+
+    def _period_ends(self) -> bool:
+        return self._taken == 0
+
+    def _settings(self) -> Settings:
+        least, most = self._bounds
+        return {**super()._settings(), "least_steps": least, "most_steps": most}
+
+    def _progress(self) -> Settings:
+        return {"the number of averages so far": self._averages}
+
+    def _after_step(self) -> None:
+        self._taken += 1
+        hurries = self._elastic is not None and self._elastic.hurries
+        if not hurries and self._taken < (self._pacer.steps() if self._paces else self._bounds[0]):
+            return
+        if self._paces:
+            self._pacer.round_ends(self._taken)
+            if any(flat.device.type == "cuda" for flat in self._flat):
+                torch.cuda.synchronize()  # steps are queued there; what they take is what others wait for
+            self._pacer.exchange_begins(self._rounds)
+        self.sync()
+        if self._paces:
+            self._pacer.exchange_ends()
+            self._rounds += 1
+        self._averages += 1
+        self._taken = 0

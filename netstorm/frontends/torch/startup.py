@@ -7,25 +7,44 @@ starts one beside itself, and the others find it in PyTorch's store: that is how
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from netstorm.errors import SettingsError, UsageError
+from netstorm import clock
+from netstorm.addresses import is_loopback, split_host_port
+from netstorm.errors import (
+    NetStormError,
+    SchedulerLost,
+    SettingsError,
+    Unreachable,
+    UsageError,
+    WaitTimeout,
+)
 from netstorm.frontends.torch.errors import let_backward_raise_own_errors, raises_torch_errors
-from netstorm.frontends.torch.gradient_codecs.unedited import codec_of_settings, let_models_use_it
-from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
-from netstorm.frontends.torch.process_group.member import Member
-from netstorm.frontends.torch.process_group.monitored_barrier import let_pytorch_call_us
-from netstorm.frontends.torch.scheduler_process import SchedulerProcess, meet, refuse
+from netstorm.frontends.torch.gradient_codecs import codec_of_settings, let_models_use_it
+from netstorm.frontends.torch.member import Member
+from netstorm.frontends.torch.process_group import NetStormProcessGroup, let_pytorch_call_us
+from netstorm.frontends.torch.store import sealed, unsealed
 from netstorm.kvstore.calls import CallPositions
 from netstorm.kvstore.process.runtime import (
     CompletionThread,
@@ -34,9 +53,408 @@ from netstorm.kvstore.process.runtime import (
     leave_job,
     runtime_of_this_process,
 )
-from netstorm.settings import Settings, foreign_variable
+from netstorm.pslite.admission import job_key_of, load_credentials
+from netstorm.pslite.host_addresses import (
+    given_host,
+    loopback_host,
+    machine_number,
+    own_addresses,
+    resolve,
+    source_towards,
+    tcp_listener,
+)
+from netstorm.pslite.keys import JobKey
+from netstorm.settings import Settings, child_environment, foreign_variable
 
-__all__ = ["before_leaving", "create_process_group", "join_before_rendezvous", "untested_version"]
+__all__ = [
+    "answering",
+    "before_leaving",
+    "create_process_group",
+    "join_before_rendezvous",
+    "meet",
+    "reachable",
+    "refuse",
+    "untested_version",
+]
+
+
+# The scheduler that rank 0 starts beside itself if none is named, and how the others find it.
+#
+# The members of a group tell each other through PyTorch's store on which machines they are. On one machine
+# the scheduler listens on loopback. Else rank 0 offers all its addresses, each member tries them, and the
+# scheduler listens at one that all have reached: neither the name of a host nor the store's address says
+# which that is.
+#
+# The scheduler is a process of its own. It outlives rank 0, so that it can tell the others if rank 0 dies. It
+# ends by itself with the job.
+
+_COMMAND: Final = (sys.executable, "-m", "netstorm", "scheduler")
+
+_START_S: Final = 60.0
+"""Longest start: on a busy machine Python takes seconds to import what it needs."""
+
+_END_S: Final = 10.0
+"""Longest end, once all ranks have left."""
+
+_SLICE_S: Final = 0.02
+_REMIND_S: Final = 10.0
+
+_TRY_S: Final = 10.0
+"""How long all addresses of rank 0 are tried, at once: time for TCP's attempts after 1, 3 and 7 s."""
+
+_LATER_S: Final = 1.5
+"""How much longer than the first that answers: the others may be more of use to other members."""
+
+_TOKEN_BYTES: Final = 16
+
+_HINT: Final = (
+    "set DMLC_NODE_HOST at rank 0 to its host's address that all others can reach, or start `netstorm "
+    "scheduler` on a host that all reach, and set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT at all ranks"
+)
+
+
+class SchedulerProcess:
+    """A scheduler under way.
+
+    Attributes:
+        address: HOST:PORT at which nodes reach it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self.address: Final = address
+        self._process: Final = process
+
+    def wait(self) -> None:
+        """Wait for its end, which comes when all ranks have left; stop it if it does not come."""
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop it, and with it the job."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one member writes into the store for the others."""
+
+    machine: int = 0
+    """Of the writer: those that have the same reach each other over loopback."""
+    name: str = ""
+    """Of the writer's host, for messages."""
+    addresses: tuple[str, ...] = ()
+    """Of rank 0's host; from another rank those of them that it has reached, and when it comes, where its
+    store is.
+    """
+    port: int = 0
+    """At which rank 0 answers, or, in its last note, its scheduler."""
+    token: bytes = b""
+    """What it answers: by it the others know that they have reached it, and no other machine."""
+    hidden: str = ""
+    """The setting because of which no other machine would reach the writer."""
+    error: str = ""
+    """Why the job does not come together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """The notes of one group in PyTorch's store."""
+
+    store: Store
+    prefix: str
+    """Of their keys: the same at all members, and of this group alone."""
+    limit_s: float
+    """Longest wait for another member."""
+    key: JobKey | None
+    """The job's, under which notes carry a code."""
+
+    @classmethod
+    def of_group(cls, store: Store, rank: int, limit_s: float, key: JobKey | None) -> _Notes:
+        """Return the notes of the group that its members are about to make; `rank` is this one's in it.
+
+        PyTorch gives each group a part of the store, by the group's name. A group of that name may have been
+        before, so the store counts for each member how often it came: that is the same for all members,
+        whatever other groups each of them was in. torchrun's store outlives its ranks: it counts restarts.
+        """
+        restart = foreign_variable("TORCHELASTIC_RESTART_COUNT") or 0
+        nth = store.add(f"netstorm/{restart}/{rank}", 1)
+        return cls(store, f"netstorm/{restart}/{nth}", limit_s, key)
+
+    def write(self, what: str, note: _Note) -> None:
+        name = f"{self.prefix}/{what}"
+        self.store.set(name, sealed(msgspec.json.encode(note).decode(), name, self.key))
+
+    def refuse(self, rank: int, text: str) -> None:
+        """Tell all others, at another rank than 0 by rank 0, why there will be no job."""
+        with contextlib.suppress(Exception):  # the store may be why
+            for what in ("come", "reached") if rank else ("offer", "scheduler"):
+                self.write(f"{what}/{rank}", _Note(error=text))
+
+    def read(self, what: str, ranks: Iterable[int]) -> dict[int, _Note]:
+        """Return the notes of these ranks, once they have written them.
+
+        Raises:
+            UsageError: one of them says that there will be no job.
+            WaitTimeout: names those that have not.
+        """
+        found: dict[int, _Note] = {}
+        missing = sorted(ranks)
+        began = now = clock.monotonic()
+        remind_at = began + _REMIND_S
+        while True:
+            for rank in [one for one in missing if self.store.check([self._key(what, one)])]:
+                name = self._key(what, rank)
+                found[rank] = self._open(self.store.get(name), name)
+                if found[rank].error:
+                    raise UsageError(f"rank {rank} of this group makes no job: {found[rank].error}")
+                missing.remove(rank)
+            if not missing:
+                return found
+            late = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:32]))}"
+            if now > began + self.limit_s:
+                raise WaitTimeout(
+                    f"not every rank came within {self.limit_s:g} s (NETSTORM_JOIN_TIMEOUT): nothing in "
+                    f"PyTorch's store is from {late} of this group"
+                )
+            if now > remind_at:
+                _log.warning("waiting for %s of this group, by PyTorch's store", late)
+                remind_at = now + _REMIND_S
+            clock.sleep(max(_SLICE_S, clock.monotonic() - now))  # a store that is far away: less often
+            now = clock.monotonic()
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"{self.prefix}/{what}/{rank}"
+
+    def _open(self, written: bytes, name: str) -> _Note:
+        text = unsealed(written.decode(errors="replace"), name, self.key)
+        try:
+            return msgspec.json.decode(text, type=_Note)
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"{name!r} in PyTorch's store is {text[:200]!r}: expected a note of NetStorm's ({error}); "
+                "somebody else writes to the store, or another release of NetStorm"
+            ) from None
+
+
+def refuse(store: Store, rank: int, text: str) -> None:
+    """Tell the other members of a group why this one makes no job with them, instead of `meet`."""
+    _Notes.of_group(store, rank, 0.0, job_key_of(Settings.from_environment())).refuse(rank, text)
+
+
+def meet(store: Store, rank: int, size: int, settings: Settings) -> tuple[str, int, SchedulerProcess | None]:
+    """Return host and port of the scheduler of a new job, and the process at rank 0, which has started it.
+
+    Args:
+        store: the group's part of PyTorch's.
+        rank: this member's in the group.
+        size: number of members.
+        settings: of this process.
+
+    Raises:
+        NetStormError: at all members, for one reason: no address of rank 0's host is reached by all; several
+            hosts, and no key; the scheduler does not start; a member does not come.
+    """
+    notes = _Notes.of_group(store, rank, settings.join_timeout_s, job_key_of(settings))
+    try:
+        given = given_host(
+            node_host=settings.node_host, interface=settings.interface, bind_host=settings.bind_host
+        )
+        own = _Note(
+            machine=machine_number(),
+            name=socket.gethostname(),
+            addresses=_address_of(store),
+            hidden=given[1] if given is not None and is_loopback(given[0]) else "",
+        )
+        notes.write(f"come/{rank}", own)
+        if rank:
+            return *_find(notes, rank, own), None
+        members = notes.read("come", range(size))
+        host = _chosen_host(notes, members, settings, given)
+        scheduler = _start_scheduler(settings, host)
+        port = split_host_port(scheduler.address)[1]
+    except BaseException as error:
+        text = str(error) if isinstance(error, NetStormError) else f"{type(error).__name__}: {error}"
+        notes.refuse(rank, text)
+        raise
+    notes.write("scheduler/0", _Note(addresses=(host,), port=port))
+    if settings.bind_host == "*" and host not in own_addresses():  # a NAT's, which may not lead back
+        host = loopback_host()
+    return host, port, scheduler
+
+
+def _find(notes: _Notes, rank: int, own: _Note) -> tuple[str, int]:
+    """Return the scheduler's host and port, at another rank than 0."""
+    offer = notes.read("offer", [0])[0]
+    if offer.addresses:
+        # Of another host's addresses those that this host has, too, mean this host here: those of bridges to
+        # containers are the same everywhere.
+        ours = set() if offer.machine == own.machine else set(own_addresses())
+        tried = [address for address in offer.addresses if address not in ours]
+        reached = reachable(tried, offer.port, offer.token, _TRY_S)
+        notes.write(f"reached/{rank}", _Note(name=own.name, addresses=tuple(reached)))
+    found = notes.read("scheduler", [0])[0]
+    return found.addresses[0], found.port
+
+
+def _chosen_host(
+    notes: _Notes, members: dict[int, _Note], settings: Settings, given: tuple[str, str] | None
+) -> str:
+    """Return the address for the scheduler, at rank 0, which all members can reach."""
+    elsewhere = [rank for rank in members if members[rank].machine != members[0].machine]
+    if not elsewhere:
+        notes.write("offer/0", _Note())
+        return loopback_host() if given is None else given[0]
+    first = f"rank {elsewhere[0]} (host {members[elsewhere[0]].name})"
+    for rank, note in members.items():
+        if note.hidden:
+            raise Unreachable(
+                f"{note.hidden} at rank {rank} (host {note.name}): for others that is another machine, and "
+                f"{first} is not on rank 0's host; give an address that the others reach, or none"
+            )
+    addresses = [given[0]] if given is not None else _offered([members[rank] for rank in elsewhere])
+    if not addresses:
+        raise Unreachable(
+            f"rank 0's host {members[0].name} has no address but loopback, for {first}; {_HINT}"
+        )
+    load_credentials(settings, addresses[0])  # before the others try: without a key they could not come
+    with answering(settings.bind_host or "*") as (port, token):
+        offer = _Note(machine=members[0].machine, addresses=tuple(addresses), port=port, token=token)
+        notes.write("offer/0", offer)
+        reached = notes.read("reached", (rank for rank in members if rank))
+    common = [address for address in addresses if all(address in note.addresses for note in reached.values())]
+    if common:
+        return common[0]
+    texts = [
+        f"rank {rank} (host {note.name}) reaches {' and '.join(note.addresses) or 'none'}"
+        for rank, note in sorted(reached.items(), key=lambda item: len(item[1].addresses))
+    ]
+    raise Unreachable(
+        f"no address of rank 0's host {members[0].name} can be reached by all ranks: it has "
+        f"{', '.join(addresses)}{'' if given is None else f' ({given[1]})'}; {', '.join(texts[:8])}; {_HINT}"
+    )
+
+
+def _address_of(store: Store) -> tuple[str, ...]:
+    """Return the address of PyTorch's store, if it has one: the user has given it."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = str(getattr(store, "host", ""))
+    with contextlib.suppress(SettingsError):
+        return (resolve(host, "MASTER_ADDR"),) if host else ()
+    return ()
+
+
+def _offered(others: Sequence[_Note]) -> list[str]:
+    """Return the addresses of this host, the likeliest first: at which others find the store, if it is here;
+    from which this host reaches it, if it is not; then the others.
+    """
+    ours = own_addresses()
+    stores = dict.fromkeys(address for note in others for address in note.addresses)
+    towards = [address if address in ours else source_towards(address) for address in stores]
+    return list(dict.fromkeys([*(one for one in towards if one in ours), *ours]))
+
+
+@contextlib.contextmanager
+def answering(host: str) -> Iterator[tuple[int, bytes]]:
+    """Answer everybody who connects with a token, meanwhile; yield the port and the token."""
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    listener = tcp_listener(host)
+
+    def answer() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:  # it has been shut down
+                return
+            with client, contextlib.suppress(OSError):
+                client.settimeout(_SLICE_S)  # a few bytes never wait
+                client.sendall(token)
+
+    thread = threading.Thread(target=answer, name="netstorm-answering", daemon=True)
+    thread.start()
+    try:
+        yield int(listener.getsockname()[1]), token
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a client
+        thread.join()
+        listener.close()
+
+
+def reachable(addresses: Sequence[str], port: int, token: bytes, limit_s: float) -> list[str]:
+    """Return at which of these addresses the process answers that has the token. All are tried at once."""
+    found: set[str] = set()
+    heard: dict[str, bytes] = dict.fromkeys(addresses, b"")
+    deadline = clock.monotonic() + limit_s
+    with contextlib.ExitStack() as stack:
+        waiting = stack.enter_context(selectors.DefaultSelector())
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError):  # without this family, or without a route
+                one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                one.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    one.connect((address, port))
+                waiting.register(one, selectors.EVENT_READ, address)
+        while waiting.get_map() and (left := deadline - clock.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                address, tried = key.data, key.fileobj
+                assert isinstance(tried, socket.socket)
+                try:
+                    got = tried.recv(len(token))
+                except OSError:
+                    got = b""
+                heard[address] += got
+                if heard[address] == token:
+                    found.add(address)
+                    deadline = min(deadline, clock.monotonic() + _LATER_S)
+                if not got or len(heard[address]) >= len(token):
+                    waiting.unregister(tried)
+    return [address for address in addresses if address in found]
+
+
+def _start_scheduler(settings: Settings, host: str) -> SchedulerProcess:
+    """Start a scheduler for a job with these settings, at an address of this host.
+
+    Raises:
+        SchedulerLost: it does not start; its error output says why.
+        SettingsError: an address that does not exist, or that others can reach while there is no key.
+    """
+    load_credentials(settings, host)  # here it is an error of the program; the scheduler would only exit
+    with tempfile.TemporaryDirectory(prefix="netstorm-") as folder:
+        ready = Path(folder) / "ready"
+        process = subprocess.Popen(  # noqa: S603 -- our own command
+            [*_COMMAND, "--host", host, "--port", "0", "--ready-file", str(ready), "--beside-ranks"],
+            env=child_environment(DMLC_ROLE=None, DMLC_NUM_WORKER=settings.num_workers, NETSTORM_RANK=None),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the ranks; the scheduler hears of it from them
+        )
+        deadline = clock.monotonic() + _START_S
+        while not (ready.exists() and (address := ready.read_text().strip())):
+            try:
+                code = process.wait(_SLICE_S)
+            except subprocess.TimeoutExpired:
+                if clock.monotonic() < deadline:
+                    continue
+                process.kill()
+                process.wait()
+                raise SchedulerLost(
+                    f"the scheduler that rank 0 started at {host} was not ready within {_START_S:g} s; start "
+                    "one by hand (netstorm scheduler) and name it in DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+                ) from None
+            raise SchedulerLost(
+                f"the scheduler that rank 0 started at {host} has ended with exit code {code}; its output "
+                "above says why"
+            )
+    return SchedulerProcess(process, address)
+
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is n
 if find_spec("torch") is not None:
     from torch._C._distributed_c10d import HashStore
 
-    from netstorm.frontends.torch import scheduler_process
-    from netstorm.frontends.torch.scheduler_process import answering, meet, reachable, refuse
+    from netstorm.frontends.torch import startup as scheduler_process
+    from netstorm.frontends.torch.startup import answering, meet, reachable, refuse
 
 DEADLINE_S = 60
 NOWHERE = "127.0.0.77"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from netstorm.checkpoint.checksums import Bytes
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.plain_values import tensor_device
-from netstorm.frontends.torch.process_group.group import NetStormProcessGroup
+from netstorm.frontends.torch.process_group import NetStormProcessGroup
 
 __all__ = ["GroupRanks"]
 

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm.frontends.torch import elastic
-from netstorm.frontends.torch.gradient_codecs import CodecHookState, codec_hook
-from netstorm.frontends.torch.gradient_codecs.unedited import hook_state_of
+from netstorm.frontends.torch.gradient_codecs import CodecHookState, codec_hook, hook_state_of
 from netstorm.frontends.torch.local_updates import DiLoCo
 from tests.integration.torch.programs.begin import PATIENCE, begin, error_of, same_at_all_ranks
 

@@ -10,11 +10,7 @@ import pytest
 
 if find_spec("torch") is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
-from netstorm.frontends.torch.asynchronous.saved_state import (
-    decoded_states,
-    encoded_states,
-    problem_of_states,
-)
+from netstorm.frontends.torch.owned_blocks import decoded_states, encoded_states, problem_of_states
 
 
 def test_a_count_and_a_momentum_come_back():

@@ -11,7 +11,7 @@ from netstorm.errors import UsageError
 
 if find_spec("torch") is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
-from netstorm.frontends.torch.asynchronous.update_rule import UpdateRule
+from netstorm.frontends.torch.owned_blocks import UpdateRule
 
 
 def test_a_gradient_is_corrected_in_proportion_to_its_square_and_to_what_has_changed():

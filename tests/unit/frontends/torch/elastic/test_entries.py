@@ -11,9 +11,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.elastic.data_parallel import data_parallel
-from netstorm.frontends.torch.elastic.entries import Entries
-from netstorm.frontends.torch.elastic.sampler import ElasticSampler
+from netstorm.frontends.torch.elastic import ElasticSampler, Entries, data_parallel
 
 
 def entries(step: int = 0) -> Entries:

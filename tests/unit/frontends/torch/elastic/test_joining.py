@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.elastic import joining, live_ranks
+from netstorm.frontends.torch import elastic as joining
+from netstorm.frontends.torch.elastic import live_ranks
 
 NAMED = {
     "NETSTORM_ELASTIC": "1:4",

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.elastic.sampler import ElasticSampler
+from netstorm.frontends.torch.elastic import ElasticSampler
 
 
 def samplers(ranks: tuple[int, ...], length: int, batch_size: int, **options: bool) -> list[ElasticSampler]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.elastic.votes import Vote, count
+from netstorm.frontends.torch.elastic import Vote, count
 
 
 def test_the_state_of_most_ranks_is_right_and_the_others_are_named() -> None:

@@ -10,8 +10,11 @@ from netstorm.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.gradient_codecs.kept import Kept  # noqa: E402 - torch may be missing
-from netstorm.frontends.torch.gradient_codecs.units import Parameter, units_of  # noqa: E402
+from netstorm.frontends.torch.encoded_averages import (  # noqa: E402
+    Kept,
+    Parameter,
+    units_of,
+)
 
 A, B, C = (Parameter(name, (size,)) for name, size in (("a", 2), ("b", 3), ("c", 1)))
 

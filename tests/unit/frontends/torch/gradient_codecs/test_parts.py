@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.gradient_codecs.parts import PartOf  # noqa: E402 - torch may be missing
-from netstorm.frontends.torch.process_group.memory import Staged  # noqa: E402
+from netstorm.frontends.torch.encoded_averages import PartOf  # noqa: E402 - torch may be missing
+from netstorm.frontends.torch.tensors import Staged  # noqa: E402
 
 
 def test_all_of_a_tensor_in_its_own_type_is_used_in_place():

@@ -9,7 +9,7 @@ from netstorm.errors import UsageError
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.gradient_codecs.units import Parameter, units_of
+from netstorm.frontends.torch.encoded_averages import Parameter, units_of
 
 BIG, SMALL, BIAS = (
     Parameter("big.weight", (300, 200)),

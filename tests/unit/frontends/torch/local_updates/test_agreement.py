@@ -8,7 +8,7 @@ from netstorm.errors import Disagreement
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.local_updates.agreement import check_agreement
+from netstorm.frontends.torch.ranks import check_agreement
 
 
 def test_equal_settings_agree():

@@ -12,15 +12,17 @@ from netstorm.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.local_updates.codecs import (  # noqa: E402 - torch may be missing
+from netstorm.frontends.torch.outer_codecs import (  # noqa: E402 - torch may be missing  # noqa: E402
+    BLOCK,
     CODECS,
     BFloat16,
     Exchange,
     Float32,
+    Int8,
     codecs_of_vectors,
+    whole_number_form,
 )
-from netstorm.frontends.torch.local_updates.int8 import BLOCK, Int8, whole_number_form  # noqa: E402
-from netstorm.frontends.torch.local_updates.parameters import FlatParameters  # noqa: E402
+from netstorm.frontends.torch.parameters import FlatParameters  # noqa: E402
 from tests.unit.frontends.torch.local_updates.lockstep import World, together  # noqa: E402
 
 

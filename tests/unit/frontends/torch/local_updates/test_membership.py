@@ -8,10 +8,7 @@ from netstorm.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.local_updates.membership import (  # noqa: E402 - torch may be missing
-    outer_optimizers,
-    trained_parameters,
-)
+from netstorm.frontends.torch.parameters import outer_optimizers, trained_parameters  # noqa: E402 - torch may be missing
 
 
 def sgd(*modules):

@@ -8,11 +8,7 @@ from netstorm.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.local_updates.parameters import (  # noqa: E402 - torch may be missing
-    by_kind,
-    everything_in,
-    own_gradients,
-)
+from netstorm.frontends.torch.parameters import by_kind, everything_in, own_gradients  # noqa: E402 - torch may be missing
 
 
 def test_each_type_is_one_vector_in_the_order_of_parameters():

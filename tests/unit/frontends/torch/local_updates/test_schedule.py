@@ -10,7 +10,7 @@ from netstorm.errors import UsageError
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.local_updates.schedule import Schedule
+from netstorm.frontends.torch.local_updates import Schedule
 
 schedules = st.integers(1, 30).flatmap(
     lambda every: st.builds(

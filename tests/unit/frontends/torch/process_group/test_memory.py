@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from netstorm.frontends.torch.process_group.elements import element_of
-from netstorm.frontends.torch.process_group.memory import array_of
+from netstorm.frontends.torch.tensors import array_of, element_of
 from netstorm.protocol.codecs import Element, Reduction
 
 TYPES = [
