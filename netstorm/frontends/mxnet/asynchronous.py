@@ -8,32 +8,719 @@ of a clock are formed along the trees, which sends far less than N gradients to 
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arrays.arguments import grouped
-from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
-from netstorm.frontends.mxnet.asynchronous.calls import Freshness
-from netstorm.frontends.mxnet.asynchronous.collected_states import CollectedStates
-from netstorm.frontends.mxnet.asynchronous.elastic_store import ElasticOwnersStore, owners_entry
-from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntry
-from netstorm.frontends.mxnet.asynchronous.owned_rule import OwnedRule
-from netstorm.frontends.mxnet.asynchronous.owner import Owner
+from netstorm.checkpoint.background import Saving, finished_saving, wait_for_last_saving
+from netstorm.checkpoint.folder import claim_step
+from netstorm.checkpoint.job_checkpoints import SaveOptions
+from netstorm.compression.quantised import Signs
+from netstorm.compression.sparse import Numbers, Rows
+from netstorm.errors import ProtocolViolation, UsageError
+from netstorm.frontends.mxnet.arrays import (
+    StagingBuffer,
+    empty_rows,
+    filled_rows,
+    grouped,
+    queue_copy,
+    replace_rows,
+    rows_of,
+)
+from netstorm.frontends.mxnet.checkpoint.kept_state import SavedEntry
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.elastic import Get, RoundResults, Set
+from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.entries import (
+    Entry,
+    GradientCompression,
+    RowEntry,
+    check_rows,
+    compression_of,
+    sorted_row_ids,
+    sorted_rows,
+    staged_row_ids,
+    sum_rows,
+)
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
-from netstorm.frontends.mxnet.store.gradient_compression import compression_of
-from netstorm.frontends.mxnet.store.key_table import Given
-from netstorm.frontends.mxnet.store.row_entry import RowEntry
-from netstorm.frontends.mxnet.store.store import NetStormKVStore
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.forms import Key
-from netstorm.kvstore.operations import UNBOUNDED
-from netstorm.kvstore.process.runtime import describe_compression, runtime_of_this_process
+from netstorm.frontends.mxnet.owner import OwnedRule, Owner, decode, joined, with_counts
+from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
+from netstorm.frontends.mxnet.updates import OptimizerUpdater, UpdateRule, write_atomically
+from netstorm.kvstore.forms import Array, Key, Values
+from netstorm.kvstore.operations import UNBOUNDED, Done, PullOperation, Pushes, PushOperation, StatesOperation
+from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
+from netstorm.kvstore.process.runtime import Runtime, describe_compression, runtime_of_this_process
+from netstorm.protocol.codecs import QUANTISED, ROW_SPARSE
 
-__all__ = ["AsynchronousKVStore", "create_asynchronous"]
+__all__ = [
+    "AsyncEntry",
+    "AsynchronousKVStore",
+    "CollectedEntry",
+    "CollectedStates",
+    "Freshness",
+    "Number",
+    "Target",
+    "create_asynchronous",
+]
+
+
+# The pushes of a key to its owners, and pulls from them, as operations of MXNet's engine. None blocks.
+
+Number: TypeAlias = Callable[[], int | None]
+"""Returns the number of a push, once its values are ready; None: another rank pushes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """Which pushes must be in a pulled value, in addition to all earlier ones of this rank."""
+
+    least: int | None
+    """Those of this many clocks of every rank; None: of any number."""
+    counted: bool
+    """The script counts the clocks."""
+    priority: int
+    """Larger goes first on every link."""
+
+
+@dataclass(slots=True)
+class Target:
+    """Where the values of a pull are written."""
+
+    destination: Array
+    """Flat memory for them."""
+    rows: Numbers | None = None
+    """The numbers of the rows to pull; None: all."""
+    finish: Callable[[], None] | None = None
+    """Called when the values are there, before anybody may read them."""
+
+
+class OwnerCalls:
+    """The pushes and pulls of one key."""
+
+    __slots__ = ("_gate", "_on_skipped", "_runtime", "called", "key", "pushes")
+
+    def __init__(self, runtime: Runtime, key: Key, on_skipped: Callable[[NDArray], None]) -> None:
+        """Prepare; `on_skipped` is that of `RowRounds`."""
+        self.key: Final = key
+        self.called = 0
+        """How often the script has pushed the key."""
+        self.pushes: Final = Pushes()
+        self._runtime: Final = runtime
+        self._on_skipped: Final = on_skipped
+        self._gate: Final = StagingBuffer((1,), np.uint8)
+        """Each push writes it, so that they are made one after the other. This bounds what other nodes buffer
+        for this rank."""
+
+    @property
+    def applied(self) -> NDArray:
+        """May be read once the owners have applied all pushes that were queued before."""
+        return self._gate.array
+
+    def own(self, owner: Owner, user_key: int | str, stored: NDArray, value: Callable[[], Array]) -> None:
+        """Own this rank's blocks. `value` returns the initial value; called when `stored` may be read."""
+        key = self.key
+
+        def start(completion: Completion) -> None:
+            owner.own(key, user_key, value())
+            completion.succeed()
+
+        push_async(start, reads=(stored,), writes=(), name="netstorm_own")
+
+    def push(
+        self,
+        array: NDArray,
+        source: Callable[[], Values],
+        owner: Owner,
+        *,
+        clock: int,
+        priority: int,
+        codec: int = 0,
+        threshold: float = 0.0,
+        also: Sequence[NDArray] = (),
+        number: Number | None = None,
+    ) -> None:
+        """Have the owners update their blocks.
+
+        Args:
+            array: the values, in an array of ours.
+            source: returns the values in the form of `codec`; called when `array` may be read.
+            owner: this store's, on this rank.
+            clock: this rank's.
+            priority: larger goes first on every link.
+            codec: the form.
+            threshold: the value of a quantised 1.
+            also: arrays that `source` changes.
+            number: of the push; if not given, the next one is taken now.
+        """
+        key, rule, live = self.key, owner.rule, owner.rule.live()
+        taken = self.take_number() if number is None else None
+        self.called += 1
+
+        def begin(done: Done) -> None:
+            own = taken if number is None else number()
+            if own is None:
+                done(None)
+                return
+            self._runtime.submit(
+                PushOperation(
+                    key=key,
+                    number=own,
+                    source=source(),
+                    rule=rule.fingerprint,
+                    live=live,
+                    clock=clock,
+                    whole=rule.whole,
+                    codec=codec,
+                    threshold=threshold,
+                    priority=priority,
+                    done=done,
+                )
+            )
+
+        owed = f"push {self.called - 1} of key {key.name!r}"
+        self.queue(begin, (array, self._gate.array, *also), "netstorm_push", priority, owed=owed)
+
+    def take_number(self) -> int:
+        """Return the number of this rank's next push. The push must follow, and pushes in their order."""
+        self.pushes.total += 1
+        self.pushes.in_clock += 1
+        return self.pushes.total - 1
+
+    def pull(
+        self,
+        arrays: Sequence[NDArray],
+        target: Callable[[], Target],
+        owner: Owner | None,
+        freshness: Freshness,
+        *,
+        reads: Sequence[NDArray] = (),
+    ) -> None:
+        """Get the newest value.
+
+        Args:
+            arrays: what is written; arrays of ours.
+            target: returns where the values go; called when `arrays` may be written and `reads` read. An
+                error that it raises is one of whoever reads `arrays`, and does not fail the job.
+            owner: this store's, on this rank; None: it is not known yet who owns what, so all are asked.
+            freshness: what must be in the value.
+            reads: arrays that `target` reads.
+        """
+        pushed, number = self.pushes.total, self._next_pull()
+
+        def begin(done: Done) -> None:
+            self._submit_pull(target(), owner, freshness, done, pushed=pushed, number=number)
+
+        self.queue(begin, arrays, "netstorm_pull", freshness.priority, reads=reads)
+
+    def pull_now(self, target: Target, owner: Owner | None, freshness: Freshness, done: Done) -> None:
+        """Get the newest value, with all pushes that have taken a number: within an operation of the engine,
+        on any thread. Arguments are those of `pull`; `done` hears of the end.
+        """
+        pushed, number = self.pushes.total, self._next_pull()
+        self._submit_pull(target, owner, freshness, done, pushed=pushed, number=number)
+
+    def pull_states(self, array: NDArray, owner: Owner) -> dict[int, bytes]:
+        """Return a dictionary that has the states of all blocks as soon as `array` of ours may be read."""
+        found: dict[int, bytes] = {}
+        key, whole, pushed, number = self.key, owner.rule.whole, self.pushes.total, self._next_pull()
+
+        def begin(done: Done) -> None:
+            self._runtime.submit(
+                StatesOperation(
+                    key=key, number=number, pushed=pushed, destination=found, whole=whole, done=done
+                )
+            )
+
+        self.queue(begin, (array,), "netstorm_pull_states", 0)
+        return found
+
+    def queue(
+        self,
+        begin: Callable[[Done], None],
+        arrays: Sequence[NDArray],
+        name: str,
+        priority: int,
+        *,
+        reads: Sequence[NDArray] = (),
+        owed: str = "",
+    ) -> None:
+        """Queue an operation of the engine that writes `arrays`, of ours.
+
+        Args:
+            begin: begins what ends with a call of `Done`. It must not block.
+            arrays: what it may use until then.
+            name: for MXNet's profiler.
+            priority: larger goes first on every link.
+            reads: what it reads.
+            owed: names the operation if other ranks wait for it: if it cannot begin, the job fails.
+        """
+        runtime, on_skipped = self._runtime, self._on_skipped
+
+        def start(completion: Completion) -> None:
+            try:
+                begin(completion.end)
+            except Exception as error:
+                if owed:
+                    runtime.fail(f"{owed}: {error}")
+                raise
+
+        def skipped() -> None:
+            if owed:
+                on_skipped(arrays[0])
+                runtime.fail(f"{owed} cannot be made: an operation that it depends on has failed")
+
+        push_async(start, reads=reads, writes=arrays, name=name, priority=priority, skipped=skipped)
+
+    def _submit_pull(
+        self,
+        target: Target,
+        owner: Owner | None,
+        freshness: Freshness,
+        done: Done,
+        *,
+        pushed: int,
+        number: int,
+    ) -> None:
+        def ended(error: Exception | None) -> None:
+            if error is None and target.finish is not None:
+                target.finish()
+            done(error)
+
+        self._runtime.submit(
+            PullOperation(
+                key=self.key,
+                number=number,
+                pushed=pushed,
+                destination=target.destination,
+                least=freshness.least,
+                counted=freshness.counted,
+                whole=owner is not None and owner.rule.whole,
+                of_all=owner is None,
+                rows=target.rows,
+                priority=freshness.priority,
+                done=ended,
+            )
+        )
+
+    def _next_pull(self) -> int:
+        self.pushes.pulls += 1
+        return self.pushes.pulls - 1
+
+
+# One key of an asynchronous store on this node: its value as it was pulled last, and its pushes.
+
+
+class AsyncEntry(Entry):
+    """A dense key. Row-sparse arrays may be pushed to it, too."""
+
+    __slots__ = ("_gradient", "calls")
+
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        super().__init__(runtime, key, user_key)
+        self.calls: Final = OwnerCalls(runtime, key, self._note_skipped)
+        self._gradient: StagingBuffer | None = None
+
+    def own(self, owner: Owner) -> None:
+        """Own this rank's blocks of the initial value, which is here. Called before any pull from owners."""
+        stored = self._stored
+        self.calls.own(owner, self.user_key, stored.array, lambda: self._flat(stored))
+
+    def push_to_owners(
+        self,
+        values: Sequence[NDArray],
+        owner: Owner,
+        *,
+        clock: int,
+        priority: int,
+        compression: GradientCompression | None = None,
+    ) -> None:
+        """Sum `values` over devices, and have the owners update their blocks with it."""
+        if len(values) != 1 or values[0].handle is not self.last.pushed:
+            sparse = [value.stype == "row_sparse" for value in values]
+            if any(sparse):
+                check_rows(self._runtime, self.key.name, self.key.spec.shape)
+                summed = sum_rows(values, self.key)
+                if all(sparse):
+                    _push_rows(self.calls, summed, owner, clock, priority)
+                    return
+                values = [summed]
+        if self._gradient is None:
+            self._gradient = StagingBuffer(self.key.spec.shape, self.key.dtype)
+        gradient = self._gradient
+        gradient.sum_of(values, self.last)
+        number = self._number_of(gradient, owner, priority)
+        if compression is None:
+            self.calls.push(
+                gradient.array,
+                lambda: self._flat(gradient),
+                owner,
+                clock=clock,
+                priority=priority,
+                number=number,
+            )
+            return
+        residual, codec = self.kept, compression.two_bit_of(self.tensor_name)
+
+        def quantised() -> Signs:
+            return residual.quantise(self._flat(gradient).view(np.float32), codec)
+
+        self.calls.push(
+            gradient.array,
+            quantised,
+            owner,
+            clock=clock,
+            priority=priority,
+            codec=QUANTISED,
+            threshold=float(codec.threshold),
+            also=(residual.array,),
+            number=number,
+        )
+
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
+        """Copy the newest value to `outs`. `owner` is None if this rank does not know who owns what."""
+        stored = self._stored
+        self.calls.pull((stored.array,), lambda: Target(self._flat(stored)), owner, freshness)
+        self.pull(outs)
+
+    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
+        """Return an array, and a dictionary that has the owners' states by block once it may be read."""
+        array = mx.nd.zeros((1,))
+        return array, self.calls.pull_states(array, owner)
+
+    def _number_of(self, gradient: StagingBuffer, owner: Owner, priority: int) -> Number | None:
+        """Return the number of a push of `gradient`, if that is not the next one."""
+        return None
+
+    def _flat(self, array: StagingBuffer) -> Array:
+        return np.frombuffer(array.memory(), self.key.dtype)
+
+
+class AsyncRowEntry(RowEntry):
+    """A row-sparse key."""
+
+    __slots__ = ("calls",)
+
+    def __init__(
+        self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
+    ) -> None:
+        """Register the key; see `RowEntry`."""
+        super().__init__(runtime, namespace, user_key, shape, dtype)
+        self.calls: Final = OwnerCalls(runtime, self.key, self._note_skipped)
+
+    def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
+        """Take over a value, with all its rows: a pull writes those of owners there. See `RowEntry`."""
+        super().restore(value, residual, rounds)
+        self._rounds.fill(self._stored)
+
+    def own(self, owner: Owner) -> None:
+        """Own this rank's blocks of the initial value, which is here. Called before any pull from owners."""
+        stored = self._stored
+        self.calls.own(owner, self.user_key, stored, lambda: rows_of(stored).values.reshape(-1))
+
+    def push_to_owners(
+        self,
+        values: Sequence[NDArray],
+        owner: Owner,
+        *,
+        clock: int,
+        priority: int,
+        compression: object = None,
+    ) -> None:
+        """Sum `values` over devices, and have the owners update the rows that they have with it."""
+        _push_rows(self.calls, sum_rows(values, self.key), owner, clock, priority)
+
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
+        """Copy the newest value, all of its rows, to `outs`; see `AsyncEntry.pull_from_owners`."""
+        stored = self._stored
+        self.calls.pull((stored,), lambda: Target(rows_of(stored).values.reshape(-1)), owner, freshness)
+        self.pull(outs)
+
+    def pull_rows_from_owners(
+        self, out: NDArray, row_ids: NDArray, owner: Owner, freshness: Freshness
+    ) -> None:
+        """Copy rows of the newest value to a row-sparse array; only these are sent. See `gather_rows`."""
+        key = self.key
+        picked, ids = empty_rows(key.spec.shape, key.dtype), staged_row_ids(row_ids)
+
+        def target() -> Target:
+            numbers = sorted_row_ids(ids, key.spec.shape[0])
+            made = empty_rows(key.spec.shape, key.dtype, len(numbers))
+            new = rows_of(made)
+            new.numbers[:] = numbers
+            return Target(new.values.reshape(-1), numbers, lambda: replace_rows(picked, made))
+
+        self.calls.pull((picked,), target, owner, freshness, reads=(ids,))
+        with mx.autograd.pause():
+            queue_copy(picked, out)
+
+    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
+        """Return the owners' states; see `AsyncEntry.pull_states`."""
+        array = mx.nd.zeros((1,))
+        return array, self.calls.pull_states(array, owner)
+
+
+def _push_rows(calls: OwnerCalls, summed: NDArray, owner: Owner, clock: int, priority: int) -> None:
+    calls.push(
+        summed,
+        lambda: sorted_rows(summed, calls.key),
+        owner,
+        clock=clock,
+        priority=priority,
+        codec=ROW_SPARSE,
+    )
+
+
+# The states of an asynchronous store's optimizer, joined from what their owners sent, to be saved.
+
+
+class CollectedStates:
+    """The states that have come so far."""
+
+    def __init__(self) -> None:
+        self._states: dict[int | str, object] = {}
+        self._counts: dict[int | str, int] = {}
+        self._all_updates = 0
+
+    def add(self, key: int | str, shape: tuple[int, ...], blocks: dict[int, bytes]) -> None:
+        """Add the states of all blocks of a key; nothing if the key has never been updated.
+
+        Raises:
+            ProtocolViolation: what an owner has sent is no state.
+        """
+        try:
+            parts = [decode(blocks[block]) for block in sorted(blocks)]
+            if any(part.begun for part in parts):
+                self._states[key] = joined([part.state for part in parts], shape)
+        except (ProtocolViolation, ValueError, TypeError) as error:
+            raise ProtocolViolation(f"key {key!r}: an owner has sent as a block's state {error}") from error
+        if any(part.begun for part in parts):
+            self._counts[key] = max(part.updates for part in parts)
+            self._all_updates = max(self._all_updates, *(part.all_updates for part in parts))
+
+    def rule(self, optimizer: mx.optimizer.Optimizer) -> UpdateRule:
+        """Return a rule that has the states, and the script's `optimizer` with the owners' counts."""
+        return UpdateRule(self._updater(optimizer), "collected from owners")
+
+    def _updater(self, optimizer: mx.optimizer.Optimizer) -> OptimizerUpdater:
+        updater = OptimizerUpdater(with_counts(optimizer, self._counts, self._all_updates))
+        updater.states = self._states
+        return updater
+
+    def save(self, path: str, optimizer: mx.optimizer.Optimizer, *, dump_optimizer: bool) -> None:
+        """Write a file in MXNet's format. It has the script's `optimizer` with the owners' counts."""
+        updater = self._updater(optimizer)
+        write_atomically(path, updater.get_states(dump_optimizer))
+
+
+# Keys of an asynchronous store as one rank of an elastic job saves them: with what their owners hold.
+
+
+class CollectedEntry:
+    """A key with the owners' values. See `netstorm.frontends.mxnet.checkpoint.kept_state.SavedEntry`."""
+
+    residual: Final = None
+    """What compression has kept is each rank's own."""
+
+    def __init__(self, user_key: int | str, value: NDArray, rounds: int) -> None:
+        self.user_key: Final = user_key
+        self.value: Final = value
+        self.rounds: Final = rounds
+
+    def wait_for_updates(self) -> None:
+        """Do nothing: all values are here."""
+
+
+def collect_entries(
+    runtime: Runtime, entries: Sequence[AsyncEntry | AsyncRowEntry], owner: Owner, rule: UpdateRule
+) -> tuple[list[CollectedEntry], UpdateRule]:
+    """Return the owners' values of keys, and a rule with the owners' states and counts.
+
+    Args:
+        runtime: of this process.
+        entries: the keys. None of their operations is outstanding.
+        owner: the store's, on this rank.
+        rule: the script's.
+
+    Raises:
+        WaitTimeout: an owner does not answer.
+        NetStormError: the job has failed.
+    """
+    keys = [(entry.key, entry.calls.pushes) for entry in entries]
+    held = collect_from_owners(runtime, keys, whole=owner.rule.whole)
+    saved = [
+        CollectedEntry(entry.user_key, _array(entry.key, one.values), entry.rounds)
+        for entry, one in zip(entries, held, strict=True)
+    ]
+    if rule.optimizer is None:
+        return saved, rule
+    collected = CollectedStates()
+    for entry, one in zip(entries, held, strict=True):
+        collected.add(entry.user_key, entry.key.spec.shape, one.states)
+    return saved, collected.rule(rule.optimizer)
+
+
+def _array(key: Key, values: Array) -> NDArray:
+    shape = key.spec.shape
+    if key.spec.form == ROW_SPARSE:
+        return filled_rows(shape, key.dtype, Rows(np.arange(shape[0]), values.reshape(shape[0], -1)))
+    return mx.nd.array(values.reshape(shape), ctx=mx.cpu(), dtype=key.dtype)
+
+
+# The part of an asynchronous store that belongs to elastic jobs: who is in, and ranks that join later.
+
+_log = logging.getLogger(__name__)
+
+
+@methods_raise_mxnet_errors
+class ElasticOwnersStore(NetStormKVStore):
+    """A store of owners as elastic jobs see it. In other jobs its methods say what is known from the start.
+
+    Blocks move to other owners by themselves. A rank that joins later gets the owners' values, and takes part
+    from its first push on.
+    """
+
+    _entry_type = AsyncEntry
+
+    _row_entry_type = AsyncRowEntry
+
+    _is_replicated = False
+
+    def __init__(self) -> None:
+        """Join the job, as `NetStormKVStore` does.
+
+        Raises:
+            UsageError: an elastic job has a store already in this process.
+        """
+        super().__init__()
+        self._is_elastic: Final = self._runtime.node.requests.live.is_elastic
+        if self._is_elastic and self._namespace > 0:
+            raise UsageError(
+                "an elastic job (NETSTORM_ELASTIC) has one store a process, with which a rank that joins "
+                "later takes part: use one store for all keys"
+            )
+        self._newcomer: Final = Newcomer(self._runtime)
+        self._owner: Owner | None = None
+
+    @property
+    def live_ranks(self) -> tuple[int, ...]:
+        """The ranks that are in the job now."""
+        return self._runtime.node.requests.live.ranks if self._is_elastic else super().live_ranks
+
+    def attach_state(self, name: str, get: Get, set: Set) -> None:  # noqa: A002 -- as in `ElasticStore`
+        """Do nothing: the job is not elastic.
+
+        Raises:
+            UsageError: it is. Ranks are in different steps, so no rank's state would fit a newcomer.
+        """
+        if self._is_elastic:
+            raise UsageError(
+                f"attach_state({name!r}): in an asynchronous store a rank that joins an elastic job later "
+                "gets the values from their owners, and nothing else; leave the call out"
+            )
+        super().attach_state(name, get, set)
+
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        *,
+        step: int | None = None,
+        extra: object = None,
+        shares: bool = True,
+        keep: int | None = None,
+        timeout_s: float = 600.0,
+    ) -> Saving:
+        """Begin to write a checkpoint; see `CheckpointedStore.save_checkpoint`.
+
+        In an elastic job ranks have no step in common, so nobody waits for the others: each rank calls this
+        when it likes, and one of them writes, alone: the lowest that takes part and whose script has not
+        ended. At the others this does nothing. The writer asks the owners for values and states, with all of
+        its own pushes. Each block's are of one moment; others may have been updated a little more or less
+        often. `extra` is the writer's, and `step` the least number: it becomes larger if the folder has that
+        one. `shares` is of no effect, and what gradient compression has kept is not saved.
+        """
+        if not self._is_elastic:
+            return super().save_checkpoint(
+                path, step=step, extra=extra, shares=shares, keep=keep, timeout_s=timeout_s
+            )
+        self._check_checkpoint("save_checkpoint")
+        options = SaveOptions(step=step, shares=False, keep=keep, timeout_s=timeout_s, compares_tensors=False)
+        ranks, rule = SavingRank(self._runtime), self._rule
+        if not ranks.is_due:
+            return finished_saving(step or 0, Path(path))
+        wait_for_last_saving()
+        options = replace(options, step=claim_step(path, step))
+        entries: Sequence[SavedEntry] = self._keys.entries()
+        if self._owner is not None and rule is not None:
+            mx.nd.waitall()  # all pushes of this rank have their numbers
+            entries, rule = collect_entries(self._runtime, self._all(), self._owner, rule)
+        return self._checkpoints.save(path, entries, rule, extra, options, ranks=ranks)
+
+    def _skips_checkpoint(self) -> bool:
+        if not self._newcomer.waits:
+            return super()._skips_checkpoint()
+        _log.warning("load_checkpoint: nothing is loaded, since the owners have newer values")
+        return True
+
+    def _check_checkpoint(self, what: str) -> None:
+        super()._check_checkpoint(what)
+        if what == "load_checkpoint" and self._owner is not None:
+            raise UsageError(
+                "load_checkpoint: the owners of an asynchronous store hold its values already: load before "
+                "set_optimizer (and before the first step of a Trainer)"
+            )
+
+    def _barrier(self) -> None:
+        """Wait until all ranks are here. A rank that has joined later skips those before its first push."""
+        if not self._newcomer.waits:
+            super()._barrier()
+
+    # ------------------------------------------------------------------------------------------ for the store
+
+    def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
+        """Begin the round in which all ranks get the same value. A newcomer gets the present one from owners:
+        nobody else will tell it what blocks are that have not been updated yet.
+        """
+        newcomer = self._newcomer
+        if newcomer.waits:
+            newcomer.begin_key(entry.key)
+            entry.restore(initial, None, 0)
+            owners_entry(entry).pull_from_owners((), self._owner, Freshness(None, counted=False, priority=0))
+        elif newcomer.knows(entry.key):
+            raise UsageError(
+                f"init of key {entry.user_key!r} after a push, on a rank that has joined later: the others "
+                "have it already; initialise all keys before the first push"
+            )
+        elif self._is_elastic:
+            entry.elastic = RoundResults(self._runtime.size, rescales=False)
+            entry.initialise(initial)
+            self._checkpoints.initialised(entry)
+        else:
+            super()._initialise(entry, initial)
+
+    def _before_push(self) -> None:
+        """Wait in an elastic job for enough nodes, and on a newcomer for all values; then it takes part."""
+        if not self._is_elastic:
+            return
+        self._check()
+        if self._newcomer.waits:
+            for entry in self._all():
+                entry.value.wait_to_read()
+            self._newcomer.take_part()
+        wait_for_enough_nodes(self._runtime)
+
+    def _all(self) -> list[AsyncEntry | AsyncRowEntry]:
+        return [owners_entry(entry) for entry in self._keys.entries()]
+
+
+def owners_entry(entry: AnyEntry) -> AsyncEntry | AsyncRowEntry:
+    """Return an entry as what `_entry_type` and `_row_entry_type` make it."""
+    assert isinstance(entry, (AsyncEntry, AsyncRowEntry))
+    return entry
+
 
 _TYPE: Final = "dist_async_netstorm"
 

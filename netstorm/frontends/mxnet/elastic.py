@@ -7,29 +7,54 @@ before the same step offer the same bytes.
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import logging
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from netstorm import clock
-from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.checkpoint.kept_state import KeptEntry, state_of_store
-from netstorm.frontends.mxnet.elastic.content import Array, encode
-from netstorm.frontends.mxnet.elastic.copies import Group, Later, copy_behind, with_copies
-from netstorm.frontends.mxnet.elastic.joining import JobState, fetch_state
-from netstorm.frontends.mxnet.elastic.round_results import RoundResults
-from netstorm.frontends.mxnet.elastic.script_states import Get, ScriptStates, Set
-from netstorm.frontends.mxnet.engine.operations import NDArray
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.checkpoint.values import flatten, unflatten
+from netstorm.compression.sparse import Rows
+from netstorm.errors import CheckpointError, UsageError, WaitTimeout
+from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of, rows_of
+from netstorm.frontends.mxnet.checkpoint.array_bytes import from_tree
+from netstorm.frontends.mxnet.checkpoint.kept_state import KeptEntry, KeptState, state_of_store
+from netstorm.frontends.mxnet.checkpoint.optimizer_values import optimizer_values, restore_optimizer_values
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.updates import UpdateRule
 from netstorm.kvstore.calls import Agreed
 from netstorm.kvstore.forms import Key
+from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.elastic import wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.state_transfer import Snapshot
-from netstorm.protocol.frames import checksum
+from netstorm.protocol.frames import Buffer, checksum, ranks_in
 
-__all__ = ["ElasticEntry", "ElasticJob"]
+__all__ = [
+    "ElasticEntry",
+    "ElasticJob",
+    "FollowedEntry",
+    "Get",
+    "Group",
+    "RoundResults",
+    "Set",
+    "copy_behind",
+    "decode",
+    "encode",
+    "trainer_state",
+    "with_copies",
+]
+
 
 _log = logging.getLogger(__name__)
 
@@ -323,3 +348,510 @@ def _counts(
         "rescale_grad": None if optimizer is None else optimizer.rescale_grad,
         "rule": "" if rule is None else rule.origin,
     }
+
+
+# What an elastic store makes of each round's result: who is in it, and sums as of the full world.
+
+
+class FollowedEntry(Protocol):
+    """One key of a store."""
+
+    contributors: int
+
+
+class RoundResults:
+    """The results of one store's rounds. Called on the I/O thread, before the script sees the result."""
+
+    def __init__(self, world: int, *, rescales: bool) -> None:
+        """Begin.
+
+        Args:
+            world: the number of ranks whose sums the script expects.
+            rescales: sums of floats are scaled to that many contributors.
+        """
+        self._world: Final = world
+        self._rescales: Final = rescales
+        self.fingerprint: Final = f" rescaled to {world}" if rescales else ""
+        """Part of the fingerprint of a round: all ranks must scale alike."""
+
+    def follow(self, operation: Operation, entry: FollowedEntry) -> None:
+        """Look at the result of an operation before its `done` is called."""
+        done = operation.done
+
+        def ended(error: Exception | None) -> None:
+            if error is None:
+                self._rescale(operation)
+                entry.contributors = _in_all_chunks(operation)
+            done(error)
+
+        operation.done = ended
+
+    def follow_sum(self, total: npt.NDArray[np.float32], contributors: int, entry: FollowedEntry) -> None:
+        """Look at a sum that a codec has made, on a thread that computes.
+
+        Args:
+            total: flat; it may be scaled.
+            contributors: bit set of the ranks that are in all of it.
+            entry: whose sum it is.
+        """
+        count = contributors.bit_count()
+        if self._rescales and count not in (0, self._world):
+            total *= np.float32(self._world / count)
+        entry.contributors = max(contributors, 0)
+
+    def _rescale(self, operation: Operation) -> None:
+        destination, key = operation.destination, operation.key
+        if not self._rescales or operation.from_lowest or not np.issubdtype(key.dtype, np.floating):
+            return
+        bounds = key.layout_of(operation.form).bounds
+        for contributors, chunks in operation.contributors.items():
+            count = contributors.bit_count()
+            if count in (0, self._world):
+                continue
+            factor = key.dtype.type(self._world / count)
+            if isinstance(destination, list):  # rows of the chunks that have some: views of what was received
+                length = max(1, int(np.prod(key.spec.shape[1:], dtype=np.int64)))
+                firsts = {-(-bounds[chunk][0] // length) for chunk in ranks_in(chunks)}
+                for place, (first, rows) in enumerate(destination):
+                    if first in firsts:
+                        destination[place] = (first, Rows(rows.numbers, rows.values * factor))
+            elif isinstance(destination, np.ndarray):
+                for chunk in ranks_in(chunks):
+                    begin, end = bounds[chunk]
+                    destination[begin:end] *= factor
+
+
+def _in_all_chunks(operation: Operation) -> int:
+    found = -1
+    for contributors in operation.contributors:
+        found &= contributors
+    return max(found, 0)
+
+
+# A state as one buffer: a tree of plain values, and behind it the bytes of its arrays.
+#
+# Reading it runs no code: the tree is that of checkpoints (`netstorm.checkpoint.values`).
+
+Array = npt.NDArray[np.generic]
+
+_ALIGNED: Final = 64
+"""Arrays begin at multiples of so many bytes."""
+_LENGTH_BYTES: Final = 8
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    tree: bytes
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    """Type and shape of each."""
+
+
+def encode(state: object) -> Buffer:
+    """Return a tree of plain values and NumPy's arrays as bytes.
+
+    Raises:
+        UsageError: names a member that is neither.
+    """
+    flat = flatten(state, lambda value: isinstance(value, np.ndarray))
+    arrays = deque(_in_order(array) for array in flat.tensors)
+    head = msgspec.msgpack.encode(
+        _Head(flat.tree, tuple((array.dtype.name, array.shape) for array in arrays))
+    )
+    size = _aligned(_LENGTH_BYTES + len(head)) + sum(_aligned(array.nbytes) for array in arrays)
+    content = np.zeros(size, np.uint8)
+    content[:_LENGTH_BYTES] = np.frombuffer(len(head).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
+    content[_LENGTH_BYTES : _LENGTH_BYTES + len(head)] = np.frombuffer(head, np.uint8)
+    begin = _aligned(_LENGTH_BYTES + len(head))
+    while arrays:  # each is freed once it has been copied
+        array = arrays.popleft()
+        content[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        begin += _aligned(array.nbytes)
+    return content.data
+
+
+def decode(content: Buffer) -> object:
+    """Return the tree; its arrays are views of `content`.
+
+    Raises:
+        CheckpointError: the bytes are no such state.
+    """
+    whole = np.frombuffer(content, np.uint8)
+    length = int.from_bytes(whole[:_LENGTH_BYTES].tobytes(), "little")
+    try:
+        head = msgspec.msgpack.decode(whole[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes(), type=_Head)
+        begin, arrays = _aligned(_LENGTH_BYTES + length), []
+        for name, shape in head.arrays:
+            dtype = np.dtype(name)
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            arrays.append(whole[begin : begin + size].view(dtype).reshape(shape))
+            begin += _aligned(size)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the job's state makes no sense: {error}") from None
+    return unflatten(head.tree, arrays)
+
+
+def _in_order(array: object) -> Array:
+    assert isinstance(array, np.ndarray)
+    return np.ascontiguousarray(array).reshape(array.shape)  # a scalar stays one
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+# Copies of arrays as they are after all that is queued now; a thread makes them, and the script goes on.
+#
+# For each group of arrays, an operation that reads them is queued on MXNet's engine. While it lasts, nobody
+# changes them: the next update of a key waits for the copy of this key alone.
+
+_LOOK_S: Final = 0.5
+"""How often the thread looks whether the job has failed."""
+
+
+class Later:
+    """A value that is read when the arrays of its group are copied."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Callable[[], object]) -> None:
+        self.read: Final = read
+
+
+class Group(NamedTuple):
+    """Arrays that are copied together."""
+
+    arrays: Sequence[NDArray]
+    """On the host. Those of staging buffers, and states of optimizers."""
+    settling: Sequence[NDArray] = ()
+    """Those of them that another thread's operations change; these are queued when the first is ready."""
+    values: Sequence[Later] = ()
+    """Read with them."""
+
+
+def copy_behind(
+    groups: Sequence[Group],
+    then: Callable[[Mapping[int, object] | None], None],
+    is_over: Callable[[], bool],
+) -> threading.Thread:
+    """Queue the copies, and return the thread that makes them.
+
+    Args:
+        groups: what to copy.
+        then: called by the thread, with the copies by the `id` of the array: NumPy's arrays; of row-sparse
+            ones the tree that checkpoints have. None: an operation of the script's own has failed.
+        is_over: whether the job has ended: no copies are made any more.
+    """
+    started: queue.SimpleQueue[tuple[Completion, Group] | None] = queue.SimpleQueue()
+
+    given_up = threading.Event()
+
+    def end_the_rest() -> None:
+        """End operations that nobody copies for: what is queued behind them would wait for ever."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                begun = started.get_nowait()
+                if begun is not None:
+                    begun[0].succeed()
+
+    def run() -> None:
+        copies = _copies(len(groups), started, is_over)
+        if copies is None:
+            given_up.set()
+            end_the_rest()
+        try:
+            then(copies)
+        except Exception:  # noqa: BLE001 -- training goes on, whatever the script's state may be
+            _log.exception("the state for a newcomer cannot be offered")
+
+    thread = threading.Thread(target=run, name="netstorm-snapshot", daemon=True)
+    thread.start()
+    for group in groups:
+        settling = {id(array) for array in group.settling}
+
+        def start(completion: Completion, group: Group = group) -> None:
+            started.put((completion, group))
+            if given_up.is_set():
+                end_the_rest()
+
+        push_async(
+            start,
+            reads=[array for array in group.arrays if id(array) not in settling],
+            writes=(),
+            name="netstorm_snapshot",
+            skipped=lambda: started.put(None),
+        )
+    return thread
+
+
+def with_copies(state: object, copies: Mapping[int, object]) -> object:
+    """Return a tree with copies in the places of arrays, and values in those of what was read later."""
+    if isinstance(state, (mx.nd.NDArray, Later)):
+        return copies[id(state)]
+    if isinstance(state, dict):
+        return {key: with_copies(value, copies) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(with_copies(value, copies) for value in state)
+    return state
+
+
+def _copies(
+    count: int, started: queue.SimpleQueue[tuple[Completion, Group] | None], is_over: Callable[[], bool]
+) -> Mapping[int, object] | None:
+    copies: dict[int, object] = {}
+    for _ in range(count):
+        begun = _next(started, is_over)
+        if begun is None:
+            return None
+        completion, group = begun
+        try:
+            for array in group.settling:
+                array.wait_to_read()
+            copies.update((id(array), _copied_array(array)) for array in group.arrays)
+            copies.update((id(value), value.read()) for value in group.values)
+        except Exception:  # noqa: BLE001 -- likewise
+            _log.exception("the state for a newcomer cannot be copied")
+            return None
+        finally:
+            completion.succeed()
+    return copies
+
+
+def _next(
+    started: queue.SimpleQueue[tuple[Completion, Group] | None], is_over: Callable[[], bool]
+) -> tuple[Completion, Group] | None:
+    while True:
+        try:
+            return started.get(timeout=_LOOK_S)
+        except queue.Empty:
+            if is_over():
+                return None
+
+
+def _copied_array(array: NDArray) -> object:
+    """Return the copy of an array that nobody changes now; waits for nothing."""
+    if array.stype == "row_sparse":
+        rows = rows_of(array)
+        shape = tuple(array.shape)
+        return {
+            "stype": "row_sparse",
+            "shape": shape,
+            "indices": rows.numbers.copy(),
+            "data": rows.values.reshape(len(rows), *shape[1:]).copy(),
+        }
+    return np.frombuffer(memory_of(array), array.dtype).reshape(array.shape).copy()
+
+
+# What a script has that a newcomer needs, too: its place in the training data, weights of its own.
+#
+# Each is attached under a name, with a function that returns it and one that takes it over.
+
+Get = Callable[[], object]
+"""Returns dictionaries, lists, numbers, texts and arrays."""
+
+Set = Callable[[Any], object]
+"""Takes what a `Get` has returned at another rank; arrays are MXNet's, on the host."""
+
+
+class ScriptStates:
+    """The attached states of one script."""
+
+    def __init__(self) -> None:
+        self._attached: Final[dict[str, tuple[Get, Set]]] = {}
+        self._received: dict[str, object] = {}
+
+    def attach(self, name: str, get: Get, take: Set) -> None:
+        """Attach a state. If it has been received, it is taken over now.
+
+        Raises:
+            UsageError: the name is taken.
+        """
+        if name in self._attached:
+            raise UsageError(f"attach_state: {name!r} is attached already; give each state its own name")
+        if name in self._received:
+            take(_with_arrays(self._received.pop(name)))
+        self._attached[name] = (get, take)
+
+    def receive(self, states: dict[str, object]) -> None:
+        """Keep the states of other ranks until they are attached."""
+        self._received = dict(states)
+
+    def collect(self) -> tuple[dict[str, object], list[NDArray]]:
+        """Return the states by name, and the arrays in them: copies that are queued on MXNet's engine."""
+        copies: list[NDArray] = []
+        return {name: _staged(get(), name, copies) for name, (get, _) in self._attached.items()}, copies
+
+
+def _staged(state: object, name: str, copies: list[NDArray]) -> object:
+    if isinstance(state, mx.nd.NDArray):
+        if state.stype != "default":
+            raise UsageError(f"attach_state: {name!r} has a {state.stype} array: give dense ones")
+        buffer = StagingBuffer.like(state)
+        buffer.copy_from(state)
+        copies.append(buffer.array)
+        return buffer.array
+    if isinstance(state, np.ndarray):
+        return state.copy()
+    if isinstance(state, dict):
+        return {key: _staged(value, name, copies) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_staged(value, name, copies) for value in state)
+    return state
+
+
+def _with_arrays(tree: object) -> object:
+    if isinstance(tree, np.ndarray):
+        with mx.util.np_shape(True):
+            return from_tree(tree)
+    if isinstance(tree, dict):
+        return {key: _with_arrays(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_with_arrays(value) for value in tree)
+    return tree
+
+
+def trainer_state(trainer: mx.gluon.Trainer) -> tuple[Get, Set]:
+    """Return the functions for a Trainer that updates the weights itself (`update_on_kvstore=False`).
+
+    Its weights, the states of its updater and its optimizer's counts and rates travel; not the running
+    statistics of a batch normalisation, which are each rank's own.
+    """
+
+    def parameters() -> list[mx.gluon.Parameter]:
+        return [one for one in trainer._params if one.grad_req != "null"]  # noqa: SLF001
+
+    def get() -> object:
+        updater = trainer._updaters[0]  # noqa: SLF001 -- one for each device; all have the same states
+        return {
+            "weights": [one.list_data()[0] for one in parameters()],
+            "states": dict(updater.states),
+            "optimizer": optimizer_values(trainer._optimizer),  # noqa: SLF001
+        }
+
+    def take(state: Any) -> None:
+        weights, own = state["weights"], parameters()
+        if len(weights) != len(own):
+            raise UsageError(
+                f"attach_trainer: the job's model has {len(weights)} weights and this one {len(own)}: all "
+                "ranks must train the same model"
+            )
+        for one, weight in zip(own, weights, strict=True):
+            one.set_data(weight)
+        restore_optimizer_values(trainer._optimizer, state["optimizer"])  # noqa: SLF001
+        for updater in trainer._updaters:  # noqa: SLF001
+            updater.states = {key: _copied_state(value) for key, value in state["states"].items()}
+            updater.states_synced = dict.fromkeys(updater.states, False)
+
+    return get, take
+
+
+def _copied_state(state: object) -> object:
+    if isinstance(state, mx.nd.NDArray):
+        return state.copy()
+    if isinstance(state, (list, tuple)):
+        return type(state)(_copied_state(item) for item in state)
+    return state
+
+
+# How a newcomer gets the job's state: it asks all ranks, and blocks until it has everything.
+
+_SLICE_S: Final = 0.2
+"""Waits are cut into slices, so that Python's signal handlers run."""
+_REPORT_S: Final = 10.0
+_PROGRESS: Final = "state_bytes_fetched"
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """The state of the job before one of its steps."""
+
+    step: int
+    barriers: int
+    kept: KeptState
+    """Values and states, until the script asks for them."""
+    next_rounds: dict[str, int]
+    """By key: the first round of the step."""
+    helpers: dict[str, int]
+    """The same of the keys that checkpoints use."""
+    sums: frozenset[int | str]
+    """Keys whose values are sums, because the script updates its weights itself."""
+    rescale_grad: float | None
+    agreed: dict[int | str, Any] = field(default_factory=dict)
+    """By key: what codecs have agreed on, as an array."""
+    script: dict[str, object] = field(default_factory=dict)
+    """By name: what the scripts have attached."""
+
+
+def fetch_state(runtime: Runtime) -> JobState:
+    """Block until this node has the job's state.
+
+    Raises:
+        WaitTimeout: nothing has come for too long; names the ranks that have not answered.
+        NetStormError: the job has failed.
+    """
+    _log.warning("rank %d has joined a job that trains already: it fetches the job's state", runtime.rank)
+    begun = clock.monotonic()
+    found: list[Snapshot] = []
+    _wait(runtime, _ask(runtime, found.append))
+    snapshot = found[0]
+    state = cast("dict[str, Any]", decode(snapshot.content))
+    _log.warning(
+        "rank %d has the job's state before step %d: %.1f MB in %.1f s",
+        runtime.rank,
+        snapshot.step,
+        snapshot.nbytes / 1e6,
+        clock.monotonic() - begun,
+    )
+    return JobState(
+        step=snapshot.step,
+        barriers=snapshot.barriers,
+        kept=KeptState(
+            state, source="the job's state", token=state["rule"], rounds=state["rounds"], partial=True
+        ),
+        next_rounds=state["next_rounds"],
+        helpers=state["helpers"],
+        sums=frozenset(state["sums"]),
+        rescale_grad=state["rescale_grad"],
+        agreed=state["agreed"],
+        script=state["script"],
+    )
+
+
+def _ask(runtime: Runtime, take: Callable[[Snapshot], None]) -> concurrent.futures.Future[None]:
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def done(error: Exception | None) -> None:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    runtime.post(lambda node, now: node.requests.fetch_state(take, done, now))
+    return future
+
+
+def _wait(runtime: Runtime, future: concurrent.futures.Future[None]) -> None:
+    limit_s = runtime.settings.wait_for_nodes_s
+    progress, since = -1.0, clock.monotonic()
+    reported = since
+    while not concurrent.futures.wait([future], _SLICE_S).done:
+        runtime.check()
+        now, fetched = clock.monotonic(), runtime.counters.snapshot().get(_PROGRESS, 0)
+        if fetched != progress:
+            progress, since = fetched, now
+        if now - reported >= _REPORT_S:
+            reported = now
+            _log.warning("still waiting for %s", _waiting_text(runtime))
+        if now - since > limit_s:
+            raise WaitTimeout(
+                f"rank {runtime.rank} has got nothing of the job's state for {limit_s:g} s "
+                f"(NETSTORM_WAIT_FOR_NODES): it waits for {_waiting_text(runtime)}"
+            )
+    future.result()
+
+
+def _waiting_text(runtime: Runtime) -> str:
+    text: concurrent.futures.Future[str] = concurrent.futures.Future()
+    runtime.post(lambda node, _: text.set_result(node.requests.live.waiting_text()))
+    try:
+        return text.result(timeout=1.0) or "the scheduler"
+    except concurrent.futures.TimeoutError:
+        return "its own I/O thread"

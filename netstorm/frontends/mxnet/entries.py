@@ -1,38 +1,57 @@
-"""One dense key of a store on this node: its value, and its rounds as operations of MXNet's engine."""
+"""The keys of a store on this node, dense and row-sparse: values, and rounds as engine operations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.codec import Codec
-from netstorm.frontends.mxnet.arrays.gil_calls import is_dense, queue_copy
-from netstorm.frontends.mxnet.arrays.last_arrays import LastArrays
-from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
-from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.elastic.round_results import RoundResults
-from netstorm.frontends.mxnet.engine.operations import (
-    Completion,
-    NDArray,
-    Operands,
-    push_async,
-    push_on,
+from netstorm import clock
+from netstorm.compression.auto import Auto
+from netstorm.compression.codec import AGREED, AnyArray, Codec, Place, Rounds, State, Uncompressed
+from netstorm.compression.quantised import Signs, TwoBit, quantised
+from netstorm.compression.registry import CODECS, CodecRules, rules_of
+from netstorm.compression.sparse import Array, Numbers, Rows, tidy
+from netstorm.errors import ProtocolViolation, UsageError
+from netstorm.frontends.mxnet.arrays import (
+    LastArrays,
+    StagingBuffer,
+    check_supported,
+    empty_rows,
+    is_dense,
+    memory_of,
+    queue_copy,
+    replace_rows,
+    rows_of,
 )
-from netstorm.frontends.mxnet.engine.startup import RUNS_INLINE
-from netstorm.frontends.mxnet.store.gradient_compression import EncodedKey, GradientCompression, Residual
-from netstorm.frontends.mxnet.store.row_arrays import sum_rows
-from netstorm.frontends.mxnet.store.row_entry import RowPushes
-from netstorm.frontends.mxnet.updates.deferred_update import DeferredUpdate, UpdatedArrays
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.forms import Key, Values
+from netstorm.frontends.mxnet.compat import mx
+from netstorm.frontends.mxnet.elastic import RoundResults
+from netstorm.frontends.mxnet.engine import RUNS_INLINE, Completion, NDArray, Operands, push_async, push_on
+from netstorm.frontends.mxnet.updates import DeferredUpdate, UpdatedArrays, UpdateRule
+from netstorm.kvstore.calls import Agreed, EncodedSum, TensorKeys, encoded_keys
+from netstorm.kvstore.forms import Key, RowParts, Values
 from netstorm.kvstore.operations import Operation
-from netstorm.kvstore.process.runtime import Runtime
+from netstorm.kvstore.process.runtime import Runtime, describe_compression
+from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.messages import LossTerms
 
-__all__ = ["Entry"]
+__all__ = [
+    "Entry",
+    "GradientCompression",
+    "RowEntry",
+    "check_rows",
+    "compression_of",
+    "gather_rows",
+    "sorted_row_ids",
+    "sorted_rows",
+    "staged_row_ids",
+    "sum_rows",
+]
+
+
+# One dense key of a store on this node: its value, and its rounds as operations of MXNet's engine.
 
 
 class Entry:
@@ -394,3 +413,741 @@ class Entry:
             completion.succeed()
 
         push_async(start, reads=(stored.array,), writes=(), name="netstorm_compare")
+
+
+# `set_gradient_compression`: which key travels how, and what that keeps of each key.
+
+Floats = npt.NDArray[np.float32]
+
+
+class GradientCompression:
+    """How the pushes of a store travel: a codec for each key."""
+
+    def __init__(self, rules: CodecRules) -> None:
+        self._rules: Final = rules
+        self._codecs: Final[dict[str, Codec | None]] = {}
+        self.measures: Final = any(isinstance(codec, Auto) for codec in rules.codecs)
+        """Which codec a gradient has depends on what is measured."""
+        text = rules.fingerprint.removeprefix("*: ") if len(rules.codecs) == 1 else rules.fingerprint
+        self.description: Final = text + (", which measures first" if self.measures else "")
+        """For a person."""
+        self.fingerprint: Final = f" compression={rules.fingerprint}"
+        """Part of the fingerprint of a round: all ranks must compress alike."""
+
+    def codec_of(self, name: str) -> Codec | None:
+        """Return the codec of a key; None: it is exempt.
+
+        Args:
+            name: of the key, or of the parameter that it holds.
+
+        Raises:
+            UsageError: no pattern matches it.
+        """
+        if name not in self._codecs:
+            codec = self._rules.of(name)
+            self._codecs[name] = None if type(codec) is Uncompressed else codec
+        return self._codecs[name]
+
+    def form(self, name: str, shape: tuple[int, ...]) -> int:
+        """Return the codec of most rounds of a key."""
+        codec = self.codec_of(name)
+        return 0 if codec is None else codec.form(shape) or 0
+
+    def check_key(self, key: Key, what: str, name: str | None = None) -> None:
+        """Check that a key can be compressed; MXNet has the same limit.
+
+        Raises:
+            UsageError: its type is not float32.
+        """
+        if self.codec_of(name or key.name) is not None and (
+            key.dtype != np.float32 or key.spec.form == ROW_SPARSE
+        ):
+            raise UsageError(
+                f"{what} of key {key.name!r}, which is {key.spec.dtype}: gradient compression is for dense "
+                "float32 only, as MXNet's is; exempt such keys by a rule such as "
+                "{'NAME': 'none', '*': …}, or keep them in a store without it"
+            )
+
+    def check_for_owners(self) -> None:
+        """Check that an asynchronous store, which applies pushes one by one, can use these codecs.
+
+        Raises:
+            UsageError: there is another one than 2bit.
+        """
+        for codec in self._rules.codecs:
+            if not isinstance(codec, TwoBit):
+                raise UsageError(
+                    f"gradient compression {codec.name!r} in an asynchronous store, which knows '2bit' only"
+                )
+
+    def two_bit_of(self, name: str) -> TwoBit:
+        """Return the codec of a key of an asynchronous store."""
+        codec = self.codec_of(name)
+        assert isinstance(codec, TwoBit), f"{name} has {codec}"
+        return codec
+
+
+class Residual:
+    """What compression keeps of a key on this node from one push to the next."""
+
+    def __init__(self) -> None:
+        self.array: Final[NDArray] = mx.nd.zeros((1,))
+        """Written by each operation that changes what is kept, so that MXNet's engine keeps their order."""
+        self.state: Final[State] = {}
+        """Of the codec; to be used by those operations."""
+        self.keys: TensorKeys | None = None
+        """Those of the codec."""
+
+    def values(self) -> dict[str, NDArray] | None:
+        """Return what is kept, after all that is queued; None: nothing."""
+        self.array.wait_to_read()
+        with mx.util.np_shape(True):
+            return {name: mx.nd.array(kept, dtype=kept.dtype) for name, kept in self.state.items()} or None
+
+    def restore(self, values: Mapping[str, NDArray]) -> None:
+        """Begin with what was kept before."""
+        self.array.wait_to_read()
+        self.state.update({name: np.array(kept.asnumpy(), order="C") for name, kept in values.items()})
+
+    def agreed(self) -> Agreed | None:
+        """Return what the codec has agreed on with the other ranks; None: nothing. No push may be under
+        way.
+        """
+        return None if self.keys is None else Agreed.of(self.keys, self.state)
+
+    def begin_agreed(self, state: AnyArray) -> None:
+        """Begin with what the other ranks have agreed on, before the first push."""
+        self.state[AGREED] = np.array(state)
+
+    def with_uncounted(self, gradient: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a gradient and what came too late of those before. What is counted becomes zero."""
+        kept = self.state.get("uncounted")
+        if kept is None:
+            kept = self.state["uncounted"] = np.zeros_like(gradient)
+        kept += gradient
+        return kept
+
+    def quantise(self, gradient: Floats, codec: TwoBit) -> Signs:
+        """Return what a push to owners sends of a gradient, and keep the rest."""
+        rest = self.state.get("residual")
+        if rest is None:
+            rest = self.state["residual"] = np.zeros(gradient.size, np.float32)
+        return quantised(gradient, rest, codec.threshold)
+
+
+class EncodedKey:
+    """A key whose gradients travel under a codec, and its further keys."""
+
+    def __init__(
+        self, runtime: Runtime, key: Key, codec: Codec, residual: Residual, first: Mapping[str, int]
+    ) -> None:
+        """Register the further keys.
+
+        Args:
+            runtime: of this process.
+            key: the key itself.
+            codec: how its gradients travel.
+            residual: what that keeps.
+            first: the first rounds of further keys that the job has had before this rank came, by name.
+        """
+
+        def register(name: str, shape: tuple[int, ...], form: int) -> Key:
+            further = runtime.register(key.spec.namespace, name, shape, "float32", form=form)
+            if name in first:
+                further.begin_at(first[name])
+            return further
+
+        self.codec: Final = codec
+        self.residual: Final = residual
+        self._runtime: Final = runtime
+        self._shape: Final = key.spec.shape
+        self._keys: Final = encoded_keys(codec, key, register)
+        residual.keys = self._keys
+
+    @property
+    def counted_by(self) -> Key:
+        """The key whose rounds count the pushes: the key's own, or a further one."""
+        return self._keys.counting
+
+    @property
+    def further(self) -> list[Key]:
+        """The further keys that each push has a round of."""
+        occasional = self._keys.occasional
+        return [key for key in self._keys.keys[1:] if key is not None and key not in occasional]
+
+    def next_sum(self, priority: int, rule: str) -> EncodedSum:
+        """Take the numbers of the rounds of the next push, on the thread that pushes."""
+        return EncodedSum(
+            self._keys,
+            submit=self._runtime.submit,
+            later=self._runtime.computing.run,
+            fail=self._runtime.fail,
+            priority=priority,
+            rule=rule,
+        )
+
+    def rounds(
+        self, gradient: Floats, total: EncodedSum, then: Callable[[Floats, int], None] | None
+    ) -> Rounds:
+        """Return the rounds that make a gradient the sum, in place.
+
+        Args:
+            gradient: flat.
+            total: the sum.
+            then: called with the sum and the bit set of its ranks.
+        """
+        runtime = self._runtime
+        places = runtime.settings.places
+        place = Place(self._shape, places, runtime.rank, total.number, clock.monotonic)
+        yield from self.codec.rounds(gradient, self.residual.state, place)
+        if isinstance(self.codec, Auto) and (news := self.codec.take_news()):
+            describe_compression(runtime, f"auto: {news}")
+        if then is not None:
+            then(gradient, total.contributors)
+
+
+def compression_of(parameters: object, *, size_lower_bound: int) -> GradientCompression:
+    """Return the compression that the parameters of `set_gradient_compression` describe.
+
+    Args:
+        parameters: a dictionary with `type` and the parameters of that codec; or one with patterns of keys'
+            names, and the codec of each. Further parameters of 2bit are ignored, as MXNet does.
+        size_lower_bound: of mpq, unless it is given one.
+
+    Raises:
+        UsageError: another type, or a bad parameter.
+    """
+    if not isinstance(parameters, dict):
+        raise UsageError(
+            f"gradient compression takes a dictionary such as {{'type': '2bit', 'threshold': 0.5}}, "
+            f"not {parameters!r}"
+        )
+    known = ", ".join(f"'{name}'" for name in CODECS)
+    if "type" in parameters and str(parameters["type"]) not in CODECS:
+        raise UsageError(
+            f"Unknown type for gradient compression {parameters['type']!r}; NetStorm knows {known}"
+        )
+    if "type" not in parameters and not (
+        parameters and all(isinstance(described, (str, Mapping)) for described in parameters.values())
+    ):
+        raise UsageError(f"gradient compression {parameters!r} has no type; NetStorm knows {known}")
+    if "type" in parameters:
+        described = _tidied(parameters, size_lower_bound)
+    else:
+        described = {pattern: _tidied(one, size_lower_bound) for pattern, one in parameters.items()}
+    return GradientCompression(rules_of(described))
+
+
+def _tidied(codec: str | Mapping[str, Any], size_lower_bound: int) -> dict[str, Any]:
+    """Return the description of one codec as the registry takes it."""
+    described = {"type": codec} if isinstance(codec, str) else dict(codec)
+    name = str(described.get("type"))
+    if name == "mpq":
+        return {"size_lower_bound": size_lower_bound, **described}
+    if name != "2bit":
+        return described
+    return {name: given for name, given in described.items() if name in {"type", "threshold"}}
+
+
+# Row-sparse values as operations of MXNet's engine: summing, choosing, reading and writing rows.
+
+
+def check_rows(runtime: Runtime, name: str, shape: tuple[int, ...]) -> None:
+    """Make sure that single rows of an array can be sent.
+
+    Raises:
+        UsageError: a row is too long, or this MXNet's sparse arrays cannot be read.
+    """
+    check_supported()
+    most = runtime.settings.max_message_bytes
+    if 8 * (row_length(shape) + 2) > most:
+        raise UsageError(
+            f"key {name!r} has rows of {row_length(shape)} elements, more than fit into a message of "
+            f"NETSTORM_MAX_MESSAGE={most} bytes; raise it on all nodes, or push dense arrays"
+        )
+
+
+def sum_rows(sources: Sequence[NDArray], key: Key) -> NDArray:
+    """Queue the sum of arrays, one for each device, from left to right; return the new array of the sum.
+
+    It is row-sparse if all of them are. Otherwise it is dense, since a dense array has all rows. The rows of
+    a single array stay as they are: in any order, and perhaps repeated.
+    """
+    with mx.autograd.pause():
+        shape, sparse = key.spec.shape, all(source.stype == "row_sparse" for source in sources)
+        copies = []
+        for source in sources:
+            if source.stype == "row_sparse":
+                copy = empty_rows(shape, key.dtype)
+                queue_copy(source, copy)
+                copies.append(copy if sparse else mx.nd.cast_storage(copy, "default"))
+            else:
+                copies.append(mx.nd.empty(shape, ctx=mx.cpu(), dtype=key.dtype))
+                queue_copy(source, copies[-1])
+        return copies[0] if len(copies) == 1 else mx.nd.add_n(*copies)
+
+
+def gather_rows(stored: NDArray, row_ids: NDArray) -> NDArray:
+    """Queue the choice of rows of `stored`; return the new row-sparse array that they will be in.
+
+    It has the rows of `row_ids` in order and without repeats, zeros where `stored` has none. Whoever reads it
+    gets a `UsageError` if a number is not that of a row.
+
+    Args:
+        stored: a row-sparse array of ours.
+        row_ids: a dense array of any type and shape, on any device; numbers may be in any order and repeated.
+    """
+    shape, dtype = tuple(stored.shape), np.dtype(stored.dtype)
+    picked, ids = empty_rows(shape, dtype), staged_row_ids(row_ids)
+
+    def start(completion: Completion) -> None:
+        chosen = sorted_row_ids(ids, shape[0])
+        have = rows_of(stored)
+        made = empty_rows(shape, dtype, len(chosen))
+        _fill(made, chosen, lambda values: _pick(have, chosen, values))
+        replace_rows(picked, made)
+        completion.succeed()
+
+    push_async(start, reads=(stored, ids), writes=(picked,), name="netstorm_pick_rows")
+    return picked
+
+
+def staged_row_ids(row_ids: NDArray) -> NDArray:
+    """Queue a copy of row numbers to the host; return the new array that it will be in."""
+    with mx.autograd.pause(), mx.util.np_shape(True):
+        ids = mx.nd.empty(row_ids.shape, ctx=mx.cpu(), dtype=row_ids.dtype)
+        queue_copy(row_ids, ids)
+    return ids
+
+
+def sorted_row_ids(ids: NDArray, count: int) -> Numbers:
+    """Return the numbers in `staged_row_ids`, rising and without repeats; in an operation that reads them.
+
+    Raises:
+        UsageError: a number is not that of one of `count` rows.
+    """
+    numbers = np.unique(np.frombuffer(memory_of(ids), ids.dtype).astype(np.int64))
+    return tidy(numbers, np.empty((len(numbers), 0)), count).numbers
+
+
+def _pick(have: Rows, chosen: Numbers, values: Array) -> None:
+    if len(have) == 0:
+        values[:] = 0
+        return
+    places = np.minimum(np.searchsorted(have.numbers, chosen), len(have) - 1)
+    np.take(have.values, places, axis=0, out=values)
+    values[have.numbers[places] != chosen] = 0
+
+
+def sorted_rows(source: NDArray, key: Key) -> Rows:
+    """Return the rows of a result of `sum_rows`, in order and without repeats; in an operation that reads it.
+
+    Raises:
+        UsageError: it has a row number that the key does not have.
+    """
+    if source.stype == "default":
+        rows = key.spec.shape[0]
+        return Rows(np.arange(rows), np.frombuffer(memory_of(source), key.dtype).reshape(rows, -1))
+    found = rows_of(source)
+    return tidy(found.numbers, found.values, key.spec.shape[0])
+
+
+def write_rows(target: NDArray, parts: RowParts, key: Key, *, all_rows: bool) -> None:
+    """Give `target` the rows of a network operation's result; in an operation that writes it.
+
+    Args:
+        target: a row-sparse array of ours.
+        parts: the rows of each chunk, with the number of the chunk's first row.
+        key: the network's.
+        all_rows: `target` gets all rows, zeros where `parts` has none.
+
+    Raises:
+        ProtocolViolation: the rows are not in order, or not the key's.
+    """
+    parts.sort(key=lambda part: part[0])
+    numbers = np.concatenate([np.empty(0, np.int64), *(first + rows.numbers for first, rows in parts)])
+    if not (numbers[1:] > numbers[:-1]).all() or (len(numbers) and numbers[-1] >= key.spec.shape[0]):
+        raise ProtocolViolation(f"a sum of key {key.name!r} has rows out of order, or beyond the last row")
+
+    def fill(values: Array) -> None:
+        if all_rows:
+            values[:] = 0
+            for first, rows in parts:
+                values[first + rows.numbers] = rows.values
+            return
+        begin = 0
+        for _, rows in parts:
+            values[begin : begin + len(rows)] = rows.values
+            begin += len(rows)
+
+    if all_rows:
+        numbers = np.arange(key.spec.shape[0])
+    made = empty_rows(key.spec.shape, key.dtype, len(numbers))
+    _fill(made, numbers, fill)
+    replace_rows(target, made)
+
+
+def _fill(made: NDArray, numbers: Numbers, fill: Callable[[Array], None]) -> None:
+    new = rows_of(made)
+    new.numbers[:] = numbers
+    fill(new.values)
+
+
+# Rounds of a key of which some rows travel, as operations of MXNet's engine.
+
+Follow = Callable[[Operation], None]
+
+
+class RowRounds:
+    """Rounds of one key. All methods queue operations and return at once."""
+
+    __slots__ = ("_on_skipped", "_runtime", "key")
+
+    def __init__(self, runtime: Runtime, key: Key, on_skipped: Callable[[NDArray], None]) -> None:
+        """Prepare.
+
+        Args:
+            runtime: of this process.
+            key: registered, after `check_rows`; dense or row-sparse.
+            on_skipped: called with the array of a round that was skipped, because an operation of the
+                script's has failed. Reading that array raises that failure. Called in a thread of the engine.
+        """
+        self._runtime: Final = runtime
+        self._on_skipped: Final = on_skipped
+        self.key: Final = key
+
+    def sum(
+        self,
+        source: NDArray | None,
+        target: NDArray,
+        *,
+        priority: int = 0,
+        rule: str = "",
+        all_rows: bool = False,
+        from_lowest: bool = False,
+        follow: Follow | None = None,
+    ) -> None:
+        """Queue the network operation: `target` gets the sum of the `source`s of all ranks.
+
+        Args:
+            source: a result of `sum_rows`; None: this rank has no rows.
+            target: a row-sparse array of ours.
+            priority: larger goes first on every link.
+            rule: fingerprint of what will be done with the sum.
+            all_rows: `target` gets all rows, zeros where no rank has one.
+            from_lowest: only the lowest rank of the job contributes its rows.
+            follow: called with the operation before it begins, in a thread of the engine.
+        """
+        key, runtime = self.key, self._runtime
+        round = key.take_round()
+
+        def start(completion: Completion) -> None:
+            try:
+                rows = None if source is None else sorted_rows(source, key)
+            except Exception as error:  # the other ranks wait for what this rank cannot send
+                runtime.fail(f"round {round} of key {key.name!r}: {error}")
+                raise
+            parts: RowParts = []
+            operation = Operation(
+                key=key,
+                round=round,
+                source=rows,
+                destination=parts,
+                done=_write_when_done(completion, target, parts, key, all_rows=all_rows),
+                priority=priority,
+                rule=rule,
+                form=key.forms[ROW_SPARSE],
+                from_lowest=from_lowest,
+            )
+            if follow is not None:
+                follow(operation)
+            runtime.submit(operation)
+
+        push_async(
+            start,
+            reads=() if source is None else (source,),
+            writes=(target,),
+            name="netstorm_allreduce_rows",
+            priority=priority,
+            skipped=lambda: self._skipped(target, round),
+        )
+
+    def _skipped(self, target: NDArray, round: int) -> None:
+        """End the job: what a round depends on has failed, and the other ranks wait for it."""
+        self._on_skipped(target)
+        self._runtime.fail(
+            f"round {round} of key {self.key.name!r} has nothing to send: an operation that it depends on "
+            "has failed"
+        )
+
+    def fill(self, array: NDArray) -> None:
+        """Queue that `array`, a row-sparse one of ours, gets all rows, zeros where it has none."""
+        key = self.key
+
+        def fill(completion: Completion) -> None:
+            rows = rows_of(array)
+            if len(rows) < key.spec.shape[0]:
+                write_rows(array, [(0, Rows(rows.numbers, rows.values))], key, all_rows=True)
+            completion.succeed()
+
+        push_async(fill, reads=(), writes=(array,), name="netstorm_fill_rows")
+
+    def compare(self, array: NDArray) -> None:
+        """Have the ranks' values in `array`, which has all rows, compared behind what is queued for it."""
+        key, round, runtime = self.key, self.key.last_taken, self._runtime
+
+        def start(completion: Completion) -> None:
+            values = np.ascontiguousarray(rows_of(array).values) if array.stype != "default" else None
+            memory = memory_of(array) if values is None else values.reshape(-1).view(np.uint8)
+            runtime.report_replica(key, round, memory)
+            completion.succeed()
+
+        push_async(start, reads=(array,), writes=(), name="netstorm_compare")
+
+
+def _write_when_done(
+    completion: Completion, target: NDArray, parts: RowParts, key: Key, *, all_rows: bool
+) -> Callable[[Exception | None], None]:
+    """Return the `done` of a network operation: it writes the result to `target` and ends the round."""
+
+    def done(error: Exception | None) -> None:
+        try:
+            if error is None and not completion.done:
+                write_rows(target, parts, key, all_rows=all_rows)
+        except Exception as problem:  # noqa: BLE001 -- no memory, most likely; the engine must hear of it
+            error = problem
+        completion.end(error)
+
+    return done
+
+
+# One row-sparse key of a store on this node: its value with all of its rows, and its rounds.
+
+
+class RowEntry:
+    """A row-sparse key's value. It does what `Entry` does for dense keys; all methods return at once."""
+
+    __slots__ = (
+        "_full",
+        "_merged",
+        "_rounds",
+        "_rounds_before",
+        "_runtime",
+        "_stored",
+        "contributors",
+        "elastic",
+        "first_rounds",
+        "holds_sum",
+        "last",
+        "pushed_in",
+        "skipped",
+        "user_key",
+    )
+
+    def __init__(
+        self, runtime: Runtime, namespace: int, user_key: int | str, shape: tuple[int, ...], dtype: str
+    ) -> None:
+        """Register the key, after `check_rows`."""
+        self.user_key: Final = user_key
+        self._runtime: Final = runtime
+        self.last: Final = LastArrays()
+        """Their arrays may be dense or row-sparse."""
+        self.skipped: NDArray | None = None
+        """See `Entry`, as for the next four."""
+        self.elastic: RoundResults | None = None
+        self.contributors = 0
+        self.first_rounds: Mapping[str, int] = {}
+        self.pushed_in = -1
+        self.holds_sum = False
+        key = runtime.register(namespace, str(user_key), shape, dtype, form=ROW_SPARSE)
+        self._rounds: Final = RowRounds(runtime, key, self._note_skipped)
+        self._stored: Final = empty_rows(shape, self.key.dtype)
+        self._merged: NDArray | None = None
+        """The sum of the last push, for an updater."""
+        self._full = True
+        """The value has all rows, as optimizers want it."""
+        self._rounds_before = 0
+        """See `Entry`."""
+
+    @property
+    def value(self) -> NDArray:
+        """The value, as it is after all that was pushed before; not to be changed."""
+        return self._stored
+
+    @property
+    def further_keys(self) -> list[Key]:
+        """None: rows are not compressed."""
+        return []
+
+    @property
+    def kept(self) -> None:
+        """None: rows are not compressed."""
+
+    @property
+    def tensor_name(self) -> str:
+        """What rules of compression name."""
+        return self.key.name
+
+    @property
+    def residual(self) -> dict[str, NDArray] | None:
+        """None: rows are not compressed."""
+        return None
+
+    @property
+    def rounds(self) -> int:
+        """The number of the last round, counted on from a checkpoint."""
+        return self._rounds_before + self.key.last_taken
+
+    @property
+    def key(self) -> Key:
+        """The network's key."""
+        return self._rounds.key
+
+    @property
+    def has_deferred(self) -> bool:
+        """False: the script's thread queues all updates of rows."""
+        return False
+
+    def initialise(self, value: NDArray | None) -> None:
+        """Give all ranks the value of the one rank that has one (see `Entry`). Rows that it does not have are
+        zeros.
+        """
+        source = None if value is None else sum_rows([value], self.key)
+        self._rounds.sum(source, self._stored, all_rows=True, from_lowest=self.elastic is not None)
+
+    def push(
+        self,
+        values: Sequence[NDArray],
+        *,
+        priority: int,
+        rule: UpdateRule | None,
+        fingerprint: str,
+        compression: object = None,
+        loss: object = None,
+    ) -> None:
+        """Sum `values` over devices and ranks. Call `update` afterwards if there is a rule.
+
+        Args:
+            values: arrays that fit the key, one for each device.
+            priority: larger goes first on every link.
+            rule: what `update` will be given; None: the sum replaces the value.
+            fingerprint: of the rule.
+            compression: None; rows are not compressed.
+            loss: ignored: rows are always waited for.
+        """
+        if len(values) == 1:
+            self.last.pushed = values[0].handle
+        source = sum_rows(values, self.key)
+        if rule is None:
+            self._full = False
+            target = self._stored
+        else:
+            target = self._merged = empty_rows(self.key.spec.shape, self.key.dtype)
+        self._rounds.sum(source, target, priority=priority, rule=fingerprint, follow=self._follow)
+
+    def update(self, rule: UpdateRule) -> None:
+        """Update the value with the sum of the last push. A lazy optimizer updates only the sum's rows."""
+        assert self._merged is not None
+        if not self._full:
+            self._rounds.fill(self._stored)
+            self._full = True
+        round, runtime = self.key.last_taken, self._runtime
+        rule.update(
+            self.user_key,
+            self._merged,
+            self._stored,
+            round=f"round {self.rounds} of {self.key.name} in store {self.key.spec.namespace}",
+            rank=runtime.rank,
+        )
+        self._merged = None
+        every = runtime.settings.compare_rounds
+        if every and round % every == 0:
+            self._rounds.compare(self._stored)
+
+    def wait_for_updates(self) -> None:
+        """Do nothing: the script's thread queues updates of rows, so the optimizer's state is known."""
+
+    def restore(self, value: NDArray | None, residual: dict[str, NDArray] | None, rounds: int) -> None:
+        """Take over what a checkpoint has: the value (None: leave it), and the number of the last round."""
+        if value is not None:
+            with mx.autograd.pause():
+                queue_copy(value, self._stored)
+            self._full = False
+        self._rounds_before = rounds - self.key.last_taken
+
+    def pull(self, outs: Sequence[NDArray]) -> None:
+        """Copy the whole value, as it is after all that was pushed before, to dense or row-sparse arrays."""
+        dense: NDArray | None = None
+        with mx.autograd.pause():
+            for out in outs:
+                self.last.pulled = out.handle
+                if out.stype != "default":
+                    queue_copy(self._stored, out)
+                    continue
+                if dense is None:
+                    dense = mx.nd.cast_storage(self._stored, "default")
+                queue_copy(dense, out)
+
+    def pull_rows(self, out: NDArray, row_ids: NDArray) -> None:
+        """Copy some rows of the value to a row-sparse array; see `gather_rows`."""
+        picked = gather_rows(self._stored, row_ids)
+        with mx.autograd.pause():
+            queue_copy(picked, out)
+
+    def _follow(self, operation: Operation) -> None:
+        if self.elastic is not None:
+            self.elastic.follow(operation, self)
+
+    def _note_skipped(self, array: NDArray) -> None:
+        self.skipped = array
+
+
+class RowPushes:
+    """Row-sparse pushes to a dense key, such as the gradients of an embedding with `sparse_grad=True`.
+
+    They are rounds of that key in another form. The form is part of their fingerprint: if another rank pushes
+    a dense array in the same round, the scheduler finds the difference and the job fails.
+    """
+
+    __slots__ = ("_merged", "_rounds", "_stored")
+
+    def __init__(
+        self, runtime: Runtime, dense: Key, stored: NDArray, on_skipped: Callable[[NDArray], None]
+    ) -> None:
+        """Prepare for row-sparse pushes to `dense`, whose value is `stored`; errors as `check_rows`."""
+        check_rows(runtime, dense.name, dense.spec.shape)
+        self._rounds: Final = RowRounds(runtime, dense, on_skipped)
+        self._stored: Final = stored
+        self._merged: NDArray | None = None
+
+    def push(
+        self,
+        values: Sequence[NDArray],
+        *,
+        priority: int,
+        rule: UpdateRule | None,
+        fingerprint: str,
+        follow: Follow | None = None,
+    ) -> None:
+        """Sum `values`, all row-sparse, over devices and ranks. Without a rule the sum replaces the value.
+        `follow` is called with the operation before it begins.
+        """
+        key = self._rounds.key
+        merged = empty_rows(key.spec.shape, key.dtype)
+        self._rounds.sum(
+            sum_rows(values, key),
+            merged,
+            priority=priority,
+            rule=f"{fingerprint or 'sums'} of row_sparse arrays",
+            follow=follow,
+        )
+        if rule is None:
+            with mx.autograd.pause():
+                mx.nd.cast_storage(merged, "default", out=self._stored)
+        else:
+            self._merged = merged
+
+    def take_sum(self) -> NDArray | None:
+        """Return the sum of the last push, once; None: there was no rule, or it has been taken."""
+        merged, self._merged = self._merged, None
+        return merged

@@ -16,7 +16,7 @@ from typing import Final
 
 from netstorm import clock
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.outstanding import drain
+from netstorm.frontends.mxnet.engine import drain
 from netstorm.kvstore.process.runtime import drain_io_thread
 
 __all__ = ["wait_until_idle"]

@@ -1,37 +1,56 @@
-"""One dense key whose value this rank updates alone, and averages now and then."""
+"""KVStores whose ranks train alone for some steps, and exchange what they have learnt less often.
+
+`LocalSGD` averages the values of all ranks every few steps; `HFA` averages within sites, and less often
+across them; `ESync` gives each rank as many steps as let all be ready at once; `MixedSync` sums gradients
+within a site and pushes them to owners, which wait for nobody. Each is what `gluon.Trainer` and `Module` take
+as `kvstore`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from netstorm import clock
-from netstorm.compression.codec import Codec, Floats, Place, Rounds
+from netstorm.compression.codec import Codec, Floats, Place, Rounds, State
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arrays.gil_calls import is_dense
-from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
+from netstorm.frontends.mxnet.arrays import StagingBuffer, is_dense
+from netstorm.frontends.mxnet.asynchronous import AsyncEntry, AsynchronousKVStore, Freshness, Number, Target
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.local_updates.changes import (
-    Changes,
-    divide_by_contributors,
-    forget_the_past,
-)
-from netstorm.frontends.mxnet.local_updates.schedule import Average
-from netstorm.frontends.mxnet.store.entry import Entry
-from netstorm.frontends.mxnet.store.row_arrays import sum_rows
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
-from netstorm.kvstore.calls import EncodedSum, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
-from netstorm.kvstore.forms import Key
-from netstorm.kvstore.operations import Done, Operation
+from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
+from netstorm.frontends.mxnet.entries import Entry, GradientCompression, sum_rows
+from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
+from netstorm.frontends.mxnet.owner import Owner
+from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
+from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.kvstore.calls import EncodedSum, SiteLead, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
+from netstorm.kvstore.forms import Array, Key
+from netstorm.kvstore.operations import UNBOUNDED, Done, Operation
+from netstorm.kvstore.process.elastic import StepPacer
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.protocol.codecs import COLLECTIVE
 
-__all__ = ["DueAverage", "LocalEntry", "check_averages", "site_sums"]
+__all__ = [
+    "HFA",
+    "Average",
+    "Changes",
+    "ESync",
+    "LocalSGD",
+    "MixedSync",
+    "Paced",
+    "Pacer",
+    "Periodic",
+    "divide_by_contributors",
+]
+
+
+# One dense key whose value this rank updates alone, and averages now and then.
 
 Memory: TypeAlias = npt.NDArray[Any]
 
@@ -347,3 +366,629 @@ class LocalEntry(Entry):
 
 
 _ignore: Final[Done] = lambda _: None  # noqa: E731 -- replaced before the operation is submitted
+
+
+# After which steps values are averaged, and over which ranks. Pure but for what paces it.
+
+
+class Average(enum.Enum):
+    """What follows a step."""
+
+    NONE = "none"
+    SITE = "the site's average"
+    ALL = "the average of all"
+
+
+class Schedule(Protocol):
+    """Decides step by step."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names it, with what ranks must agree on."""
+
+    @property
+    def averages(self) -> int:
+        """How many averages steps have been followed by, of a site or of all."""
+
+    def next_step(self, *, hurries: bool = False) -> Average:
+        """Begin a step of the optimizer, and return what follows it.
+
+        Args:
+            hurries: an average of all follows in any case. Those of the site that would have come before it
+                are left out, and count as made.
+        """
+
+    def go_on_at(self, averages: int) -> None:
+        """Go on behind so many averages, the last of which was one of all."""
+
+
+class Periodic:
+    """Averages within the site after every `k1` steps, and over all ranks at every `k2`-th of these times."""
+
+    def __init__(self, name: str, *, k1: int, k2: int) -> None:
+        """Begin before the first step; `name` is for messages.
+
+        Raises:
+            UsageError: a period below 1.
+        """
+        if k1 < 1 or k2 < 1:
+            raise UsageError(f"{name}: k1={k1}, k2={k2}: expected periods of at least 1")
+        self.fingerprint: Final = f"{name} k1={k1} k2={k2}"
+        self._k1, self._k2 = k1, k2
+        self._steps = 0
+
+    @property
+    def averages(self) -> int:
+        """How many averages steps have been followed by."""
+        return self._steps // self._k1
+
+    def next_step(self, *, hurries: bool = False) -> Average:
+        """Begin a step of the optimizer, and return what follows it."""
+        period = self._k1 * self._k2
+        self._steps += period - self._steps % period if hurries else 1
+        if self._steps % self._k1:
+            return Average.NONE
+        return Average.SITE if self._steps % period else Average.ALL
+
+    def go_on_at(self, averages: int) -> None:
+        """Go on behind so many averages."""
+        self._steps = averages * self._k1
+
+
+class Pacer(Protocol):
+    """Says how many steps a round has."""
+
+    def steps(self) -> int:
+        """Return the number of steps of the present round."""
+
+    def round_ends(self, taken: int) -> None:
+        """Hear that the last step of the round has begun, and how many it has."""
+
+
+class Paced:
+    """Averages over all ranks after as many steps as a pacer says."""
+
+    def __init__(self, name: str, pacer: Pacer) -> None:
+        """Begin before the first step."""
+        self.fingerprint: Final = name
+        self._pacer: Final = pacer
+        self._done = 0
+        self._averages = 0
+
+    @property
+    def averages(self) -> int:
+        """How many averages steps have been followed by."""
+        return self._averages
+
+    def next_step(self, *, hurries: bool = False) -> Average:
+        """Begin a step of the optimizer, and return what follows it. May wait for the pacer."""
+        self._done += 1
+        if not hurries and self._done < self._pacer.steps():
+            return Average.NONE
+        self._pacer.round_ends(self._done)
+        self._done = 0
+        self._averages += 1
+        return Average.ALL
+
+    def go_on_at(self, averages: int) -> None:
+        """Go on behind so many averages."""
+        self._averages, self._done = averages, 0
+
+
+# What a rank has learnt of a key since the last average, and the average of that under a codec.
+#
+# All ranks have the same values after an average: the *base* of the next one. A rank sends what it has learnt
+# since, its change, and the average of all changes is added to the base. So what a codec loses is lost of a
+# small change and not of a value, and what a rank has not sent yet (its residual) is added to its next
+# change.
+
+_OF_THE_PAST: Final = ("residual", "velocity")
+"""What codecs keep of earlier gradients (`State`)."""
+
+
+class Changes:
+    """The averages of one key at one rank. One is made at a time."""
+
+    def __init__(self) -> None:
+        """Begin without a base."""
+        self._base: Floats | None = None
+
+    def remember(self, values: Floats) -> None:
+        """Begin the next change with these values, which all ranks have."""
+        if self._base is None:
+            self._base = values.copy()
+        else:
+            self._base[:] = values
+
+    def rounds(
+        self,
+        values: Floats,
+        total: EncodedSum,
+        encode: Callable[[Floats], Rounds],
+        *,
+        weight: int = 1,
+        count: int | None = None,
+    ) -> Rounds:
+        """Replace values by their average, the same bits at all ranks.
+
+        Args:
+            values: flat; the sum over so many ranks as `weight` says.
+            total: of the changes.
+            encode: returns the rounds that make a change the sum of all changes, in place.
+            weight: how many ranks' values these are.
+            count: of how many ranks the sum is; None: of those that contribute to it, part by part.
+        """
+        base = self._base
+        assert base is not None, "a value that all ranks have is known"
+        with np.errstate(all="ignore"):
+            change = values - base if weight == 1 else values - np.float32(weight) * base
+        yield from encode(change)
+        with np.errstate(all="ignore"):
+            for elements, contributors in total.counted(len(change)):
+                change[elements] /= np.float32(count or max(1, contributors.bit_count()))
+            np.add(base, change, out=base)
+        values[:] = base
+
+
+def forget_the_past(state: State) -> None:
+    """Forget what has not been sent: this rank has just joined, and its values counted in no average yet."""
+    for name in _OF_THE_PAST:
+        state.pop(name, None)
+
+
+def divide_by_contributors(operation: Operation, values: Array) -> None:
+    """Make the result of an operation of its key's own form the average of those who are in it, in place.
+
+    Args:
+        operation: it has ended.
+        values: its destination.
+    """
+    bounds = operation.key.layout_of(operation.form).bounds
+    for contributors, chunks in operation.contributors.items():
+        divisor = values.dtype.type(max(1, contributors.bit_count()))
+        whole = chunks == (1 << len(bounds)) - 1
+        for begin, end in [(0, len(values))] if whole else _of(chunks, bounds):
+            with np.errstate(all="ignore"):
+                np.true_divide(values[begin:end], divisor, out=values[begin:end])
+
+
+def _of(chunks: int, bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [one for chunk, one in enumerate(bounds) if chunks >> chunk & 1]
+
+
+# What stores with local updates share: pushes update this rank's own values, which are averaged at times.
+
+_STATE: Final = "averages of a store with local updates"
+"""Under which name the number of averages travels to ranks that join later."""
+
+
+@methods_raise_mxnet_errors
+class LocalUpdatesKVStore(NetStormKVStore):
+    """A store whose pushes update this rank's own values with its optimizer, as if it trained alone.
+
+    `gluon.Trainer(..., kvstore=store)` and `Module.fit(kvstore=store)` work as with any store. A step is a
+    push of every key; a push of a key that was pushed in this step begins the next one. Values are this
+    rank's own between averages; a pull after an average gives the same bits at all ranks that it is over.
+
+    In an elastic job an average is one over the ranks that are in it. A rank that joins later gets the values
+    of an average of all, and the states of one rank's optimizer. Until it has caught up its values do not
+    count, and each of its steps is followed by an average of all.
+    """
+
+    _entry_type = LocalEntry
+
+    _optimizers_differ = True
+
+    _hierarchical: ClassVar[bool] = False
+    """An average of all crosses the WAN once a site. Otherwise it goes along the job's trees, as sums do."""
+
+    def __init__(self) -> None:
+        """Join the job, as `ElasticStore` does."""
+        super().__init__()
+        live = self._runtime.node.requests.live
+        members = live.first_members if live.is_elastic else self._runtime.node.members
+        self._schedule: Schedule = Periodic("none", k1=1, k2=1)
+        self._sites: Final = Sites.of(members, self.rank)
+        self._pushed: Final[set[object]] = set()
+        """Keys that were pushed in this step."""
+        self._follows = Average.ALL
+        """What follows the step. Before the first one all ranks have the same values, too."""
+        self._has_attached = False
+
+    @property
+    def sites(self) -> Sites:
+        """Which ranks are at which site; in an elastic job, of those that were there when this one came."""
+        return self._sites
+
+    @property
+    def averages(self) -> int:
+        """How many averages this rank has begun, of its site or of all; the same at all ranks that are in
+        the same step.
+        """
+        return self._schedule.averages
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether all ranks have the same values now: the last step was followed by an average of all."""
+        return self._follows is Average.ALL
+
+    def init(self, key: object, value: object) -> None:
+        """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`.
+
+        Raises:
+            UsageError: also of a key that is row-sparse or of whole numbers: it has no average.
+        """
+        check_averages(type(self).__name__, key, value)
+        super().init(key, value)
+
+    def push(self, key: object, value: object, priority: int = 0) -> None:
+        """Update this rank's value with the sum of gradients over its devices; average it if that is due.
+
+        Raises:
+            UsageError: as of `NetStormKVStore.push`; or no optimizer has been set.
+        """
+        self._enter_step(key)
+        super().push(key, value, priority)
+
+    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
+        """`push`, then `pull` to `out`."""
+        if out is None:
+            raise UsageError(
+                "pushpull without out: values are updated here, so there is no sum to return; call "
+                "gluon.Trainer with update_on_kvstore=True"
+            )
+        self._enter_step(key)
+        super().pushpull(key, value, out, priority)
+
+    def set_gradient_compression(self, compression_params: object) -> None:
+        """Send averages of all ranks in fewer bytes from now on, by a codec (docs/guides/compression.md).
+
+        What travels is each key's change since the last average of all. All ranks must call it, with the same
+        values, between the same pushes. Averages within a site travel as they are.
+
+        Args:
+            compression_params: see `NetStormKVStore.set_gradient_compression`.
+
+        Raises:
+            UsageError: another type, or a bad parameter.
+        """
+        super().set_gradient_compression(compression_params)
+
+    # ------------------------------------------------------------------------------------------ for the store
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self._elastic is not None and not self._has_attached:
+            self._has_attached = True
+            self._elastic.attach(_STATE, self._progress, self._go_on_from)
+
+    def _progress(self) -> object:
+        return {"averages": self._schedule.averages}
+
+    def _go_on_from(self, progress: Any) -> None:
+        self._schedule.go_on_at(int(progress["averages"]))
+        self._pushed.clear()
+        self._follows = Average.ALL
+
+    def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
+        super()._initialise(entry, initial)
+        assert isinstance(entry, LocalEntry)
+        if self._compression is not None and self._compression.codec_of(entry.tensor_name) is not None:
+            entry.remember()
+
+    def _enter_step(self, key: object) -> None:
+        self._check()
+        if self._rule is None:
+            raise UsageError(
+                f"push to {type(self).__name__} without an optimizer: this rank updates its own values; call "
+                "set_optimizer first (gluon.Trainer and Module do, with update_on_kvstore)"
+            )
+        keys = set(key) if isinstance(key, (list, tuple)) else {key}
+        if not self._pushed or not self._pushed.isdisjoint(keys):
+            elastic = self._elastic
+            if elastic is not None and self._follows is Average.ALL:
+                elastic.begin_period(self._keys.entries, self._rule)
+            self._pushed.clear()
+            self._follows = self._schedule.next_step(hurries=elastic is not None and not elastic.contributes)
+        self._pushed.update(keys)
+
+    def _push_and_update(self, pushed: Given, priority: int) -> None:
+        rule, compression = self._rule, self._compression
+        assert rule is not None
+        self._checkpoints.pushed()
+        fingerprint = f"{self._schedule.fingerprint} {rule.fixed_fingerprint}"
+        if compression is not None:
+            fingerprint += compression.fingerprint
+            for entry, _ in pushed:
+                compression.check_key(entry.key, "push", entry.tensor_name)
+        for entry, values in pushed:
+            assert isinstance(entry, LocalEntry)
+            entry.step(values, rule)
+            if self._follows is not Average.NONE:
+                entry.average(self._due(entry, fingerprint, priority))
+
+    def _due(self, entry: LocalEntry, fingerprint: str, priority: int) -> DueAverage:
+        compression, elastic = self._compression, self._elastic
+        return DueAverage(
+            over=self._follows,
+            sites=self._sites,
+            rule=fingerprint,
+            hierarchical=self._hierarchical,
+            is_newcomer=elastic is not None and elastic.joined_with is not None,
+            priority=priority,
+            codec=None if compression is None else compression.codec_of(entry.tensor_name),
+        )
+
+    def _check_checkpoint(self, what: str) -> None:
+        self._check()
+        if what == "save_checkpoint" and not self.is_averaged:
+            raise UsageError(
+                "save_checkpoint: ranks have values of their own between averages: save right after an "
+                "average of all, when kv.is_averaged is true"
+            )
+
+
+# The stores: after how many steps values are averaged, and over which ranks.
+
+
+@methods_raise_mxnet_errors
+class LocalSGD(LocalUpdatesKVStore):
+    """Replaces values by their average over all ranks every `sync_every` steps (arXiv 1805.09767)."""
+
+    def __init__(self, sync_every: int) -> None:
+        """Join the job; all ranks give the same `sync_every`.
+
+        Raises:
+            UsageError: it is below 1.
+        """
+        super().__init__()
+        self._schedule = Periodic("LocalSGD", k1=sync_every, k2=1)
+
+
+@methods_raise_mxnet_errors
+class HFA(LocalUpdatesKVStore):
+    """Hierarchical frequency aggregation: averages within sites often, and across them seldom (GeoMX).
+
+    After every `k1` steps the average of the site, and at every `k2`-th of these times the average of all
+    ranks. The first does not cross the WAN, the second once a site. Sites are those of NETSTORM_SITE, which
+    `netstorm launch` sets from the network file, or hosts. In an elastic job the second goes along the job's
+    trees, and a rank that has joined later takes no part in the first.
+    """
+
+    _hierarchical = True
+
+    def __init__(self, k1: int | None = None, k2: int | None = None) -> None:
+        """Join the job; all ranks give the same periods.
+
+        Args:
+            k1: steps between averages of the site; None: MXNET_KVSTORE_HFA_K1.
+            k2: of these, how many there are to one average of all; None: MXNET_KVSTORE_HFA_K2.
+
+        Raises:
+            UsageError: a period below 1.
+        """
+        super().__init__()
+        settings = self._runtime.settings
+        self._schedule = Periodic(
+            "HFA",
+            k1=settings.hfa_k1 if k1 is None else k1,
+            k2=settings.hfa_k2 if k2 is None else k2,
+        )
+
+
+@methods_raise_mxnet_errors
+class ESync(LocalUpdatesKVStore):
+    """Averages over all ranks, each of which has taken as many steps as fit into the time of the slowest.
+
+    A rank that is four times slower takes one step while the others take four. The numbers follow what ranks
+    measure; the scheduler's state server computes them (Li et al., IEEE TSC 2022).
+    """
+
+    def __init__(self, least_steps: int = 1, most_steps: int = 100) -> None:
+        """Join the job; all ranks give the same numbers.
+
+        Args:
+            least_steps: steps of the slowest rank between averages.
+            most_steps: bound for all ranks: after many steps alone values are far apart.
+
+        Raises:
+            UsageError: these are no bounds.
+        """
+        super().__init__()
+        self._pacer: Final = StepPacer(self._runtime, least=least_steps, most=most_steps)
+        name = f"ESync least={least_steps} most={most_steps}"
+        self._paced: Final = Paced(name, self._pacer)
+        is_alone = self._elastic is None and self.num_workers == 1
+        self._schedule = Periodic(name, k1=least_steps, k2=1) if is_alone else self._paced
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the present round; waits until it is known."""
+        return self._pacer.steps()
+
+    def _due(self, entry: LocalEntry, fingerprint: str, priority: int) -> DueAverage:
+        pacer, round = self._pacer, self._paced.averages - 1
+        return dataclasses.replace(
+            super()._due(entry, fingerprint, priority),
+            begins=lambda: pacer.exchange_begins(round),
+            ends=pacer.exchange_ends,
+        )
+
+
+# MixedSync: synchronous within a site, asynchronous between sites (GeoMX).
+
+
+class _MixedEntry(AsyncEntry):
+    """A dense key whose gradients are summed within the site before one rank, the leader, pushes them.
+
+    Sums and pulls of the site are made one after the other. Which rank leads may depend on the one before, so
+    pushes and pulls take their numbers when they are made.
+    """
+
+    __slots__ = ("_lead", "_turn")
+
+    def __init__(self, runtime: Runtime, key: Key, user_key: int | str) -> None:
+        super().__init__(runtime, key, user_key)
+        self._turn: Final = StagingBuffer((1,), np.uint8)
+        """What the ranks of the site do together writes it."""
+        self._lead: SiteLead | None = None
+
+    @property
+    def lead(self) -> SiteLead:
+        """Who pushes and pulls."""
+        assert self._lead is not None
+        return self._lead
+
+    def join_site(self, sites: Sites) -> None:
+        """Begin; called once, before the key is used."""
+        runtime, key = self._runtime, self.key
+        sums = None if len(sites.local) == 1 or key.elements == 0 else site_sums(runtime, key, sites)
+        self._lead = SiteLead(runtime.rank, sites.local, sums, runtime.submit)
+
+    def push_to_owners(
+        self,
+        values: Sequence[NDArray],
+        owner: Owner,
+        *,
+        clock: int,
+        priority: int,
+        compression: GradientCompression | None = None,
+    ) -> None:
+        """Sum `values` over devices and the site, and have its leader push the sum."""
+        if not all(is_dense(value) for value in values):
+            raise UsageError(f"push of key {self.user_key!r}: MixedSync sums dense gradients within a site")
+        super().push_to_owners(values, owner, clock=clock, priority=priority, compression=compression)
+
+    def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
+        """Have the site's leader pull the newest value and give it to the others; copy it to `outs`."""
+        stored, calls, name = self._stored, self.calls, self.key.name
+
+        def begin(done: Done) -> None:
+            values = self._flat(stored)
+
+            def pull(pulled: Done) -> None:
+                calls.pull_now(Target(values), owner, freshness, pulled)
+
+            self.lead.share(values, name, freshness.priority, pull, done)
+
+        arrays = (stored.array, self._turn.array)
+        calls.queue(begin, arrays, "netstorm_pull", freshness.priority, owed=f"a pull of key {name!r}")
+        self.pull(outs)
+
+    def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
+        """Return the owners' states; see `AsyncEntry.pull_states`. Waits until pushes have their numbers."""
+        self._turn.array.wait_to_read()
+        return super().pull_states(owner)
+
+    def _number_of(self, gradient: StagingBuffer, owner: Owner, priority: int) -> Number:
+        """Queue the sum of the site's gradients; return what has the number of the push if this rank leads.
+
+        A rank that has just begun to lead pulls first: owners correct late gradients by what has changed
+        since a rank's last pull, and know nothing of this one.
+        """
+        calls, key, taken = self.calls, self.key, list[int]()
+
+        def begin(done: Done) -> None:
+            lead = self.lead
+            led = lead.leads
+
+            def take(error: Exception | None) -> None:
+                if error is None and lead.leads:
+                    taken.append(calls.take_number())
+                done(error)
+
+            def summed(error: Exception | None) -> None:
+                if error is None and lead.leads and not led:
+                    dropped = Target(np.empty(key.elements, key.dtype))
+                    calls.pull_now(dropped, owner, Freshness(None, counted=False, priority=priority), take)
+                else:
+                    take(error)
+
+            lead.sum(self._flat(gradient), f"gradients of {key.name}", priority, summed)
+
+        arrays = (gradient.array, self._turn.array)
+        calls.queue(begin, arrays, "netstorm_site", priority, owed=f"a sum of key {key.name!r}")
+        return lambda: taken[0] if taken else None
+
+
+@methods_raise_mxnet_errors
+class MixedSync(AsynchronousKVStore):
+    """An asynchronous store of sites: their ranks stay in step, and no site waits for another one.
+
+    A push sums the gradients of a site, and its lowest rank pushes the sum to the owners, which apply it at
+    once. A pull gives all ranks of the site the value that this rank gets. The ranks of a site push and pull
+    the same keys in the same order. Sites are those of NETSTORM_SITE, or hosts.
+
+    In an elastic job a site goes on without ranks that have left; if its lowest rank has, the next one pushes
+    and pulls, and a push under way may be lost with the former. A rank that joins later is a site of its own.
+
+    Where NETSTORM_STALENESS bounds how far sites may be apart, all ranks call `clock` after each step.
+    """
+
+    _entry_type = _MixedEntry
+
+    _owners_count_pushes = False
+    """Of most ranks there are none: clocks are those that scripts count."""
+
+    def __init__(self) -> None:
+        """Join the job, as `NetStormKVStore` does.
+
+        Raises:
+            UsageError: NETSTORM_STALENESS is 0; or an elastic job has a store already in this process.
+        """
+        super().__init__()
+        if self._staleness == 0:
+            raise UsageError(
+                "MixedSync with NETSTORM_STALENESS=0, which keeps all ranks in step: use dist_sync_netstorm"
+            )
+        live = self._runtime.node.requests.live
+        members = live.first_members if self._is_elastic else self._runtime.node.members
+        sites = Sites.of(members, self.rank)
+        self._sites: Final = sites.without_others() if self._newcomer.waits else sites
+
+    @property
+    def sites(self) -> Sites:
+        """Which ranks are at which site. In an elastic job those that have begun it, whether they are still
+        there or not; on a rank that has joined later, this one alone.
+        """
+        return self._sites
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of this rank's site; in an elastic job those that are left of it, as results say that
+        have come so far.
+        """
+        left = set(self._sites.local)
+        for entry in self._all():
+            assert isinstance(entry, _MixedEntry)
+            left.intersection_update(entry.lead.ranks)
+        return tuple(sorted(left))
+
+    def init(self, key: object, value: object) -> None:
+        """Make keys known and give them rank 0's values, on all ranks. See `NetStormKVStore.init`.
+
+        Raises:
+            UsageError: also of a key that is row-sparse or of whole numbers.
+        """
+        check_averages("MixedSync", key, value)
+        super().init(key, value)
+
+    def _push_and_update(self, pushed: Given, priority: int) -> None:
+        if self._staleness != UNBOUNDED and self._clock == 0:
+            self._check_first_clock(pushed)
+        super()._push_and_update(pushed, priority)
+
+    def _check_first_clock(self, pushed: Given) -> None:
+        for entry, _ in pushed:
+            assert isinstance(entry, _MixedEntry)
+            if entry.calls.called:
+                raise UsageError(
+                    f"push of key {entry.user_key!r} for the second time, and no clock() before, under "
+                    f"NETSTORM_STALENESS={self._staleness}: only one rank of a site pushes, so the store "
+                    "cannot tell steps by pushes: call clock() after each step, on all ranks"
+                )
+
+    def _initialise(self, entry: AnyEntry, initial: NDArray) -> None:
+        assert isinstance(entry, _MixedEntry)
+        entry.join_site(self._sites)
+        super()._initialise(entry, initial)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from netstorm.frontends.mxnet.asynchronous.store import create_asynchronous
+from netstorm.frontends.mxnet.asynchronous import create_asynchronous
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.errors import raises_mxnet_errors
-from netstorm.frontends.mxnet.local_updates.stores import HFA
-from netstorm.frontends.mxnet.store.store import NetStormKVStore
+from netstorm.frontends.mxnet.local_updates import HFA
+from netstorm.frontends.mxnet.store import NetStormKVStore
 from netstorm.kvstore.process.runtime import runtime_of_this_process
 
 __all__ = ["register_types", "take_over_dist_types"]

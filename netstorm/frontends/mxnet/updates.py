@@ -1,4 +1,4 @@
-"""What happens to a stored value when a sum arrives, and its fingerprint: all ranks must do the same.
+"""What a rank does with a sum: optimizers, deferred updates, and their states.
 
 Replicas stay equal because every rank runs the same rule on the same bytes. The fingerprint goes with every
 round, and the scheduler compares. So a different optimizer, or a learning rate that was changed on one rank
@@ -8,20 +8,42 @@ only, is an error that names both ranks, and not a model that drifts apart.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import logging
-from collections.abc import Callable
-from typing import Final, TypeAlias
+import operator
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arrays.gil_calls import KeepingLock
+from netstorm.errors import NetStormError, UsageError
+from netstorm.frontends.mxnet.arrays import KeepingLock, StagingBuffer
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.binding import NDArray
-from netstorm.frontends.mxnet.updates.captured import CapturedUpdate, UpdateCapture, can_be_captured
-from netstorm.frontends.mxnet.updates.fingerprint import fingerprint_of
-from netstorm.frontends.mxnet.updates.states import digest_of, restore_states, write_atomically
+from netstorm.frontends.mxnet.engine import Completion, NDArray, Operands, compute_in_background, push_on
+from netstorm.kvstore.process.runtime import Runtime, after_close
+from netstorm.pslite.system import active_calls, yield_to_call
 
-__all__ = ["OptimizerUpdater", "UpdateRule", "Updater"]
+__all__ = [
+    "DeferredUpdate",
+    "OptimizerUpdater",
+    "UpdateRule",
+    "UpdatedArrays",
+    "Updater",
+    "can_be_captured",
+    "digest_of",
+    "write_atomically",
+]
+
+
+# What happens to a stored value when a sum arrives, and its fingerprint: all ranks must do the same.
+#
+# Replicas stay equal because every rank runs the same rule on the same bytes. The fingerprint goes with every
+# round, and the scheduler compares. So a different optimizer, or a learning rate that was changed on one rank
+# only, is an error that names both ranks, and not a model that drifts apart.
 
 _log = logging.getLogger(__name__)
 
@@ -208,3 +230,401 @@ class UpdateRule:
 
 def _seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1  # MXNet's have 31 bits
+
+
+# An optimizer's update in two halves: reading the optimizer now, and queueing the operations later.
+#
+# On the script's thread we count the update, read the learning rate and the weight decay, and check whether a
+# hyper-parameter has changed since the last update: 2 us. Queueing the operations takes twenty times as long.
+# Another thread does that, with a copy of the optimizer that has the values that were read. So a learning
+# rate that is changed after a push counts from the next push on, as if the update had been queued at once.
+
+_WAITS_OR_KEEPS: Final = ("LARS", "LBSGD", "DCASGD", "Nadam", "SGLD", "Test")
+"""Optimizers whose update waits for a value (the first three), changes the optimizer, draws random numbers
+or is not counted."""
+
+_TYPES: Final = frozenset(
+    kind
+    for kind in mx.optimizer.Optimizer.opt_registry.values()
+    if kind.__module__.startswith("mxnet.") and kind.__name__ not in _WAITS_OR_KEEPS
+)
+"""What the update of a user's own class does is not known."""
+
+_READ_BY_METHODS: Final = frozenset(
+    {
+        "lr",
+        "lr_mult",
+        "lr_scheduler",
+        "wd",
+        "wd_mult",
+        "param_dict",
+        "idx2name",
+        "sym_info",
+        "begin_num_update",
+        "num_update",
+        "_index_update_count",
+        "_all_index_update_counts",
+    }
+)
+"""Attributes that only determine the learning rate, the weight decay and the number of updates."""
+
+
+def can_be_captured(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether an optimizer's update may be queued later, by another thread."""
+    return type(optimizer) in _TYPES
+
+
+class CapturedUpdate(NamedTuple):
+    """One update of one key: the copy of the optimizer that makes it, and the values that it uses."""
+
+    optimizer_copy: _OptimizerCopy
+    key: int | str
+    learning_rates: list[float]
+    weight_decays: list[float]
+    updates: int
+    """Number of updates of this key, with this one."""
+    others: dict[str, object]
+    """The other hyper-parameters; the same object as long as none changes."""
+
+    def prepared_optimizer(self) -> mx.optimizer.Optimizer:
+        """Return the copy with these values. One thread calls this, and uses it before the next call."""
+        self.optimizer_copy.load(self)
+        return self.optimizer_copy
+
+
+class UpdateCapture:
+    """Captures the updates of one optimizer, on the script's thread."""
+
+    __slots__ = ("_copy", "_last_values", "_names", "_others", "_read", "optimizer")
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
+        self.optimizer: Final = optimizer
+        self._copy: Final = _copy_of(optimizer)
+        self._names: Final = sorted(vars(optimizer).keys() - _READ_BY_METHODS)
+        self._read: Final = operator.attrgetter(*self._names)
+        self._last_values: object = ()
+        self._others: dict[str, object] = {}
+
+    def update(self, key: int | str) -> CapturedUpdate:
+        """Count an update of a key, and return it with the values that it is to use."""
+        optimizer = self.optimizer
+        optimizer._set_current_context(0)  # the calls of MXNet's own updater, all four
+        optimizer._update_count(key)
+        values = self._read(optimizer)
+        if values != self._last_values:
+            self._last_values, self._others = values, dict(zip(self._names, values, strict=True))
+        return CapturedUpdate(
+            self._copy,
+            key,
+            optimizer._get_lrs((key,)),
+            optimizer._get_wds((key,)),
+            optimizer._index_update_count[key],
+            self._others,
+        )
+
+
+class _OptimizerCopy(mx.optimizer.Optimizer):
+    """Base of the copies: the methods that would count and look up return what was captured."""
+
+    _others: dict[str, object] | None = None
+
+    def load(self, captured: CapturedUpdate) -> None:
+        """Take over the values that the next update is to use."""
+        if captured.others is not self._others:
+            self._others = captured.others
+            vars(self).update(captured.others)
+        self._learning_rates, self._weight_decays = captured.learning_rates, captured.weight_decays
+        self._index_update_count = {captured.key: captured.updates}
+
+    def _update_count(self, index: int | str) -> None:
+        """It has been counted."""
+
+    def _get_lrs(self, indices: Sequence[int | str]) -> list[float]:
+        return self._learning_rates
+
+    def _get_wds(self, indices: Sequence[int | str]) -> list[float]:
+        return self._weight_decays
+
+
+def _copy_of(optimizer: mx.optimizer.Optimizer) -> _OptimizerCopy:
+    kind = type(optimizer)
+    made = copy.copy(optimizer)
+    made.__class__ = type(kind.__name__, (_OptimizerCopy, kind), {})
+    assert isinstance(made, _OptimizerCopy)
+    return made
+
+
+# The fingerprint of an optimizer: a short text that is the same on all ranks if they update alike.
+
+_NOT_COMPARED: Final = frozenset(
+    {"param_dict", "idx2name", "sym_info", "num_update", "begin_num_update", "lr", "rescale_grad"}
+)
+"""Attributes that may differ (names of parameters), change with every update, or are compared by
+`UpdateRule.fingerprint`."""
+
+
+def fingerprint_of(optimizer: mx.optimizer.Optimizer) -> str:
+    """Return the class and a digest of the hyper-parameters, without what scripts change between steps."""
+    name = type(optimizer).__name__
+    details = ", ".join(
+        f"{attribute}={_plain(value)}"
+        for attribute, value in sorted(vars(optimizer).items())
+        if not attribute.startswith("_") and attribute not in _NOT_COMPARED
+    )
+    _log.info("update rule: %s(%s)", name, details)
+    return f"{name}#{hashlib.sha256(details.encode()).hexdigest()[:8]}"
+
+
+def _plain(value: object) -> str:
+    """Return a value as text that is the same on all ranks for the same settings."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_plain(value[key])}" for key in sorted(value, key=str)) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_plain, value)) + "]"
+    settings = (
+        {name: inner for name, inner in vars(value).items() if not name.startswith("_")}
+        if hasattr(value, "__dict__")
+        else {}
+    )
+    return type(value).__name__ + (_plain(settings) if settings else "")
+
+
+# Optimizer states on disk, in MXNet's own format, and a digest that tells whether all ranks have the same.
+#
+# The format is a pickle, as everywhere in MXNet: load only files that you trust. It is never sent. Each rank
+# reads the file itself. Since every rank has all states, a job of two nodes can read what one of four has
+# written.
+
+
+def restore_states(updater: mx.optimizer.Updater, path: str) -> None:
+    """Give an updater the states of a file, and the optimizer of the file, if it has one.
+
+    Raises:
+        UsageError: `save_optimizer_states` has not written the file; the updater is as it was.
+        OSError: it cannot be read.
+    """
+    data = Path(path).read_bytes()
+    before = updater.states, updater.states_synced, updater.optimizer
+    try:
+        updater.set_states(data)
+        states: object = updater.states  # whatever the pickle had
+        good = isinstance(states, dict) and isinstance(updater.optimizer, mx.optimizer.Optimizer)
+        reason = f"it holds a {type(states).__name__}"
+    except Exception as error:  # noqa: BLE001 -- reading something that is no pickle may raise anything
+        good, reason = False, f"{type(error).__name__}: {error}"
+    if not good:
+        updater.states, updater.states_synced, updater.optimizer = before
+        raise UsageError(
+            f"load_optimizer_states: {path} ({len(data)} bytes) is damaged, or not a file that "
+            f"save_optimizer_states has written: {reason}"
+        )
+
+
+def digest_of(states: object) -> str:
+    """Return a short digest of states, the same on all ranks that have the same values."""
+    digest = hashlib.sha256()
+    _add(digest, states)
+    return digest.hexdigest()[:8]
+
+
+def _add(digest: hashlib._Hash, state: object) -> None:
+    if isinstance(state, dict):
+        for key in sorted(state, key=str):
+            digest.update(f"{key!r}:".encode())
+            _add(digest, state[key])
+    elif isinstance(state, (list, tuple)):
+        digest.update(f"{len(state)} of".encode())
+        for part in state:
+            _add(digest, part)
+    elif isinstance(state, mx.nd.NDArray):
+        digest.update(f"{state.shape} {state.dtype} ".encode() + state.asnumpy().tobytes())
+    else:
+        digest.update(type(state).__name__.encode())
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Write a file at once: no reader, and no other rank that writes the same bytes, ever sees half of it."""
+    target = Path(path)
+    descriptor, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=target.name + ".")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+# A thread of ours that queues operations on MXNet's engine, so that the script's thread does not have to.
+#
+# It processes all items that have come meanwhile as one batch. Each time this thread wants Python's lock, the
+# I/O thread has to stop in the middle of its work: with a turn for every sum, a round of 32 keys took a tenth
+# longer.
+
+_JOIN_S: Final = 10.0
+"""For the thread to end, at exit."""
+
+
+Item = TypeVar("Item")
+
+
+class Batches(Generic[Item]):
+    """Items that are added one by one, and processed many at a time in a thread of its own."""
+
+    def __init__(self, function: Callable[[list[Item]], None]) -> None:
+        """Prepare; the thread starts with the first item.
+
+        Args:
+            function: processes items, in the order in which they were added. It must not wait for anything:
+                what a script waits for may be in the next batch. It reports its errors itself.
+        """
+        self._function: Final = function
+        self._lock = threading.Lock()
+        self._items: Final[queue.SimpleQueue[Item | None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def add(self, item: Item) -> None:
+        """Have an item processed. Does not wait."""
+        self._items.put(item)
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="netstorm-updates", daemon=True)
+                    self._thread.start()
+                    after_close(self._stop)
+
+    def _stop(self) -> None:
+        if self._thread is not None:
+            self._items.put(None)
+            self._thread.join(_JOIN_S)
+
+    def _forget(self) -> None:
+        """In a forked child, which has none of the threads."""
+        self._lock, self._thread = threading.Lock(), None
+
+    def _run(self) -> None:
+        compute_in_background()
+        stopped = False
+        while not stopped:
+            taken = [self._items.get()]
+            if active_calls:
+                yield_to_call()
+            while not self._items.empty():  # no other thread takes any
+                taken.append(self._items.get())
+            items = [item for item in taken if item is not None]
+            stopped = len(items) < len(taken)
+            try:
+                self._function(items)
+            except Exception:  # noqa: BLE001 -- the next batch must be processed nevertheless
+                _log.exception("updates could not be queued")
+
+
+# A round whose update is queued by another thread than the script's, when its sum has arrived.
+#
+# The script's thread queues one operation, *the round*. It holds the array of the sum and the stored value
+# from when the gradient is there until the value has been updated, so whoever reads the value waits for the
+# update. When the sum has arrived, the other thread queues the optimizer's operations on aliases of the two
+# arrays (the same memory under other variables), which no one else uses while the round holds them. Behind
+# them it queues one operation that ends the rounds of all sums that came together. The rounds of one key
+# follow one another, and so do its updates; those of different keys come in the order of their sums.
+
+
+class UpdatedArrays:
+    """A key's two arrays and their aliases for the other thread. Keep it as long as the key lives."""
+
+    __slots__ = ("operands", "stored", "total")
+
+    def __init__(self, total: StagingBuffer, stored: StagingBuffer) -> None:
+        self.operands: Final = Operands((), (total.array, stored.array))
+        """What the round writes."""
+        self.total: Final = total.alias()
+        self.stored: Final = stored.alias()
+
+
+class DeferredUpdate:
+    """The update of one round of one key."""
+
+    __slots__ = ("_captured", "_round", "_rule", "_runtime", "arrays", "name")
+
+    def __init__(
+        self, runtime: Runtime, rule: UpdateRule, captured: CapturedUpdate, arrays: UpdatedArrays, name: str
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            runtime: of this process; an update that fails, fails the job.
+            rule: its updater keeps the key's state.
+            captured: the update, by `rule`.
+            arrays: the key's.
+            name: of the key, for errors.
+        """
+        self._runtime: Final = runtime
+        self._rule: Final = rule
+        self._captured: Final = captured
+        self.arrays: Final = arrays
+        self.name: Final = name
+        self._round: Completion | None = None
+
+    @property
+    def operands(self) -> Operands:
+        """What the round writes."""
+        return self.arrays.operands
+
+    def begin(self, completion: Completion) -> None:
+        """Take the round's completion: the round has started. Called before `sum_arrived`."""
+        self._round = completion
+
+    def sum_arrived(self, error: BaseException | None) -> None:
+        """Queue the update with the sum, or end the round with an error; from any thread."""
+        if error is None:
+            _batches.add(self)
+        else:
+            self.end_round(error)
+
+    def apply(self) -> bool:
+        """Queue the optimizer's operations; return whether it raised no error."""
+        try:
+            self._rule.apply(self._captured, self.arrays.total, self.arrays.stored)
+        except Exception as error:  # noqa: BLE001 -- an optimizer may fail in any way
+            _log.exception("the update of %s failed", self.name)
+            self.fail(f"{type(error).__name__}: {error}")
+            return False
+        return True
+
+    def fail(self, reason: str) -> None:
+        """Fail the round, which whoever reads the value hears of, and the job."""
+        error = NetStormError(f"the update of {self.name} failed: {reason}")
+        self.end_round(error)
+        self._runtime.fail(str(error))
+
+    def end_round(self, error: BaseException | None) -> None:
+        """End the round: those who wait for the value go on, or get the error."""
+        assert self._round is not None
+        self._round.end(error)
+
+
+def _queue_updates(updates: list[DeferredUpdate]) -> None:
+    """Queue updates, each of another key, and one operation that ends their rounds."""
+    queued = [update for update in updates if update.apply()]
+
+    def updated(completion: Completion) -> None:
+        completion.succeed()
+        for update in queued:
+            update.end_round(None)
+
+    def failed() -> None:
+        names = ", ".join(update.name for update in queued)
+        for update in queued:
+            update.fail(f"an operation of the updates of {names} failed; mx.nd.waitall() raises the reason")
+
+    if queued:
+        written = [array for update in queued for array in (update.arrays.total, update.arrays.stored)]
+        push_on(Operands((), written), updated, name="netstorm_updated", skipped=failed, silent=True)
+
+
+_batches: Final = Batches(_queue_updates)

@@ -2,7 +2,7 @@
 setting in scripts that stay unedited; DiLoCo's outer gradients.
 
 ```python
-model.register_comm_hook(CodecHookState("int8", model), codec_hook)
+model.register_comm_hook(CodecHookState({"*.bias": "none", "*": "int8"}, model), codec_hook)
 ```
 """
 
@@ -37,13 +37,6 @@ __all__ = [
     "let_models_use_it",
 ]
 
-
-# A communication hook for DDP whose gradients travel under a codec.
-#
-# ```python
-# state = CodecHookState({"*.bias": "none", "*": "int8"}, model)
-# model.register_comm_hook(state, codec_hook)
-# ```
 
 # Annotations are not postponed here: DDP compares those of a hook with its own classes.
 

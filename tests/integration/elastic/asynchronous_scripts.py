@@ -263,7 +263,7 @@ show(f"accuracy: {(found == labels[test]).mean():.4f}")
 LATE_GRADIENT = (
     PROLOGUE
     + """
-from netstorm.frontends.mxnet.engine.operations import push_async
+from netstorm.frontends.mxnet.engine import push_async
 
 # Rank 0's gradient is not computed yet when its clock ends. Rank 1 must not go on without it.
 kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.engine.outstanding import drain
+from netstorm.frontends.mxnet.engine import Completion, NDArray, drain, push_async
 from tests.integration.mxnet.script_process import PROLOGUE, Script
 
 

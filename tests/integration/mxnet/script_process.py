@@ -22,8 +22,8 @@ sys.modules[bare.__name__] = bare
 from netstorm.errors import NodeLost
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import outstanding as engine, startup
-from netstorm.frontends.mxnet.engine.operations import push_async
-from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
+from netstorm.frontends.mxnet.engine import push_async
+from netstorm.frontends.mxnet.arrays import StagingBuffer
 MXNetError = mx.base.MXNetError
 
 def show(*words):

@@ -11,7 +11,7 @@ import pytest
 from netstorm import errors
 from netstorm.errors import NetStormError, NodeLost, UsageError
 from netstorm.frontends.mxnet import NetStormKVStore
-from netstorm.frontends.mxnet.asynchronous import store as asynchronous_store
+from netstorm.frontends.mxnet import asynchronous as asynchronous_store
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
 

@@ -11,7 +11,7 @@ from netstorm.checkpoint.checksums import checksum_number
 from netstorm.checkpoint.tensors import Description, NumpyTensors
 from netstorm.errors import CheckpointError, UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import NDArray
+from netstorm.frontends.mxnet.engine import NDArray
 
 __all__ = ["MXNetArrays", "as_tree", "from_tree"]
 

@@ -13,8 +13,8 @@ from netstorm.errors import CheckpointError
 from netstorm.frontends.mxnet.checkpoint.array_bytes import from_tree
 from netstorm.frontends.mxnet.checkpoint.optimizer_values import optimizer_values, restore_optimizer_values
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import NDArray
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.frontends.mxnet.engine import NDArray
+from netstorm.frontends.mxnet.updates import UpdateRule
 
 __all__ = ["KeptEntry", "KeptState", "SavedEntry", "state_of_store"]
 

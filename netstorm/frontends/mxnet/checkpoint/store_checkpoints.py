@@ -24,8 +24,8 @@ from netstorm.frontends.mxnet.checkpoint.kept_state import (
 )
 from netstorm.frontends.mxnet.checkpoint.store_ranks import StoreRanks
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import NDArray
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.frontends.mxnet.engine import NDArray
+from netstorm.frontends.mxnet.updates import UpdateRule
 from netstorm.kvstore.process.runtime import Runtime
 
 __all__ = ["LoadedCheckpoint", "StoreCheckpoints", "check_trainer"]

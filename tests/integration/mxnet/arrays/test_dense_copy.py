@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 
-from netstorm.frontends.mxnet.arrays.dense_copy import CopyOut, queue_dense_copy
+from netstorm.frontends.mxnet.arrays import CopyOut, queue_dense_copy
 from netstorm.frontends.mxnet.compat import mx
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from netstorm.errors import KeyMismatch, UsageError
-from netstorm.frontends.mxnet.arrays.last_arrays import LastArrays
+from netstorm.frontends.mxnet.arrays import LastArrays
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import NDArray
-from netstorm.frontends.mxnet.store.key_table import AnyEntry, KeyTable
+from netstorm.frontends.mxnet.engine import NDArray
+from netstorm.frontends.mxnet.store import AnyEntry, KeyTable
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.process.runtime import Runtime
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arrays.row_memory import empty_rows, replace_rows, rows_of
+from netstorm.frontends.mxnet.arrays import empty_rows, replace_rows, rows_of
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import Completion, NDArray
-from netstorm.frontends.mxnet.store.row_arrays import gather_rows
+from netstorm.frontends.mxnet.engine import Completion, NDArray
+from netstorm.frontends.mxnet.entries import gather_rows
 
 
 def made(

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.arrays.staging import StagingBuffer, memory_of
+from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import Completion, push_async
+from netstorm.frontends.mxnet.engine import Completion, push_async
 from tests.integration.mxnet.script_process import Script
 
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool"]
@@ -178,7 +178,7 @@ for _ in range(3):  # the last two by a way that is kept
     mx.nd.waitall()
     assert (np.frombuffer(buffer.memory(), np.float32) == 2 * values.ravel()).all()
 show("right")
-from netstorm.frontends.mxnet.arrays.staging import memory_of
+from netstorm.frontends.mxnet.arrays import memory_of
 convolution(image).wait_to_read()
 def ask(completion):
     memory_of(weight)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.frontends.mxnet.asynchronous.collected_states import CollectedStates
-from netstorm.frontends.mxnet.asynchronous.owned_rule import BlockPlace, OwnedRule
+from netstorm.frontends.mxnet.asynchronous import CollectedStates
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.frontends.mxnet.owner import BlockPlace, OwnedRule
+from netstorm.frontends.mxnet.updates import UpdateRule
 
 PLACE = BlockPlace("w", 0, (6, 2), 0)
 ADAM = {"updates": 1, "all_updates": 1, "begun": True}

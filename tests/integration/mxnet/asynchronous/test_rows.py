@@ -18,7 +18,7 @@ import pytest
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.updates.states import digest_of
+from netstorm.frontends.mxnet.updates import digest_of
 from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
 
 STORE = "dist_async_netstorm"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import CheckpointError, UsageError
-from netstorm.frontends.mxnet.elastic.content import decode, encode
+from netstorm.frontends.mxnet.elastic import decode, encode
 
 STATE = {
     "step": 7,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.elastic.copies import Group, copy_behind, with_copies
-from netstorm.frontends.mxnet.engine.operations import Completion, push_async
+from netstorm.frontends.mxnet.elastic import Group, copy_behind, with_copies
+from netstorm.frontends.mxnet.engine import Completion, push_async
 
 DEADLINE_S = 30
 

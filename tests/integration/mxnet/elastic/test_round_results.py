@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from netstorm.compression.sparse import Rows
-from netstorm.frontends.mxnet.elastic.round_results import RoundResults
+from netstorm.frontends.mxnet.elastic import RoundResults
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.codecs import ROW_SPARSE

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from netstorm.errors import NetStormError, NodeLost, UsageError, WaitTimeout
-from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
+from netstorm.frontends.mxnet.arrays import StagingBuffer
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.engine.operations import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.engine.outstanding import drain, fail_all, live_count
+from netstorm.frontends.mxnet.engine import Completion, NDArray, drain, fail_all, live_count, push_async
 from tests.integration.mxnet.script_process import Script
 
 MXNetError = mx.base.MXNetError

@@ -249,7 +249,7 @@ show("after a fork", policies() == (batch, other), policies())
 
 def test_a_policy_that_was_chosen_before_stays(script: Callable[..., Script]) -> None:
     process = script("""
-from netstorm.frontends.mxnet.engine.workers import compute_in_background
+from netstorm.frontends.mxnet.engine import compute_in_background
 def work(policy):
     os.sched_setscheduler(0, policy, os.sched_param(0))
     compute_in_background()

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.local_updates.changes import Changes, divide_by_contributors, forget_the_past
-from netstorm.frontends.mxnet.local_updates.schedule import Average, Paced, Periodic
+from netstorm.frontends.mxnet.local_updates import (
+    Average,
+    Changes,
+    Paced,
+    Periodic,
+    divide_by_contributors,
+    forget_the_past,
+)
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.messages import KeyGrant

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import KeyMismatch, UsageError
-from netstorm.frontends.mxnet.arrays import staging
+from netstorm.frontends.mxnet import arrays as staging
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.mxnet.on_nodes import (
     NODES,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import Closed, UsageError
-from netstorm.frontends.mxnet.arrays.staging import memory_of
+from netstorm.frontends.mxnet.arrays import memory_of
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.mxnet.on_nodes import NODES, everywhere, on_nodes, report_of, same_everywhere
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.updates.captured import can_be_captured
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.frontends.mxnet.updates import UpdateRule, can_be_captured
 
 SHAPES = {0: (4, 3), 1: (5, 2), 2: (1, 1)}
 

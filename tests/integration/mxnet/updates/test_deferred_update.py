@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.updates.update_rule import UpdateRule
+from netstorm.frontends.mxnet.updates import UpdateRule
 from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
 
 EVERYBODY = sum(range(1, NODES + 1))

@@ -43,7 +43,7 @@ kv._barrier()  # all have read
 if SAVE and kv.rank == 0:
     kv.save_optimizer_states(f"{{FOLDER}}/states", dump_optimizer=DUMP)
     mx.nd.save(f"{{FOLDER}}/weights", weights)
-from netstorm.frontends.mxnet.updates.states import digest_of
+from netstorm.frontends.mxnet.updates import digest_of
 print(digest_of(kv._updater.states), digest_of(weights), kv._updater.optimizer.num_update)
 kv._barrier()
 """

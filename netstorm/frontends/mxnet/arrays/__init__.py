@@ -1,1 +1,0 @@
-"""MXNet's arrays: what is checked, copied and handed to the network."""

@@ -1,1 +1,0 @@
-"""The asynchronous KVStore: owners, and what other ranks ask of them."""

@@ -1,1 +1,0 @@
-"""The synchronous KVStore: what a training script calls."""
