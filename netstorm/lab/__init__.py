@@ -1,0 +1,1 @@
+"""The laboratory: simulated and emulated networks, what tests share, and the commands that need them."""
