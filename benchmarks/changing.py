@@ -24,9 +24,9 @@ import numpy as np
 
 from harness.arguments import amounts, factor, megabytes, number, seconds, writable
 from netstorm.errors import NetStormError
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.scheduler.awareness import Collector
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.files import load_network
 from netstorm.topology.network import Change, Network
 from race.course import Course, end_of_changes, with_times_scaled

@@ -28,12 +28,12 @@ import msgspec
 import numpy as np
 
 from netstorm.errors import NetStormError
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.process import LocalClock
 from netstorm.observe.private_files import write_private
 from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.messages import LinkMeasure, Measured
 from netstorm.settings import child_environment
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.files import dump_network, load_network
 from netstorm.topology.network import FAMILIES, Network, Rank, generate
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from harness.arguments import number, writable
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.frames import Buffer, open_frames
 from netstorm.protocol.messages import Measured
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import FAMILIES, Network, generate
 
 LEARNT = 15

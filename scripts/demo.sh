@@ -37,7 +37,7 @@ if [ "$(grep -o 'sha256 .*' "$folder/torch" | sort | uniq -c | awk '{print $1}')
 fi
 echo "The weights of all 4 ranks are the same, byte for byte."
 
-missing=$(python -c 'from netstorm.emulation import unmet_requirements; print("; ".join(unmet_requirements()))')
+missing=$(python -c 'from netstorm.lab.emulation import unmet_requirements; print("; ".join(unmet_requirements()))')
 missing=${missing//netstorm wan …/scripts/demo.sh}
 if [ -z "$missing" ]; then
     cat <<'TEXT'

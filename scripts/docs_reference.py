@@ -28,7 +28,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from netstorm.cli.env import markdown_page
-from netstorm.cli.main import COMMANDS
+from netstorm.cli.main import COMMANDS, function_of
 from netstorm.protocol.authority import AUTHORITY, Role
 from netstorm.protocol.frames import PROTOCOL_VERSION
 from netstorm.protocol.messages import Datagram, DataMessage, SessionMessage
@@ -164,7 +164,7 @@ def commands_page() -> str:
         *(f"| [`netstorm {name}`](#netstorm-{name}) | {line} |" for name, line in COMMANDS.items()),
     ]
     for name in COMMANDS:
-        function = _function(name)
+        function = function_of(name)
         if isinstance(function, typer.Typer):
             lines += ["", f"## netstorm {name}", "", *_description(function.info.help or "")]
             for command in function.registered_commands:
@@ -253,14 +253,6 @@ def _meanings(node: ast.ClassDef) -> dict[str, tuple[str, str]]:
 
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _function(name: str) -> Any:
-    """Return what `netstorm NAME` runs: a function, or a `typer.Typer` that has subcommands."""
-    module = import_module(f"netstorm.cli.{name}")
-    if hasattr(module, "__path__"):  # a folder
-        module = import_module(f"netstorm.cli.{name}.command")
-    return getattr(module, name)
 
 
 def _command(name: str, function: Callable[..., Any], *, level: int) -> list[str]:

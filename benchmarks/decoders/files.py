@@ -15,16 +15,12 @@ import google_crc32c
 from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.cli.launch.hostfile import place
 from netstorm.errors import NetworkFileError, SettingsError, TopologyFileError, UsageError
+from netstorm.lab.testing.mutation import POLICIES, Target, mutate_bytes, mutate_value, of_words, structured
 from netstorm.observe.trace import join_traces
 from netstorm.protocol.messages import KeySpec, Member
 from netstorm.scheduler import replay_log as r
 from netstorm.scheduler.replay_log import ReplayedJob
 from netstorm.settings.values import Settings, declarations
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.examples import POLICIES
-from netstorm.testing.fuzz.structure_mutation import mutate_value, structured
-from netstorm.testing.fuzz.target import Target
-from netstorm.testing.fuzz.text_mutation import of_words
 from netstorm.topology.files import dump_network, parse_network, parse_topology, tensors_of
 
 __all__ = ["TARGETS", "as_file", "logs", "mutate_log"]

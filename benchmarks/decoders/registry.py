@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from decoders import files, replicated, resumed, stored, values, web, wire
-from netstorm.testing.fuzz.target import Target
+from netstorm.lab.testing.mutation import Target
 
 __all__ = ["TARGETS"]
 

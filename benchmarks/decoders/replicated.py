@@ -12,10 +12,8 @@ import numpy as np
 from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import BlockState, Copies, pieces_of
+from netstorm.lab.testing.mutation import Target, mutate_bytes, mutate_value
 from netstorm.protocol.messages import BlockCopy
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.structure_mutation import mutate_value
-from netstorm.testing.fuzz.target import Target
 
 __all__ = ["TARGETS"]
 

@@ -15,8 +15,9 @@ from netstorm.checkpoint.own_values import decode_own, encode_own
 from netstorm.checkpoint.packing import pack as pack_state
 from netstorm.checkpoint.packing import unpack as unpack_state
 from netstorm.checkpoint.tensors import NumpyTensors
-from netstorm.emulation.requests import parse_request
 from netstorm.errors import CheckpointError, PeerError, UsageError
+from netstorm.lab.emulation.messages import parse_request
+from netstorm.lab.testing.mutation import Target, mutate_bytes, mutate_value, of_words
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.pslite.machine import Admit
@@ -25,10 +26,6 @@ from netstorm.scheduler.launched_ranks import RankEnded, read_rank_ended
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.replay_log import ReplayedJob
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.structure_mutation import mutate_value
-from netstorm.testing.fuzz.target import Target
-from netstorm.testing.fuzz.text_mutation import of_words
 
 __all__ = ["TARGETS"]
 

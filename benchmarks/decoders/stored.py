@@ -15,13 +15,9 @@ from decoders.wire import PACK_ERRORS
 from netstorm.checkpoint.checksums import checksum
 from netstorm.checkpoint.manifest import Manifest, decode_manifest
 from netstorm.errors import SettingsError, UsageError
+from netstorm.lab.testing.mutation import Target, example, mutate_bytes, mutate_value, of_words
 from netstorm.pslite.admission import parse_allow_list
 from netstorm.pslite.keys import JobKey, secret_text
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.examples import example
-from netstorm.testing.fuzz.structure_mutation import mutate_value
-from netstorm.testing.fuzz.target import Target
-from netstorm.testing.fuzz.text_mutation import of_words
 
 __all__ = ["TARGETS"]
 

@@ -16,6 +16,7 @@ from netstorm.compression.sparse import Entries
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.rounds.aggregation import check_part
+from netstorm.lab.testing.mutation import POLICIES, Target, mutate_bytes, mutate_value, structured
 from netstorm.protocol.codecs import (
     BFLOAT16,
     COLLECTIVE,
@@ -39,10 +40,6 @@ from netstorm.protocol.codecs import (
 from netstorm.protocol.frames import Peer, bits_to_wire
 from netstorm.protocol.messages import KeySpec, Part
 from netstorm.scheduler.rounds import KeyConflict, KeyRegistry
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.examples import POLICIES
-from netstorm.testing.fuzz.structure_mutation import mutate_value, structured
-from netstorm.testing.fuzz.target import Target
 from netstorm.topology.policy import Plan
 
 __all__ = ["TARGETS"]

@@ -15,13 +15,11 @@ from rich.console import Console
 from decoders.wire import PACK_ERRORS
 from netstorm.cli.top.view import view
 from netstorm.errors import Unavailable, UsageError
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.mutation import Target, of_words, structured
 from netstorm.observe.web import Page, QueryPage, WebRefusals, _Handler, metrics_page, pages
 from netstorm.scheduler.build_status import build_status
 from netstorm.scheduler.status import JobStatus
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.fuzz.structure_mutation import structured
-from netstorm.testing.fuzz.target import Target
-from netstorm.testing.fuzz.text_mutation import of_words
 
 __all__ = ["TARGETS"]
 

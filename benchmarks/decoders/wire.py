@@ -11,17 +11,22 @@ import google_crc32c
 import msgspec
 
 from netstorm.errors import FrameError
+from netstorm.lab.testing.mutation import (
+    POLICIES,
+    Target,
+    example,
+    message_classes,
+    mutate_bytes,
+    mutate_value,
+    structured,
+)
+from netstorm.lab.testing.recorder import RecordingProcess
 from netstorm.protocol.frames import PROTOCOL_VERSION, checksum, open_frames
 from netstorm.protocol.messages import DataMessage
 from netstorm.pslite import sntp
 from netstorm.pslite.session import Limits
 from netstorm.pslite.sntp import PacketKey
 from netstorm.pslite.van import Connection, Received
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.examples import POLICIES, example, message_classes
-from netstorm.testing.fuzz.structure_mutation import mutate_value, structured
-from netstorm.testing.fuzz.target import Target
-from netstorm.testing.recorder import RecordingProcess
 from netstorm.topology.policy import Plan, Policy
 
 __all__ = ["PACK_ERRORS", "TARGETS", "pack", "unpack"]

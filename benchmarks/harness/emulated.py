@@ -47,8 +47,8 @@ def emulated(network: Network, options: argparse.Namespace) -> Iterator[Place]:
     Raises:
         NetStormError: it cannot be; says what is missing.
     """
-    from netstorm.emulation.namespaces import inside  # noqa: PLC0415 - loopback needs none of it
-    from netstorm.emulation.wan import Wan  # noqa: PLC0415
+    from netstorm.lab.emulation.namespaces import inside  # noqa: PLC0415 - loopback needs none of it
+    from netstorm.lab.emulation.wan import Wan  # noqa: PLC0415
 
     wan = Wan.up(network, backend=options.backend, congestion=options.congestion, start_changes=False)
     with wan:

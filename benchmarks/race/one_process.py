@@ -1,7 +1,7 @@
 """Trainings of many ranks in one process: what techniques do to accuracy, without a network.
 
 Gradients go through the codecs of `netstorm.compression` and the sums of `netstorm.kvstore`, along random
-trees (`netstorm.testing.codec_trees`). Sums of whole numbers are those of a job on a WAN bit for bit, others
+trees (`netstorm.lab.testing.codec_trees`). Sums of whole numbers are those of a job on a WAN bit for bit, others
 but for rounding.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from netstorm.compression.registry import CodecRules, rules_of
 from netstorm.frontends.torch.encoded_averages import Parameter, units_of
-from netstorm.testing.codec_trees import CodecTrees
+from netstorm.lab.testing.codec_trees import CodecTrees
 
 __all__ = ["Curve", "Floats", "KeySums", "UnitSums"]
 

@@ -26,9 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from decoders.registry import TARGETS
 from harness.arguments import number, seconds
-from netstorm.testing.fuzz import Finding, Fuzzer, load_corpus, save_corpus
-from netstorm.testing.fuzz.corpus import input_name
-from netstorm.testing.fuzz.limits import bounded_memory
+from netstorm.lab.testing.fuzz import Finding, Fuzzer, bounded_memory, input_name, load_corpus, save_corpus
 
 CORPUS: Final = Path(__file__).resolve().parents[2] / "tests" / "fuzz" / "corpus"
 

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from harness.arguments import amount, number, writable
-from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.topology.detours import detours
 from netstorm.topology.files import load_network
 from netstorm.topology.form import form_policy

@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.arguments import amount, factor, number, seconds, writable
 from netstorm.errors import NetStormError
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.frames import ranks_in
 from netstorm.protocol.messages import LossTerms
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.files import dump_network, load_network
 from netstorm.topology.network import Change, Link, Network, Rank, Routing
 

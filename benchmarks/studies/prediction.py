@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from netstorm.simulation.experiment import Experiment, in_cluster
+from netstorm.lab.simulation.experiment import Experiment, in_cluster
 from netstorm.topology.network import FAMILIES, Network, generate
 from netstorm.topology.packing import packing
 from netstorm.topology.policy import Forest

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.arguments import amount, factor, number, seconds, writable
 from netstorm.errors import NetStormError
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.node import SimulatedNode
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import SimulatedNode
 from netstorm.topology.files import load_network
 from studies import torch_priorities
 

@@ -1,15 +1,15 @@
 """The `netstorm` command. Each subcommand is a module of its own, which is imported when it is run.
 
-A subcommand is one line in `COMMANDS`, and a function of the same name in `netstorm.cli.NAME`, or in
-`netstorm.cli.NAME.command` if it needs several modules. The function's parameters are its options, as typer
-reads them. So `netstorm --help` imports neither ZeroMQ nor NumPy.
+A subcommand is one line in `COMMANDS`, and a function of the same name in `netstorm.cli.NAME` or, for those of
+`MODULES`, where that says. The function's parameters are its options, as typer reads them. So
+`netstorm --help` imports neither ZeroMQ nor NumPy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, Final
 
 import typer
@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from netstorm import __version__
 
-__all__ = ["COMMANDS", "app"]
+__all__ = ["COMMANDS", "app", "function_of"]
 
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -36,6 +36,27 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
 """Subcommand to its line in `netstorm --help`, in the order in which users should meet them."""
 
 
+MODULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "launch": "netstorm.cli.launch.command",
+        "plan": "netstorm.lab.commands.plan",
+        "simulate": "netstorm.lab.commands.simulate",
+        "bench": "netstorm.lab.commands.bench",
+        "wan": "netstorm.lab.commands.wan",
+    }
+)
+"""The modules of subcommands that are not `netstorm.cli.NAME`."""
+
+
+def function_of(name: str) -> Any:
+    """Return what `netstorm NAME` runs: a function, or a `typer.Typer` that has subcommands."""
+    return getattr(_module_of(name), name)
+
+
+def _module_of(name: str) -> ModuleType:
+    return import_module(MODULES.get(name, f"netstorm.cli.{name}"))
+
+
 class LazyGroup(TyperGroup):
     """A group that knows its subcommands' names and help, and imports the one that is run."""
 
@@ -52,14 +73,11 @@ class LazyGroup(TyperGroup):
 def _load(name: str | None) -> Any:
     if name is None:  # typer has found no such subcommand, and says so itself
         return None
-    module = import_module(f"netstorm.cli.{name}")
-    if hasattr(module, "__path__"):  # a folder
-        module = import_module(f"netstorm.cli.{name}.command")
-    function = getattr(module, name)
+    function = function_of(name)
     if isinstance(function, typer.Typer):  # a subcommand that has subcommands
         return typer.main.get_command(function)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, help=function.__doc__, context_settings=getattr(module, "CONTEXT", None))(function)
+    alone.command(name, help=function.__doc__, context_settings=getattr(_module_of(name), "CONTEXT", None))(function)
     return typer.main.get_command(alone)
 
 

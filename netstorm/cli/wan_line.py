@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
 
 __all__ = ["wan_line"]
 

@@ -1,6 +1,6 @@
 """The transport interface: what moves frames between processes.
 
-`ZmqVan` and `MemoryVan` implement it; `netstorm.testing.van_conformance` tests any implementation. A van
+`ZmqVan` and `MemoryVan` implement it; `netstorm.lab.testing.conformance` tests any implementation. A van
 knows connections, not peers, sessions or messages. It may lose what is in flight when a connection breaks. It
 never reorders messages of a connection and never duplicates them.
 """

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from netstorm.testing.fuzz import Target
+from netstorm.lab.testing.fuzz import Target
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from netstorm.testing.fuzz import Fuzzer, Target, load_corpus
+from netstorm.lab.testing.fuzz import Fuzzer, Target, load_corpus
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.codecs import ITEM_BYTES
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.detours import hops_of
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree

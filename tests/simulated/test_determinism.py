@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import random_plan
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import random_plan
 
 RUN = """
 from tests.simulated.test_determinism import run

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from netstorm.kvstore import node as lifecycle
+from netstorm.lab.testing.faults import Corrupt
+from netstorm.lab.testing.strategies import fault_plans
 from netstorm.pslite.machine import WaitingBytes
-from netstorm.testing.faults import Corrupt
-from netstorm.testing.strategies import fault_plans
 from tests.simulated.elastic import asynchronous_chaos, chaos
 from tests.simulated.jobs import jobs
 from tests.simulated.sums import test_asynchronous as asynchronous

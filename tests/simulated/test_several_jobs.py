@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import JoinRefused, NodeFailed, NodeLost, NodeRemoved
+from netstorm.lab.simulation.cluster import SimulatedJobs
 from netstorm.scheduler.snapshot import Phase
-from netstorm.simulation.several_jobs import SimulatedJobs
 
 
 def join(jobs, nodes):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.emulation import unmet_requirements
+from netstorm.lab.emulation import unmet_requirements
 from tests.wan.traces import traces
 
 _LOCK = Path(tempfile.gettempdir()) / "netstorm-tests-wan.lock"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.emulation import Wan
-from netstorm.emulation.registry import remove_stale, running
 from netstorm.errors import UsageError
+from netstorm.lab.emulation import Wan
+from netstorm.lab.emulation.namespaces import remove_stale, running
 from tests.wan.traces import NETSTORM, ROOT, network, traces
 
 OWNER = """
 import sys, time
-from netstorm.emulation import Wan
+from netstorm.lab.emulation import Wan
 from tests.wan.traces import network
 wan = Wan.up(network(), name=sys.argv[1])
 print("up", wan.pid, flush=True)

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from netstorm import clock
-from netstorm.emulation import Wan
-from netstorm.emulation.meter import measure_latencies, measure_throughput
 from netstorm.errors import UsageError
+from netstorm.lab.emulation import Wan
+from netstorm.lab.emulation.check import measure_latencies, measure_throughput
 from tests.wan.traces import LINE, PAIR, network, run
 
 RECEIVE = """

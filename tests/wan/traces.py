@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from netstorm.emulation import Wan
+from netstorm.lab.emulation import Wan
 from netstorm.topology.files import parse_network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def traces() -> set[str]:
         found |= {f"{folder}/{name}" for name in names if folder.name != "netns" or "netstorm-" in name}
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
-        if "netstorm.emulation.daemon" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if "netstorm.lab.emulation.daemon" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.add(f"process {process.pid}")
     return found
 

@@ -130,7 +130,7 @@ class LaunchArguments:
 
     def _run_in_a_wan(self, file: Path, variables: dict[str, str], scratch: Path) -> int:
         """Make the emulated network, run the job in it, and take it away again."""
-        from netstorm.emulation.wan import Wan
+        from netstorm.lab.emulation.wan import Wan
         from netstorm.topology.files import load_network
 
         if self.hosts is not None:

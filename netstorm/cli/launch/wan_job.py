@@ -16,7 +16,7 @@ from netstorm.errors import UsageError
 from netstorm.settings import child_environment
 
 if TYPE_CHECKING:
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
 
 __all__ = ["scheduler_rank", "wan_job"]
 

@@ -50,7 +50,7 @@ def bench(
 
 def _folder() -> Path:
     """Return the benchmarks of the checkout that this package, or the working directory, belongs to."""
-    places = [Path(__file__).parents[2] / "benchmarks", Path.cwd() / "benchmarks"]
+    places = [Path(__file__).parents[3] / "benchmarks", Path.cwd() / "benchmarks"]
     for place in places:
         if (place / "wan.py").is_file():
             return place
@@ -65,7 +65,7 @@ def _become(command: list[str]) -> None:
     """Replace this process by the benchmark, so that signals and the exit code are its own."""
     from netstorm.settings import child_environment
 
-    package = str(Path(__file__).parents[2])
+    package = str(Path(__file__).parents[3])
     paths = [package, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))]
     sys.stdout.flush()
     os.execve(command[0], command, child_environment(PYTHONPATH=os.pathsep.join(paths)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from netstorm import clock
+from netstorm.compression.auto import NAMES, Candidates
 from netstorm.errors import UsageError
 from netstorm.topology.form import SCHEMES, Options
 from netstorm.topology.network import Network, Rank
@@ -17,7 +19,18 @@ from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
 from netstorm.topology.resources import Floats, Resources, fluid_time, latency_bound, optimum
 
-__all__ = ["ALL", "BASELINES", "Comparison", "Outcome", "Use", "compare", "scheme_names"]
+__all__ = [
+    "ALL",
+    "BASELINES",
+    "CodecPlan",
+    "Comparison",
+    "Outcome",
+    "Use",
+    "compare",
+    "plan_codec",
+    "scheme_names",
+]
+
 
 ALL: Final = "all"
 BASELINES: Final = ("star", "sharded")
@@ -189,3 +202,45 @@ def _uses(network: Network, resources: Resources, volumes: Floats, seconds: floa
             nbytes=float(bits) / 8,
             busy=float(bits / resources.capacities[number]) / seconds if seconds else 0.0,
         )
+
+
+# Which codec `auto` would choose on a network, for a given time that a step computes.
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPlan:
+    """The times of a round under each codec."""
+
+    compute_s: float
+    """A step computes so long."""
+    times: dict[str, float]
+    """Seconds of a round, by codec, the one that changes gradients least first."""
+    chosen: str
+
+
+def plan_codec(comparison: Comparison, compute_s: float) -> CodecPlan:
+    """Return the first codec whose rounds under the chosen scheme take no longer than a step computes, else
+    the fastest.
+
+    Args:
+        comparison: of the schemes. Of the predicted time, what latency takes stays, once for each round of a
+            codec, and the rest goes with the bytes. Of tensors only the bytes are known here: they count as
+            square matrices.
+        compute_s: seconds that a step computes between two rounds.
+    """
+    predicted = comparison.outcomes[comparison.chosen].predicted_s
+    fixed = min(predicted, latency_bound(comparison.network, 0))
+    candidates = Candidates()
+    shapes = [(max(1, math.isqrt(nbytes // 4)),) * 2 for nbytes in comparison.tensors]
+    sizes = [max(1, nbytes) for nbytes in comparison.tensors]
+    fractions = np.average([candidates.fractions(shape) for shape in shapes], axis=0, weights=sizes)
+    rounds = [
+        1 + max(len(candidates.of(shape)[place].parts(shape)) for shape in shapes)
+        for place in range(len(NAMES))
+    ]
+    times = {
+        name: fixed * count + (predicted - fixed) * float(fraction)
+        for name, count, fraction in zip(NAMES, rounds, fractions, strict=True)
+    }
+    fitting = [name for name, seconds in times.items() if seconds <= compute_s]
+    return CodecPlan(compute_s, times, fitting[0] if fitting else min(times, key=lambda name: times[name]))

@@ -1,10 +1,22 @@
-"""Messages between `netstorm simulate` and its worker process: a case, and the answers about it."""
+"""The worker process of `netstorm simulate`, and its messages: a case, and the answers about it."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import contextlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, TypeAlias
 
 import msgspec
+
+from netstorm import clock
+from netstorm.errors import NetStormError, UsageError
+from netstorm.lab.simulation.experiment import Engine, Experiment, run
+from netstorm.topology.network import Network
 
 __all__ = [
     "OPTIMUM",
@@ -17,7 +29,12 @@ __all__ = [
     "Generated",
     "RoundDone",
     "Stored",
+    "main",
+    "run_case",
 ]
+
+
+# Messages between `netstorm simulate` and its worker process: a case, and the answers about it.
 
 OPTIMUM = "the optimum"
 """In place of a scheme's name: the optimum, which no scheme can beat."""
@@ -82,3 +99,92 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 Answer: TypeAlias = Begun | Formed | RoundDone | Ended | Failed
+
+
+# The worker process of `netstorm simulate`: forms and simulates one case after the other.
+#
+# It is a process because it can be killed when a case takes too long, even inside a linear program; a thread
+# cannot. Cases and answers are lines of JSON. The process ends at the end of its input, even during a case.
+
+_GONE: Final = 1
+
+
+def main() -> None:
+    """Run cases until the process is killed, or its input ends."""
+    cases: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(cases,), daemon=True).start()
+    while True:
+        case = msgspec.json.decode(cases.get(), type=Case)
+        run_case(case, _write)
+
+
+def _listen(cases: queue.SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        cases.put(line)
+    os._exit(_GONE)
+
+
+def _write(answer: Answer) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def run_case(case: Case, report: Callable[[Answer], None]) -> None:
+    """Run one case, and report on it; the last report is `Ended` or `Failed`."""
+    try:
+        network = _network(case.network)
+    except UsageError as error:
+        report(Failed(message=_line(error), unfit=True))
+        return
+    report(Begun())
+    try:
+        if case.topology == OPTIMUM:
+            from netstorm.topology.resources import optimum
+
+            report(Ended(optimum_s=optimum(network, sum(case.tensors)).seconds))
+        else:
+            _simulate(case, network, report)
+            report(Ended())
+    except UsageError as error:
+        report(Failed(message=_line(error), unfit=True))
+    except (NetStormError, AssertionError, ArithmeticError, ValueError, MemoryError) as error:
+        report(Failed(message=_line(error), unfit=False))
+
+
+def _simulate(case: Case, network: Network, report: Callable[[Answer], None]) -> None:
+    from netstorm.topology.form import form_policy
+
+    began = clock.monotonic()
+    policy = form_policy(
+        network.at(0.0),
+        case.topology,
+        tensors=case.tensors,
+        chunk_bytes=case.chunk_bytes,
+        seed=case.seed,
+    )
+    report(Formed(formation_s=clock.monotonic() - began, reason=policy.reason))
+    experiment = Experiment(
+        tensors=case.tensors, chunk_bytes=case.chunk_bytes, rounds=case.rounds, seed=case.seed
+    )
+    run(Engine(case.engine), network, policy, experiment, lambda seconds: report(RoundDone(seconds=seconds)))
+
+
+@lru_cache(maxsize=1)  # all schemes of a seed come one after the other
+def _network(source: Generated | Stored) -> Network:
+    if isinstance(source, Stored):
+        from netstorm.topology.files import load_network
+
+        return load_network(source.path)
+    from netstorm.topology.network import generate
+
+    return generate(source.family, source.nodes, source.seed)
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error; the rest is for debugging."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,11 +14,13 @@ import typer
 
 from netstorm.cli.usage_errors import exit_on_usage_error
 from netstorm.errors import UsageError
+from netstorm.lab.emulation.check import LinkCheck
+from netstorm.lab.emulation.messages import NetworkReport
+from netstorm.units import format_bytes, format_duration, format_fraction, format_rate
 
 if TYPE_CHECKING:
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
 
-__all__ = ["wan"]
 
 wan: Final = typer.Typer(
     no_args_is_help=True,
@@ -60,8 +63,7 @@ def up(
     Each rank gets a namespace; r0, r1, … are the ranks' host names in each. What crashed networks have left
     is removed first. The changes in the file begin at once.
     """
-    from netstorm.cli.wan.text import up_text
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
     from netstorm.topology.files import load_network
 
     with exit_on_usage_error():
@@ -80,7 +82,7 @@ def _stay(made: Wan, text: str) -> None:
     import signal
 
     from netstorm import clock
-    from netstorm.emulation.registry import running
+    from netstorm.lab.emulation.namespaces import running
 
     # Not `sigtimedwait`: the kernel may hand a signal to another thread, which has not blocked it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -99,9 +101,8 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="All networks that are up.")] = False,
 ) -> None:
     """Take the network down, with the programs in it, and remove what crashed networks have left."""
-    from netstorm.emulation.registry import remove_stale, running
-    from netstorm.emulation.requirements import check_requirements
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.namespaces import check_requirements, remove_stale, running
+    from netstorm.lab.emulation.wan import Wan
 
     with exit_on_usage_error():
         check_requirements()
@@ -120,7 +121,7 @@ def run_in(
     name: _Name = _DEFAULT_NAME,
 ) -> None:
     """Run a command in a rank's namespace; its exit code is the command's."""
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
 
     with exit_on_usage_error():
         words = Wan.attach(name).command(rank, command[command[0] == "--" :])
@@ -156,7 +157,7 @@ def change(
       netstorm wan set --between 0 1 --rate 40Mbit
       netstorm wan set --from 2 --to 3 --latency 50ms --loss 1%
     """
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
     from netstorm.units import parse_duration, parse_fraction, parse_rate
 
     with exit_on_usage_error():
@@ -187,8 +188,7 @@ def status(*, name: _Name = _DEFAULT_NAME, as_json: _Json = False) -> None:
     """Print the present values of each link, and its traffic, drops and losses so far."""
     import json
 
-    from netstorm.cli.wan.text import status_text
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
 
     with exit_on_usage_error():
         running = Wan.attach(name)
@@ -229,7 +229,7 @@ def check(
 
     The exit code is 1 if anything is out of tolerance.
     """
-    from netstorm.emulation.wan import Wan
+    from netstorm.lab.emulation.wan import Wan
     from netstorm.topology.files import load_network
 
     with exit_on_usage_error(), contextlib.ExitStack() as stack:
@@ -250,9 +250,8 @@ def check(
 def _check(checked: Wan, *, together: bool, warm_up: float, seconds: float, as_json: bool) -> bool:
     import json
 
-    from netstorm.cli.wan.text import CHECK_HEAD, check_json, check_line, check_summary
-    from netstorm.emulation.check import check as measure
-    from netstorm.emulation.process_setup import raise_priority
+    from netstorm.lab.emulation.check import check as measure
+    from netstorm.lab.emulation.namespaces import raise_priority
 
     raise_priority()  # else other programs of a busy machine disturb the measurement
     rows = []
@@ -268,3 +267,92 @@ def _check(checked: Wan, *, together: bool, warm_up: float, seconds: float, as_j
     else:
         print(check_summary(report, rows))
     return not any(row.out_of_tolerance for row in rows)
+
+
+# The output of `netstorm wan`: text for people, JSON for programs.
+
+CHECK_HEAD: Final = (
+    f"{'link':>7} {'rate':>11} {'measured':>12} {'off':>7} {'goodput':>12} {'RTT':>8} {'measured':>9} "
+    f"{'loss':>7} {'measured':>9}"
+)
+
+
+def up_text(wan: Wan) -> str:
+    """Return the state of a network that has come up, and what to do with it."""
+    network = wan.network
+    return (
+        f"{wan.name} is up: {network.size} nodes, {len(network.links)} links; backend: {wan.backend_why}; "
+        f"congestion control: {wan.congestion}\n"
+        f"r0 is {wan.address(0)}, in the namespace {wan.namespace(0)}; run something there: "
+        f"netstorm wan exec --name {wan.name} 0 -- COMMAND"
+    )
+
+
+def status_text(wan: Wan, report: NetworkReport) -> str:
+    """Return a table of all links."""
+    cpu = ", ".join(f"{relay['cpu_s']:.1f} s of CPU (process {relay['pid']})" for relay in report["relays"])
+    made_by = (
+        f"{wan.name}: backend {report['backend']} ({report['backend_why']}), "
+        f"congestion control {report['congestion']} (pinned by {report['pinned_by']})"
+    )
+    head = (
+        f"{'link':>7} {'rate':>11} {'latency':>8} {'loss':>7} {'carried':>9} {'segments':>9} "
+        f"{'dropped':>8} {'lost':>6}"
+    )
+    lines = [made_by + (f"; relays: {cpu}" if cpu else ""), head]
+    lines += [
+        f"{link['source']}→{link['target']:<3}".rjust(7)
+        + f" {format_rate(link['rate']):>11} {format_duration(link['latency']):>8} "
+        f"{format_fraction(link['loss']):>7} {format_bytes(link['bytes']):>9} {link['packets']:>9} "
+        f"{link['dropped']:>8} {link['lost']:>6}"
+        for link in report["links"]
+    ]
+    if report["changes_ahead"]:
+        since = report["changes_for_s"]
+        begun = "not begun" if since is None else f"begun {since:.0f} s ago"
+        lines.append(f"changes: {report['changes_ahead']} ahead, {begun}")
+    return "\n".join(lines)
+
+
+def check_line(row: LinkCheck) -> str:
+    """Return a line of the table under `CHECK_HEAD`."""
+    wrong = f"  WRONG: {', '.join(row.out_of_tolerance)}" if row.out_of_tolerance else ""
+    return (
+        f"{row.source}→{row.target}".rjust(7)
+        + f" {format_rate(row.rate):>11} {format_rate(row.measured_rate):>12} {row.rate_error:>+7.1%} "
+        f"{format_rate(row.goodput):>12} {row.round_trip * 1e3:>6.1f}ms "
+        f"{row.measured_round_trip * 1e3:>7.2f}ms "
+        f"{row.loss:>7.2%} {row.measured_loss:>9.3%}{wrong}"
+    )
+
+
+def check_summary(report: NetworkReport, rows: Sequence[LinkCheck]) -> str:
+    """Return the largest errors, and how the network is emulated."""
+    rate = max(rows, key=lambda row: abs(row.rate_error))
+    trip = max(rows, key=lambda row: abs(row.round_trip_error))
+    wrong = sum(1 for row in rows if row.out_of_tolerance)
+    return (
+        f"worst rate {rate.rate_error:+.1%} (allowed {rate.allowed:.0%}), worst round trip "
+        f"{trip.round_trip_error * 1e3:+.2f} ms (allowed 1 ms); {wrong} of {len(rows)} out of tolerance\n"
+        f"backend: {report['backend_why']}; congestion control: {report['congestion']}; "
+        f"relays used up to {max(row.relay_cpu for row in rows):.0%} of a core"
+    )
+
+
+def check_json(report: NetworkReport, rows: Sequence[LinkCheck]) -> dict[str, object]:
+    """Return the check as JSON."""
+    return {
+        "backend": report["backend"],
+        "backend_why": report["backend_why"],
+        "congestion": report["congestion"],
+        "pinned_by": report["pinned_by"],
+        "links": [
+            {
+                **asdict(row),
+                "rate_error": row.rate_error,
+                "round_trip_error": row.round_trip_error,
+                "wrong": row.out_of_tolerance,
+            }
+            for row in rows
+        ],
+    }

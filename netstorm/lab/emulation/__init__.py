@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netstorm.emulation.requirements import UnmetRequirements, unmet_requirements
-from netstorm.emulation.wan import LinkStatus, Wan
+from netstorm.lab.emulation.namespaces import UnmetRequirements, unmet_requirements
+from netstorm.lab.emulation.wan import LinkStatus, Wan
 
 __all__ = ["LinkStatus", "UnmetRequirements", "Wan", "unmet_requirements"]

@@ -17,14 +17,24 @@ import sys
 from typing import Final
 
 from netstorm import clock
-from netstorm.emulation.build import Links, build
-from netstorm.emulation.layout import Layout
-from netstorm.emulation.namespaces import remove
-from netstorm.emulation.process_setup import detach_standard_streams
-from netstorm.emulation.registry import KEEP, Claim, socket_path
-from netstorm.emulation.reports import LinkCounters, LinkReport, NetworkDescription, NetworkReport, Order
-from netstorm.emulation.requests import MOST_BYTES, Down, Request, SetLink, Start, Status, parse_request
 from netstorm.errors import NetStormError, UsageError
+from netstorm.lab.emulation.layout import Layout
+from netstorm.lab.emulation.links import Links, build
+from netstorm.lab.emulation.messages import (
+    MOST_BYTES,
+    Down,
+    LinkCounters,
+    LinkReport,
+    NetworkDescription,
+    NetworkReport,
+    Order,
+    Request,
+    SetLink,
+    Start,
+    Status,
+    parse_request,
+)
+from netstorm.lab.emulation.namespaces import KEEP, Claim, detach_standard_streams, remove, socket_path
 from netstorm.topology.files import dump_network, parse_network
 from netstorm.topology.network import Change, Rank, changed_link
 

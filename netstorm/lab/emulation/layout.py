@@ -1,8 +1,5 @@
-"""The layout of an emulated network: names, addresses, devices, routes and hosts files. Pure.
-
-Each rank has a network namespace with an address of IPv4 and one of IPv6, on a bridge device without ports
-(not on `lo`: some libraries, such as Gloo, use 127.0.0.1 if the address is on `lo`). Each link is a device in
-each of its two namespaces; routes to every rank point at the device towards it.
+"""The layout of an emulated network: names, addresses, devices, routes, hosts files, and the commands that
+make links of the kernel's queueing disciplines. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from netstorm.errors import UsageError
-from netstorm.topology.network import Network, Rank, next_hops
+from netstorm.lab.emulation.shaping import buffer_bytes
+from netstorm.topology.network import Link, Network, Rank, next_hops
 
 __all__ = [
     "HOME_DEVICE",
@@ -22,7 +20,17 @@ __all__ = [
     "Layout",
     "Route",
     "checked_name",
+    "needs_netem",
+    "shaping_commands",
+    "veth_commands",
 ]
+
+
+# The layout of an emulated network: names, addresses, devices, routes and hosts files. Pure.
+#
+# Each rank has a network namespace with an address of IPv4 and one of IPv6, on a bridge device without ports
+# (not on `lo`: some libraries, such as Gloo, use 127.0.0.1 if the address is on `lo`). Each link is a
+# device in each of its two namespaces; routes to every rank point at the device towards it.
 
 PREFIX: Final = "netstorm-"
 """Prefix of all our namespaces, by which the leftovers of a crash are recognised."""
@@ -133,3 +141,53 @@ def checked_name(name: str) -> str:
             "a letter or digit first"
         )
     return name
+
+
+# Commands for links of the kernel: veth pairs, HTB for the rate, netem for latency and loss. Pure.
+#
+# At the sending end netem adds latency and loss; its child HTB sends at the rate, from a bounded queue. A
+# link without latency and loss needs HTB alone. Segmentation offload is off, or netem would lose 64 KiB at
+# a time.
+
+_BURST: Final = 16_000
+"""Bytes that HTB may send at once: 1 ms at 128 Mbit/s."""
+_SPARE_PACKETS: Final = 1000
+
+
+def needs_netem(link: Link) -> bool:
+    """Return whether HTB alone cannot emulate a link."""
+    return link.latency > 0 or link.loss > 0
+
+
+def veth_commands(namespaces: tuple[str, str], devices: tuple[str, str]) -> list[str]:
+    """Return `ip` commands that connect two namespaces by a pair of devices."""
+    ends = [
+        f"name {device} netns {namespace} mtu {MTU} gso_max_segs 1"
+        for namespace, device in zip(namespaces, devices, strict=True)
+    ]
+    return [f"link add {ends[0]} type veth peer {ends[1]}"]
+
+
+def shaping_commands(link: Link, device: str, *, change: bool = False, with_netem: bool = True) -> list[str]:
+    """Return `tc` commands that give a device, at the sending end, the link's rate, latency and loss.
+
+    Args:
+        link: the values.
+        device: name at the sending end.
+        change: change existing queues, which keep their packets.
+        with_netem: False if the kernel lacks it; then the link must not need it.
+    """
+    verb = "change" if change else "add"
+    rate = f"rate {link.rate:.0f}bit ceil {link.rate:.0f}bit burst {_BURST} cburst {_BURST}"
+    commands = []
+    parent = "root"
+    if with_netem:
+        in_flight = int(link.rate / 8 * link.latency / MTU) + _SPARE_PACKETS
+        values = f"delay {link.latency * 1e6:.0f}us loss {link.loss * 100:.7f}% limit {in_flight}"
+        commands.append(f"qdisc {verb} dev {device} root handle 1: netem {values}")
+        parent = "parent 1:1"
+    if not change:
+        commands.append(f"qdisc add dev {device} {parent} handle 2: htb default 1")
+    commands.append(f"class {verb} dev {device} parent 2: classid 2:1 htb {rate}")
+    commands.append(f"qdisc {verb} dev {device} parent 2:1 handle 3: bfifo limit {buffer_bytes(link.rate)}")
+    return commands

@@ -1,11 +1,19 @@
-"""What processes tell each other about an emulated network, as JSON. Fields may be added, not renamed."""
+"""What processes tell each other about an emulated network, as JSON: reports, and requests to its daemon.
+Pure.
+"""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Final, TypeAlias, TypedDict
+
+import msgspec
+
+from netstorm.errors import UsageError
 
 __all__ = [
+    "MOST_BYTES",
     "Counters",
+    "Down",
     "LinkCounters",
     "LinkReport",
     "NetworkDescription",
@@ -14,7 +22,15 @@ __all__ = [
     "Order",
     "RelayAnswer",
     "RelayUse",
+    "Request",
+    "SetLink",
+    "Start",
+    "Status",
+    "parse_request",
 ]
+
+
+# What processes tell each other about an emulated network, as JSON. Fields may be added, not renamed.
 
 
 class Order(TypedDict):
@@ -98,3 +114,55 @@ class NetworkReport(NetworkDescription):
     """Seconds since the changes in the network file began; None: they have not."""
     changes_ahead: int
     links: list[LinkReport]
+
+
+# Requests to the daemon of an emulated network, as they come through its control socket. Pure.
+
+MOST_BYTES: Final = 2**16
+"""Of a request: they are short."""
+
+
+class SetLink(msgspec.Struct, frozen=True, tag_field="do", tag="set"):
+    """Change a link."""
+
+    source: int
+    target: int
+    rate: float | None = None
+    """Bit/s; None: as before."""
+    latency: float | None = None
+    """In s."""
+    loss: float | None = None
+    """Part of the packets."""
+
+
+class Start(msgspec.Struct, frozen=True, tag_field="do", tag="start"):
+    """Begin to apply the changes of the network file."""
+
+
+class Status(msgspec.Struct, frozen=True, tag_field="do", tag="status"):
+    """Report what the links are, and what they carried."""
+
+
+class Down(msgspec.Struct, frozen=True, tag_field="do", tag="down"):
+    """End the network."""
+
+
+Request: TypeAlias = SetLink | Start | Status | Down
+
+_decoder: Final = msgspec.json.Decoder(SetLink | Start | Status | Down)
+
+
+def parse_request(data: bytes) -> Request:
+    """Return the request in what was received.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"a request of more than {MOST_BYTES} bytes: expected set, start, status or down")
+    try:
+        request: Request = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        text = f"a request that makes no sense ({error}): expected set, start, status or down"
+        raise UsageError(text) from None
+    return request

@@ -15,12 +15,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from netstorm.emulation.build import BACKENDS
-from netstorm.emulation.layout import Layout, checked_name
-from netstorm.emulation.registry import KEEP, read_entry, remove_stale, running, socket_path
-from netstorm.emulation.reports import LinkReport, NetworkDescription, NetworkReport, Order
-from netstorm.emulation.requirements import check_requirements
 from netstorm.errors import UsageError
+from netstorm.lab.emulation.layout import Layout, checked_name
+from netstorm.lab.emulation.links import BACKENDS
+from netstorm.lab.emulation.messages import LinkReport, NetworkDescription, NetworkReport, Order
+from netstorm.lab.emulation.namespaces import (
+    KEEP,
+    check_requirements,
+    read_entry,
+    remove_stale,
+    running,
+    socket_path,
+)
 from netstorm.settings import child_environment
 from netstorm.topology.files import dump_network, parse_network
 from netstorm.topology.network import Network, Rank
@@ -269,10 +275,10 @@ def _free_name() -> str:
 
 
 def _start_daemon(order: Order) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([root, *filter(None, [child_environment().get("PYTHONPATH")])])
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "netstorm.emulation.daemon"],
+        [sys.executable, "-m", "netstorm.lab.emulation.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(None, PYTHONPATH=path),

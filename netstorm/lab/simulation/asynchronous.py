@@ -25,11 +25,10 @@ from netstorm.kvstore.operations import (
     PushOperation,
     StatesOperation,
 )
+from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
 from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.memory_network import Timeline
-from netstorm.simulation.node import SimulatedNode
-from netstorm.simulation.pending import Array, Pending
 
 __all__ = ["AsynchronousStore", "BlockStore"]
 

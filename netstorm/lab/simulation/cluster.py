@@ -13,38 +13,123 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.errors import UsageError
+from netstorm.errors import UsageError, WaitTimeout
+from netstorm.kvstore.node import GeneralNode
+from netstorm.lab.simulation.network import MessageLog, VirtualNetwork
+from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
+from netstorm.lab.simulation.process import Datagrams, LocalClock, ProcessFactory, SimulatedProcess, host_of
 from netstorm.protocol.frames import SCHEDULER
+from netstorm.pslite.memory_network import FixedDelay, LinkModel, MemoryNetwork, Timeline
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.policies import InitialAssumptions, first_policy, initial_assumptions
 from netstorm.scheduler.replay_log import MAGIC
+from netstorm.scheduler.several_jobs import SeveralJobs
 from netstorm.scheduler.standby import StandbyMachine
 from netstorm.settings import Settings
-from netstorm.simulation.clock_sync import Datagrams
-from netstorm.simulation.cluster_faults import AnyProcess, ClusterFaults
-from netstorm.simulation.local_clock import LocalClock
-from netstorm.simulation.network.message_log import MessageLog
-from netstorm.simulation.node import SimulatedNode
-from netstorm.simulation.pending import Array, Pending
-from netstorm.simulation.process import SimulatedProcess
-from netstorm.simulation.process_factory import ProcessFactory, host_of
-from netstorm.simulation.simulation import Simulation
-from netstorm.topology.network import Link, Network, Node
+from netstorm.topology.network import Link, Network, Node, Rank
 from netstorm.topology.policy import Policy
 
-__all__ = ["Scheduled", "SimulatedCluster"]
+__all__ = ["Scheduled", "SimulatedCluster", "SimulatedJobs"]
+
+
+# Virtual time and one network for simulated processes: what one job and several jobs have in common.
+
+
+class Simulation:
+    """A timeline and a network, and how virtual time passes.
+
+    Attributes:
+        timeline: virtual time, in s since the start.
+        network: the connections between processes.
+        link_model: how long messages take.
+    """
+
+    def __init__(
+        self,
+        network: Network | None,
+        hosts: Mapping[str, Rank],
+        *,
+        seed: int,
+        delay_s: float,
+        jitter_s: float,
+        detect_s: float,
+        tcp: Literal["ideal", "reno"] = "ideal",
+    ) -> None:
+        """Begin at time 0, without processes.
+
+        Args:
+            network: links with capacities. None: each message takes `delay_s` and up to `jitter_s` more.
+            hosts: the node of `network` at which a host is.
+            seed: of jitter and losses.
+            delay_s: see `network`.
+            jitter_s: see `network`.
+            detect_s: time until a silent path counts as broken.
+            tcp: see `VirtualNetwork`.
+        """
+        self.timeline: Final = Timeline()
+        model: LinkModel
+        if network is None:
+            model = FixedDelay(self.timeline, delay_s=delay_s, jitter_s=jitter_s, seed=seed)
+        else:
+            model = VirtualNetwork(self.timeline, network, hosts, tcp=tcp)
+        self.link_model: Final = model
+        self.network: Final = MemoryNetwork(self.timeline, model, seed=seed, detect_s=detect_s)
+
+    @property
+    def now(self) -> float:
+        """Virtual s since the start."""
+        return self.timeline.now
+
+    def describe(self) -> str:
+        """Return the state of the processes as text, for error messages."""
+        raise NotImplementedError
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Call `action` at a virtual time, or now if that time has passed."""
+        self.timeline.at(time, action)
+
+    def run_for(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.timeline.run_until(lambda: False, self.timeline.now + seconds)
+
+    def run_until(
+        self, wanted: Callable[[], bool], limit_s: float = 60.0, what: str = "what was wanted"
+    ) -> None:
+        """Let virtual time pass until `wanted` returns True.
+
+        Raises:
+            WaitTimeout: it did not within `limit_s`; the message describes all processes.
+        """
+        if not self.timeline.run_until(wanted, self.timeline.now + limit_s):
+            raise WaitTimeout(f"{limit_s:g} virtual s have not brought {what}\n{self.describe()}")
+
+    def run_until_ended(self, pending: Iterable[Pending], limit_s: float = 60.0) -> None:
+        """Let virtual time pass until all of `pending` have completed, with a result or an error.
+
+        Raises:
+            WaitTimeout: they have not within `limit_s`; the message describes all processes.
+        """
+        left = list(pending)
+
+        def ended() -> bool:
+            while left and left[-1].ended:
+                left.pop()
+            return not left
+
+        self.run_until(ended, limit_s, "the end of all operations")
+
 
 _ANY_RATE: Final = 100e6
 """Rate of links that are assumed to be equal, in bit/s."""
 
 
 class Scheduled(Protocol):
-    """Something that will happen to a cluster, such as the faults of `netstorm.testing.faults`."""
+    """Something that will happen to a cluster, such as the faults of `netstorm.lab.testing.faults`."""
 
     def schedule(self, cluster: ClusterFaults, /) -> None:
         """Enter it in the cluster's timeline."""
@@ -302,3 +387,151 @@ def _raise_first(pending: Iterable[Pending]) -> None:
     for one in pending:
         if one.error is not None:
             raise one.error
+
+
+# Faults of a simulated cluster: crashes, cuts, delays and corruption. A new kind of fault belongs here.
+#
+# `netstorm.lab.testing.faults` has the same faults as values, for plans.
+
+AnyProcess: TypeAlias = SimulatedProcess[SchedulerMachine] | SimulatedProcess[GeneralNode]
+
+
+class ClusterFaults:
+    """Makes things fail, at once. Ends are ranks, or `SCHEDULER`."""
+
+    def __init__(self, network: MemoryNetwork, process_of: Callable[[int], AnyProcess]) -> None:
+        """Begin without a fault.
+
+        Args:
+            network: between the processes.
+            process_of: returns the process of a rank, or of the scheduler.
+        """
+        self._network: Final = network
+        self._process_of: Final = process_of
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Call `action` at a virtual time, or now if that time has passed."""
+        self._network.timeline.at(time, action)
+
+    def crash(self, rank: int, *, silent: bool = False) -> None:
+        """Kill a process; if `silent`, its host loses power, so that no connection is reset."""
+        self._process_of(rank).die(silent=silent)
+
+    def suspend(self, rank: int, seconds: float) -> None:
+        """Stop a process for a while, as SIGSTOP and SIGCONT do, or C code that keeps the interpreter lock.
+        Its host's kernel keeps its connections, and acknowledges what comes.
+        """
+        process = self._process_of(rank)
+        process.suspend()
+        self._network.timeline.after(seconds, process.go_on)
+
+    def reset(self, source: int, target: int) -> None:
+        """Break all connections between two processes, with what is in flight. They may connect again."""
+        self._network.reset(host_of(source), host_of(target))
+
+    def cut(self, source: int, target: int, *, one_way: bool = False) -> None:
+        """Drop everything between two processes from now on."""
+        self._network.cut(host_of(source), host_of(target), one_way=one_way)
+
+    def heal(self, source: int, target: int) -> None:
+        """End a cut."""
+        self._network.heal(host_of(source), host_of(target))
+
+    def delay(self, source: int, target: int, seconds: float) -> None:
+        """Add a delay to everything from one process to another."""
+        self._network.extra_delay_s[host_of(source), host_of(target)] = seconds
+
+    def set_corruption(self, probability: float) -> None:
+        """Change a bit of each payload with this probability."""
+        self._network.corrupt_probability = probability
+
+    def set_breaks(self, probability: float) -> None:
+        """Break a connection instead of delivering a message, with this probability."""
+        self._network.break_probability = probability
+
+
+# Several jobs and their scheduler in one process, on virtual time; `cluster` does the same for one job.
+
+
+class SimulatedJobs(Simulation):
+    """A scheduler of several jobs, and their nodes.
+
+    Attributes:
+        scheduler: its process.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        network: Network | None = None,
+        hosts: Mapping[str, Rank] | None = None,
+        delay_s: float = 0.001,
+        jitter_s: float = 0.0,
+        detect_s: float = 3.0,
+        forming_s: float = 0.5,
+        **settings: object,
+    ) -> None:
+        """Start the scheduler.
+
+        Args:
+            seed: of everything random.
+            network: links with capacities. None: every message takes `delay_s` and up to `jitter_s` more.
+            hosts: the node of `network` at which a host (`host_of`) is; several hosts may share one.
+            delay_s: see `network`.
+            jitter_s: see `network`.
+            detect_s: time until a silent path counts as broken.
+            forming_s: virtual time that it takes to form a policy.
+            settings: the scheduler's, by attribute of `Settings`.
+        """
+        self._seed: Final = seed
+        self._given: Final = settings
+        own = Settings.from_environment({}, **{"jobs": 0, "topology": "fapt", **settings})
+        super().__init__(
+            network, hosts or {}, seed=seed, delay_s=delay_s, jitter_s=jitter_s, detect_s=detect_s
+        )
+        self._started = 0
+        self._jobs: Final[dict[str, Settings]] = {}
+        """The settings of the last job of each name."""
+        factory = ProcessFactory(self.network, own, seed=seed)
+        self.scheduler: Final[SimulatedProcess[SeveralJobs]] = factory.several_jobs(forming_s)
+
+    @staticmethod
+    def host_of(job: str, rank: int) -> str:
+        """Return the name of the host of a job's rank."""
+        return f"{job}-node{rank}"
+
+    def start(self, job: str, nodes: int, **settings: object) -> list[SimulatedNode]:
+        """Start the nodes of a job, and return them by rank. The name may have been used before.
+
+        `settings` are the nodes' own, besides the heartbeat settings of the scheduler.
+        """
+        own = self._settings_of(job, nodes, settings)
+        self._jobs[job] = own
+        return self._start(own, range(nodes))
+
+    def start_more(self, job: str, ranks: Iterable[int]) -> list[SimulatedNode]:
+        """Start nodes of an elastic job that has begun, at the places of nodes that have died."""
+        return self._start(self._jobs[job], ranks)
+
+    def _settings_of(self, job: str, nodes: int, settings: Mapping[str, object]) -> Settings:
+        common = {name: value for name, value in self._given.items() if name.startswith("heartbeat")}
+        return Settings.from_environment({}, **{**common, "job": job, "num_workers": nodes, **settings})
+
+    def _start(self, own: Settings, ranks: Iterable[int]) -> list[SimulatedNode]:
+        self._started += 1
+        factory = ProcessFactory(self.network, own, seed=_seed_of(self._seed, self._started))
+        return [
+            SimulatedNode(rank, self.timeline, factory.node(rank, self.host_of(own.job, rank)))
+            for rank in ranks
+        ]
+
+    def describe(self) -> str:
+        """Return how the jobs are doing."""
+        texts = [machine.view.status_text() for machine in self.scheduler.machine.jobs]
+        return "\n".join((f"seed {self._seed}:", *(texts or ["no job is here"])))
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Return the seed of the `number`-th job."""
+    return seed * 1_000_003 + number

@@ -6,27 +6,133 @@ results. It offers its state to newcomers before each step; as a newcomer, it fe
 
 from __future__ import annotations
 
+import enum
 import functools
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from netstorm.kvstore.calls import Exchange, GroupCalls, Position
 from netstorm.kvstore.forms import Key, Quantised
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
 from netstorm.protocol.codecs import ROW_SPARSE, Element, Reduction
 from netstorm.protocol.frames import checksum, ranks_in
-from netstorm.simulation.elastic.checks import ResultChecks
-from netstorm.simulation.elastic.values import THRESHOLD, KeyKind, KeyUse
-from netstorm.simulation.node import SimulatedNode
-from netstorm.simulation.pending import Array, Pending
 
-__all__ = ["ElasticProgram", "ProgramPlan"]
+__all__ = ["ElasticProgram", "ExactValues", "KeyKind", "KeyUse", "ProgramPlan", "ResultChecks", "WrongResult"]
+
+
+# What each rank of a simulated job contributes to each round, and the exact sum over any ranks. Pure.
+#
+# Values are small whole numbers, so that sums are exact in every type. They are windows of one long row of
+# random numbers a rank, so they cost no time, and differ from rank to rank, key to key and round to round.
+
+THRESHOLD: Final = 0.5
+"""Of keys with gradient compression."""
+
+_LARGEST: Final = 40
+"""Largest value: sums of sixteen are exact in float16."""
+
+_ROW: Final = 4099
+"""Numbers a rank: prime, so that windows do not repeat soon."""
+
+
+class KeyKind(enum.Enum):
+    """How the values of a key travel."""
+
+    DENSE = "dense"
+    QUANTISED = "quantised"
+    ROWS = "rows"
+    INITIAL = "initial"
+    """Dense, one round alone: the value of the lowest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyUse:
+    """One key of a program."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    kind: KeyKind = KeyKind.DENSE
+    rounds: int = 1
+    """In each step of the program."""
+
+    def rounds_before(self, step: int) -> int:
+        """Return how many rounds the steps before `step` have."""
+        return min(step, 1) if self.kind is KeyKind.INITIAL else step * self.rounds
+
+    def rounds_of(self, step: int) -> range:
+        """Return the rounds of a step."""
+        return range(self.rounds_before(step), self.rounds_before(step + 1))
+
+
+class ExactValues:
+    """The contributions of all ranks of one job."""
+
+    def __init__(self, seed: int, ranks: int) -> None:
+        """Draw the numbers of `ranks` ranks; the same seed draws the same."""
+        numbers = np.random.default_rng([seed, ranks])
+        drawn = numbers.integers(1, _LARGEST + 1, (ranks, _ROW)) * numbers.choice((-1, 1), (ranks, _ROW))
+        self._numbers: Final[npt.NDArray[np.int64]] = drawn.astype(np.int64)
+
+    def of(self, key: KeyUse, rank: int, round: int) -> Array:
+        """Return what a rank contributes to a round, as float64 or the key's own integers."""
+        return self._whole(key, rank, round).astype(key.dtype).reshape(key.shape) * _unit(key)
+
+    def total(self, key: KeyUse, ranks: Iterable[int], round: int) -> Array:
+        """Return the right result of a round, flat: the exact sum over some ranks."""
+        chosen = sorted(ranks)[:1] if key.kind is KeyKind.INITIAL else list(ranks)
+        total = np.zeros(int(np.prod(key.shape)), np.int64)
+        for rank in chosen:
+            total += self._whole(key, rank, round)
+        found: Array = total.astype(key.dtype) * _unit(key)
+        return found
+
+    def expected(
+        self, key: KeyUse, contributors: Iterable[tuple[int, list[tuple[int, int]]]], round: int
+    ) -> Array:
+        """Return the right result of a round whose parts have different contributors.
+
+        Args:
+            key: the key.
+            contributors: bit sets of ranks, each with the (start, end) of elements that are their sum.
+            round: the round.
+        """
+        parts = list(contributors)
+        if len(parts) == 1:
+            return self.total(key, ranks_in(parts[0][0]), round)
+        result = np.zeros(int(np.prod(key.shape)), key.dtype)
+        for bits, spans in parts:
+            total = self.total(key, ranks_in(bits), round)
+            for start, end in spans:
+                result[start:end] = total[start:end]
+        return result
+
+    def _whole(self, key: KeyUse, rank: int, round: int) -> npt.NDArray[np.int64]:
+        size = int(np.prod(key.shape))
+        seed = sum(map(ord, key.name))
+        start = (seed * 977 + round * 131) % (_ROW - size)
+        values = self._numbers[rank, start : start + size]
+        if key.kind is KeyKind.QUANTISED:
+            return values % 3 - 1
+        if key.kind is KeyKind.ROWS:
+            rows = values.reshape(key.shape[0], -1)
+            chosen: npt.NDArray[np.int64] = np.where(rows[:, :1] % 3 == 0, rows, 0).ravel()
+            return chosen
+        return values
+
+
+def _unit(key: KeyUse) -> Array:
+    return np.asarray(THRESHOLD if key.kind is KeyKind.QUANTISED else 1, key.dtype)
+
 
 _FORMS: Final = {KeyKind.QUANTISED: Quantised.codec, KeyKind.ROWS: ROW_SPARSE}
 
@@ -360,3 +466,153 @@ class ElasticProgram:
             destination=tuple(np.full(mine.nbytes, 0x5A, np.uint8) for _ in range(places)),
         )
         self._call(group, exchange, expected)
+
+
+# Checks of all results of a simulated job that nodes leave and join. Pure.
+#
+# Every result at every rank is the exact sum of the contributors that it names, and the same, bit for bit, as
+# at all ranks that are in the job. So is the state that programs compute from results. A process that is out,
+# and has not been told so yet, may have results that nobody else has; it is never in the job again.
+
+
+class WrongResult(AssertionError):
+    """A result is not what it says that it is, or differs between ranks."""
+
+
+class ResultChecks:
+    """The checks of one job.
+
+    Attributes:
+        values: what ranks contribute.
+        checked: how many results were checked.
+        partial: how many of them name other contributors than all places of the job.
+        mixed: how many of them have parts with different contributors.
+    """
+
+    def __init__(self, values: ExactValues, places: int, is_member: Callable[[SimulatedNode], bool]) -> None:
+        """Begin without results.
+
+        Args:
+            values: what ranks contribute.
+            places: most ranks of the job.
+            is_member: returns whether a process is in the job, as the scheduler says.
+        """
+        self.values: Final = values
+        self.checked = 0
+        self.partial = 0
+        self.mixed = 0
+        self._is_member: Final = is_member
+        self._all: Final = (1 << places) - 1
+        self._seen: Final[dict[tuple[object, ...], list[tuple[SimulatedNode, int]]]] = {}
+        self._begins: Final[dict[tuple[int, int], int]] = {}
+        self._since: Final[dict[tuple[int, int], tuple[SimulatedNode, float]]] = {}
+        """By rank and key: the first round to which this process has contributed."""
+
+    def begin(self, node: SimulatedNode, rounds: Mapping[int, int]) -> None:
+        """Record with which rounds, by key, the program of a newcomer begins."""
+        self._begins.update({(id(node), key): first for key, first in rounds.items()})
+
+    def result(
+        self, node: SimulatedNode, key: KeyUse, round: int, operation: Operation, value: Array
+    ) -> None:
+        """Check one result.
+
+        Raises:
+            WrongResult: it is wrong.
+        """
+        self.checked += 1
+        named = self._named(operation)
+        where = f"round {round} of key {key.name!r} at rank {node.rank}"
+        if sum(end - start for _, spans in named for start, end in spans) != value.size:
+            raise WrongResult(
+                f"{where} names the contributors of {operation.contributors}, not of all chunks"
+            )
+        if any(bits & ~self._all for bits, _ in named):
+            raise WrongResult(f"{where} names ranks that the job never has: {self._text(named)}")
+        expected = self.values.expected(key, named, round)
+        if expected.tobytes() != value.ravel().tobytes():
+            got = value.ravel()
+            wrong = (expected != got).nonzero()[0][:8]
+            raise WrongResult(
+                f"{where} is not the sum of the ranks that it names, {self._text(named)}: elements "
+                f"{wrong.tolist()} are {got[wrong].tolist()}, not {expected[wrong].tolist()}"
+            )
+        self._contributors(node, where, operation)
+        self.same(node, ("result", key.name, round), value.tobytes() + self._text(named).encode())
+
+    def call(
+        self,
+        node: SimulatedNode,
+        what: tuple[str, int],
+        operation: Operation,
+        value: Array,
+        expected: Callable[[set[int]], Array],
+    ) -> None:
+        """Check the result of a collective call, whose chunks may have different contributors.
+
+        Args:
+            node: at which it is.
+            what: the call, and its step.
+            operation: names the contributors.
+            value: the result, flat, in float32.
+            expected: returns the right result, if all chunks had these contributors.
+
+        Raises:
+            WrongResult: it is wrong.
+        """
+        self.checked += 1
+        named = self._named(operation)
+        where = f"{what[0]} of step {what[1]} at rank {node.rank}"
+        right = np.full(value.size, np.nan, np.float32)
+        for bits, spans in named:
+            all_right = expected(set(ranks_in(bits)))
+            for start, end in spans:
+                right[start // 4 : end // 4] = all_right[start // 4 : end // 4]
+        if right.tobytes() != value.tobytes():
+            raise WrongResult(f"{where} is {value.tolist()}, not {right.tolist()}: {self._text(named)}")
+        self._contributors(node, where, operation)
+        self.same(node, ("call", *what), value.tobytes() + self._text(named).encode())
+
+    def _contributors(self, node: SimulatedNode, where: str, operation: Operation) -> None:
+        """Check that a rank that contributes goes on doing so, and count what is partial."""
+        bits = set(operation.contributors)
+        self.partial += bits != {self._all}
+        self.mixed += len(bits) > 1
+        own = [bool(one >> node.rank & 1) for one in bits]
+        key = operation.key.identity
+        known, first = self._since.get((node.rank, key), (node, math.inf))
+        if known is not node:
+            first = math.inf
+        if operation.round > first + operation.key.rounds_under_way and not all(own):
+            raise WrongResult(f"{where} is without this rank, which has contributed to round {first}")
+        after = self._begins.get((id(node), key), 0) + 2 * operation.key.rounds_under_way
+        if (
+            any(own) and operation.round >= after
+        ):  # before, the process that had the place before may be in it
+            self._since[node.rank, key] = node, min(first, operation.round)
+
+    def same(self, node: SimulatedNode, what: tuple[object, ...], content: bytes) -> None:
+        """Check that something is the same at all ranks that are in the job.
+
+        Raises:
+            WrongResult: it differs.
+        """
+        if not self._is_member(node):
+            return
+        seen, digest = self._seen.setdefault(what, []), checksum(content)
+        for other, known in seen:
+            if known != digest and other.alive and self._is_member(other):
+                raise WrongResult(f"{what} differs between ranks {other.rank} and {node.rank}")
+        seen.append((node, digest))
+
+    @staticmethod
+    def _named(operation: Operation) -> list[tuple[int, list[tuple[int, int]]]]:
+        bounds = operation.key.layout_of(operation.form).bounds
+        return [
+            (bits, [bounds[chunk] for chunk in ranks_in(chunks)])
+            for bits, chunks in sorted(operation.contributors.items())
+        ]
+
+    @staticmethod
+    def _text(named: list[tuple[int, list[tuple[int, int]]]]) -> str:
+        return "; ".join(f"{ranks_in(bits)} in {spans}" for bits, spans in named)

@@ -12,10 +12,10 @@ from netstorm.compression.codec import AGREED, Codec, Place, State
 from netstorm.kvstore.calls import Agreed, EncodedSum, encoded_keys
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
-from netstorm.simulation.pending import Pending
+from netstorm.lab.simulation.node import Pending
 
 if TYPE_CHECKING:
-    from netstorm.simulation.node import SimulatedNode
+    from netstorm.lab.simulation.node import SimulatedNode
 
 __all__ = ["EncodedPushes"]
 

@@ -10,21 +10,33 @@ The next round begins then. The policy stays the same, even if the network chang
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from netstorm.errors import UsageError
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.pending import Array, Pending
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Array, Pending
 from netstorm.topology.network import Network
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import predict
 
-__all__ = ["Engine", "Experiment", "by_predictor", "choose_engine", "in_cluster", "run"]
+__all__ = [
+    "Engine",
+    "Experiment",
+    "Summary",
+    "by_predictor",
+    "choose_engine",
+    "in_cluster",
+    "quartiles",
+    "run",
+    "summarise",
+]
+
 
 CLUSTER_WORK: Final = 300
 """Most chunks of a cluster's round, over all nodes: at 1 MB each they take some seconds of a processor."""
@@ -176,3 +188,43 @@ def by_predictor(
         if on_round is not None:
             on_round(seconds)
     return tuple(times)
+
+
+# Summary statistics over many seeds: median and quartiles of times, and the distance from the optimum.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Times of one scheme over all its seeds, in s."""
+
+    seeds: int
+    median_s: float
+    q1_s: float
+    q3_s: float
+    of_optimum: float | None
+    """Mean of optimum / time, over the seeds with a known optimum; None if there are none."""
+
+    def as_json(self) -> dict[str, int | float | None]:
+        """Return the fields of the JSON output."""
+        return asdict(self)
+
+
+def summarise(times: Mapping[int, float], optima: Mapping[int, float]) -> Summary:
+    """Return the summary of a scheme's times, by seed; there must be one. Optima in s, by seed."""
+    q1, median, q3 = quartiles(list(times.values()))
+    shares = [optima[seed] / time for seed, time in times.items() if seed in optima]
+    return Summary(
+        seeds=len(times),
+        median_s=median,
+        q1_s=q1,
+        q3_s=q3,
+        of_optimum=statistics.fmean(shares) if shares else None,
+    )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile, interpolated between values."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return q1, median, q3

@@ -1,28 +1,33 @@
-"""A general node of a simulated cluster. The test plays the program that uses it."""
+"""A general node of a simulated cluster. The test plays the program that uses it: what it gives to a sum,
+and operations that complete later in virtual time.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from netstorm.compression.quantised import quantised
+from netstorm.compression.sparse import Rows
 from netstorm.errors import NetStormError
 from netstorm.kvstore.calls import Exchange, GroupCalls
-from netstorm.kvstore.forms import Key, Quantised
+from netstorm.kvstore.forms import Form, Key, Quantised, RowParts, Values
 from netstorm.kvstore.node import GeneralNode, State
 from netstorm.kvstore.operations import Operation, ReceiveOperation, SendOperation
-from netstorm.protocol.codecs import COLLECTIVE
+from netstorm.lab.simulation.process import SimulatedProcess
+from netstorm.protocol.codecs import COLLECTIVE, ROW_SPARSE, row_length
 from netstorm.protocol.messages import LossTerms
 from netstorm.pslite.memory_network import Timeline
-from netstorm.simulation.contribution import Contribution, contribution_of_rows, contribution_of_values
-from netstorm.simulation.pending import Array, Pending
-from netstorm.simulation.process import SimulatedProcess
 
-__all__ = ["SimulatedNode"]
+__all__ = ["Array", "Pending", "SimulatedNode"]
+
+
+# A general node of a simulated cluster. The test plays the program that uses it.
 
 
 class SimulatedNode:
@@ -248,3 +253,138 @@ def _overwritten(source: npt.NDArray[np.uint8]) -> Array:
     """Overwrite memory that the node must not read any more, and return it."""
     source[:] = 0xA5
     return source
+
+
+# An operation of a simulated node that completes later in virtual time.
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Pending:
+    """An operation of a node. It completes once, with a result or an error."""
+
+    def __init__(self, timeline: Timeline, what: str) -> None:
+        self.what: Final = what
+        self.began_at: Final = timeline.now
+        self.ended_at: float | None = None
+        """Virtual time."""
+        self.error: Exception | None = None
+        self.value: Array | None = None
+        """Result of an all-reduce or a pull: a copy, made when it was complete."""
+        self._timeline = timeline
+        self._collect: Callable[[], Array] | None = None
+        self._then: list[Callable[[], None]] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has completed, with a result or an error."""
+        return self.ended_at is not None
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has completed without an error."""
+        return self.ended_at is not None and self.error is None
+
+    def result(self) -> Array:
+        """Return the value.
+
+        Raises:
+            NetStormError: why there is none.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self.value is not None
+        return self.value
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Call `action` at the virtual time at which this completes, or now."""
+        if self.ended:
+            self._timeline.after(0.0, action)
+        else:
+            self._then.append(action)
+
+    def collect_with(self, function: Callable[[], Array]) -> None:
+        """Call `function` for the value when this completes without an error."""
+        self._collect = function
+
+    def done(self, error: Exception | None) -> None:
+        """Record the completion, as the futures of the real runtime do."""
+        if self.ended_at is not None:
+            raise AssertionError(f"{self.what} ended twice: {self.error!r}, then {error!r}")
+        self.ended_at, self.error = self._timeline.now, error
+        if self._collect is not None and error is None:
+            self.value = self._collect()
+        for action in self._then:
+            self._timeline.after(0.0, action)
+
+    def __repr__(self) -> str:
+        """Return the state as text, for failing tests."""
+        end = "open" if self.ended_at is None else f"ended at {self.ended_at:.6f}: {self.error!r}"
+        return f"<{self.what}, asked at {self.began_at:.6f}, {end}>"
+
+
+# What a simulated node gives to an all-reduce, and where the result goes; one function a form.
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """Source and destination of one all-reduce, as its form has them."""
+
+    source: Values
+    destination: Values
+    form: Form
+    collect: Callable[[], Array]
+    """Returns a copy of the result. It then overwrites source and destination, so that a late read shows."""
+
+
+def contribution_of_values(
+    key: Key,
+    values: Array,
+    *,
+    in_place: bool = False,
+    form: Form | None = None,
+    sent: Values | None = None,
+    kept: bool = False,
+) -> Contribution:
+    """Return the contribution of an array.
+
+    Args:
+        key: of the all-reduce.
+        values: this rank's array, which is copied.
+        in_place: the result overwrites the copy.
+        form: the key's own if None.
+        sent: `values` as `form` has them; None: the array itself.
+        kept: the node changes the array itself, which keeps what was not counted.
+    """
+    source = values.reshape(-1) if kept else np.array(values, order="C").ravel()
+    destination = source if in_place else np.empty_like(source)
+
+    def collect() -> Array:
+        result = destination.reshape(values.shape).copy()
+        _overwrite(destination if kept else source, destination)
+        return result
+
+    return Contribution(source if sent is None else sent, destination, form or key.form, collect)
+
+
+def contribution_of_rows(key: Key, values: Array) -> Contribution:
+    """Return the contribution of those rows of a matrix that are not all zeros."""
+    source = np.array(values, order="C").ravel()
+    destination = np.zeros_like(source)
+    matrix = source.reshape(values.shape[0], row_length(values.shape))
+    numbers = np.flatnonzero(matrix.any(axis=1))
+    parts: RowParts = []
+
+    def collect() -> Array:
+        for first, rows in parts:
+            destination.reshape(len(values), -1)[first + rows.numbers] = rows.values
+        result = destination.reshape(values.shape).copy()
+        _overwrite(source, destination)
+        return result
+
+    return Contribution(Rows(numbers, matrix[numbers]), parts, key.forms[ROW_SPARSE], collect)
+
+
+def _overwrite(source: Array, destination: Array) -> None:
+    source.view(np.uint8).fill(0xA5)
+    destination.view(np.uint8).fill(0x5A)

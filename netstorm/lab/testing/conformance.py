@@ -1,23 +1,32 @@
-"""Tests of the van interface: subclass `VanConformance`, and give it a `VanWorld`.
-
-class TestMyVan(VanConformance):
-    @pytest.fixture
-    def world(self):
-        with MyWorld() as world:
-            yield world
+"""Conformance suites of vans: the interface itself, and exactly-once delivery on a van that injects
+faults.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import pytest
 
+from netstorm.lab.testing.recorder import RecordingProcess, part
+from netstorm.protocol.frames import Buffer
+from netstorm.pslite.rates import Progress
+from netstorm.pslite.session import Limits
 from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent
 
-__all__ = ["VanConformance", "VanWorld"]
+__all__ = ["DeliveryConformance", "FaultyVan", "VanConformance"]
+
+
+# Tests of the van interface: subclass `VanConformance`, and give it a `VanWorld`.
+#
+# class TestMyVan(VanConformance):
+#     @pytest.fixture
+#     def world(self):
+#         with MyWorld() as world:
+#             yield world
 
 A, B = Connection(1), Connection(2)
 
@@ -334,3 +343,186 @@ class VanConformance:
         here.shut(0.0)
         [message] = self.messages(world, there, 1)
         assert bytes(message.frames[0]) == b"last words"
+
+
+# Tests of exactly-once delivery: subclass `DeliveryConformance`, and give it a `VanWorld` (see
+# `van_conformance`).
+
+
+class DeliveryConformance:
+    """Tests that sessions over a van deliver exactly once, whatever happens to connections and bytes."""
+
+    limits = Limits(link_timeout_s=30.0, query_after_s=0.2, first_retry_s=0.01, longest_retry_s=0.1)
+    timeout_s = 60.0
+    messages = 150
+
+    def processes(
+        self, world: VanWorld, rng: random.Random, *, ordered: bool
+    ) -> tuple[list[RecordingProcess], list[FaultyVan]]:
+        """Return two processes on faulty vans; the first one knows the address of the second."""
+        processes, vans = [], []
+        for rank in range(2):
+            van, host, port = world.make()
+            faulty = FaultyVan(van, random.Random(rng.random()))
+            vans.append(faulty)
+            processes.append(
+                RecordingProcess(
+                    faulty, rank, now=world.now, host=host, port=port, ordered=ordered, limits=self.limits
+                )
+            )
+        processes[0].connect(processes[1])
+        return processes, vans
+
+    def finish(self, world: VanWorld, processes: list[RecordingProcess], expected: list[int]) -> None:
+        """Let time pass until each process has received its number of messages, and all are acknowledged."""
+        deadline = world.now() + self.timeout_s
+        while any(
+            len(process.machine.got) < number or not process.endpoint.idle()
+            for process, number in zip(processes, expected, strict=True)
+        ):
+            assert world.now() < deadline, [
+                (len(process.machine.got), process.machine.lost, process.endpoint.links())
+                for process in processes
+            ]
+            world.pass_time(0.002)
+            for process in processes:
+                process.turn()
+        for _ in range(20):  # a duplicate would come late
+            world.pass_time(0.005)
+            for process in processes:
+                process.turn()
+
+    @pytest.mark.parametrize("ordered", [False, True])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_everything_is_delivered_once_whatever_breaks(
+        self,
+        world: VanWorld,
+        seed: int,
+        *,
+        ordered: bool,
+    ) -> None:
+        """Connections break at random on either side's hand-over, bits flip in headers and payloads."""
+        rng = random.Random(seed)
+        processes, vans = self.processes(world, rng, ordered=ordered)
+        for van in vans:
+            van.broken_probability = 0.02
+            van.header_probability = 0.01
+            van.payload_probability = 0.03
+        here, there = processes
+        payloads = [rng.randbytes(rng.choice([0, 10, 3000, 100_000])) for _ in range(self.messages)]
+        there.connect(here)  # both ways, over connections of their own
+        for number, payload in enumerate(payloads):
+            for process, other in ((here, there), (there, here)):
+                process.send(other, part(number), payload, (0, 0, number))
+                process.turn()
+            if number % 10 == 0:
+                world.pass_time(0.005)
+            if number == self.messages // 2:
+                world.break_connections()
+        self.finish(world, processes, [self.messages] * 2)
+        for process in processes:
+            assert process.machine.lost == []
+            assert sorted(process.machine.numbers()) == list(range(self.messages))
+            if ordered:
+                assert process.machine.numbers() == list(range(self.messages))
+            assert process.machine.payloads() == dict(enumerate(payloads))
+
+    def test_without_faults_nothing_is_sent_twice(self, world: VanWorld) -> None:
+        """And queued messages are sent in their order, in both directions of a session."""
+        processes, _ = self.processes(world, random.Random(0), ordered=False)
+        here, there = processes
+        for number in reversed(range(self.messages)):
+            here.send(there, part(number), bytes(1000), (0, 0, number))
+        self.finish(world, processes, [0, self.messages])
+        for number in reversed(range(self.messages)):
+            there.send(here, part(number), bytes(1000), (0, 0, number))
+        self.finish(world, processes, [self.messages] * 2)
+        for process in processes:
+            assert process.machine.numbers() == list(range(self.messages))
+            [link] = process.endpoint.links().values()
+            assert link["messages_resent"] == link["duplicates"] == 0
+            assert link["connections"] == 1
+
+
+# A van that injects faults: it breaks connections and flips bits.
+
+
+class FaultyVan:
+    """Wraps another van; breaks its connections, and flips bits in received messages.
+
+    Attributes:
+        broken_probability: that a connection opened here breaks when a message is handed over.
+        header_probability: that a bit of a frame 0 changes.
+        payload_probability: that a bit of a payload changes.
+    """
+
+    def __init__(self, van: Van, rng: random.Random) -> None:
+        self.broken_probability = 0.0
+        self.header_probability = 0.0
+        self.payload_probability = 0.0
+        self._van = van
+        self._random = rng
+        self._events: list[VanEvent] = []
+
+    def bind(self, host: str, port: int) -> int:
+        """See `Van`."""
+        return self._van.bind(host, port)
+
+    def open(self, connection: Connection, host: str, port: int) -> None:
+        """See `Van`."""
+        self._van.open(connection, host, port)
+
+    def transmit(self, connection: Connection, header: bytes, payload: Buffer | None) -> bool:
+        """See `Van`."""
+        if connection > 0 and self._random.random() < self.broken_probability:
+            self._van.close(connection)
+            self._events.append(Broken(connection, "the test broke it"))
+            return bool(self._random.getrandbits(1))
+        return self._van.transmit(connection, header, payload)
+
+    def close(self, connection: Connection) -> None:
+        """See `Van`."""
+        self._van.close(connection)
+
+    def admit(self, connection: Connection) -> None:
+        """See `Transmitter`."""
+        self._van.admit(connection)
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """See `Transmitter`."""
+        self._van.refuse(connection, reason)
+
+    def progress(self, connection: Connection) -> Progress | None:
+        """See `Van`."""
+        return self._van.progress(connection)
+
+    def acknowledges(self, connection: Connection) -> bool:
+        """See `Van`."""
+        return self._van.acknowledges(connection)
+
+    def poll(self, timeout_s: float) -> list[VanEvent]:
+        """See `Van`."""
+        events, self._events = self._events, []
+        for event in self._van.poll(0.0 if events else timeout_s):
+            events.append(self._changed(event) if isinstance(event, Received) else event)
+        return events
+
+    def wake(self) -> None:
+        """See `Van`."""
+        self._van.wake()
+
+    def shut(self, linger_s: float) -> None:
+        """See `Van`."""
+        self._van.shut(linger_s)
+
+    def _changed(self, event: Received) -> Received:
+        header, *payload = event.frames
+        if self._random.random() < self.header_probability:
+            header = self._flipped(bytearray(header))
+        if payload and len(payload[0]) and self._random.random() < self.payload_probability:
+            payload = [self._flipped(bytearray(payload[0]))]
+        return Received(event.connection, (header, *payload))
+
+    def _flipped(self, data: bytearray) -> bytearray:
+        data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+        return data

@@ -15,13 +15,12 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.mutation import example, message_classes, mutate_value
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer, bits_to_wire, decode_body, encode_body, seal
 from netstorm.pslite.machine import Connect, Instruction, Send
 from netstorm.pslite.van import Connection
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.fuzz.examples import example, message_classes
-from netstorm.testing.fuzz.structure_mutation import mutate_value
 from netstorm.topology.policy import Plan
 
 __all__ = ["HostileMember"]

@@ -1,19 +1,40 @@
-"""Mutations of structured values: what decodes stays decodable, but says something else. Pure.
-
-A value is what MessagePack and JSON have: nested lists and mappings of numbers, texts, bytes and null.
+"""Mutations of a decoder's inputs: bytes, texts and structured values, and an example of each message.
+Pure.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
-from typing import Any, Final
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.target import Mutator
+import msgspec
+from msgspec import inspect
 
-__all__ = ["mutate_value", "structured"]
+from netstorm.protocol.messages import Message
+from netstorm.topology.network import Rank
+from netstorm.topology.policy import Detour, Policy
+from netstorm.topology.tree import Tree
+
+__all__ = [
+    "POLICIES",
+    "Mutator",
+    "Target",
+    "example",
+    "message_classes",
+    "mutate_bytes",
+    "mutate_value",
+    "of_words",
+    "structured",
+]
+
+
+# Mutations of structured values: what decodes stays decodable, but says something else. Pure.
+#
+# A value is what MessagePack and JSON have: nested lists and mappings of numbers, texts, bytes and null.
 
 _WHOLE: Final = (
     0, 1, -1, 2, 3, 7, 8, 15, 16, 63, 64, 255, 256, 2**15, 2**16, 2**20, 2**31 - 1, 2**31, 2**32, 2**40,
@@ -162,3 +183,243 @@ def _part_of(chance: random.Random, value: Any) -> Any:
         children = value if isinstance(value, list) else list(value.values())
         value = children[int(chance.random() * len(children))]
     return copy.deepcopy(value)
+
+
+# Mutations that know nothing of a format: bits, bytes, numbers, pieces. Pure.
+
+_BYTES: Final = (0, 1, 0x7F, 0x80, 0xFF, 0x90, 0xDF, 0xC0, 0xCA, 0x20, 0x0A, 0x22, 0x5B, 0x7B)
+_NUMBERS: Final = (0, 1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+_PIECE: Final = 32
+_MOST_AT_ONCE: Final = 4
+
+
+def mutate_bytes(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Return `data` with one to four changes; `other` lends pieces."""
+    changed = bytearray(data)
+    for _ in range(1 + int(chance.random() ** 2 * _MOST_AT_ONCE)):
+        _CHANGES[int(chance.random() * len(_CHANGES))](chance, changed, other)
+    return bytes(changed)
+
+
+def _flip(chance: random.Random, data: bytearray, _other: bytes) -> None:
+    if data:
+        data[int(chance.random() * len(data))] ^= 1 << int(chance.random() * 8)
+
+
+def _set(chance: random.Random, data: bytearray, _other: bytes) -> None:
+    if data:
+        data[int(chance.random() * len(data))] = (
+            chance.choice(_BYTES) if chance.random() < 0.5 else chance.getrandbits(8)
+        )
+
+
+def _insert(chance: random.Random, data: bytearray, _other: bytes) -> None:
+    at = int(chance.random() * (len(data) + 1))
+    data[at:at] = chance.randbytes(1 + int(chance.random() * 8))
+
+
+def _delete(chance: random.Random, data: bytearray, _other: bytes) -> None:
+    first, end = _range(chance, len(data))
+    del data[first:end]
+
+
+def _truncate(chance: random.Random, data: bytearray, _other: bytes) -> None:
+    del data[int(chance.random() * (len(data) + 1)) :]
+
+
+def _repeat(chance: random.Random, data: bytearray, _other: bytes) -> None:
+    first, end = _range(chance, len(data))
+    data[first:first] = data[first:end] * (1 + int(chance.random() ** 4 * 64))
+
+
+def _splice(chance: random.Random, data: bytearray, other: bytes) -> None:
+    first, end = _range(chance, len(other))
+    at, until = _range(chance, len(data))
+    data[at:until] = other[first:end]
+
+
+def _cross(chance: random.Random, data: bytearray, other: bytes) -> None:
+    data[int(chance.random() * (len(data) + 1)) :] = other[int(chance.random() * (len(other) + 1)) :]
+
+
+def _number(chance: random.Random, data: bytearray, _other: bytes) -> None:
+    size = chance.choice((1, 2, 4, 8))
+    if len(data) < size:
+        return
+    at = int(chance.random() * (len(data) - size + 1))
+    value = chance.choice(_NUMBERS) & (1 << 8 * size) - 1
+    if chance.random() < 0.3:
+        value = int.from_bytes(data[at : at + size], "little") + chance.randint(-4, 4) & (1 << 8 * size) - 1
+    data[at : at + size] = value.to_bytes(size, "little" if chance.random() < 0.5 else "big")
+
+
+def _range(chance: random.Random, size: int) -> tuple[int, int]:
+    first = int(chance.random() * size)
+    return first, min(size, first + 1 + int(chance.random() * _PIECE))
+
+
+_CHANGES: Final[tuple[Callable[[random.Random, bytearray, bytes], None], ...]] = (
+    _flip,
+    _set,
+    _insert,
+    _delete,
+    _truncate,
+    _repeat,
+    _splice,
+    _cross,
+    _number,
+)
+
+
+# Mutations of text formats: words and lines are moved, and replaced by others of the format. Pure.
+
+_WORDS: Final = re.compile(rb"[A-Za-z_]+|[0-9]+|\s+|.", re.DOTALL)
+_TEXT_NUMBERS: Final = (
+    b"0",
+    b"-1",
+    b"1",
+    b"4095",
+    b"4096",
+    b"65536",
+    b"1e999",
+    b"99999999999999999999",
+    b"0x10",
+    b".5",
+)
+_MOST_WORDS_AT_ONCE: Final = 5
+
+
+def of_words(vocabulary: Sequence[bytes]) -> Mutator:
+    """Return a mutator of texts in which these words mean something."""
+    words = (*vocabulary, *_TEXT_NUMBERS, "é".encode(), b"\0", b"\t", b"\r\n")
+
+    def mutate(chance: random.Random, data: bytes, other: bytes) -> bytes:
+        if chance.random() < 0.2:
+            return mutate_bytes(chance, data, other)
+        parts = _WORDS.findall(data)
+        for _ in range(1 + int(chance.random() ** 2 * _MOST_WORDS_AT_ONCE)):
+            kind = int(chance.random() * 7)
+            at = int(chance.random() * (len(parts) + 1))
+            if kind == 0 and parts:
+                parts[at - 1] = chance.choice(words)
+            elif kind == 1:
+                parts.insert(at, chance.choice(words))
+            elif kind == 2 and parts:
+                del parts[at - 1 : at + int(chance.random() * 6)]
+            elif kind == 3 and parts:
+                first = int(chance.random() * len(parts))
+                piece = parts[first : first + int(chance.random() * 20)]
+                parts[at:at] = piece * (1 + int(chance.random() ** 6 * 100))
+            elif kind == 4 and parts:
+                first = int(chance.random() * len(parts))
+                parts[first], parts[at - 1] = parts[at - 1], parts[first]
+            elif kind == 5:
+                lent = _WORDS.findall(other)
+                first = int(chance.random() * len(lent))
+                parts[at : at + int(chance.random() * 5)] = lent[first : first + int(chance.random() * 30)]
+            elif kind == 6:
+                opened = chance.choice((b"[", b"{", b"- ", b"? ", b"*a ", b"&a ", b"!t ", b'"', b"'", b"|\n"))
+                parts.insert(at, opened * (1 + int(chance.random() ** 8 * 2000)))
+        return b"".join(parts)
+
+    return mutate
+
+
+# An example of each message, made from its declaration: a new message is fuzzed without a word here.
+
+_CHAIN: Final = Tree.undirected(Rank(0), (-1, 0, 1, 2))
+_STAR: Final = Tree.undirected(Rank(0), (-1, 0, 0, 0))
+
+POLICIES: Final = (
+    Policy(version=1, trees=(_CHAIN,), weights=(1,)),
+    Policy(
+        version=2,
+        trees=(_CHAIN, _STAR),
+        weights=(3, 5),
+        reason="an example",
+        look_ahead=1 << 20,
+        look_ahead_s=0.5,
+        detours=(Detour(path=(1, 2, 0), links=((1e6, 0.01), (2e6, 0.02)), explore=True, load=0.5),),
+        leads=(0, 2),
+        takes_over=True,
+        slow=((0, 1), (2, 3)),
+        keeps_begun=True,
+    ),
+)
+
+
+def message_classes() -> list[type[Message]]:
+    """Return the classes of all messages that travel, in the order of their tags."""
+    found: list[type[Message]] = []
+    ahead: list[type[Message]] = [Message]
+    while ahead:
+        one = ahead.pop()
+        ahead += one.__subclasses__()
+        if isinstance(one.__struct_config__.tag, int):
+            found.append(one)
+    return sorted(found, key=lambda one: str(one.__struct_config__.tag).zfill(9))
+
+
+def example(kind: type[msgspec.Struct], variant: int = 0) -> Any:
+    """Return what an instance of `kind` is in MessagePack; variants differ in numbers and lengths."""
+    return _value(inspect.type_info(kind), variant)
+
+
+def _value(kind: inspect.Type, variant: int) -> Any:
+    match kind:
+        case inspect.StructType():
+            return _struct(kind, variant)
+        case inspect.VarTupleType() | inspect.ListType():
+            return [_value(kind.item_type, variant + place) for place in range(1 + variant)]
+        case inspect.TupleType():
+            return [_value(item, variant) for item in kind.item_types]
+        case inspect.DictType():
+            return {_value(kind.key_type, variant): _value(kind.value_type, variant)}
+        case inspect.EnumType():
+            return next(iter(kind.cls)).value
+        case inspect.UnionType():
+            return _value(kind.types[variant % len(kind.types)], variant)
+    simple: dict[type[inspect.Type], Any] = {
+        inspect.BoolType: bool(variant % 2),
+        inspect.IntType: variant,
+        inspect.FloatType: variant + 0.5,
+        inspect.StrType: "float32" if variant % 2 else "text",
+        inspect.BytesType: bytes([1 << variant % 8]),
+        inspect.NoneType: None,
+    }
+    return simple[type(kind)]
+
+
+def _struct(kind: inspect.StructType, variant: int) -> Any:
+    if kind.cls is Policy:
+        return msgspec.to_builtins(POLICIES[variant % len(POLICIES)])
+    values = [_value(field.type, variant) for field in kind.fields]
+    if kind.array_like:
+        return values if kind.tag is None else [kind.tag, *values]
+    return {field.encode_name: value for field, value in zip(kind.fields, values, strict=True)}
+
+
+# A decoder as the fuzzer sees it: what it takes, and which exceptions it may raise. Pure.
+
+Mutator: TypeAlias = Callable[[random.Random, bytes, bytes], bytes]
+"""Makes an input of another one, and perhaps of parts of a third."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One decoder."""
+
+    name: str
+    """One word, which names the folder of its corpus, too."""
+    decode: Callable[[bytes], Hashable]
+    """Decodes one input, and uses what it has decoded as the program would. Returns what kind of input it
+    was: an input of a new kind is worth keeping."""
+    allowed: tuple[type[Exception], ...]
+    """What it may raise; anything else is a finding."""
+    seeds: Callable[[], list[bytes]]
+    """Valid inputs to begin with."""
+    mutate: Mutator
+    weight: float = 1.0
+    """Share of the inputs among all targets: more for those that are fast, or that strangers reach."""
+    largest: int = 4096
+    """Bytes of an input; mutation cuts what is longer."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from netstorm.testing.faults import Fault, random_plan
+from netstorm.lab.testing.faults import Fault, random_plan
 from netstorm.topology.network import Change, Link, Network, Node, Rank, Routing
 
 __all__ = ["fault_plans", "networks", "rates"]

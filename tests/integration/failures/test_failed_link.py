@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 
 from netstorm.errors import FrameError
+from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.protocol.frames import PROTOCOL_VERSION, open_frames
 from netstorm.protocol.messages import Hello
-from netstorm.testing.tcp_proxy import TcpProxy
 from tests.integration.failures.descent import SCRIPT, end_with_the_right_weights, wait_for_steps
 from tests.integration.jobs import Job
 

@@ -9,9 +9,9 @@ import sys
 import time
 
 from netstorm.errors import Closed
+from netstorm.lab.testing.recorder import part
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Send
-from netstorm.testing.recorder import part
 from tests.integration.pslite.processes import RealProcess, wait_until
 
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 from netstorm import clock
+from netstorm.lab.testing.recorder import Recorder
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint import Endpoint, Stack
 from netstorm.pslite.io_thread import IoThread
 from netstorm.pslite.machine import Connect, Instruction
 from netstorm.pslite.session import Limits
 from netstorm.pslite.zeromq import ZmqVan
-from netstorm.testing.recorder import Recorder
 
 
 class RealProcess:

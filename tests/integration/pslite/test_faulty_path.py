@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from netstorm.lab.testing.recorder import part
+from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Send
-from netstorm.testing.recorder import part
-from netstorm.testing.tcp_proxy import TcpProxy
 from tests.integration.pslite.processes import RealProcess, wait_until
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from netstorm.lab.testing.recorder import part
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Send
-from netstorm.testing.recorder import part
 from tests.integration.pslite.processes import RealProcess, wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from netstorm.errors import Closed
+from netstorm.lab.testing.recorder import Recorder, part
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import Call, Disconnect, Send
-from netstorm.testing.recorder import Recorder, part
 from tests.integration.pslite.processes import RealProcess, wait_until
 
 

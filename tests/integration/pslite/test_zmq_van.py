@@ -15,13 +15,13 @@ import pytest
 import zmq
 
 from netstorm.errors import SettingsError, UsageError
+from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.observe.log import Counters
 from netstorm.pslite import zeromq as zmq_options
 from netstorm.pslite.guard import LETTER
 from netstorm.pslite.host_addresses import source_towards
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 from netstorm.pslite.zeromq import ZmqVan
-from netstorm.testing.tcp_proxy import TcpProxy
 
 A, B = Connection(1), Connection(2)
 

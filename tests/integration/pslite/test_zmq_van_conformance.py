@@ -7,12 +7,11 @@ import time
 
 import pytest
 
+from netstorm.lab.testing.conformance import DeliveryConformance, VanConformance
+from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.pslite.admission import Credentials
 from netstorm.pslite.keys import JobKey, NodeKey
 from netstorm.pslite.zeromq import ZmqVan
-from netstorm.testing.delivery_conformance import DeliveryConformance
-from netstorm.testing.tcp_proxy import TcpProxy
-from netstorm.testing.van_conformance import VanConformance
 
 
 class ProxiedWorld:

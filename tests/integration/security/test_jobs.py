@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.pslite.keys import JobKey, NodeKey
-from netstorm.testing.tcp_proxy import TcpProxy
 from tests.integration.failures.scripts import PLAIN_JOIN, PLAIN_PROLOGUE
 from tests.integration.forking import ROOT
 from tests.integration.jobs import Job

@@ -9,11 +9,11 @@ import socket
 
 import pytest
 
+from netstorm.lab.testing.tcp_proxy import TcpProxy
 from netstorm.pslite.admission import Credentials
 from netstorm.pslite.keys import JobKey, NodeKey, key_text
 from netstorm.pslite.proofs import is_about_keys
 from netstorm.pslite.van import Broken, Connection, Received
-from netstorm.testing.tcp_proxy import TcpProxy
 from tests.integration.security.vans import KeyedVan, events_of, poll_all
 
 A, B = Connection(1), Connection(2)

@@ -6,10 +6,10 @@ import statistics
 
 import numpy as np
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.process import LocalClock
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import open_frames
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.local_clock import LocalClock
 from netstorm.topology.network import generate
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol import messages as m
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Change, Network, Rank, generate, mesh
 
 ELEMENTS = 500_000

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.local_clock import LocalClock
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.process import LocalClock
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.process import LocalClock
 from netstorm.scheduler.build_status import build_status
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.local_clock import LocalClock
 
 
 def test_the_scheduler_sees_rounds_times_bytes_and_clocks_of_all_nodes():

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.frames import ranks_in
 from netstorm.protocol.messages import LossTerms
-from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.jobs import random_detours, random_policy
 
 Array = npt.NDArray[Any]

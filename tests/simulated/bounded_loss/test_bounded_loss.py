@@ -11,10 +11,10 @@ from netstorm.errors import WaitTimeout
 from netstorm.kvstore.calls import Exchange
 from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED, BoundedLoss, Ended, MissedRounds
 from netstorm.kvstore.rounds.outgoing import Outgoing
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.frames import ranks_in
 from netstorm.protocol.messages import LossTerms
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Link, Network, Rank, Routing
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from netstorm.kvstore.calls import Exchange, GroupCalls
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Pending
 from netstorm.protocol.codecs import Element, Reduction
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.pending import Pending
 
 
 def all_reduce(

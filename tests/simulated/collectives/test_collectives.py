@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from netstorm.errors import Disagreement, UnevenRounds, WaitTimeout
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Pending
+from netstorm.lab.testing.faults import Corrupt, Reset
 from netstorm.protocol.codecs import Element, Reduction
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.pending import Pending
-from netstorm.testing.faults import Corrupt, Reset
 from tests.simulated.collectives.exchanges import all_gather, all_reduce, groups_of, make_calls
 
 DTYPES = {

@@ -9,11 +9,10 @@ import numpy as np
 
 from netstorm.kvstore.calls import GroupCalls, Position
 from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Pending, SimulatedNode
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.frames import checksum
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.node import SimulatedNode
-from netstorm.simulation.pending import Pending
 from tests.simulated.collectives.exchanges import all_gather, all_reduce
 
 MEMBERS = (0, 1, 2, 3)

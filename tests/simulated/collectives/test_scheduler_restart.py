@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.codecs import Element
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

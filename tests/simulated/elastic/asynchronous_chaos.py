@@ -15,7 +15,7 @@ import numpy as np
 
 from netstorm.kvstore.asynchronous.replication import versions_of
 from netstorm.kvstore.operations import UNBOUNDED
-from netstorm.simulation.asynchronous import AsynchronousStore
+from netstorm.lab.simulation.asynchronous import AsynchronousStore
 from tests.simulated.elastic import chaos
 
 PROCESSES: Final = 24

@@ -16,11 +16,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.elastic import (
+    ElasticProgram,
+    ExactValues,
+    KeyKind,
+    KeyUse,
+    ProgramPlan,
+    ResultChecks,
+)
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.elastic.checks import ResultChecks
-from netstorm.simulation.elastic.program import ElasticProgram, ProgramPlan
-from netstorm.simulation.elastic.values import ExactValues, KeyKind, KeyUse
 from tests.simulated.elastic.leftovers import check_leftovers, check_memory
 from tests.simulated.jobs import random_detours, random_policy
 

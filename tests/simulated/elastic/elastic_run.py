@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.elastic.checks import ResultChecks
-from netstorm.simulation.elastic.program import ElasticProgram, ProgramPlan
-from netstorm.simulation.elastic.values import ExactValues, KeyKind, KeyUse
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.elastic import (
+    ElasticProgram,
+    ExactValues,
+    KeyKind,
+    KeyUse,
+    ProgramPlan,
+    ResultChecks,
+)
 
 KEYS = (
     KeyUse(name="a", shape=(33,), dtype="float32", kind=KeyKind.DENSE),

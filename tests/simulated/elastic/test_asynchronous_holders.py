@@ -14,9 +14,9 @@ import pytest
 
 from netstorm.errors import NodeLost, WaitTimeout
 from netstorm.kvstore.asynchronous.blocks import BlockState
+from netstorm.lab.simulation.asynchronous import AsynchronousStore
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.messages import CopiesHeld, CopyKept, HeldCopy
-from netstorm.simulation.asynchronous import AsynchronousStore
-from netstorm.simulation.cluster import SimulatedCluster
 
 NODES = 4
 WAIT_S = 40.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.scheduler.policies import tree_pairs
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Link, Network, Node, Rank
 
 BYTES = 200_000

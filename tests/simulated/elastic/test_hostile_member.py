@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NetStormError
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.hostile_member import HostileMember
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.hostile_member import HostileMember
 from tests.simulated.failures.test_hostile_member import ENDING, assert_named
 
 NODES = 4

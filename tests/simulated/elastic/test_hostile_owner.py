@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NetStormError
+from netstorm.lab.testing.hostile_member import HostileMember
+from netstorm.lab.testing.mutation import message_classes
 from netstorm.protocol import messages as m
-from netstorm.testing.fuzz.examples import message_classes
-from netstorm.testing.hostile_member import HostileMember
 from tests.simulated.elastic.test_asynchronous_holders import NODES, Job
 
 KINDS = get_args(m.AsynchronousMessage)

@@ -10,7 +10,7 @@ from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.rounds.aggregation import Aggregation, Incoming
 from netstorm.kvstore.rounds.round import Round
 from netstorm.kvstore.rounds.views import ViewChanges
-from netstorm.simulation.elastic.checks import WrongResult
+from netstorm.lab.simulation.elastic import WrongResult
 from tests.simulated.elastic import chaos
 
 NOTICED = (WrongResult, WaitTimeout, AssertionError)

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.scheduler import rounds as consistency
-from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.elastic.elastic_run import STEPS, ElasticRun
 
 AHEAD = 32

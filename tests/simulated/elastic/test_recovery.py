@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netstorm.lab.simulation.process import host_of
 from netstorm.protocol.frames import SCHEDULER, open_frames
 from netstorm.protocol.messages import ViewAgreed
-from netstorm.simulation.process_factory import host_of
 from tests.simulated.elastic.elastic_run import STEPS, ElasticRun
 
 NOTICED_S = 8.0

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NodeRemoved
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
 from tests.simulated.elastic.elastic_run import ElasticRun
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netstorm.lab.simulation.process import host_of
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.process_factory import host_of
 from tests.simulated.elastic.elastic_run import STEPS, ElasticRun
 
 

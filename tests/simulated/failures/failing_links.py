@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from netstorm.testing.faults import Cut
+from netstorm.lab.testing.faults import Cut
 
 FAST_TIMEOUTS: dict[str, Any] = {"link_timeout_s": 1.0, "heartbeat_timeout_s": 5.0, "link_retry_s": 3.0}
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import NodeLost
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Crash, Cut, Reset
 from netstorm.scheduler.policies import tree_pairs
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Crash, Cut, Reset
 from netstorm.topology.network import Link, Network, Node, Rank
 from tests.simulated.failures.failing_links import FAST_TIMEOUTS, failing_links
 from tests.simulated.failures.steady_rounds import endless_rounds

@@ -21,10 +21,10 @@ from netstorm.errors import (
     UnevenRounds,
     WaitTimeout,
 )
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Crash, Cut
+from netstorm.lab.testing.strategies import fault_plans
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Crash, Cut
-from netstorm.testing.strategies import fault_plans
 from tests.simulated.failures.steady_rounds import endless_rounds, some_rounds
 
 MARGIN_S = 3.0

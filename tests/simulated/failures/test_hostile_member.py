@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NetStormError
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.hostile_member import HostileMember
 from netstorm.protocol import messages as m
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.hostile_member import HostileMember
 
 NODES = 4
 WAIT_S = 20.0

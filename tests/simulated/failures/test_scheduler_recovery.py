@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Reset
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Reset
 from tests.simulated.failures.steady_rounds import some_rounds
 from tests.simulated.failures.test_scheduler_restart import QUICK, versions_of_rounds
 from tests.simulated.jobs import jobs

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import NodeLost, SchedulerLost
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Reset
 from netstorm.protocol.frames import SCHEDULER, open_frames
 from netstorm.protocol.messages import Part
 from netstorm.scheduler.replay_log import MAGIC, encode, read
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Reset
 from tests.simulated.failures.failing_links import failing_links
 from tests.simulated.failures.steady_rounds import some_rounds
 from tests.simulated.jobs import Job, KeyUse, jobs

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.kvstore.messages import WAITING_BYTES
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Breaks, Cut, Reset, random_plan
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Breaks, Cut, Reset, random_plan
 from tests.simulated.failures.failing_links import FAST_TIMEOUTS
 from tests.simulated.jobs import random_policy
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import Closed, NodeFailed, UnevenRounds, UsageError, WaitTimeout
-from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

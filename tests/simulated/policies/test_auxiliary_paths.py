@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import FrameError
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Delay
+from netstorm.lab.testing.strategies import fault_plans, networks
 from netstorm.protocol.frames import open_frames
 from netstorm.protocol.messages import Part
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Delay
-from netstorm.testing.strategies import fault_plans, networks
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Rank, generate
 from netstorm.topology.policy import Detour, Policy

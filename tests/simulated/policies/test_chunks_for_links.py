@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.topology.files import load_network
 
 SLOW = """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.experiment import Experiment, in_cluster
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.experiment import Experiment, in_cluster
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Rank, generate
 from netstorm.topology.policy import Policy

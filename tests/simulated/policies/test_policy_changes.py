@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from tests.simulated.jobs import random_detours, random_policy
 
 CHANGES = 500

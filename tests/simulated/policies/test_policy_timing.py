@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.frames import open_frames
 from netstorm.protocol.messages import Part
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.process import host_of
 from netstorm.protocol.frames import SCHEDULER, open_frames
 from netstorm.protocol.messages import Moved, Part
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.process_factory import host_of
 from netstorm.topology.network import Change, Link, Network, Rank, Routing
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

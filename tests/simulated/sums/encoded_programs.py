@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from netstorm.compression.registry import codec_of
 from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.lab.simulation.encoded_push import EncodedPushes
+from netstorm.lab.simulation.node import Pending
 from netstorm.protocol.frames import checksum, ranks_in
-from netstorm.simulation.encoded_push import EncodedPushes
-from netstorm.simulation.pending import Pending
 
 
 class Result(NamedTuple):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from netstorm.compression.sparse import Rows
 from netstorm.kvstore.operations import UNBOUNDED
-from netstorm.simulation.asynchronous import AsynchronousStore
-from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.asynchronous import AsynchronousStore
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from tests.simulated.failures.failing_links import FAST_TIMEOUTS, failing_links
 from tests.simulated.jobs import random_policy
 

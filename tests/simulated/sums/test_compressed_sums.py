@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.compression.quantised import quantised
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.strategies import fault_plans
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.strategies import fault_plans
 from netstorm.topology.network import Network, Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

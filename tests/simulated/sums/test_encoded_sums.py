@@ -9,10 +9,10 @@ import pytest
 
 from netstorm.compression.codec import AGREED
 from netstorm.compression.registry import codec_of
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.encoded_push import EncodedPushes
+from netstorm.lab.testing.codec_trees import CodecTrees
 from netstorm.protocol.frames import ranks_in
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.encoded_push import EncodedPushes
-from netstorm.testing.codec_trees import CodecTrees
 from tests.simulated.jobs import random_policy
 from tests.simulated.sums.encoded_programs import EncodedJob
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from netstorm.kvstore.membership import StepsRequest
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Pending
+from netstorm.lab.testing.faults import Breaks
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.protocol.messages import StepTimes
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.pending import Pending
-from netstorm.testing.faults import Breaks
 
 STEP_S = (1.0, 2.0, 4.0)
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.simulation.asynchronous import AsynchronousStore
-from netstorm.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.asynchronous import AsynchronousStore
+from netstorm.lab.simulation.cluster import SimulatedCluster
 
 STEPS = 6
 

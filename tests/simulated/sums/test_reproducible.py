@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from netstorm.errors import SettingsError
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Reset
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Reset
 
 NODES = 5
 SIZES = {"weights": 3000, "bias": 7, "embedding": 900}

@@ -13,11 +13,11 @@ from netstorm.compression.sparse import Rows, joined_rows
 from netstorm.errors import KeyMismatch
 from netstorm.kvstore.forms import Key, RowParts
 from netstorm.kvstore.operations import Operation
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Pending
+from netstorm.lab.testing.strategies import fault_plans
 from netstorm.protocol.codecs import ROW_SPARSE, row_length
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.pending import Pending
-from netstorm.testing.strategies import fault_plans
 from tests.simulated.jobs import random_detours, random_policy
 
 

@@ -13,10 +13,10 @@ from netstorm.errors import UsageError
 from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Pending
 from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.protocol.messages import Member
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.pending import Pending
 
 ELEMENTS = 5000
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Breaks, Corrupt, Reset
+from netstorm.lab.testing.strategies import fault_plans, networks
 from netstorm.protocol.codecs import ITEM_BYTES
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Breaks, Corrupt, Reset
-from netstorm.testing.strategies import fault_plans, networks
 from tests.simulated.jobs import jobs
 from tests.simulated.usable_networks import usable
 

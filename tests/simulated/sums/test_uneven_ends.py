@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import Disagreement, UnevenRounds, WaitTimeout
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.pending import Pending
-from netstorm.testing.faults import Fault
-from netstorm.testing.strategies import fault_plans
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.node import Pending
+from netstorm.lab.testing.faults import Fault
+from netstorm.lab.testing.strategies import fault_plans
 from tests.simulated.jobs import random_policy
 
 

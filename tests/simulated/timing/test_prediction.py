@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from netstorm.simulation.experiment import Experiment, in_cluster
+from netstorm.lab.simulation.experiment import Experiment, in_cluster
 from netstorm.topology.network import Change, Network, Node, Rank, generate
 from netstorm.topology.packing import packing
 from netstorm.topology.policy import Policy

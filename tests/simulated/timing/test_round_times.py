@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
 from netstorm.topology.network import Change, Network, Node, Rank
 
 RATE = 100e6

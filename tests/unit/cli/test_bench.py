@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from netstorm.cli import bench as command
 from netstorm.cli.main import app
+from netstorm.lab.commands import bench as command
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 

@@ -11,9 +11,9 @@ from netstorm.compression.auto import NAMES, Auto, Candidates, NetworkUse, choos
 from netstorm.compression.codec import AGREED
 from netstorm.compression.power_sgd import PowerSGD
 from netstorm.errors import UsageError
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.simulation.encoded_push import EncodedPushes
-from netstorm.testing.codec_trees import CodecTrees
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.simulation.encoded_push import EncodedPushes
+from netstorm.lab.testing.codec_trees import CodecTrees
 from netstorm.topology.network import Network
 
 FRACTIONS = (1, 0.5, 0.25, 0.0625)

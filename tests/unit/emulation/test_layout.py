@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.emulation.layout import Cable, Layout, checked_name
 from netstorm.errors import UsageError
+from netstorm.lab.emulation.layout import Cable, Layout, checked_name
 from netstorm.topology.network import Link, Network, Node, Rank, Routing
 
 

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from netstorm.emulation import registry
+from netstorm.lab.emulation import namespaces as registry
 
 
 @pytest.mark.timeout(30)

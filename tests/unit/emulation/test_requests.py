@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.emulation.requests import Down, Request, SetLink, Start, Status, parse_request
 from netstorm.errors import UsageError
+from netstorm.lab.emulation.messages import Down, Request, SetLink, Start, Status, parse_request
 
 
 @pytest.mark.parametrize(

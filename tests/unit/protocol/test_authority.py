@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import NotAuthorised
+from netstorm.lab.testing.mutation import message_classes
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import AUTHORITY, Role, check_authority, may_send
-from netstorm.testing.fuzz.examples import message_classes
 
 
 def test_every_message_has_a_row_that_says_who_may_send_it_and_what_is_checked():

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import FrameError, OtherProtocol
+from netstorm.lab.testing.mutation import example
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import (
     MAX_HEADER_BYTES,
@@ -28,7 +29,6 @@ from netstorm.protocol.frames import (
     seal,
     tag_in,
 )
-from netstorm.testing.fuzz.examples import example
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from netstorm.lab.testing.recorder import RecordingProcess
 from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
 from netstorm.pslite.session import Limits
-from netstorm.testing.recorder import RecordingProcess
 
 
 class World:

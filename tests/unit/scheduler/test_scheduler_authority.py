@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from netstorm.errors import NotAuthorised
+from netstorm.lab.testing.mutation import example, message_classes
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, may_send
 from netstorm.protocol.frames import SCHEDULER, decode_body
 from netstorm.pslite.machine import Admit, Refuse
-from netstorm.testing.fuzz.examples import example, message_classes
 from tests.unit.scheduler.driving import Driven, running
 
 KINDS = [kind for kind in message_classes() if not issubclass(kind, m.SessionMessage)]

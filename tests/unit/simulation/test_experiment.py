@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.simulation.experiment import (
+from netstorm.lab.simulation.experiment import (
     CLUSTER_BYTES,
     CLUSTER_WORK,
     Engine,
@@ -13,8 +13,9 @@ from netstorm.simulation.experiment import (
     by_predictor,
     choose_engine,
     in_cluster,
+    quartiles,
+    summarise,
 )
-from netstorm.simulation.summary import quartiles, summarise
 from netstorm.topology.form import form_policy
 from netstorm.topology.network import Change, Network, Rank
 

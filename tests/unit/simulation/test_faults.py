@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.testing.faults import Breaks, Corrupt, Crash, Cut, Delay, Partition, Reset, random_plan
-from netstorm.testing.strategies import fault_plans
+from netstorm.lab.testing.faults import Breaks, Corrupt, Crash, Cut, Delay, Partition, Reset, random_plan
+from netstorm.lab.testing.strategies import fault_plans
 
 
 class Recorder:

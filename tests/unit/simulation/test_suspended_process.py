@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
+from netstorm.lab.testing.faults import Busy, Fault, Reset
 from netstorm.protocol.frames import SCHEDULER
-from netstorm.simulation.cluster import SimulatedCluster
-from netstorm.testing.faults import Busy, Fault, Reset
 
 
 def cluster():

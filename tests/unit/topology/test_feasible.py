@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from netstorm.errors import Unreachable, UsageError
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Network, Policy
 from netstorm.topology.form import SCHEMES, Options
 from netstorm.topology.network import FAMILIES, generate

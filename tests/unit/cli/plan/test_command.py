@@ -152,7 +152,7 @@ def test_a_file_that_is_not_there_is_named():
 
 
 def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delitem(sys.modules, "netstorm.cli.plan.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "netstorm.lab.commands.plan_plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run(INTERNET2, "--model", "1MB", "--plot", str(tmp_path / "plan.png"))
     assert result.exit_code == 2
@@ -170,7 +170,7 @@ def test_every_example_network_is_planned_and_drawn(path: Path, tmp_path: Path):
 
 
 def test_nodes_are_drawn_apart_even_in_one_city():
-    from netstorm.cli.plan.places import places
+    from netstorm.lab.commands.plan_plot import places
     from netstorm.topology import Node
 
     mesh = Network.uniform(6)

@@ -6,7 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from netstorm.cli.main import app
-from netstorm.cli.simulate.cases import (
+from netstorm.errors import UsageError
+from netstorm.lab.commands.simulate import CaseTimeout, Study, StudyOptions, check_plot, draw_plot
+from netstorm.lab.commands.simulate_worker import (
     OPTIMUM,
     Answer,
     Begun,
@@ -17,13 +19,9 @@ from netstorm.cli.simulate.cases import (
     Generated,
     RoundDone,
     Stored,
+    run_case,
 )
-from netstorm.cli.simulate.plot import check, plot
-from netstorm.cli.simulate.study import Study, StudyOptions
-from netstorm.cli.simulate.worker import run_case
-from netstorm.cli.simulate.worker_process import CaseTimeout
-from netstorm.errors import UsageError
-from netstorm.simulation.experiment import Engine, Experiment
+from netstorm.lab.simulation.experiment import Engine, Experiment
 
 NETWORK = Path(__file__).parents[4] / "examples" / "networks" / "internet2.yaml"
 
@@ -187,16 +185,16 @@ def test_a_wrong_argument_is_named_with_what_is_allowed(arguments, message):
 
 def test_a_plot_needs_a_kind_of_file_that_can_be_drawn(tmp_path):
     with pytest.raises(UsageError, match=r"\.png"):
-        check(tmp_path / "out.gif")
+        check_plot(tmp_path / "out.gif")
     with pytest.raises(UsageError, match="there is no folder"):
-        check(tmp_path / "no" / "out.png")
+        check_plot(tmp_path / "no" / "out.png")
 
 
 def test_a_plot_is_drawn_of_what_is_known(tmp_path):
     pytest.importorskip("matplotlib")
     study, _ = studied(star0=30.0, fapt1=CaseTimeout())
     file = tmp_path / "out.svg"
-    plot(study, file)
+    draw_plot(study, file)
     text = file.read_text()
     assert "<svg" in text
     assert len(text) > 5000

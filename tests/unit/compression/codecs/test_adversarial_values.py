@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from netstorm.compression.registry import codec_of
-from netstorm.testing.codec_trees import CodecTrees
+from netstorm.lab.testing.codec_trees import CodecTrees
 from tests.unit.compression.codecs.test_sums import CODECS, WITH_RESIDUALS
 
 NAN, INF, TINY, HUGE = np.nan, np.inf, np.float32(1e-42), np.float32(3e38)

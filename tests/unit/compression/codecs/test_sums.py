@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from netstorm.compression.quantised import quantised
 from netstorm.compression.registry import codec_of
-from netstorm.testing.codec_trees import CodecTrees
+from netstorm.lab.testing.codec_trees import CodecTrees
 
 SIZES = (0, 1, 7, 8, 9, 255, 256, 257, 600)
 CODECS = ("none", "fp16", "bf16", "int8", "2bit", "1bit", "topk", "bsc", "mpq", "powersgd")

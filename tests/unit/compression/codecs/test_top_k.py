@@ -6,7 +6,7 @@ import pytest
 from netstorm.compression.registry import codec_of
 from netstorm.compression.sparse import TopK
 from netstorm.errors import UsageError
-from netstorm.testing.codec_trees import CodecTrees
+from netstorm.lab.testing.codec_trees import CodecTrees
 
 
 def one_rank(**parameters):

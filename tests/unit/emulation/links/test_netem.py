@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from netstorm.emulation.layout import Layout
-from netstorm.emulation.links.kernel_links import kernel_obstacle
-from netstorm.emulation.links.netem import needs_netem, shaping_commands, veth_commands
+from netstorm.lab.emulation.layout import Layout, needs_netem, shaping_commands, veth_commands
+from netstorm.lab.emulation.links import kernel_obstacle
 from netstorm.topology.network import Link, Network, Node, Rank
 
 LINK = Link(source=Rank(0), target=Rank(1), rate=100e6, latency=0.015, loss=0.0002)

@@ -5,7 +5,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.emulation.links.packets import HEADER_BYTES, destination, measure, source, split
+from netstorm.lab.emulation.shaping import HEADER_BYTES, destination, measure, source, split
 from tests.unit.emulation.packet_makers import HEADERS, IPV6, MSS, tcp, udp, words
 
 FRAME = 14

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.emulation.links.packets import measure
-from netstorm.emulation.links.shaping import LEAST_BUFFER, Shaper, buffer_bytes
+from netstorm.lab.emulation.shaping import LEAST_BUFFER, Shaper, buffer_bytes, measure
 from tests.unit.emulation.packet_makers import MSS, tcp, udp
 
 RATE = 8e6  # a byte a microsecond

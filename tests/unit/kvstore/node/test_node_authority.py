@@ -8,11 +8,11 @@ import pytest
 from netstorm.errors import NotAuthorised, ProtocolViolation
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
+from netstorm.lab.testing.mutation import example, message_classes
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, may_send
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer, decode_body
 from netstorm.pslite.machine import Admit, Connect, Refuse, Send
-from netstorm.testing.fuzz.examples import example, message_classes
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree

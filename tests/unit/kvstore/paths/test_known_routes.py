@@ -9,11 +9,11 @@ import pytest
 
 from netstorm.errors import NoRoom
 from netstorm.kvstore.paths.routes import KnownRoutes
+from netstorm.lab.testing.recorder import part
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.machine import WaitingBytes
-from netstorm.testing.recorder import part
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Detour, Policy
 from netstorm.topology.tree import Tree

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
+from netstorm.lab.testing.recorder import part
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import PROTOCOL_VERSION, SCHEDULER, Peer, encode_body, open_frames, seal
 from netstorm.pslite.machine import Become, Call, NotYet, Send
 from netstorm.pslite.session import Limits
 from netstorm.pslite.van import Connection, Received
-from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 
 BULK = (0, 0, 0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from netstorm.lab.testing.recorder import part
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.van import Broken
-from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import NoRoom
+from netstorm.lab.testing.recorder import RecordingProcess, part
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer
 from netstorm.pslite import session
 from netstorm.pslite import session as receiving
 from netstorm.pslite.endpoint import Endpoint
 from netstorm.pslite.machine import Bounded, Charge, WaitingBytes
-from netstorm.testing.recorder import RecordingProcess, part
 from tests.unit.pslite.world import World
 
 BULK = (0, 0, 0)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from netstorm.lab.testing.conformance import FaultyVan
+from netstorm.lab.testing.recorder import part
 from netstorm.pslite.sending import Outgoing, SendingHalf, Window
 from netstorm.pslite.session import Limits, ReceivingHalf
-from netstorm.testing.faulty_van import FaultyVan
-from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 
 WINDOW = 40

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
+from netstorm.lab.testing.recorder import part
 from netstorm.pslite.session import ReceivingHalf
-from netstorm.testing.recorder import part
 
 deliveries = st.integers(1, 12).flatmap(
     lambda count: st.tuples(st.just(count), st.lists(st.integers(1, count), max_size=40))

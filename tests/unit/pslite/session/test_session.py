@@ -7,11 +7,11 @@ import itertools
 import msgspec
 import pytest
 
+from netstorm.lab.testing.recorder import part
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, open_frames
 from netstorm.pslite.machine import Admit, NotYet, Refuse
 from netstorm.pslite.session import TRANSITIONS, Event, Limits, State
-from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 
 BULK = (0, 0, 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from netstorm.lab.testing.recorder import part
 from netstorm.protocol.frames import Peer, open_frames
 from netstorm.pslite.machine import Send
-from netstorm.testing.recorder import part
 from tests.unit.pslite.world import World
 
 LOOPBACK = "127.0.0.{rank}"

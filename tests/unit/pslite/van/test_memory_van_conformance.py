@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from netstorm.lab.testing.conformance import DeliveryConformance, VanConformance
 from netstorm.pslite.memory_network import FixedDelay, MemoryNetwork, MemoryVan, Timeline
-from netstorm.testing.delivery_conformance import DeliveryConformance
-from netstorm.testing.van_conformance import VanConformance
 
 
 class MemoryWorld:

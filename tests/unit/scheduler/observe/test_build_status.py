@@ -5,10 +5,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol import messages as m
 from netstorm.scheduler.build_status import build_status, metrics
 from netstorm.scheduler.status import JobStatus
-from netstorm.simulation.cluster import SimulatedCluster
 from tests.unit.scheduler.driving import Driven, key, running, star
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netstorm.lab.simulation.network import SharedCapacity
 from netstorm.pslite.memory_network import Timeline
-from netstorm.simulation.network.shared_capacity import SharedCapacity
 
 
 class Log:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable
+from netstorm.lab.simulation.network import VirtualNetwork
 from netstorm.pslite.memory_network import Timeline
-from netstorm.simulation.network.virtual_network import VirtualNetwork
 from netstorm.topology.network import Change, Link, Network, Node, Rank, Routing
 
 MBIT = 1e6

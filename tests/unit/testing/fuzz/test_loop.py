@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from netstorm.errors import FrameError
+from netstorm.lab.testing.fuzz import Costs, Fuzzer, Target
+from netstorm.lab.testing.mutation import mutate_bytes
 from netstorm.protocol.frames import bits_from_wire
-from netstorm.testing.fuzz import Fuzzer, Target
-from netstorm.testing.fuzz.bytes_mutation import mutate_bytes
-from netstorm.testing.fuzz.limits import Costs
 
 
 def target_of(decode: object, seeds: tuple[bytes, ...] = (b"abcdefgh",)) -> Target:
@@ -60,7 +59,7 @@ def test_a_decoder_that_does_not_return_is_a_finding(monkeypatch) -> None:
         while True:
             pass
 
-    monkeypatch.setattr("netstorm.testing.fuzz.limits._HANG_S", 0.05)
+    monkeypatch.setattr("netstorm.lab.testing.fuzz._HANG_S", 0.05)
     found = Fuzzer(target_of(decode), seed=1).replay(b"abc")
     assert found is not None
     assert "Hang" in found.problem

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import SCHEMES, Link, Network, Node, Rank, Routing, fapt, form_policy, star
 from netstorm.topology.detours import Path, auxiliary_paths, delivery, detours
 

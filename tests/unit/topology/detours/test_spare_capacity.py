@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, Routing, form_policy
 from netstorm.topology.detours import hops_of
 from netstorm.topology.network import generate

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable, UsageError
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Change, Link, Network, NetworkMismatch, Node, Rank, Routing
 
 

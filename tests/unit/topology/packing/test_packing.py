@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Network
 from netstorm.topology.network import generate
 from netstorm.topology.packing import ResourcePrices, best_packing, grow, packing, packings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from netstorm.errors import Unreachable
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, Routing
 from netstorm.topology.network import FAMILIES, generate
 from netstorm.topology.resources import latency_bound, optimum

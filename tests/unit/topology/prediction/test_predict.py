@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology.network import Change, Network, Node, Rank, Routing, generate
 from netstorm.topology.policy import Policy
 from netstorm.topology.prediction import chunks_of, predict

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 
 from netstorm.errors import TopologyFileError, UsageError
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, custom, fapt, form_policy, parse_topology
 
 GOOD = """\

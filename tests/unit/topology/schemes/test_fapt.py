@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable, UsageError
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Network, Rank, Routing, fapt, fastest_paths, load_network, transfer_delays
 from tests.unit.topology.spanning_trees import all_trees, slowest
 

@@ -11,8 +11,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable, UsageError
+from netstorm.lab.testing.strategies import networks
 from netstorm.settings import TopologyName
-from netstorm.testing.strategies import networks
 from netstorm.topology import SCHEMES, Network, Options, Policy, Routing, form_policy
 
 FORMED = sorted(set(SCHEMES) - {"custom"})  # which is read from a file: test_custom.py

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Rank, Routing, hierarchical
 from netstorm.topology.schemes import groups_of
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from netstorm.errors import Unreachable
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Link, Network, Rank, mst, transfer_delays
 from tests.unit.topology.spanning_trees import slowest
 

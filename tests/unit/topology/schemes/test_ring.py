@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import Unreachable
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Forest, Link, Network, Rank, Routing, ring
 from netstorm.topology.network import generate
 from netstorm.topology.resources import Resources, fluid_time, pair_loads

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Network, Rank, Routing, star
 
 

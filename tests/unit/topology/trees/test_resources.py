@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from netstorm.errors import UsageError
-from netstorm.testing.strategies import networks
+from netstorm.lab.testing.strategies import networks
 from netstorm.topology import Link, Network, Node, Policy, Rank, Routing, Tree
 from netstorm.topology.resources import Resources, fluid_time, pair_loads
 from tests.unit.topology.flow_program import capacity, users

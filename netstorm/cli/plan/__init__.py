@@ -1,1 +1,0 @@
-"""`netstorm plan`: compares schemes on a network before anything runs on it."""

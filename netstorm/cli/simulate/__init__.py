@@ -1,1 +1,0 @@
-"""`netstorm simulate`: studies schemes over many networks."""

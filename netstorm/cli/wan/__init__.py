@@ -1,1 +1,0 @@
-"""`netstorm wan`: an emulated WAN on this machine."""

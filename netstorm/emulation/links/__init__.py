@@ -1,1 +1,0 @@
-"""How one emulated link behaves: by the kernel's queueing disciplines, or by a relay process."""

@@ -1,1 +1,0 @@
-"""Training programs of simulated jobs that nodes leave and join, and exact checks of their results."""

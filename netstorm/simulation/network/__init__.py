@@ -1,1 +1,0 @@
-"""The simulated network: how long messages take, and what is recorded of them."""
