@@ -39,7 +39,7 @@ from harness.churn_job import ChurnJob
 from harness.emulated import emulated, on_loopback
 from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
-from netstorm.cli.scratch import scratch_folder
+from netstorm.cli.support import scratch_folder
 from netstorm.errors import NetStormError
 from netstorm.topology.files import load_network
 

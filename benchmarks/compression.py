@@ -31,7 +31,7 @@ from harness.emulated import DROPPED, Place, emulated, on_loopback
 from harness.group import Group
 from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
-from netstorm.cli.scratch import scratch_folder
+from netstorm.cli.support import scratch_folder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.files import load_network
 from netstorm.topology.network import Network

@@ -34,7 +34,7 @@ from harness.arguments import factor, folder, number, seconds, writable
 from harness.emulated import emulated, on_loopback
 from harness.machine import describe_machine
 from harness.stopping import stop_on_sigterm
-from netstorm.cli.scratch import scratch_folder
+from netstorm.cli.support import scratch_folder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.files import load_network
 from race.loss_plot import draw_losses

@@ -36,7 +36,7 @@ from harness.machine import describe_machine
 from harness.progress import Rounds, counted_rounds
 from harness.results import Row
 from harness.stopping import stop_on_sigterm
-from netstorm.cli.scratch import scratch_folder
+from netstorm.cli.support import scratch_folder
 from netstorm.errors import NetStormError, UsageError
 from netstorm.topology.files import load_network, tensors_of
 from netstorm.topology.network import Network

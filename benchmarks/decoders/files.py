@@ -13,7 +13,7 @@ from typing import Any, Final
 import google_crc32c
 
 from decoders.wire import PACK_ERRORS, pack, unpack
-from netstorm.cli.launch.hostfile import place
+from netstorm.cli.launch.hosts import place
 from netstorm.errors import NetworkFileError, SettingsError, TopologyFileError, UsageError
 from netstorm.lab.testing.mutation import POLICIES, Target, mutate_bytes, mutate_value, of_words, structured
 from netstorm.observe.trace import join_traces

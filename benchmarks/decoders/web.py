@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from decoders.wire import PACK_ERRORS
-from netstorm.cli.top.view import view
+from netstorm.cli.top_view import view
 from netstorm.errors import Unavailable, UsageError
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.testing.mutation import Target, of_words, structured

@@ -17,7 +17,7 @@ from rich.table import Table
 from harness.child import ChildError
 from harness.emulated import DROPPED, Place, on_loopback
 from harness.group import Group
-from netstorm.cli.scratch import scratch_folder
+from netstorm.cli.support import scratch_folder
 from netstorm.topology.network import Network
 from race.one_process import Curve
 from race.technique import split_name

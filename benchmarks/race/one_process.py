@@ -1,8 +1,8 @@
 """Trainings of many ranks in one process: what techniques do to accuracy, without a network.
 
 Gradients go through the codecs of `netstorm.compression` and the sums of `netstorm.kvstore`, along random
-trees (`netstorm.lab.testing.codec_trees`). Sums of whole numbers are those of a job on a WAN bit for bit, others
-but for rounding.
+trees (`netstorm.lab.testing.codec_trees`). Sums of whole numbers are those of a job on a WAN bit for bit,
+others but for rounding.
 """
 
 from __future__ import annotations

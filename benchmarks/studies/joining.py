@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.arguments import amount, number
 from harness.lifeline import commands_from_stdin
-from netstorm.cli.scratch import scratch_folder
+from netstorm.cli.support import scratch_folder
 from systems.base import environment
 from systems.ports import loopback_port
 

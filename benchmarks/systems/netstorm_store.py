@@ -51,7 +51,7 @@ class NetStormStore:
         if not job.get("NETSTORM_KEY_FILE"):  # plain, as its peers are, unless =auto asks for encryption
             job.setdefault("NETSTORM_SECURITY", "off")
         if job.get("NETSTORM_SECURITY") == "auto":
-            from netstorm.cli.launch.job_key import hold_key  # noqa: PLC0415 - older versions have no keys
+            from netstorm.cli.launch.variables import hold_key  # noqa: PLC0415 - older versions have no keys
             from netstorm.pslite.keys import JobKey  # noqa: PLC0415 - older versions have no keys
 
             job.setdefault("NETSTORM_KEY_FILE", hold_key(JobKey.fresh().file_text()))

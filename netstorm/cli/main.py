@@ -1,7 +1,7 @@
 """The `netstorm` command. Each subcommand is a module of its own, which is imported when it is run.
 
-A subcommand is one line in `COMMANDS`, and a function of the same name in `netstorm.cli.NAME` or, for those of
-`MODULES`, where that says. The function's parameters are its options, as typer reads them. So
+A subcommand is one line in `COMMANDS`, and a function of the same name in `netstorm.cli.NAME` or, for those
+of `MODULES`, where that says. The function's parameters are its options, as typer reads them. So
 `netstorm --help` imports neither ZeroMQ nor NumPy.
 """
 
@@ -77,7 +77,9 @@ def _load(name: str | None) -> Any:
     if isinstance(function, typer.Typer):  # a subcommand that has subcommands
         return typer.main.get_command(function)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, help=function.__doc__, context_settings=getattr(_module_of(name), "CONTEXT", None))(function)
+    alone.command(name, help=function.__doc__, context_settings=getattr(_module_of(name), "CONTEXT", None))(
+        function
+    )
     return typer.main.get_command(alone)
 
 

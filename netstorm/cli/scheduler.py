@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from netstorm.cli.usage_errors import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error
 
 __all__ = ["scheduler"]
 
@@ -103,7 +103,7 @@ def scheduler(
     The exit code is 0 if all jobs ended well, 1 if one failed, 2 if none could begin, and 130 or 143 if
     SIGINT or SIGTERM stopped one; its nodes are notified.
     """
-    from netstorm.cli.launcher_lines import BEGUN, first_failure_line
+    from netstorm.cli.support import BEGUN, first_failure_line
     from netstorm.errors import UsageError
     from netstorm.scheduler.process.scheduler_process import Launcher, run_scheduler
     from netstorm.settings import Settings

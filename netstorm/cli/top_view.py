@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from netstorm.addresses import host_port
-from netstorm.cli.quantities import size_text, time_text
+from netstorm.cli.support import size_text, time_text
 from netstorm.scheduler.status import JobStatus, LinkStatus, NodeView, TreeStatus, ViewStatus
 from netstorm.topology.network import Rank
 from netstorm.topology.tree import Tree

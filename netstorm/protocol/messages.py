@@ -145,7 +145,7 @@ class DataMessage(Message, frozen=True):
     """Carries a payload in a frame of its own."""
 
 
-# Messages between the two ends of a session; they are never delivered to the machine.
+# Sessions: messages between the two ends of one, which are never delivered to the machine.
 
 
 class Hello(SessionMessage, frozen=True, tag=1):
@@ -221,7 +221,7 @@ class Goodbye(SessionMessage, frozen=True, tag=7):
     """The sender ends this session on purpose; silence from now on is no failure."""
 
 
-# Synchronous rounds: messages that carry values, and their confirmation on auxiliary paths.
+# Values: what synchronous rounds carry, and its confirmation on auxiliary paths.
 
 
 class Phase(enum.IntEnum):
@@ -299,7 +299,8 @@ class Delivered(Message, frozen=True, tag=41):
     version: int = 0
 
 
-# Registration of keys, and the policy that each round is bound to (TRP, the topology request protocol).
+# Keys, rounds and policies: registration of keys, and the policy that each round is bound to (TRP, the
+# topology request protocol).
 
 
 class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -593,7 +594,7 @@ class Leave(Message, frozen=True, tag=75):
     """A node closes its connection for good; after `AllFinished`, or because it gives up."""
 
 
-# Links that fail, and recover, while the nodes at both ends are alive.
+# Links: those that fail, and recover, while the nodes at both ends are alive.
 
 
 class LinkTrial(Message, frozen=True, tag=95):
@@ -623,7 +624,7 @@ class FailedLinks(Message, frozen=True, tag=97):
     links: tuple[FailedLink, ...]
 
 
-# Local steps (ESync): how long a node's steps take, and how many it may take before the next exchange.
+# Local steps: (ESync) how long a node's steps take, and how many it may take before the next exchange.
 
 
 class StepTimes(Message, frozen=True, tag=130):
@@ -651,7 +652,7 @@ class StepsGranted(Message, frozen=True, tag=131):
     steps: int
 
 
-# Status of nodes and measurements of links: datagrams, of which only the newest counts.
+# Status and measurements: datagrams on nodes and links, of which only the newest counts.
 
 THROUGHPUT_PERIOD_S: Final = 0.5
 """Seconds that a `ThroughputReport` covers."""
@@ -763,7 +764,8 @@ class NodeStatus(Datagram, frozen=True, tag=23):
     """How gradients travel, for a person; empty: as they are."""
 
 
-# Views: who is in a job that nodes may leave and join, and how rounds under way end when that changes.
+# Views of elastic jobs: who is in a job that nodes may leave and join, and how rounds under way end when that
+# changes.
 
 
 class Departure(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -854,7 +856,7 @@ class CaughtUp(Message, frozen=True, tag=113):
     """A silent member to the scheduler: it has the job's state, and contributes as soon as it may."""
 
 
-# How nodes continue with a restarted scheduler: they repeat what it may not have answered.
+# A scheduler that was started again: nodes repeat to it what it may not have answered.
 
 
 class JobReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -943,7 +945,7 @@ class RecoverAnswer(Message, frozen=True, tag=117):
     """It goes to no scheduler without a proof, and this one has given none, or a wrong one."""
 
 
-# State for a rank that has just joined: offered by the others, and fetched in pieces.
+# State for ranks that have joined: offered by the others, and fetched in pieces.
 #
 # All of them are source-routed, as messages between two ranks are.
 
@@ -1323,8 +1325,6 @@ AsynchronousMessage: TypeAlias = (
     | CopiesHeld
 )
 
-
-# All messages, one class each, in one module for each subject.
 
 Routed: TypeAlias = AsynchronousMessage | PointToPointMessage | StateMessage
 """Messages that follow the path that they carry."""

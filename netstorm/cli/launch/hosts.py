@@ -1,26 +1,39 @@
-"""A job on several hosts, through ssh.
-
-Nothing is installed or left on the hosts, and only the name of the interpreter passes through a shell.
+"""Jobs on several hosts, through ssh, and the host files that say which node runs where. A new option of a
+host belongs here.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-from netstorm.addresses import is_loopback
-from netstorm.cli.launch.hostfile import Placement
+from netstorm.addresses import is_loopback, without_brackets
 from netstorm.cli.launch.job import Job, Process, start_message
-from netstorm.cli.launch.members import SCHEDULER, Member
-from netstorm.cli.launch.variables.node import RESERVED, node_variables
-from netstorm.cli.launch.variables.pytorch import FROM_ANOTHER_JOB, Master, given_or, places, port_beside
+from netstorm.cli.launch.shutdown import SCHEDULER, Member
+from netstorm.cli.launch.variables import (
+    FROM_ANOTHER_JOB,
+    RESERVED,
+    Master,
+    given_or,
+    node_variables,
+    places,
+    port_beside,
+)
 from netstorm.errors import UsageError
 from netstorm.settings import FOREIGN_VARIABLES, child_environment, declarations
+from netstorm.topology.files import MAX_NODES
 
-__all__ = ["OPTIONS", "passed_on", "ssh_job"]
+__all__ = ["OPTIONS", "as_ssh_takes_it", "check_host", "passed_on", "place", "read_hostfile", "ssh_job"]
+
+
+# A job on several hosts, through ssh.
+#
+# Nothing is installed or left on the hosts, and only the name of the interpreter passes through a shell.
 
 OPTIONS: Final = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 """No terminal; no questions, which nobody could answer; a host that vanishes is noticed within 15 s."""
@@ -69,7 +82,7 @@ def ssh_job(
     size = len(placements)
     host = scheduler_host or placements[0].host
     known = [placement.address for placement in placements if placement.host == host and placement.address]
-    address = known[0] if known else _name(host)
+    address = known[0] if known else _without_user(host)
     _check_reachable(host, placements)
     nodes_on = Counter(placement.host for placement in placements)
     remote = _Remote(tuple(ssh), python, variables, nodes_on, key)
@@ -141,7 +154,7 @@ def _variables(
     """Yield the placement and the variables of each rank, in order."""
     by_rank = sorted(placements, key=lambda placement: placement.rank)
     master = _master(by_rank, common, port)
-    for placement, place in zip(by_rank, places([_name(one.host) for one in by_rank]), strict=True):
+    for placement, place in zip(by_rank, places([_without_user(one.host) for one in by_rank]), strict=True):
         own = node_variables(
             rank=placement.rank,
             size=len(by_rank),
@@ -158,16 +171,176 @@ def _master(by_rank: Sequence[Placement], variables: Mapping[str, str], schedule
     """Return where PyTorch's rank 0 listens; None: its host's name means another machine on other hosts."""
     first = by_rank[0]
     elsewhere = any(not _is_loopback(placement.host) for placement in by_rank)
-    address = first.address or _name(first.host)
+    address = first.address or _without_user(first.host)
     if _is_loopback(address) and elsewhere and "MASTER_ADDR" not in variables:
         return None
     return given_or(variables, Master(address=address, port=port_beside(scheduler_port, fresh_host=False)))
 
 
-def _name(host: str) -> str:
+def _without_user(host: str) -> str:
     """Return a host without the user's name."""
     return host.rpartition("@")[2]
 
 
 def _is_loopback(host: str) -> bool:
-    return is_loopback(_name(host))
+    return is_loopback(_without_user(host))
+
+
+# Host files: which node runs on which host. A new option of a host belongs here.
+#
+# # host      options, in any order
+# alice@tokyo-1   site=tokyo
+# tokyo-2         site=tokyo slots=2
+# paris-1         site=paris rank=0 address=203.0.113.7
+# 2001:db8::5     site=oslo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one node runs."""
+
+    rank: int
+    host: str
+    """As ssh expects it: a name, an address or an alias, perhaps with `user@`."""
+    site: str | None = None
+    address: str | None = None
+    """Address that the node advertises, and the scheduler if it is on this host; None: the one they find."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    number: int
+    host: str
+    slots: int = 1
+    site: str | None = None
+    rank: int | None = None
+    address: str | None = None
+
+
+_HOST: Final = re.compile(r"([^\s@=-][^\s@=]*@)?[^\s@=-][^\s@=]*")
+"""No leading dash: ssh would read it as an option."""
+
+
+def read_hostfile(path: Path) -> tuple[Placement, ...]:
+    """Return the placement of every rank, in the order of the file.
+
+    Raises:
+        UsageError: begins with file and line, and says what is allowed there.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{path}: cannot read the host file: {error}") from None
+    return place(text, str(path))
+
+
+def check_host(host: str, place: str) -> None:
+    """Check that ssh can read this as a host.
+
+    Raises:
+        UsageError: begins with `place`.
+    """
+    if not _HOST.fullmatch(host):
+        raise UsageError(
+            f"{place}: {host!r} is no host: expected a name or address, perhaps with USER@ before it"
+        )
+
+
+def as_ssh_takes_it(host: str) -> str:
+    """Return a host whose IPv6 address has no brackets."""
+    user, at, name = host.rpartition("@")
+    return f"{user}{at}{without_brackets(name)}"
+
+
+def place(text: str, name: str) -> tuple[Placement, ...]:
+    """Return the placement of every rank, in the order of the file, from its text.
+
+    A line with `slots=N` stands for N nodes, whose ranks are consecutive if it has `rank=R`. Nodes without a
+    rank get the remaining ranks, in the order of the file.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        UsageError: begins with `name` and line, and says what is allowed there.
+    """
+    lines = []
+    for number, written in enumerate(text.splitlines(), start=1):
+        words = written.partition("#")[0].split()
+        if words:
+            lines.append(_read_line(words, number, name))
+    total = sum(line.slots for line in lines)
+    if total > MAX_NODES:
+        raise UsageError(f"{name}: {total} nodes: expected at most {MAX_NODES}; check slots=")
+    if not total:
+        raise UsageError(f"{name}: no hosts in it; expected one a line: HOST [slots=N] [site=NAME] [rank=R]")
+    owner: dict[int, _Line] = {}
+    for line in lines:
+        for rank in _ranks_of(line):
+            if rank >= total:
+                raise UsageError(
+                    f"{name}, line {line.number}: rank={rank}: expected a rank from 0 to {total - 1}, since "
+                    f"the file has {total} nodes"
+                )
+            if rank in owner:
+                raise UsageError(
+                    f"{name}, line {line.number}: rank {rank} is taken by line {owner[rank].number} "
+                    f"({owner[rank].host}); give each rank to one node"
+                )
+            owner[rank] = line
+    free = iter([rank for rank in range(total) if rank not in owner])
+    return tuple(
+        Placement(rank=rank, host=line.host, site=line.site, address=line.address)
+        for line in lines
+        for rank in _ranks_of(line) or [next(free) for _ in range(line.slots)]
+    )
+
+
+def _ranks_of(line: _Line) -> Sequence[int]:
+    return range(line.rank, line.rank + line.slots) if line.rank is not None else ()
+
+
+def _whole(text: str, least: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < least:
+        raise ValueError(f"expected a whole number, at least {least}")
+    return int(text)
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError("expected a name")
+    return text
+
+
+def _address(text: str) -> str:
+    return without_brackets(_name(text))
+
+
+_OPTIONS: Final[dict[str, Callable[[_Line, str], _Line]]] = {
+    "slots": lambda line, text: replace(line, slots=_whole(text, 1)),
+    "rank": lambda line, text: replace(line, rank=_whole(text, 0)),
+    "site": lambda line, text: replace(line, site=_name(text)),
+    "address": lambda line, text: replace(line, address=_address(text)),
+}
+"""How each option of a host changes its line; a `ValueError` if its value is not allowed."""
+
+
+def _read_line(words: list[str], number: int, name: str) -> _Line:
+    place = f"{name}, line {number}"
+    host, *options = words
+    check_host(host, place)
+    line = _Line(number=number, host=as_ssh_takes_it(host))
+    seen = set()
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or key not in _OPTIONS:
+            known = ", ".join(f"{option}=" for option in _OPTIONS)
+            raise UsageError(f"{place}: {option!r}: expected one of {known}; one host a line")
+        if key in seen:
+            raise UsageError(f"{place}: {key}= is there twice")
+        try:
+            line = _OPTIONS[key](line, value)
+        except ValueError as error:
+            raise UsageError(f"{place}: {option!r}: {error}") from None
+        seen.add(key)
+    return line

@@ -11,11 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from netstorm.cli.cores import threads_each
-from netstorm.cli.launch.job_key import KEY_FILE, hold_key
 from netstorm.cli.launch.supervisor import CANNOT_RUN, Supervisor, read_start_message
-from netstorm.cli.launch.variables.pytorch import is_free
-from netstorm.cli.usage_errors import USAGE_ERROR
+from netstorm.cli.launch.variables import KEY_FILE, hold_key, is_free, threads_each
+from netstorm.cli.support import USAGE_ERROR
 from netstorm.errors import SettingsError
 from netstorm.settings import child_environment
 

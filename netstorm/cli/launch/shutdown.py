@@ -17,16 +17,27 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, TypeAlias
+from typing import Final, NewType, TypeAlias
 
-from netstorm.cli.launch.members import SCHEDULER, Member, in_words, outcome
-from netstorm.cli.launch.restarts.budget import PlannedRestart, RestartBudget
 from netstorm.cli.launch.supervisor import CANNOT_RUN, NOT_FOUND
 
-__all__ = ["Abandon", "Action", "Explain", "Report", "SendSignal", "Shutdown", "StartAgain"]
+__all__ = [
+    "SCHEDULER",
+    "Abandon",
+    "Action",
+    "Explain",
+    "Member",
+    "Report",
+    "RestartBudget",
+    "SendSignal",
+    "Shutdown",
+    "StartAgain",
+    "in_words",
+    "outcome",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,3 +431,95 @@ class Shutdown:
         hosts = sorted({self._hosts[member] for member in remote if member in self._hosts})
         left = f"; processes may be left on {', '.join(hosts)}" if hosts else ""
         return in_words(members) + left
+
+
+# The processes of a job, and their names in messages.
+
+Member = NewType("Member", int)
+"""A node's rank, or `SCHEDULER`."""
+
+SCHEDULER: Final = Member(-1)
+
+
+def in_words(members: Iterable[Member]) -> str:
+    """Return the processes as text, such as "ranks 0-3, 5 and the scheduler"."""
+    left = set(members)
+    ranks = sorted(left - {SCHEDULER})
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = []
+    for run in runs:
+        if len(run) < 3:
+            texts += [str(rank) for rank in run]
+        else:
+            texts.append(f"{run[0]}-{run[-1]}")
+    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(texts)}"] if ranks else []
+    return " and ".join(parts + ["the scheduler"] * (SCHEDULER in left))
+
+
+def outcome(code: int) -> str:
+    """Return an exit code as text. A code above 128 means a signal, as in shells."""
+    try:
+        return f"killed by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"exit code {code}"
+
+
+# How often, and how soon, something that has failed is started again. Pure.
+
+_FIRST_S: Final = 0.5
+"""Before the first restart: what the failed process held, such as a port, is free by then."""
+_LONGEST_S: Final = 30.0
+"""The time doubles from one failure to the next: what is broken for long should not be tried all the time."""
+_STABLE_S: Final = 60.0
+"""What has run for this long begins again with the shortest time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRestart:
+    """One restart."""
+
+    count: int
+    """Which restart of this process it is, from 1."""
+    limit: int
+    at: float
+    """When."""
+    delay_s: float
+
+    def in_words(self) -> str:
+        """Return when and which, for messages."""
+        return f"in {self.delay_s:g} s (restart {self.count} of {self.limit})"
+
+
+class RestartBudget:
+    """Counts the restarts of each process. Times are in seconds."""
+
+    def __init__(self, limit: int) -> None:
+        """Allow `limit` restarts of each process."""
+        self._limit: Final = limit
+        self._counts: Final[dict[Hashable, int]] = {}
+        self._started: Final[dict[Hashable, float]] = {}
+        self._delays: Final[dict[Hashable, float]] = {}
+
+    def started(self, who: Hashable, now: float) -> None:
+        """Record that a process runs."""
+        self._started[who] = now
+
+    def is_left(self, who: Hashable) -> bool:
+        """Return whether a process may be started again once more."""
+        return self._counts.get(who, 0) < self._limit
+
+    def after_failure(self, who: Hashable, now: float) -> PlannedRestart | None:
+        """Return the next restart of a process that has failed; None: there is none left."""
+        if not self.is_left(who):
+            return None
+        count = self._counts.get(who, 0) + 1
+        delay = _FIRST_S
+        if who in self._delays and now - self._started.get(who, now) < _STABLE_S:
+            delay = min(2 * self._delays[who], _LONGEST_S)
+        self._counts[who], self._delays[who] = count, delay
+        return PlannedRestart(count, self._limit, now + delay, delay)

@@ -1,34 +1,47 @@
-"""What `torch.distributed` reads with `init_method="env://"`: rank, size, and where rank 0 listens.
-
-Scripts of other frameworks do not read these variables. https://docs.pytorch.org/docs/stable/distributed.html
+"""The variables that tell a process of a job who it is: NetStorm's own, what `torch.distributed` reads
+with `init_method="env://"`, the job's key, and the number of threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from netstorm.errors import UsageError
+from netstorm.errors import SettingsError, UsageError
+from netstorm.pslite.keys import JobKey
 
 __all__ = [
     "FROM_ANOTHER_JOB",
-    "SET_FOR_EACH_RANK",
+    "KEY_FILE",
+    "RESERVED",
     "Master",
     "Place",
     "check_port",
     "free_port",
+    "fresh_or_given",
     "given_or",
+    "hold_key",
     "is_free",
+    "node_variables",
     "places",
     "port_beside",
+    "threads_each",
     "torch_variables",
 ]
+
+
+# What `torch.distributed` reads with `init_method="env://"`: rank, size, and where rank 0 listens.
+#
+# Scripts of other frameworks do not read these variables.
+# https://docs.pytorch.org/docs/stable/distributed.html
 
 SET_FOR_EACH_RANK: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -178,3 +191,111 @@ def is_free(port: int) -> bool:
                     continue
                 return False
     return True
+
+
+# The variables of one node: what it finds in its environment besides what all nodes have in common.
+
+RESERVED: Final = (
+    "DMLC_ROLE",
+    "DMLC_PS_ROOT_URI",
+    "DMLC_PS_ROOT_PORT",
+    "DMLC_NUM_WORKER",
+    "NETSTORM_RANK",
+    "NETSTORM_RESTART",
+    *SET_FOR_EACH_RANK,
+)
+"""Variables that the launcher sets for each process."""
+
+
+def node_variables(
+    *,
+    rank: int,
+    size: int,
+    host: str,
+    port: int | None,
+    site: str | None,
+    place: Place,
+    master: Master | None,
+) -> dict[str, str | int]:
+    """Return the variables with a node's rank, the scheduler's address, and what PyTorch needs.
+
+    NetStorm's rank is PyTorch's.
+
+    Args:
+        rank: the node's.
+        size: number of nodes.
+        host: the scheduler's.
+        port: the scheduler's; None: it is in the environment, or the default.
+        site: the node's; None: not set.
+        place: where the node is among those of its host.
+        master: where rank 0 listens for PyTorch; None: not set.
+    """
+    variables: dict[str, str | int] = {
+        "DMLC_ROLE": "worker",
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_NUM_WORKER": size,
+        "NETSTORM_RANK": rank,
+        **torch_variables(rank=rank, size=size, place=place, master=master),
+    }
+    if port is not None:
+        variables["DMLC_PS_ROOT_PORT"] = port
+    if site is not None:
+        variables["NETSTORM_SITE"] = site
+    return variables
+
+
+# The key of a launched job: fresh for each job, and handed over without a trace.
+#
+# It is in memory alone (memfd_create(2)), and its path, /proc/PID/fd/N, is what NETSTORM_KEY_FILE says. Only
+# this user can open that, and it vanishes with the process that holds it: the launcher, or on another host
+# the supervisor, which reads the key from its standard input.
+
+KEY_FILE: Final = "NETSTORM_KEY_FILE"
+
+
+def fresh_or_given(environment: Mapping[str, str], *, with_scheduler: bool) -> JobKey | None:
+    """Return the key of a job that is about to be started; None: its connections are plain.
+
+    Args:
+        environment: of its processes. A key file there wins over a fresh key.
+        with_scheduler: whether the scheduler is started here; one that runs already knows no fresh key.
+
+    Raises:
+        SettingsError: the key file there cannot be used.
+    """
+    if environment.get("NETSTORM_SECURITY", "").strip().lower() == "off":
+        return None
+    given = environment.get(KEY_FILE, "").strip()
+    if given:
+        return JobKey.load(Path(given))
+    return JobKey.fresh() if with_scheduler else None
+
+
+def hold_key(text: str) -> str:
+    """Keep a key file's contents in memory, and return the path at which this user's processes find it.
+
+    Raises:
+        SettingsError: the system has no files in memory (it is not Linux).
+    """
+    try:
+        descriptor = os.memfd_create("netstorm-job-key", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:
+        raise SettingsError(
+            f"no file in memory for the job's key: {error}; make one with `netstorm keys new`, and set "
+            f"{KEY_FILE}"
+        ) from None
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, text.encode())
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+# The number of threads for each of several nodes on one machine.
+
+
+def threads_each(nodes: int) -> int:
+    """Return this machine's cores divided by `nodes`, at least 1.
+
+    MXNet starts a thread for each core in each process, so that N processes would compete for them. Only
+    cores that this process may use count (taskset, Slurm, containers with cpusets).
+    """
+    return max(1, len(os.sched_getaffinity(0)) // nodes)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from netstorm.cli.usage_errors import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error
 from netstorm.errors import UsageError
 
 __all__ = ["CONTEXT", "bench"]

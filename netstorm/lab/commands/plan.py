@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as Drawing
 
-from netstorm.cli.quantities import size_text, time_text
-from netstorm.cli.usage_errors import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error, size_text, time_text
 from netstorm.errors import UsageError
 from netstorm.lab.commands.comparison import BASELINES, CodecPlan, Comparison, Outcome, Use
 from netstorm.topology.network import Network
@@ -59,7 +58,7 @@ def plan(
             help="Time that a step computes: say which compression keeps the network from being slower.",
         ),
     ] = 0.0,
-    to_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +84,7 @@ def plan(
         codecs = plan_codec(comparison, compute) if compute else None
         if draw is not None and plot is not None:
             draw(comparison, plot, title=f"{network.name}, {model}")
-    if to_json:
+    if as_json:
         import json
 
         typer.echo(json.dumps(to_json(comparison, codecs), indent=2, ensure_ascii=False))

@@ -19,7 +19,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
-from netstorm.cli.quantities import size_text, time_text
+from netstorm.cli.support import size_text, time_text
 from netstorm.errors import UsageError
 from netstorm.lab.commands.comparison import BASELINES, Comparison, Use
 from netstorm.topology.network import Link, Network, Rank

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from netstorm import clock
-from netstorm.cli.usage_errors import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error
 from netstorm.errors import UsageError
 from netstorm.lab.commands.simulate_worker import (
     OPTIMUM,

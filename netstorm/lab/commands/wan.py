@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from netstorm.cli.usage_errors import exit_on_usage_error
+from netstorm.cli.support import exit_on_usage_error
 from netstorm.errors import UsageError
 from netstorm.lab.emulation.check import LinkCheck
 from netstorm.lab.emulation.messages import NetworkReport

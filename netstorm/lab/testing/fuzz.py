@@ -183,7 +183,7 @@ def _place_of(error: BaseException) -> Hashable:
 # Which lines of NetStorm a call executes. Tracing slows it down ten times, so few inputs are traced.
 
 _PACKAGE: Final = str(Path(__file__).parents[2])
-_OWN: Final = str(Path(__file__).parent)
+_OWN: Final = str(Path(__file__))
 
 
 def lines_of(call: Callable[[], object], lines: set[tuple[str, int]]) -> None:

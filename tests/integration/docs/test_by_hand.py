@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.cli.launch.variables.pytorch import free_port, is_free
+from netstorm.cli.launch.variables import free_port, is_free
 from tests.integration.docs.pages import ROOT, blocks
 
 pytestmark = pytest.mark.timeout(300)  # each starts several interpreters with PyTorch or MXNet

@@ -15,7 +15,7 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from netstorm.cli.launch.hostfile import place
+from netstorm.cli.launch.hosts import place
 from netstorm.cli.main import COMMANDS, app
 from netstorm.settings import Settings, declarations
 from netstorm.topology.files import load_network, parse_network, parse_topology

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from netstorm.cli.launch.variables.pytorch import free_port, is_free
+from netstorm.cli.launch.variables import free_port, is_free
 
 SAY_ALL = """
 import json

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from netstorm.addresses import split_host_port
-from netstorm.cli.launch.variables.pytorch import free_port
+from netstorm.cli.launch.variables import free_port
 from tests.integration.jobs import Job
 from tests.integration.torch.test_async_calls import answer
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launcher_lines import BEGUN, first_failure, first_failure_line
+from netstorm.cli.support import BEGUN, first_failure, first_failure_line
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 4711])

@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 
-from netstorm.cli.scratch import PREFIX, scratch_folder
+from netstorm.cli.support import PREFIX, scratch_folder
 
 
 @pytest.fixture(autouse=True)

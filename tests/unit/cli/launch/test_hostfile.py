@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launch.hostfile import place, read_hostfile
+from netstorm.cli.launch.hosts import place, read_hostfile
 from netstorm.errors import UsageError
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from netstorm.cli.cores import threads_each
-from netstorm.cli.launch.hostfile import place
+from netstorm.cli.launch.hosts import passed_on, place, ssh_job
 from netstorm.cli.launch.job import CommandError, find_command
 from netstorm.cli.launch.local_job import local_job, users_environment
-from netstorm.cli.launch.members import SCHEDULER, Member
 from netstorm.cli.launch.remote import environment_here
-from netstorm.cli.launch.ssh_job import passed_on, ssh_job
+from netstorm.cli.launch.shutdown import SCHEDULER, Member
+from netstorm.cli.launch.variables import threads_each
 from netstorm.errors import SettingsError, UsageError
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launch.members import SCHEDULER, Member, in_words, outcome
+from netstorm.cli.launch.shutdown import SCHEDULER, Member, in_words, outcome
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,16 @@ import json
 
 import pytest
 
-from netstorm.cli.launch.job import Process, start_message
-from netstorm.cli.launch.members import SCHEDULER, Member
-from netstorm.cli.launch.restarts.budget import RestartBudget
-from netstorm.cli.launch.restarts.whole_job import state_folder
-from netstorm.cli.launch.shutdown import Report, SendSignal, Shutdown, StartAgain
+from netstorm.cli.launch.job import Process, start_message, state_folder
+from netstorm.cli.launch.shutdown import (
+    SCHEDULER,
+    Member,
+    Report,
+    RestartBudget,
+    SendSignal,
+    Shutdown,
+    StartAgain,
+)
 
 
 def started(nodes: int = 3, **options) -> Shutdown:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.cli.launch.members import SCHEDULER, Member
-from netstorm.cli.launch.shutdown import Abandon, Explain, Report, SendSignal, Shutdown
+from netstorm.cli.launch.shutdown import SCHEDULER, Abandon, Explain, Member, Report, SendSignal, Shutdown
 
 GRACE_S = 10.0
 FAILURE_TIMEOUT_S = 20.0

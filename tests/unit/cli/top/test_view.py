@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from netstorm.cli.top.view import view
+from netstorm.cli.top_view import view
 from netstorm.protocol import messages as m
 from netstorm.scheduler.build_status import build_status
 from netstorm.topology.network import Rank

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.cli.launch.output.lines import Lines
+from netstorm.cli.launch.output import Lines
 
 
 def lines_of(*pieces: bytes) -> list[bytes]:

@@ -2,14 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launch.variables.pytorch import (
-    Master,
-    Place,
-    given_or,
-    places,
-    port_beside,
-    torch_variables,
-)
+from netstorm.cli.launch.variables import Master, Place, given_or, places, port_beside, torch_variables
 
 
 def test_ranks_are_counted_on_each_host():

@@ -1,1 +1,0 @@
-"""The output of a job: its processes' lines, and the launcher's own."""

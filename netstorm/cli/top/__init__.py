@@ -1,1 +1,0 @@
-"""`netstorm top`: a live view of a running job."""
