@@ -15,7 +15,14 @@ import google_crc32c
 from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.cli.launch.hosts import place
 from netstorm.errors import NetworkFileError, SettingsError, TopologyFileError, UsageError
-from netstorm.lab.testing.mutation import POLICIES, Target, mutate_bytes, mutate_value, of_words, structured
+from netstorm.lab.testing.mutation import (
+    POLICIES,
+    FuzzTarget,
+    mutate_bytes,
+    mutate_value,
+    of_words,
+    structured,
+)
 from netstorm.observe.trace import join_traces
 from netstorm.protocol.messages import KeySpec, Member
 from netstorm.scheduler import replay_log as r
@@ -185,9 +192,9 @@ def logs() -> list[bytes]:
         r.Leased(rounds=((0, 20),)),
         r.Installed(policy=POLICIES[1], starts=((0, 21),)),
         r.BarrierArrival(rank=1, number=0),
-        r.Finished(rank=2, last_rounds={0: 20}),
+        r.RankFinished(rank=2, last_rounds={0: 20}),
     ]
-    return [r.MAGIC + r.encode(records), r.MAGIC + r.encode([began, r.Ended(text="over"), *records])]
+    return [r.MAGIC + r.encode(records), r.MAGIC + r.encode([began, r.JobEnded(text="over"), *records])]
 
 
 def _bodies(data: bytes) -> list[bytes]:
@@ -221,9 +228,9 @@ def mutate_log(chance: random.Random, data: bytes, other: bytes) -> bytes:
     return r.MAGIC + b"".join(_HEAD.pack(len(body), google_crc32c.value(body)) + body for body in bodies)
 
 
-def _files() -> tuple[Target, ...]:
-    def target(name: str, decode: Callable[[bytes], Hashable], seeds: list[bytes], **more: Any) -> Target:
-        return Target(name=name, decode=decode, seeds=lambda: seeds, **more)
+def _files() -> tuple[FuzzTarget, ...]:
+    def target(name: str, decode: Callable[[bytes], Hashable], seeds: list[bytes], **more: Any) -> FuzzTarget:
+        return FuzzTarget(name=name, decode=decode, seeds=lambda: seeds, **more)
 
     yaml, hosts = (
         of_words(_YAML_WORDS),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from decoders import files, replicated, resumed, stored, values, web, wire
-from netstorm.lab.testing.mutation import Target
+from netstorm.lab.testing.mutation import FuzzTarget
 
 __all__ = ["TARGETS"]
 
-TARGETS: Final[tuple[Target, ...]] = (
+TARGETS: Final[tuple[FuzzTarget, ...]] = (
     *wire.TARGETS,
     *values.TARGETS,
     *replicated.TARGETS,

@@ -11,8 +11,8 @@ import numpy as np
 
 from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.asynchronous.blocks import BlockState, Copies, pieces_of
-from netstorm.lab.testing.mutation import Target, mutate_bytes, mutate_value
+from netstorm.kvstore.asynchronous.blocks import BlockCopies, BlockState, pieces_of
+from netstorm.lab.testing.mutation import FuzzTarget, mutate_bytes, mutate_value
 from netstorm.protocol.messages import BlockCopy
 
 __all__ = ["TARGETS"]
@@ -30,7 +30,7 @@ def _decode(data: bytes) -> Hashable:
         pieces = _PIECES.decode(data)
     except PACK_ERRORS:
         return "no input of this target"
-    copies = Copies(_RANKS)
+    copies = BlockCopies(_RANKS)
     whole = 0
     for message, payload in pieces[:16]:
         state = copies.add(1, message, None if payload is None else bytearray(payload), _NBYTES)
@@ -41,11 +41,11 @@ def _decode(data: bytes) -> Hashable:
     return whole, len(pieces)
 
 
-def _use(copies: Copies, place: tuple[int, int], state: BlockState) -> None:
+def _use(copies: BlockCopies, place: tuple[int, int], state: BlockState) -> None:
     copies.keep(place, state)
     copies.forget(1)
     state.version += 1  # a new owner goes on from it
-    again, received = Copies(_RANKS), None
+    again, received = BlockCopies(_RANKS), None
     for message, payload in pieces_of(state, *place, view=2):
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=BlockCopy)
         received = again.add(0, sent, payload, _NBYTES)
@@ -100,7 +100,7 @@ def _mutate(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         name="copies",
         decode=_decode,
         allowed=(ProtocolViolation,),

@@ -17,7 +17,7 @@ from netstorm.checkpoint.packing import unpack as unpack_state
 from netstorm.checkpoint.tensors import NumpyTensors
 from netstorm.errors import CheckpointError, PeerError, UsageError
 from netstorm.lab.emulation.messages import parse_request
-from netstorm.lab.testing.mutation import Target, mutate_bytes, mutate_value, of_words
+from netstorm.lab.testing.mutation import FuzzTarget, mutate_bytes, mutate_value, of_words
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.pslite.machine import Admit
@@ -127,7 +127,7 @@ def _words() -> list[bytes]:
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         name="resumed",
         decode=_resume,
         allowed=(UsageError,),
@@ -135,7 +135,7 @@ TARGETS: Final = (
         mutate=mutate_log,
         weight=0.3,
     ),
-    Target(
+    FuzzTarget(
         name="own-values",
         decode=lambda data: _kind(decode_own(data, _TENSORS)),
         allowed=(CheckpointError,),
@@ -143,7 +143,7 @@ TARGETS: Final = (
         mutate=_mutate_packed,
         weight=0.5,
     ),
-    Target(
+    FuzzTarget(
         name="states",
         decode=lambda data: _kind(unpack_state(bytearray(data), _TENSORS)),
         allowed=(CheckpointError,),
@@ -151,7 +151,7 @@ TARGETS: Final = (
         mutate=_mutate_state,
         weight=0.5,
     ),
-    Target(
+    FuzzTarget(
         name="wan-requests",
         decode=lambda data: type(parse_request(data)).__name__,
         allowed=(UsageError,),
@@ -159,7 +159,7 @@ TARGETS: Final = (
         mutate=of_words((b'"do": ', b'"set"', b'"source"', b"1e999", b"null", b"{", b"}", b"[", b",")),
         weight=0.2,
     ),
-    Target(
+    FuzzTarget(
         name="launcher-words",
         decode=lambda data: read_rank_ended(data).again,
         allowed=(PeerError,),

@@ -15,7 +15,7 @@ from decoders.wire import PACK_ERRORS
 from netstorm.checkpoint.checksums import checksum
 from netstorm.checkpoint.manifest import Manifest, decode_manifest
 from netstorm.errors import SettingsError, UsageError
-from netstorm.lab.testing.mutation import Target, example, mutate_bytes, mutate_value, of_words
+from netstorm.lab.testing.mutation import FuzzTarget, example, mutate_bytes, mutate_value, of_words
 from netstorm.pslite.admission import parse_allow_list
 from netstorm.pslite.keys import JobKey, secret_text
 
@@ -69,14 +69,14 @@ def _decode_manifest(data: bytes) -> Hashable:
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         name="allow-lists",
         decode=_decode_allow_list,
         allowed=(SettingsError,),
         seeds=lambda: [_ALLOWED],
         mutate=of_words((b"tokyo-1 ", b"#", b"\n", b" ")),
     ),
-    Target(
+    FuzzTarget(
         name="job-keys",
         decode=as_file(_read_key),
         allowed=(SettingsError,),
@@ -84,7 +84,7 @@ TARGETS: Final = (
         mutate=mutate_bytes,
         weight=0.4,
     ),
-    Target(
+    FuzzTarget(
         name="manifests",
         decode=_decode_manifest,
         allowed=(UsageError,),

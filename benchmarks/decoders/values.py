@@ -16,7 +16,7 @@ from netstorm.compression.sparse import Entries
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.rounds.aggregation import check_part
-from netstorm.lab.testing.mutation import POLICIES, Target, mutate_bytes, mutate_value, structured
+from netstorm.lab.testing.mutation import POLICIES, FuzzTarget, mutate_bytes, mutate_value, structured
 from netstorm.protocol.codecs import (
     BFLOAT16,
     COLLECTIVE,
@@ -293,7 +293,7 @@ def _specs() -> list[bytes]:
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         name="parts",
         decode=_decode_parts,
         allowed=(ProtocolViolation,),
@@ -301,7 +301,7 @@ TARGETS: Final = (
         mutate=_mutate_parts,
         weight=3,
     ),
-    Target(
+    FuzzTarget(
         name="codecs",
         decode=_decode_codec,
         allowed=(),
@@ -310,7 +310,7 @@ TARGETS: Final = (
         weight=6,
         largest=64,
     ),
-    Target(
+    FuzzTarget(
         name="signatures",
         decode=_decode_signature,
         allowed=(),
@@ -319,7 +319,7 @@ TARGETS: Final = (
         weight=12,
         largest=9,
     ),
-    Target(
+    FuzzTarget(
         name="keys",
         decode=_decode_keys,
         allowed=(ProtocolViolation, UsageError, msgspec.MsgspecError, UnicodeDecodeError),

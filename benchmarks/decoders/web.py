@@ -16,7 +16,7 @@ from decoders.wire import PACK_ERRORS
 from netstorm.cli.top_view import view
 from netstorm.errors import Unavailable, UsageError
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from netstorm.lab.testing.mutation import Target, of_words, structured
+from netstorm.lab.testing.mutation import FuzzTarget, of_words, structured
 from netstorm.observe.web import Page, QueryPage, WebRefusals, _Handler, metrics_page, pages
 from netstorm.scheduler.build_status import build_status
 from netstorm.scheduler.status import JobStatus
@@ -106,7 +106,7 @@ def _statuses() -> list[bytes]:
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         name="requests",
         decode=_decode_request,
         allowed=(),
@@ -114,7 +114,7 @@ TARGETS: Final = (
         mutate=of_words(_WORDS),
         weight=0.5,
     ),
-    Target(
+    FuzzTarget(
         name="statuses",
         decode=_decode_status,
         allowed=(UsageError,),

@@ -13,7 +13,7 @@ import msgspec
 from netstorm.errors import FrameError
 from netstorm.lab.testing.mutation import (
     POLICIES,
-    Target,
+    FuzzTarget,
     example,
     message_classes,
     mutate_bytes,
@@ -205,7 +205,7 @@ def _packets() -> list[bytes]:
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         name="frames",
         decode=_decode_frame,
         allowed=(FrameError,),
@@ -213,7 +213,7 @@ TARGETS: Final = (
         mutate=_mutate_frame,
         weight=48,
     ),
-    Target(
+    FuzzTarget(
         name="policies",
         decode=_decode_policy,
         allowed=(msgspec.MsgspecError, UnicodeDecodeError),
@@ -221,7 +221,7 @@ TARGETS: Final = (
         mutate=structured(unpack, pack, PACK_ERRORS),
         weight=2,
     ),
-    Target(
+    FuzzTarget(
         name="sessions",
         decode=_decode_session,
         allowed=(),
@@ -229,7 +229,7 @@ TARGETS: Final = (
         mutate=structured(unpack, pack, PACK_ERRORS),
         weight=0.5,
     ),
-    Target(
+    FuzzTarget(
         name="sntp",
         decode=_decode_sntp,
         allowed=(),

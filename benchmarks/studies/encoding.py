@@ -26,7 +26,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.arguments import number
-from netstorm.compression.codec import Codec, Place, State
+from netstorm.compression.codec import Codec, GradientPlace, State
 from netstorm.compression.registry import codec_of
 from netstorm.kvstore.forms import Key
 
@@ -73,7 +73,7 @@ def measured(description: Mapping[str, Any], elements: int, ranks: int, repetiti
     encoding, decoding, payload = [], [], 0
     for round in range(repetitions + 2):
         gradient = drawn.standard_normal(elements, np.float32)
-        times, payload = _one(codec, keys, gradient, state, Place(shape, ranks, 0, round))
+        times, payload = _one(codec, keys, gradient, state, GradientPlace(shape, ranks, 0, round))
         encoding.append(sum(times[:-1]))
         decoding.append(times[-1])
     return {
@@ -85,7 +85,7 @@ def measured(description: Mapping[str, Any], elements: int, ranks: int, repetiti
 
 
 def _one(
-    codec: Codec, keys: Sequence[Key], gradient: npt.NDArray[np.float32], state: State, place: Place
+    codec: Codec, keys: Sequence[Key], gradient: npt.NDArray[np.float32], state: State, place: GradientPlace
 ) -> tuple[list[float], int]:
     """Return the times from result to payload, and at the end from result to gradient; and the payloads'
     bytes.

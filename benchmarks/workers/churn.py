@@ -29,7 +29,7 @@ from netstorm.errors import NetStormError, NodeRemoved
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.observe.log import configure_logging
 from netstorm.protocol.frames import checksum, ranks_in
 from netstorm.settings import Settings
@@ -160,7 +160,7 @@ class Worker:
         self._runtime.post(lambda node, now: node.requests.fetch_state(self._take, done, now))
         future.result(timeout=_LONGEST_S)
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _take(self, snapshot: StateSnapshot) -> None:
         values = msgspec.msgpack.decode(bytes(snapshot.content), type=dict[str, bytes])
         self._step = snapshot.step
         for name, key in self._keys.items():
@@ -170,7 +170,7 @@ class Worker:
     def _offer(self, *, last: bool) -> None:
         content = msgspec.msgpack.encode({name: state.tobytes() for name, state in self._state.items()})
         keys: list[Key] = [key for key in self._keys.values() if key.identity >= 0]
-        snapshot = Snapshot(
+        snapshot = StateSnapshot(
             step=self._step,
             content=content,
             crc=checksum(content),

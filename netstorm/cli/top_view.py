@@ -147,7 +147,7 @@ def _nodes(nodes: Sequence[NodeView], width: int) -> Iterator[RenderableType]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _TableColumn:
     """One column of the table of nodes."""
 
     heading: str
@@ -159,16 +159,16 @@ _GAP: Final = 2
 """Columns of the terminal between two of the table."""
 
 _COLUMNS: Final = (
-    _Column("rank", lambda node: Text(_rank(node))),
-    _Column("node", lambda node: Text(host_port(node.host, node.port)), left=True),
-    _Column("site", lambda node: Text(node.site or _UNKNOWN), left=True),
-    _Column("heard", lambda node: Text(_ago(node.heard_s), "bold red" if _is_silent(node) else "")),
-    _Column("round", lambda node: _or(node.last_round, str)),
-    _Column("took", lambda node: _or(node.round_s, time_text)),
-    _Column("waiting", lambda node: _or(node.waiting, "{:.0%}".format)),
-    _Column("sending", lambda node: _or(node.sending, _rate)),
-    _Column("sent", lambda node: _or(node.bytes_sent, size_text)),
-    _Column("clock", lambda node: Text(_clock(node))),
+    _TableColumn("rank", lambda node: Text(_rank(node))),
+    _TableColumn("node", lambda node: Text(host_port(node.host, node.port)), left=True),
+    _TableColumn("site", lambda node: Text(node.site or _UNKNOWN), left=True),
+    _TableColumn("heard", lambda node: Text(_ago(node.heard_s), "bold red" if _is_silent(node) else "")),
+    _TableColumn("round", lambda node: _or(node.last_round, str)),
+    _TableColumn("took", lambda node: _or(node.round_s, time_text)),
+    _TableColumn("waiting", lambda node: _or(node.waiting, "{:.0%}".format)),
+    _TableColumn("sending", lambda node: _or(node.sending, _rate)),
+    _TableColumn("sent", lambda node: _or(node.bytes_sent, size_text)),
+    _TableColumn("clock", lambda node: Text(_clock(node))),
 )
 _DROPPED_FIRST: Final = ("clock", "sent", "site", "heard", "node", "sending", "waiting")
 """The columns that a narrow terminal can do without, from the least important one on."""

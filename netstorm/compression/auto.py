@@ -24,10 +24,10 @@ from netstorm.compression.codec import (
     Codec,
     Float16,
     Floats,
-    Part,
-    Place,
+    GradientPlace,
     Rounds,
     State,
+    SubKey,
     Transfer,
     Uncompressed,
 )
@@ -114,11 +114,11 @@ class _SparseFirst(PowerSGD):
         """Return the codec of the tensor's own rounds."""
         return sparse(0)
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return the key of the right factor."""
         return super().parts(shape)[1:]
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Sum the left factors as entries of the tensor, then the right ones."""
         rounds = super().rounds(gradient, state, place)
         first = next(rounds)
@@ -305,13 +305,13 @@ class Auto:
         """Return the codec that the first gradient has."""
         return 0
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return the key of what is agreed, and those of the candidates."""
         codecs = dict.fromkeys(self._candidates.of(shape))
         parts = (part for codec in codecs for part in codec.parts(shape))
-        return Part("times", 3, in_each=False), *(part._replace(in_each=False) for part in parts)
+        return SubKey("times", 3, in_each=False), *(part._replace(in_each=False) for part in parts)
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Agree on a codec if it is time to, and sum by it."""
         self._use.begin(place.now())
         try:
@@ -332,7 +332,7 @@ class Auto:
         finally:
             self._use.end(place.now())
 
-    def _sum(self, codec: Codec, gradient: Floats, state: State, place: Place) -> Rounds:
+    def _sum(self, codec: Codec, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Sum by a codec, whose further keys come after those of the candidates before it."""
         before = 1
         for other in self._candidates.of(place.shape):

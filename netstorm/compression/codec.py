@@ -23,10 +23,10 @@ __all__ = [
     "Codec",
     "Float16",
     "Floats",
-    "Part",
-    "Place",
+    "GradientPlace",
     "Rounds",
     "State",
+    "SubKey",
     "Transfer",
     "Uncompressed",
     "take_residual",
@@ -49,7 +49,7 @@ def _no_clock() -> float:
     return 0.0
 
 
-class Part(NamedTuple):
+class SubKey(NamedTuple):
     """A further key that a tensor needs, besides its own."""
 
     suffix: str
@@ -61,7 +61,7 @@ class Part(NamedTuple):
     """Each gradient has a round of it."""
 
 
-class Place(NamedTuple):
+class GradientPlace(NamedTuple):
     """Which gradient it is."""
 
     shape: tuple[int, ...]
@@ -114,10 +114,10 @@ class Codec(Protocol):
         have.
         """
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return which further keys a tensor needs."""
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Sum a gradient over all ranks, in place.
 
         Args:
@@ -152,11 +152,11 @@ class Uncompressed:
         """Return the codec of all rounds."""
         return self._codec
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return no further keys."""
         return ()
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Sum in one round."""
         yield Transfer(0, self._codec, gradient, gradient)
 

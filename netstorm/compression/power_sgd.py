@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from netstorm.compression.codec import Floats, Part, Place, Rounds, State, Transfer, take_residual
+from netstorm.compression.codec import Floats, GradientPlace, Rounds, State, SubKey, Transfer, take_residual
 from netstorm.errors import UsageError
 from netstorm.protocol.codecs import FACTORS
 
@@ -56,14 +56,14 @@ class PowerSGD:
         """Return the codec of rounds of a tensor that is no matrix; None: it is one."""
         return None if self.parts(shape) else 0
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return the keys of both factors, if it is worth it."""
         rows, columns = _matrix(shape)
         if (rows + columns) * self._rank * _GAIN > rows * columns:
             return ()
-        return Part("left", rows * self._rank, FACTORS), Part("right", columns * self._rank, FACTORS)
+        return SubKey("left", rows * self._rank, FACTORS), SubKey("right", columns * self._rank, FACTORS)
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Sum the left factors, then the right ones."""
         if not self.parts(place.shape):
             yield Transfer(0, 0, gradient, gradient)

@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.codec import Floats, Part, Place, Rounds, State, Transfer, take_residual
+from netstorm.compression.codec import Floats, GradientPlace, Rounds, State, SubKey, Transfer, take_residual
 from netstorm.errors import UsageError
 from netstorm.protocol.codecs import MAXIMA, QUANTISED, packed
 from netstorm.protocol.frames import Buffer
@@ -350,11 +350,11 @@ class TwoBit:
         """Return the codec of all rounds."""
         return QUANTISED
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return no further keys."""
         return ()
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Sum in one round."""
         residual = state.get("residual")
         if residual is None:
@@ -451,7 +451,7 @@ _STRIDE: Final = 54_037
 _SEED: Final = 1
 
 
-def noise(place: Place, most: int) -> Iterator[Floats]:
+def noise(place: GradientPlace, most: int) -> Iterator[Floats]:
     """Yield noise for one piece of a gradient after the other: views, between 0 and 1.
 
     Args:
@@ -520,11 +520,11 @@ class Int8:
         """Return the codec of most rounds: as if the job had four ranks."""
         return packed(2 * levels_of(4))
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return the key of the scales."""
-        return (Part("scales", blocks_of(int(np.prod(shape, dtype=np.int64)))),)
+        return (SubKey("scales", blocks_of(int(np.prod(shape, dtype=np.int64)))),)
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Agree on scales, then sum whole numbers."""
         residual = take_residual(gradient, state)
         own = maxima(gradient)
@@ -612,11 +612,11 @@ class OneBit:
         """Return the codec of most rounds."""
         return _SIGNS
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return the key of the magnitudes."""
-        return (Part("scales", blocks_of(int(np.prod(shape, dtype=np.int64)))),)
+        return (SubKey("scales", blocks_of(int(np.prod(shape, dtype=np.int64)))),)
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Agree on magnitudes, then count signs."""
         residual = take_residual(gradient, state)
         counts = np.full(blocks_of(len(gradient)), BLOCK, np.float32)

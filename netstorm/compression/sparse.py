@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.codec import Codec, Float16, Floats, Part, Place, Rounds, State, Transfer
+from netstorm.compression.codec import Codec, Float16, Floats, GradientPlace, Rounds, State, SubKey, Transfer
 from netstorm.errors import UsageError
 from netstorm.protocol.codecs import sparse
 from netstorm.protocol.frames import Buffer
@@ -327,11 +327,11 @@ class TopK:
         """Return the codec of all rounds."""
         return self._codec
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return no further keys."""
         return ()
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Send the largest values, in one round."""
         for name in ("residual", "velocity") if self._momentum else ("residual",):
             if name not in state:
@@ -443,11 +443,11 @@ class MixedPrecision:
         """Return the codec of all rounds."""
         return self.of(shape).form(shape)
 
-    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def parts(self, shape: tuple[int, ...]) -> tuple[SubKey, ...]:
         """Return no further keys."""
         return self.of(shape).parts(shape)
 
-    def rounds(self, gradient: Floats, state: State, place: Place) -> Rounds:
+    def rounds(self, gradient: Floats, state: State, place: GradientPlace) -> Rounds:
         """Sum in one round."""
         return self.of(place.shape).rounds(gradient, state, place)
 

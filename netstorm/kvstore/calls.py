@@ -34,7 +34,6 @@ __all__ = [
     "Agreed",
     "CallPositions",
     "EncodedSum",
-    "Exchange",
     "GroupCalls",
     "NumberedCalls",
     "Position",
@@ -42,6 +41,7 @@ __all__ = [
     "SiteSums",
     "Sites",
     "TensorCalls",
+    "TensorExchange",
     "TensorKeys",
     "encoded_keys",
     "run_in_turn",
@@ -60,7 +60,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     """By key, of the sums that are made by a codec: what that has agreed on (`compression.codec`)."""
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class TensorExchange(msgspec.Struct, frozen=True, kw_only=True):
     """What a call does: all members give the same `text`, `reduction`, `element` and `segment_bytes`."""
 
     text: str
@@ -125,7 +125,7 @@ class GroupCalls:
         """Return the next round of each key that has been granted, by the key's number."""
         return {key.identity: key.last_taken + 1 for key in self._keys.values() if key.identity >= 0}
 
-    def operation(self, exchange: Exchange, done: Done, timeout_s: float = math.inf) -> Operation:
+    def operation(self, exchange: TensorExchange, done: Done, timeout_s: float = math.inf) -> Operation:
         """Return the next call as an operation. Call it on the thread that runs the program.
 
         Args:
@@ -175,7 +175,7 @@ class GroupCalls:
         return key
 
 
-def _of_one_element(exchange: Exchange) -> Exchange:
+def _of_one_element(exchange: TensorExchange) -> TensorExchange:
     """Return what carries out a call of empty tensors: one element each, which nobody sees.
 
     A call of nothing would be over at once, also where the others' tensors are not empty. So it meets theirs.
@@ -687,7 +687,7 @@ class SiteSums:
     ) -> Operation:
         copies = reduction is Reduction.COPY
         gives, gets = leads or not copies, not (leads and copies)
-        exchange = Exchange(
+        exchange = TensorExchange(
             text=f"{text}, {self._bytes} bytes",
             reduction=reduction,
             element=self._element,

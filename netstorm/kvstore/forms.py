@@ -73,15 +73,15 @@ from netstorm.protocol.messages import KeyGrant, KeySpec
 __all__ = [
     "STORED",
     "Array",
+    "ChunkLayout",
     "ChunkSum",
     "Collective",
     "Dense",
     "Form",
     "Key",
-    "Layout",
     "Maxima",
     "Narrow",
-    "Packed",
+    "PackedForm",
     "Quantised",
     "RowParts",
     "RowSparse",
@@ -234,13 +234,13 @@ class Key:
         """How far beyond its last complete round a node may contribute: it bounds what others must store."""
         self.identity = -1
         """The scheduler's number for this key; -1 until the scheduler has granted it."""
-        self.layout: Layout | None = None
+        self.layout: ChunkLayout | None = None
         """Where the chunks are, if they are the same in all rounds; see `layout_of`."""
         self.last_taken = -1
         """The last round number handed out."""
         self._rounds = itertools.count()
         self._grant: KeyGrant | None = None
-        self._layouts: Final[dict[Signature, Layout]] = {}
+        self._layouts: Final[dict[Signature, ChunkLayout]] = {}
 
     @classmethod
     def granted(cls, spec: KeySpec, grant: KeyGrant) -> Key:
@@ -274,7 +274,7 @@ class Key:
         """Return a form that checks and adds parts with a codec; None: the key never has it."""
         return form_of(self.spec, self.forms, codec)
 
-    def layout_of(self, form: Form) -> Layout:
+    def layout_of(self, form: Form) -> ChunkLayout:
         """Return where the chunks of a round are. The key must have been granted."""
         if self.layout is not None:
             return self.layout
@@ -284,7 +284,7 @@ class Key:
         if found is None:
             if len(self._layouts) >= _LAYOUTS:
                 del self._layouts[next(iter(self._layouts))]
-            found = self._layouts[form.signature] = Layout.of_round(
+            found = self._layouts[form.signature] = ChunkLayout.of_round(
                 form.signature, self.elements, self._grant
             )
         return found
@@ -313,14 +313,14 @@ class Key:
         self.identity = grant.key
         self._grant = grant
         if not self.is_collective:
-            self.layout = Layout.of_key(self.elements, self.dtype.itemsize, grant, self.spec.form)
+            self.layout = ChunkLayout.of_key(self.elements, self.dtype.itemsize, grant, self.spec.form)
 
 
 # Where the chunks of a round are, by the numbers that the scheduler fixed for its key. Pure.
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ChunkLayout:
     """The chunks of a round, the first of which has number 0."""
 
     bounds: list[tuple[int, int]]
@@ -338,14 +338,14 @@ class Layout:
         return len(self.slots)
 
     @classmethod
-    def of_key(cls, elements: int, itemsize: int, grant: KeyGrant, form: int = 0) -> Layout:
+    def of_key(cls, elements: int, itemsize: int, grant: KeyGrant, form: int = 0) -> ChunkLayout:
         """Cut a key's `elements` values into chunks: the same in all rounds."""
         size = grant.chunk_size
         bounds = [(start, min(start + size, elements)) for start in range(0, elements, size)]
         return cls._of(bounds, grant, pitch(size, itemsize, form))
 
     @classmethod
-    def of_round(cls, signature: Signature, elements: int, grant: KeyGrant) -> Layout:
+    def of_round(cls, signature: Signature, elements: int, grant: KeyGrant) -> ChunkLayout:
         """Cut the segments of a collective round into chunks; each begins with a new one.
 
         Args:
@@ -363,7 +363,9 @@ class Layout:
         return cls._of(bounds, grant, size, within=within)
 
     @classmethod
-    def _of(cls, bounds: list[tuple[int, int]], grant: KeyGrant, step: int, *, within: bool = True) -> Layout:
+    def _of(
+        cls, bounds: list[tuple[int, int]], grant: KeyGrant, step: int, *, within: bool = True
+    ) -> ChunkLayout:
         return cls(
             bounds=bounds,
             offsets=[grant.offset + chunk * step for chunk in range(len(bounds))],
@@ -727,7 +729,7 @@ class Narrow:
 # and all trees give the same ones.
 
 
-class Packed:
+class PackedForm:
     """The form of packed numbers. See `Form`.
 
     An operation's source is a `Planes` of all its numbers, its destination a list of `Payload`s.
@@ -1166,7 +1168,7 @@ def _encoded(codec: int) -> Form | None:
     if family == NARROW:
         return Narrow(Element(argument))
     if family == PACKED:
-        return Packed(argument)
+        return PackedForm(argument)
     if family == SPARSE:
         return Sparse(codec)
     return Maxima(_ENCODED) if family == MAXIMA else None

@@ -56,9 +56,9 @@ from netstorm.pslite.sntp import Address
 from netstorm.topology.policy import Policy
 
 __all__ = [
-    "Barriers",
     "DriverStatus",
-    "LocalSteps",
+    "NodeBarriers",
+    "NodeLocalSteps",
     "NodeStatusTracker",
     "RecoveringSchedulers",
     "Registration",
@@ -914,7 +914,7 @@ class NodeStatusTracker:
 # The barriers that this rank has entered and that not all others have. Pure.
 
 
-class Barriers:
+class NodeBarriers:
     """The open barriers of one node. The n-th barrier of every rank is the same one."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -978,7 +978,7 @@ class StepsRequest:
     steps: int = 0
 
 
-class LocalSteps:
+class NodeLocalSteps:
     """The reports of one node that have not been answered."""
 
     def __init__(self, outbox: Outbox) -> None:

@@ -294,7 +294,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Open:
+class _OpenMessage:
     """A message that its receiver's program does not have yet."""
 
     described: Described
@@ -316,7 +316,7 @@ class _Receiver:
     count: int = 0
     waiting_bytes: int = 0
     """Charge of the small messages that may be waiting there."""
-    open: dict[int, _Open] = field(default_factory=dict)
+    open: dict[int, _OpenMessage] = field(default_factory=dict)
     """By number."""
 
 
@@ -379,7 +379,7 @@ class Sending:
                 what=operation.what,
             )
             payload = operation.source.tobytes() if nbytes else None
-            receiver.open[number] = _Open(
+            receiver.open[number] = _OpenMessage(
                 described=described,
                 refused=operation.refused,
                 announcement=small,
@@ -397,7 +397,7 @@ class Sending:
                 what=operation.what,
                 nbytes=nbytes,
             )
-            receiver.open[number] = _Open(described=described, offered=operation, announcement=offer)
+            receiver.open[number] = _OpenMessage(described=described, offered=operation, announcement=offer)
             self._send(operation.peer, offer, None)
 
     def send_again(self, rank: int | None = None) -> None:
@@ -510,7 +510,7 @@ class Sending:
         else:
             _log.error("%s", error)
 
-    def _find(self, rank: int, message: Accept | Taken | Rejected) -> _Open | None:
+    def _find(self, rank: int, message: Accept | Taken | Rejected) -> _OpenMessage | None:
         """Return the open message of an answer; None if it is complete, since answers may come twice, around
         failed links.
         """
@@ -525,7 +525,7 @@ class Sending:
             self._counters.add("messages_known_before")
         return found
 
-    def _close(self, rank: int, number: int, found: _Open) -> None:
+    def _close(self, rank: int, number: int, found: _OpenMessage) -> None:
         receiver = self._receivers[rank]
         del receiver.open[number]
         if found.offered is None:

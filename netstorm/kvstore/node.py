@@ -18,8 +18,8 @@ from netstorm.errors import NetStormError, NodeLost, NoRoom, ProtocolViolation, 
 from netstorm.kvstore.asynchronous.asynchronous import Asynchronous
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.membership import (
-    Barriers,
-    LocalSteps,
+    NodeBarriers,
+    NodeLocalSteps,
     NodeStatusTracker,
     RecoveringSchedulers,
     Registration,
@@ -50,7 +50,7 @@ from netstorm.kvstore.paths.routes import (
 )
 from netstorm.kvstore.rounds.aggregation import Aggregation, ZeroContributions
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.kvstore.state_transfer import Snapshot, StateTransfer
+from netstorm.kvstore.state_transfer import StateSnapshot, StateTransfer
 from netstorm.observe.log import Counters
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, check_authority, may_send, not_authorised
@@ -71,7 +71,7 @@ from netstorm.pslite.machine import (
 )
 from netstorm.topology.policy import Policy
 
-__all__ = ["GeneralNode", "State"]
+__all__ = ["GeneralNode", "NodeState"]
 
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class GeneralNode:
         self.meter: Final = None if options.meter is None else LinkMeter(options.meter, now=now)
         self._life: Final = Lifecycle(options, self.counters, now)
         self._deadlines: Final = Deadlines(self._life, now)
-        self._progress: Final = Progress(self._life, self._deadlines)
+        self._progress: Final = RoundProgress(self._life, self._deadlines)
         self._scheduler_messages: Final = SchedulerMessages(self._life, self._progress)
         self._recovering: Final = RecoveringSchedulers(self._life.scheduler, self._life.outbox)
         self.requests: Final = NodeRequests(self._life, self._progress, self._deadlines)
@@ -117,7 +117,7 @@ class GeneralNode:
         return None if self._life.joined is None else self._life.joined.policy
 
     @property
-    def state(self) -> State:
+    def state(self) -> NodeState:
         """Where the node is in its life."""
         return self._life.state
 
@@ -141,7 +141,7 @@ class GeneralNode:
             return Refuse(f"rank {self.rank} has left the job")
         if self._recovering.asks(hello):
             return self._recovering.admit(hello, self.rank)
-        if self._life.state is State.JOINING:
+        if self._life.state is NodeState.JOINING:
             return NotYet()
         return self._life.roster.admit(hello, user)
 
@@ -162,7 +162,7 @@ class GeneralNode:
                 life.roster.running.pop(int(peer), None)
             joined.receive(peer, message, payload, payload_crc, now)
         else:
-            role = Role.APPLICANT if life.state is State.JOINING else Role.MEMBER
+            role = Role.APPLICANT if life.state is NodeState.JOINING else Role.MEMBER
             check_authority(message, Role.SCHEDULER, role, "the scheduler")
             life.scheduler.check_proof(message)
             self._scheduler_messages.receive(message, now)
@@ -283,7 +283,7 @@ class GeneralNode:
         outbox = self._life.outbox
         if self._life.scheduler.heartbeat_due(now):
             outbox.send_to_scheduler(m.Heartbeat(busy=self._deadlines.waiting_text(now)))
-            if self._life.state is not State.JOINING:
+            if self._life.state is not NodeState.JOINING:
                 outbox.send_to_scheduler(self.status.report(now))
         if self.meter is not None and now >= self.meter.due():
             measured = self.meter.report(now)
@@ -573,7 +573,7 @@ def add_granted_keys(
 # outstanding operations and every later one with the same error.
 
 
-class State(enum.Enum):
+class NodeState(enum.Enum):
     """Where a node is in its life."""
 
     JOINING = "joining"
@@ -600,7 +600,7 @@ class Lifecycle:
         """Ask the scheduler to join."""
         self.options: Final = options
         self.counters: Final = counters
-        self.state = State.JOINING
+        self.state = NodeState.JOINING
         self.failure: NetStormError | None = None
         self.roster = Roster(-1, ())
         self.joined: JoinedNode | None = None
@@ -608,8 +608,8 @@ class Lifecycle:
         self.waiting: Final = WaitingBytes()
         self.outbox: Final = Outbox()
         self.registration: Final = Registration()
-        self.barriers: Final = Barriers(self.outbox)
-        self.local_steps: Final = LocalSteps(self.outbox)
+        self.barriers: Final = NodeBarriers(self.outbox)
+        self.local_steps: Final = NodeLocalSteps(self.outbox)
         self.detours: Final = Detours(counters, options.link_retry_s)
         self.scheduler: Final = SchedulerSession(options, self.outbox, now)
         self._waiting_to_join: Final[list[Done]] = []
@@ -618,7 +618,7 @@ class Lifecycle:
     @property
     def has_ended(self) -> bool:
         """Whether this node has failed, or has left the job in good order."""
-        return self.failure is not None or self.state is State.OVER
+        return self.failure is not None or self.state is NodeState.OVER
 
     def require_joined(self) -> JoinedNode:
         """Return what a node that has joined works with.
@@ -632,11 +632,11 @@ class Lifecycle:
 
     def when_joined(self, done: Done) -> None:
         """Call `done` when all nodes have joined, or with the reason why that will not happen."""
-        self._call_or_keep(self._waiting_to_join, done, ready=self.state is not State.JOINING)
+        self._call_or_keep(self._waiting_to_join, done, ready=self.state is not NodeState.JOINING)
 
     def when_over(self, done: Done) -> None:
         """Call `done` when no rank needs this node any longer, or with the error that ended the job."""
-        self._call_or_keep(self._waiting_to_finish, done, ready=self.state is State.OVER)
+        self._call_or_keep(self._waiting_to_finish, done, ready=self.state is NodeState.OVER)
 
     def start(self, message: m.Joined, now: float) -> None:
         """Begin to work: all nodes have joined.
@@ -644,9 +644,9 @@ class Lifecycle:
         Raises:
             ProtocolViolation: the node has joined before.
         """
-        if self.state is not State.JOINING:
+        if self.state is not NodeState.JOINING:
             raise ProtocolViolation("joined twice")
-        self.state, self.elastic = State.RUNNING, message.elastic
+        self.state, self.elastic = NodeState.RUNNING, message.elastic
         self.roster = Roster(
             message.rank,
             message.members,
@@ -677,7 +677,7 @@ class Lifecycle:
 
     def leave(self) -> None:
         """Leave the job in good order: all ranks have finished."""
-        self.state = State.OVER
+        self.state = NodeState.OVER
         self.outbox.send_to_scheduler(m.Leave())
         for member in self.roster.others():
             failed = member.rank in self.detours
@@ -965,7 +965,7 @@ class NodeViews:
 # What follows when rounds begin and complete on a node: status, announcements, zeros, uneven ends. Pure.
 
 
-class Progress:
+class RoundProgress:
     """The progress of one node's rounds.
 
     Attributes:
@@ -1025,7 +1025,7 @@ class Progress:
         """Return whether `contribute_zeros` has something to do."""
         return (
             self._zeros.has_pending()
-            and self._life.state is State.FINISHING
+            and self._life.state is NodeState.FINISHING
             and bool(self._life.roster.unfinished())
         )
 
@@ -1049,12 +1049,12 @@ class NodeRequests:
         local_steps: reports what local steps take.
     """
 
-    def __init__(self, lifecycle: Lifecycle, progress: Progress, deadlines: Deadlines) -> None:
+    def __init__(self, lifecycle: Lifecycle, progress: RoundProgress, deadlines: Deadlines) -> None:
         self._life: Final = lifecycle
         self._progress: Final = progress
         self._deadlines: Final = deadlines
         self.live: Final = LiveJob(lifecycle)
-        self.late_start: Final = LateStart(lifecycle)
+        self.late_start: Final = ProgramStart(lifecycle)
         self.local_steps: Final = lifecycle.local_steps
 
     @property
@@ -1082,7 +1082,7 @@ class NodeRequests:
             life.outbox.complete(operation.done, life.failure)
             return
         if isinstance(operation, (SendOperation, ReceiveOperation)):
-            if life.state is not State.RUNNING:
+            if life.state is not NodeState.RUNNING:
                 life.outbox.complete(operation.done, errors.Closed(f"{operation}: this rank has finished"))
                 return
             self.point_to_point.submit(operation, now)
@@ -1117,7 +1117,7 @@ class NodeRequests:
         joined = self._life.joined
         return joined is not None and joined.state.needed
 
-    def fetch_state(self, take: Callable[[Snapshot], None], done: Done, now: float) -> None:
+    def fetch_state(self, take: Callable[[StateSnapshot], None], done: Done, now: float) -> None:
         """Fetch the job's state from the other ranks, before one of their steps.
 
         Args:
@@ -1131,14 +1131,14 @@ class NodeRequests:
             return
         joined = life.require_joined()
 
-        def begin(snapshot: Snapshot) -> None:
+        def begin(snapshot: StateSnapshot) -> None:
             joined.aggregation.begin_at(snapshot.rounds)
             life.barriers.start(snapshot.barriers)
             take(snapshot)
 
         joined.state.fetch(begin, done, changing=joined.aggregation.views.changing)
 
-    def offer_state(self, snapshot: Snapshot, now: float) -> None:
+    def offer_state(self, snapshot: StateSnapshot, now: float) -> None:
         """Offer this rank's state to the newcomers whose requests it answers; the last one, also to all who
         come later.
         """
@@ -1155,8 +1155,8 @@ class NodeRequests:
     def finish(self, done: Done, now: float) -> None:
         """Push no more; call `done` when no rank needs this node. What is outstanding completes first."""
         life = self._life
-        if life.failure is None and life.state is State.RUNNING:
-            life.state = State.FINISHING
+        if life.failure is None and life.state is NodeState.RUNNING:
+            life.state = NodeState.FINISHING
             self._deadlines.extend_finish(now)
             self._progress.flush()
             life.outbox.send_to_scheduler(self._progress.status.report(now))
@@ -1191,7 +1191,7 @@ class NodeRequests:
 class SchedulerMessages:
     """Handles the scheduler's messages for one node."""
 
-    def __init__(self, lifecycle: Lifecycle, progress: Progress) -> None:
+    def __init__(self, lifecycle: Lifecycle, progress: RoundProgress) -> None:
         self._life: Final = lifecycle
         self._progress: Final = progress
         self._views: Final = NodeViews(lifecycle)
@@ -1267,7 +1267,7 @@ class SchedulerMessages:
             keys=life.registration.unanswered(),
             begun=aggregation.topology_requests.recent(),
             barriers=life.barriers.waiting_numbers(),
-            last_rounds=life.registration.last_rounds() if life.state is State.FINISHING else None,
+            last_rounds=life.registration.last_rounds() if life.state is NodeState.FINISHING else None,
             suspected=life.detours.failed_targets(),
             moved=aggregation.takeover.all_announcements(),
             view=self._views.number,
@@ -1337,7 +1337,7 @@ class Deadlines:
                 return text
         for barrier in life.barriers.waiting_numbers():
             return f"barrier {barrier}: {life.scheduler.last_report}"
-        if life.state is State.FINISHING:
+        if life.state is NodeState.FINISHING:
             return f"finished; ranks {life.roster.unfinished()} have not"
         return ""
 
@@ -1385,7 +1385,7 @@ def job_report(lifecycle: Lifecycle) -> JobReport:
 # In asynchronous training the values are with their owners. So a newcomer takes part at once.
 
 
-class LateStart:
+class ProgramStart:
     """The begin of one node's program."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:

@@ -27,7 +27,7 @@ from netstorm.protocol.messages import (
 from netstorm.pslite.machine import URGENT, Order, Send
 from netstorm.topology.policy import Policy, paths_from
 
-__all__ = ["PIECE_BYTES", "Fetching", "Providing", "Snapshot", "StateTransfer", "pieces_in"]
+__all__ = ["PIECE_BYTES", "Fetching", "Providing", "StateSnapshot", "StateTransfer", "pieces_in"]
 
 
 _REPORT_EVERY_S: Final = 0.2
@@ -86,7 +86,7 @@ class StateTransfer:
         """The policy whose members state comes from and goes to."""
         return self._policy
 
-    def fetch(self, take: Callable[[Snapshot], None], done: Done, *, changing: bool) -> None:
+    def fetch(self, take: Callable[[StateSnapshot], None], done: Done, *, changing: bool) -> None:
         """Fetch the state from all ranks that have it. See `Fetching`.
 
         Args:
@@ -96,7 +96,7 @@ class StateTransfer:
         """
         self._done = done
 
-        def complete(snapshot: Snapshot) -> None:
+        def complete(snapshot: StateSnapshot) -> None:
             self._fetching, self.needed, self._done = None, False, None
             take(snapshot)
             self._outbox.complete(done, None)
@@ -248,10 +248,10 @@ class Providing:
             counters: of the process.
         """
         self.requests: frozenset[int] = frozenset()
-        self.last: Snapshot | None = None
+        self.last: StateSnapshot | None = None
         self._send: Final = send
         self._counters: Final = counters
-        self._offered: Final[dict[int, Snapshot]] = {}
+        self._offered: Final[dict[int, StateSnapshot]] = {}
         """By newcomer."""
         self._wanted: Final[dict[int, int]] = {}
         """By newcomer that has asked, and was not offered anything yet: the number of its request."""
@@ -274,7 +274,7 @@ class Providing:
         self._changed()
         self._offered.pop(rank, None)
 
-    def offer(self, snapshot: Snapshot) -> None:
+    def offer(self, snapshot: StateSnapshot) -> None:
         """Offer a state to all that had asked before it was made; the last one, to all.
 
         One that has come since does not get the results of rounds between the two: it needs a later state.
@@ -291,7 +291,7 @@ class Providing:
     def _changed(self) -> None:
         self.requests = frozenset(self._wanted.values())
 
-    def _offer(self, rank: int, snapshot: Snapshot) -> None:
+    def _offer(self, rank: int, snapshot: StateSnapshot) -> None:
         offer = StateOffered(
             path=(),
             hop=0,
@@ -364,7 +364,7 @@ class Fetching:
     def __init__(
         self,
         send: Callable[[int, StateMessage], None],
-        done: Callable[[Snapshot], None],
+        done: Callable[[StateSnapshot], None],
         counters: Counters,
     ) -> None:
         """Begin without an offer.
@@ -534,7 +534,7 @@ class Fetching:
         for rank in self._asked:
             self._send(rank, StateWanted(path=(), hop=0, done=True))
         self._done(
-            Snapshot(
+            StateSnapshot(
                 step=chosen.step,
                 content=self._content,
                 crc=chosen.crc,
@@ -560,7 +560,7 @@ PIECE_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class StateSnapshot:
     """What a newcomer needs to go on from a step as this rank does. It must not change any more."""
 
     step: int

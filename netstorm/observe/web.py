@@ -130,7 +130,7 @@ class WebServer:
 
 
 @dataclass(slots=True, eq=False)
-class _Connection:
+class _WebConnection:
     """One client's connection."""
 
     client: str
@@ -152,7 +152,7 @@ class _Server(WSGIServer):
         self._tls: Final = tls
         self._ending: Final = threading.Event()
         self._lock: Final = threading.Lock()
-        self._open: Final[dict[_Request, _Connection]] = {}
+        self._open: Final[dict[_Request, _WebConnection]] = {}
         """The oldest first."""
         self._threads: Final[set[threading.Thread]] = set()
         """Of all clients, with those whose connection was closed to make room."""
@@ -229,7 +229,7 @@ class _Server(WSGIServer):
             is_full = len(self._threads) >= _MOST_THREADS
             if not is_full:
                 ends = clock.monotonic() + _LONGEST_S
-                self._open[request] = _Connection(_text(client_address), thread, ends)
+                self._open[request] = _WebConnection(_text(client_address), thread, ends)
                 self._threads.add(thread)
         if is_full:
             self.refusals.note("full", _text(client_address))

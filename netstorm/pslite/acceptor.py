@@ -22,14 +22,14 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import PROTOCOL_VERSION, SCHEDULER, SPEAKS_VERSION, UNKNOWN, Peer, tag_in
 from netstorm.protocol.messages import Hello
 from netstorm.pslite.machine import Admit, Machine, NotYet, Refuse
-from netstorm.pslite.sending import Outgoing, SendingHalf, TracedSendingHalf, Window
+from netstorm.pslite.sending import SendingHalf, SendQueueItem, TracedSendingHalf, Window
 from netstorm.pslite.session import (
     AcceptedSession,
     Limits,
     LinkCounters,
     OpenedSession,
     Session,
-    State,
+    SessionState,
     new_held_bytes,
 )
 from netstorm.pslite.van import Connection, Received
@@ -309,7 +309,7 @@ class SessionTable:
         return {
             peer: session.connection
             for peer, session in self.opened.items()
-            if session.state is State.UP and session.connection is not None
+            if session.state is SessionState.UP and session.connection is not None
         }
 
     def idle(self) -> bool:
@@ -366,10 +366,13 @@ class SessionTable:
 
     def note_end(self, session: Session) -> None:
         """Record whether a session is ending or has ended."""
-        if session.state in (State.CLOSED, State.LOST):
+        if session.state in (SessionState.CLOSED, SessionState.LOST):
             self.ending.pop(session, None)
             session.receiving.drop_held()
-        if isinstance(session, AcceptedSession) and session.state in (State.CLOSING, State.CLOSED):
+        if isinstance(session, AcceptedSession) and session.state in (
+            SessionState.CLOSING,
+            SessionState.CLOSED,
+        ):
             self._ended.add((session.incarnation, session.identity))
 
     def has_ended(self, hello: Hello) -> bool:
@@ -475,7 +478,7 @@ class EndpointContext:
         """See `SessionContext`."""
         window = Window(self.limits.window_bytes, shallow=self.limits.shallow_windows)
 
-        def acknowledged(message: Outgoing, now: float) -> None:
+        def acknowledged(message: SendQueueItem, now: float) -> None:
             if self.observer is not None and message.payload is not None:
                 self.observer.acknowledged(
                     peer,

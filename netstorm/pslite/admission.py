@@ -31,7 +31,7 @@ __all__ = [
     "NUMBER_BYTES",
     "PROOF_BYTES",
     "Admission",
-    "Answer",
+    "AdmissionAnswer",
     "Credentials",
     "ProcessProof",
     "fresh_number",
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdmissionAnswer:
     """Whether a key is admitted."""
 
     user: str
@@ -80,12 +80,14 @@ class Admission:
         """Whether there is an allow list."""
         return self._path is not None
 
-    def decide(self, key: bytes) -> Answer:
+    def decide(self, key: bytes) -> AdmissionAnswer:
         """Return whether a public key is admitted, by the list as it is now."""
         user = key_text(key)
         if self.admits(user):
-            return Answer(user)
-        return Answer("", f"its key is not in {self._path} (NETSTORM_ALLOW), or it has none of its own")
+            return AdmissionAnswer(user)
+        return AdmissionAnswer(
+            "", f"its key is not in {self._path} (NETSTORM_ALLOW), or it has none of its own"
+        )
 
     def admits(self, user: str) -> bool:
         """Return whether a user is still admitted."""

@@ -56,8 +56,8 @@ from netstorm.pslite.machine import (
     Send,
     TakeBack,
 )
-from netstorm.pslite.sending import Outgoing
-from netstorm.pslite.session import Limits, OpenedSession, Session, State
+from netstorm.pslite.sending import SendQueueItem
+from netstorm.pslite.session import Limits, OpenedSession, Session, SessionState
 from netstorm.pslite.van import Broken, Connection, Received, Transmitter, VanEvent
 
 __all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections", "check_size"]
@@ -65,7 +65,7 @@ __all__ = ["Endpoint", "LoggedEndpoint", "Stack", "Timers", "WatchedConnections"
 
 _log = logging.getLogger(__name__)
 
-_ENDED: Final = (State.CLOSED, State.LOST)
+_ENDED: Final = (SessionState.CLOSED, SessionState.LOST)
 
 
 class Endpoint:
@@ -195,7 +195,7 @@ class Endpoint:
             session.submit_datagram(body, now)
         else:
             session.submit(
-                Outgoing(
+                SendQueueItem(
                     body, instruction.payload, instruction.order, instruction.payload_crc, instruction.tag
                 ),
                 now,
@@ -239,7 +239,7 @@ class Endpoint:
             for one in self._sessions.with_peer(session.peer) if event.expelled else ():
                 one.expel(event.reason, now)
                 self._check_end(one, now)
-            was_up = session.state is State.UP
+            was_up = session.state is SessionState.UP
             session.broken(event.reason, now)
             self._watched.changed(session, was_up=was_up)
             self._sessions.dirty[session] = None
@@ -274,7 +274,7 @@ class Endpoint:
         if isinstance(message, m.SessionMessage):
             self._sessions.dirty[session] = None
             self._session_message(session, message, header, now)
-        elif session.state is not State.UP:
+        elif session.state is not SessionState.UP:
             counters.drop("not_up")
         elif isinstance(message, m.Datagram):
             if header.sequence or header.has_payload:
@@ -385,14 +385,14 @@ class Endpoint:
         if header.sequence or header.has_payload:
             raise ProtocolViolation(f"a numbered {type(message).__name__}")
         self._context.acknowledgement_stamp = header.sent_at
-        if self._context.observer is not None and session.state is State.UP:
+        if self._context.observer is not None and session.state is SessionState.UP:
             self._context.observer.control_arrived(session.peer, header.sent_at, self._stamp())
         if isinstance(message, (m.Welcome, m.Refused)) and isinstance(session, OpenedSession):
             if isinstance(message, m.Welcome):
                 session.welcome(message, now)
             else:
                 session.refused(message, now)
-        elif session.state in (State.UP, State.CLOSING) or isinstance(message, m.Goodbye):
+        elif session.state in (SessionState.UP, SessionState.CLOSING) or isinstance(message, m.Goodbye):
             session.receive_session_message(message, now)
         else:
             session.counters.drop("not_up")
@@ -446,7 +446,7 @@ class Endpoint:
             while sessions.released:
                 van.close(sessions.released.pop())
             for session in sessions.take_dirty():
-                was_up = session.state is State.UP
+                was_up = session.state is SessionState.UP
                 session.flush(van, now)
                 self._watched.changed(session, was_up=was_up)
                 self._timers.set(session, session.due())
@@ -489,11 +489,11 @@ class Endpoint:
 
     def _check_end(self, session: Session, now: float) -> None:
         """Take a session that is ending or has ended out of the table."""
-        if session.state is State.CLOSING or session.state in _ENDED:
+        if session.state is SessionState.CLOSING or session.state in _ENDED:
             current = self._sessions.remove(session)
-            if current and session.state is State.CLOSING:
+            if current and session.state is SessionState.CLOSING:
                 self._sessions.ending[session] = None
-            if current and session.state is State.LOST and not session.ending:
+            if current and session.state is SessionState.LOST and not session.ending:
                 self._lost(session, now)
 
     def _lost(self, session: Session, now: float) -> None:
@@ -618,7 +618,7 @@ def check_size(frame: Buffer, sender: Peer | None, own_rank: int) -> None:
 # Messages that a link did not deliver, as the machine that sent them knows them. Pure.
 
 
-def as_sends(peer: Peer, messages: Iterable[Outgoing]) -> list[Send]:
+def as_sends(peer: Peer, messages: Iterable[SendQueueItem]) -> list[Send]:
     """Return messages for `peer` as the machine sent them."""
     return [
         Send(
@@ -696,7 +696,7 @@ class WatchedConnections:
 
     def changed(self, session: Session, *, was_up: bool) -> None:
         """Note whether the connection of a session that the peer opened has ended."""
-        if was_up and session.state is State.DISCONNECTED and not session.opened_here:
+        if was_up and session.state is SessionState.DISCONNECTED and not session.opened_here:
             self._gone.append((session.peer, session.reason))
 
     def tell(self, now: float) -> bool:
@@ -732,7 +732,7 @@ class Inquiries:
     def begin(self, inquiry: Inquire, now: float) -> None:
         """Find out about a peer."""
         session = self._sessions.accepted.get(inquiry.peer)
-        if session is not None and session.state is State.UP and session.connection is not None:
+        if session is not None and session.state is SessionState.UP and session.connection is not None:
             if self._context.acknowledges(session.connection):
                 self._watched.busy(inquiry.peer, now - session.counters.heard_at)
         elif inquiry.peer not in self._trials.values():
@@ -761,7 +761,7 @@ class Inquiries:
 
     def _is_away(self, peer: Peer) -> bool:
         session = self._sessions.accepted.get(peer)
-        return session is not None and session.state is not State.UP
+        return session is not None and session.state is not SessionState.UP
 
 
 # A machine on its endpoint: what drivers drive, on real sockets and in the simulated cluster. Pure.

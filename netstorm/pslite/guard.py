@@ -313,7 +313,7 @@ class _Stage(enum.IntEnum):
     """A message has come over it, and nothing was decided yet."""
 
 
-class _Entry:
+class _GuardedConnection:
     """One connection."""
 
     __slots__ = ("address", "connection", "descriptor", "group", "since", "stage", "user")
@@ -363,11 +363,11 @@ class WaitingConnections:
         self._most = descriptor_share()
         self._most_announcing: Final = max(16, _ANNOUNCED_BYTES // max_message_bytes)
         self._random: Final = rng or random.Random()
-        self._entries: Final[dict[int, _Entry]] = {}
+        self._entries: Final[dict[int, _GuardedConnection]] = {}
         """By descriptor: those that wait, the oldest first."""
-        self._groups: Final[dict[str, dict[_Stage, dict[int, _Entry]]]] = {}
+        self._groups: Final[dict[str, dict[_Stage, dict[int, _GuardedConnection]]]] = {}
         """The same by address and stage."""
-        self._heard: Final[dict[Connection, _Entry]] = {}
+        self._heard: Final[dict[Connection, _GuardedConnection]] = {}
         """All over which a message has come, those with a session, too."""
         self._descriptors: Final[dict[int, Connection]] = {}
         """The same by descriptor."""
@@ -384,7 +384,7 @@ class WaitingConnections:
     def accepted(self, descriptor: int, sender: str, now: float) -> None:
         """Record a connection that ZeroMQ has accepted. If there are too many, one is shut down."""
         self.ended(descriptor)
-        entry = _Entry(descriptor, sender, now)
+        entry = _GuardedConnection(descriptor, sender, now)
         self._put(entry, _Stage.SILENT)
         ours = self._groups[entry.group]
         if _size(ours) > max(1, self._most // 2):
@@ -472,7 +472,7 @@ class WaitingConnections:
 
     # ----------------------------------------------------------------------------------------------- inside
 
-    def _bound_announced(self, greeted: list[_Entry], most: int, now: float) -> None:
+    def _bound_announced(self, greeted: list[_GuardedConnection], most: int, now: float) -> None:
         """Bound the memory of frames that connections have announced: first of those whose handshake takes
         long.
         """
@@ -485,12 +485,14 @@ class WaitingConnections:
         for entry in excess:
             self._refuse(entry, "waiting", f"{len(greeted)} others have sent no whole message, either", now)
 
-    def _evict(self, group: dict[_Stage, dict[int, _Entry]], where: str, now: float) -> None:
+    def _evict(self, group: dict[_Stage, dict[int, _GuardedConnection]], where: str, now: float) -> None:
         """Shut down one connection of an address."""
         detail = f"{_size(group) - 1} others wait {where}, too"
         self._refuse(self._whom_to_evict(group, now), "waiting", detail, now)
 
-    def _whom_to_evict(self, group: dict[_Stage, dict[int, _Entry]], now: float) -> _Entry:
+    def _whom_to_evict(
+        self, group: dict[_Stage, dict[int, _GuardedConnection]], now: float
+    ) -> _GuardedConnection:
         for entry in group.get(_Stage.LEFT, {}).values():
             return entry
         heard = group.get(_Stage.HEARD, {})
@@ -513,17 +515,17 @@ class WaitingConnections:
         others = [*group.get(_Stage.GREETED, {}).values(), *heard.values()]
         return self._random.choice(others or list(group[_Stage.SILENT].values()))
 
-    def _refuse(self, entry: _Entry, reason: str, detail: str, now: float) -> None:
+    def _refuse(self, entry: _GuardedConnection, reason: str, detail: str, now: float) -> None:
         self._take(entry)
         self._refusals.note(reason, entry.name, detail, now)
         shut_down(entry.descriptor, self.port)
 
-    def _put(self, entry: _Entry, stage: _Stage) -> None:
+    def _put(self, entry: _GuardedConnection, stage: _Stage) -> None:
         entry.stage = stage
         self._entries[entry.descriptor] = entry
         self._groups.setdefault(entry.group, {}).setdefault(stage, {})[entry.descriptor] = entry
 
-    def _take(self, entry: _Entry) -> None:
+    def _take(self, entry: _GuardedConnection) -> None:
         if self._entries.pop(entry.descriptor, None) is None:
             return  # it has a session
         group = self._groups[entry.group]
@@ -531,7 +533,7 @@ class WaitingConnections:
         if not _size(group):
             del self._groups[entry.group]
 
-    def _move(self, entry: _Entry, stage: _Stage) -> None:
+    def _move(self, entry: _GuardedConnection, stage: _Stage) -> None:
         del self._groups[entry.group][entry.stage][entry.descriptor]
         entry.stage = stage
         self._groups[entry.group].setdefault(stage, {})[entry.descriptor] = entry
@@ -559,7 +561,7 @@ def most_sessions() -> int:
     return _MOST_DESCRIPTORS // 2 if soft == resource.RLIM_INFINITY else soft // 2
 
 
-def _size(group: dict[_Stage, dict[int, _Entry]]) -> int:
+def _size(group: dict[_Stage, dict[int, _GuardedConnection]]) -> int:
     return sum(map(len, group.values()))
 
 

@@ -29,7 +29,7 @@ from netstorm.pslite.endpoint import Endpoint, LoggedEndpoint, Stack
 from netstorm.pslite.guard import most_sessions
 from netstorm.pslite.host_addresses import boot_number
 from netstorm.pslite.machine import Machine
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.session import Limits
 from netstorm.pslite.system import active_calls, keep_freed_memory, switch_intervals, yield_to_call
 from netstorm.pslite.van import Van, progress_by_peer
@@ -342,7 +342,7 @@ class Driver(Generic[M]):
     van: ZmqVan
     """Owned by the thread."""
 
-    def progress(self) -> Iterator[tuple[Peer, Progress]]:
+    def progress(self) -> Iterator[tuple[Peer, TcpProgress]]:
         """Yield how much the connections opened here have delivered. On the I/O thread only."""
         return progress_by_peer(self.van, self.endpoint.connections())
 

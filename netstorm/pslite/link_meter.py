@@ -35,8 +35,8 @@ from netstorm.pslite.rates import (
     Estimate,
     LatencyEstimator,
     PaperEstimator,
-    Progress,
     RateEstimator,
+    TcpProgress,
 )
 
 __all__ = [
@@ -109,7 +109,7 @@ class LinkMeter:
         self._judged_at = self._reported_at = now
         self._unjudged = False
         """Some traffic has not been judged yet."""
-        self.progress: Callable[[], Iterable[tuple[Peer, Progress]]] = tuple
+        self.progress: Callable[[], Iterable[tuple[Peer, TcpProgress]]] = tuple
         self.clock_ns: Callable[[], int] = lambda: 0
         self.restart_bbr: Callable[[Peer], object] = lambda _: None
         self._missed_s = 0.0
@@ -384,7 +384,7 @@ class LinkDirection:
         for link in self.links.values():
             self._estimate(link, horizon + link.shift)
 
-    def add_progress(self, progress: Mapping[Peer, Progress], now: float) -> list[Peer]:
+    def add_progress(self, progress: Mapping[Peer, TcpProgress], now: float) -> list[Peer]:
         """Record how much the links' connections have delivered; `now` on the local clock.
 
         Returns:
@@ -802,7 +802,7 @@ class _Sample(NamedTuple):
         )
 
 
-class _Connection:
+class _MeteredConnection:
     """The samples of one connection."""
 
     __slots__ = ("_backlogged", "_began", "_last")
@@ -842,13 +842,13 @@ class ThroughputSampler:
     """Samples all links out of a node."""
 
     def __init__(self) -> None:
-        self._connections: dict[Peer, _Connection] = {}
+        self._connections: dict[Peer, _MeteredConnection] = {}
         self._open: Final[dict[int, list[LinkThroughput]]] = {}
         self._reports: Final[deque[ThroughputReport]] = deque(maxlen=_MOST_REPORTS)
 
-    def sample(self, progress: Mapping[Peer, Progress], now: float) -> None:
+    def sample(self, progress: Mapping[Peer, TcpProgress], now: float) -> None:
         """Record how much all connections have delivered; `now` in s on the cluster clock."""
-        self._connections = {peer: self._connections.get(peer) or _Connection() for peer in progress}
+        self._connections = {peer: self._connections.get(peer) or _MeteredConnection() for peer in progress}
         for peer, tcp in progress.items():
             arrived = now - tcp.min_rtt_s / 2
             sample = _Sample(arrived, 8.0 * tcp.delivered * tcp.segment, tcp.busy_s, tcp.unsent > 0)

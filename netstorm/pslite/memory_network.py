@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from netstorm.addresses import host_port
 from netstorm.errors import UsageError
 from netstorm.protocol.frames import Buffer, checksum
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
 
 __all__ = ["FixedDelay", "LinkModel", "MemoryNetwork", "MemoryVan", "Timeline", "Timer"]
@@ -333,7 +333,7 @@ class MemoryNetwork:
 _POLL_AT_MOST: Final = 256
 """Most events that one `poll` returns: the owner also has timers to serve."""
 
-_SILENT: Final = Progress(
+_SILENT: Final = TcpProgress(
     delivered=0,
     segment=0,
     retransmitted=0,
@@ -421,7 +421,7 @@ class MemoryVan:
         self._woken = False
         return [self._events.popleft() for _ in range(min(len(self._events), _POLL_AT_MOST))]
 
-    def progress(self, connection: Connection) -> Progress | None:
+    def progress(self, connection: Connection) -> TcpProgress | None:
         """Return what is known of a connection that was opened here: only its round trip."""
         pipe = self._opened.get(connection)
         if pipe is None or not pipe.established:

@@ -19,10 +19,10 @@ __all__ = [
     "Estimate",
     "LatencyEstimator",
     "PaperEstimator",
-    "Progress",
     "RateEstimator",
     "RunningMinimum",
     "SampleWindow",
+    "TcpProgress",
 ]
 
 
@@ -546,7 +546,7 @@ are lost for each delivered one. Permanent queues, one's own and those of the wa
 three times as long."""
 
 
-class Progress(NamedTuple):
+class TcpProgress(NamedTuple):
     """How much a TCP connection has delivered, by the kernel of its sender."""
 
     delivered: int
@@ -593,7 +593,7 @@ class DeliveryMonitor:
     __slots__ = ("_at", "_before", "busy")
 
     def __init__(self) -> None:
-        self._before: Progress | None = None
+        self._before: TcpProgress | None = None
         self._at = 0.0
         self.busy = 0.0
         """Part of the time between the last two samples in which data was in flight."""
@@ -607,7 +607,7 @@ class DeliveryMonitor:
         """Forget the last sample: the connection is gone, or the kernel says nothing any more."""
         self._before, self.busy = None, 0.0
 
-    def sample(self, progress: Progress, now: float) -> DeliverySample | None:
+    def sample(self, progress: TcpProgress, now: float) -> DeliverySample | None:
         """Add the kernel's present values; `now` in s on the local clock.
 
         Returns:

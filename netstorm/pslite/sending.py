@@ -19,7 +19,7 @@ from netstorm.observe.trace import Delivery, Trace
 from netstorm.protocol.frames import Buffer, Checksum, Peer, checksum
 from netstorm.pslite.machine import URGENT, LinkState, Order
 
-__all__ = ["Outgoing", "OutgoingQueue", "SendingHalf", "TracedSendingHalf", "Window"]
+__all__ = ["OutgoingQueue", "SendQueueItem", "SendingHalf", "TracedSendingHalf", "Window"]
 
 
 # A link's outgoing messages, the most urgent first.
@@ -28,7 +28,7 @@ __all__ = ["Outgoing", "OutgoingQueue", "SendingHalf", "TracedSendingHalf", "Win
 # packed trees reached up to 25 percentage points less of the optimum (docs/design.md, section 4).
 
 
-class Outgoing:
+class SendQueueItem:
     """An outgoing message: queued, then kept until it is acknowledged."""
 
     __slots__ = (
@@ -103,7 +103,7 @@ class OutgoingQueue:
     __slots__ = ("_arrivals", "_heap", "bytes")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Order, int, Outgoing]] = []
+        self._heap: list[tuple[Order, int, SendQueueItem]] = []
         self._arrivals = 0
         self.bytes = 0
         """Size of all messages in the queue."""
@@ -111,26 +111,26 @@ class OutgoingQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, message: Outgoing) -> None:
+    def push(self, message: SendQueueItem) -> None:
         """Add a message; among those of equal order it is the last."""
         self._arrivals += 1
         self.bytes += message.size
         heapq.heappush(self._heap, (message.order, self._arrivals, message))
 
-    def first(self) -> Outgoing | None:
+    def first(self) -> SendQueueItem | None:
         """Return the message that goes next, and keep it."""
         return self._heap[0][2] if self._heap else None
 
-    def pop(self) -> Outgoing:
+    def pop(self) -> SendQueueItem:
         """Remove and return the message that goes next."""
         message = heapq.heappop(self._heap)[2]
         self.bytes -= message.size
         return message
 
-    def take_out(self, wanted: Callable[[Hashable], bool]) -> list[Outgoing]:
+    def take_out(self, wanted: Callable[[Hashable], bool]) -> list[SendQueueItem]:
         """Remove and return all messages whose tags are wanted, in order."""
-        taken: list[tuple[Order, int, Outgoing]] = []
-        left: list[tuple[Order, int, Outgoing]] = []
+        taken: list[tuple[Order, int, SendQueueItem]] = []
+        left: list[tuple[Order, int, SendQueueItem]] = []
         for item in self._heap:
             tag = item[2].tag
             (taken if tag is not None and wanted(tag) else left).append(item)
@@ -150,7 +150,7 @@ _SPAN: Final = 8192
 """Numbers that may pass a message which the other side has no room for: it keeps the number of each
 (`receiving`)."""
 
-OnAcknowledged = Callable[[Outgoing, float], None]
+OnAcknowledged = Callable[[SendQueueItem, float], None]
 """Called with each message that is acknowledged, and the time."""
 
 
@@ -175,11 +175,11 @@ class SendingHalf:
         self._on_acknowledged: Final = on_acknowledged
         self.window: Final = window
         self.queue: Final = OutgoingQueue()
-        self.unacknowledged: Final[dict[int, Outgoing]] = {}
+        self.unacknowledged: Final[dict[int, SendQueueItem]] = {}
         """By sequence number."""
-        self._resend: deque[Outgoing] = deque()
+        self._resend: deque[SendQueueItem] = deque()
         """Those of `unacknowledged` that must be retransmitted, in sequence order."""
-        self._later: Final[dict[int, Outgoing]] = {}
+        self._later: Final[dict[int, SendQueueItem]] = {}
         """Those of `unacknowledged` that the other side will ask for; they are not in flight."""
         self._later_bytes = 0
         self._sequence = 0
@@ -205,11 +205,11 @@ class SendingHalf:
             latency_s=max(0.0, (round_trip_s - sending_s) / 2),
         )
 
-    def submit(self, message: Outgoing) -> None:
+    def submit(self, message: SendQueueItem) -> None:
         """Queue a message."""
         self.queue.push(message)
 
-    def next(self, now: float) -> Outgoing | None:
+    def next(self, now: float) -> SendQueueItem | None:
         """Return the message to transmit now, numbered; None if there is none, or the window is full."""
         first = self.queue.first()
         urgent = first is not None and first.order == URGENT
@@ -309,7 +309,7 @@ class SendingHalf:
             self._later[sequence] = message
             self._later_bytes += message.size
 
-    def _no_longer_later(self, sequence: int) -> Outgoing | None:
+    def _no_longer_later(self, sequence: int) -> SendQueueItem | None:
         message = self._later.pop(sequence, None)
         if message is not None:
             self._later_bytes -= message.size
@@ -326,7 +326,7 @@ class SendingHalf:
             message.resend = True
         self._resend = deque(self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged))
 
-    def take_back(self, wanted: Callable[[Hashable], bool]) -> list[Outgoing]:
+    def take_back(self, wanted: Callable[[Hashable], bool]) -> list[SendQueueItem]:
         """Remove and return what is wanted, by its tag, and was not transmitted yet.
 
         The payloads of transmitted messages are copied, since these may have to be sent again.
@@ -336,7 +336,7 @@ class SendingHalf:
                 message.copy_payload()
         return self.queue.take_out(wanted)
 
-    def take_all(self) -> list[Outgoing]:
+    def take_all(self) -> list[SendQueueItem]:
         """Return what has not been acknowledged, in order, and drop it."""
         left = [self.unacknowledged[sequence] for sequence in sorted(self.unacknowledged)]
         while self.queue:
@@ -353,14 +353,14 @@ class SendingHalf:
         self._later_bytes = 0
         self.window.restart()
 
-    def _transmitted(self, message: Outgoing, now: float) -> Outgoing:
+    def _transmitted(self, message: SendQueueItem, now: float) -> SendQueueItem:
         self._transmissions += 1
         message.transmission = self._transmissions
         message.transmissions += 1
         self.window.sent(message, now)
         return message
 
-    def _arrived(self, message: Outgoing, now: float) -> int:
+    def _arrived(self, message: SendQueueItem, now: float) -> int:
         """Record an acknowledged message; return its position in the order of transmissions."""
         if message.resend:  # it was taken for lost: a nack and an acknowledgement have crossed
             if self._no_longer_later(message.sequence) is None:
@@ -380,7 +380,7 @@ class SendingHalf:
         if lost:
             self._lose(lost)
 
-    def _lose(self, lost: list[Outgoing]) -> None:
+    def _lose(self, lost: list[SendQueueItem]) -> None:
         for message in lost:
             message.resend = True
             self.window.returned(message)
@@ -497,7 +497,7 @@ class Window:
             self.in_flight + size <= self.size and self.messages_in_flight < _MESSAGES
         )
 
-    def sent(self, message: Outgoing, now: float) -> None:
+    def sent(self, message: SendQueueItem, now: float) -> None:
         """Note a transmission."""
         if self.in_flight == 0:  # the sender paused, not the link
             self._delivered_at = self._flight_began_at = now
@@ -511,12 +511,12 @@ class Window:
             self.largest_message = message.size
             self._resize()
 
-    def returned(self, message: Outgoing) -> None:
+    def returned(self, message: SendQueueItem) -> None:
         """Note that a message is no longer in flight, without having been acknowledged."""
         self.in_flight -= message.size
         self.messages_in_flight -= 1
 
-    def acknowledged(self, message: Outgoing, now: float) -> None:
+    def acknowledged(self, message: SendQueueItem, now: float) -> None:
         """Note an acknowledgement."""
         was_full = self.in_flight * 2 >= self.size
         self.in_flight -= message.size
@@ -590,11 +590,11 @@ class TracedSendingHalf(SendingHalf):
         super().__init__(window, on_acknowledged)
         self._peer: Final = peer
         self._trace: Final = trace
-        self._queued_at: Final[dict[Outgoing, float]] = {}
-        self._states: Final[dict[Outgoing, tuple[int, int, int]]] = {}
+        self._queued_at: Final[dict[SendQueueItem, float]] = {}
+        self._states: Final[dict[SendQueueItem, tuple[int, int, int]]] = {}
         """Bytes in flight, window and queue length at a message's last transmission."""
 
-    def submit(self, message: Outgoing) -> None:
+    def submit(self, message: SendQueueItem) -> None:
         """Queue a message."""
         self._queued_at[message] = self._trace.now()
         super().submit(message)
@@ -605,12 +605,12 @@ class TracedSendingHalf(SendingHalf):
         self._queued_at.clear()
         self._states.clear()
 
-    def _transmitted(self, message: Outgoing, now: float) -> Outgoing:
+    def _transmitted(self, message: SendQueueItem, now: float) -> SendQueueItem:
         super()._transmitted(message, now)
         self._states[message] = (self.window.in_flight, self.window.size, len(self.queue))
         return message
 
-    def _arrived(self, message: Outgoing, now: float) -> int:
+    def _arrived(self, message: SendQueueItem, now: float) -> int:
         in_flight, window, waiting = self._states.pop(message)
         self._trace.add_delivery(
             Delivery(

@@ -22,7 +22,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Buffer, Peer, encode_body, seal
 from netstorm.protocol.messages import Message
 from netstorm.pslite.machine import OF_MESSAGE, Charge, WaitingBytes
-from netstorm.pslite.sending import Outgoing, SendingHalf, Window
+from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
 from netstorm.pslite.van import Connection, Transmitter
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "QueryTimer",
     "ReceivingHalf",
     "Session",
-    "State",
+    "SessionState",
     "new_held_bytes",
 ]
 
@@ -128,7 +128,7 @@ class Session:
         *,
         counters: LinkCounters,
         ordered: bool,
-        state: State,
+        state: SessionState,
     ) -> None:
         self._context: Final = context
         self._limits: Final = context.limits
@@ -142,7 +142,7 @@ class Session:
         self.counters: Final = counters
         self.reason = ""
         self.ending = False
-        self.undelivered: list[Outgoing] = []
+        self.undelivered: list[SendQueueItem] = []
         self.acknowledge = False
         self.without_room: Final[dict[int, tuple[int, Hashable]]] = {}
         self.unchecked = False
@@ -159,15 +159,15 @@ class Session:
 
     # ------------------------------------------------------------------------------------------ the endpoint
 
-    def submit(self, message: Outgoing, now: float) -> None:
+    def submit(self, message: SendQueueItem, now: float) -> None:
         """Queue a message for exactly-once delivery."""
-        if self.state is State.DISCONNECTED and not self.sending.has_work():
+        if self.state is SessionState.DISCONNECTED and not self.sending.has_work():
             self._since = now  # until now no connection was needed
         self.sending.submit(message)
 
     def submit_datagram(self, body: bytes, now: float) -> None:
         """Send a message that may be lost; without a connection it is dropped."""
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             self._datagrams.append(body)
 
     def end(self, now: float, *, at_once: bool) -> None:
@@ -175,10 +175,13 @@ class Session:
         self.ending = True
         if at_once:
             self.sending.clear()
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             if not self.sending.has_work():
                 self._close(now)
-        elif self.state in (State.IDLE, State.CONNECTING, State.DISCONNECTED) and not self.sending.has_work():
+        elif (
+            self.state in (SessionState.IDLE, SessionState.CONNECTING, SessionState.DISCONNECTED)
+            and not self.sending.has_work()
+        ):
             self._transition(Event.ABORTED, now)
             self._release_connection()
 
@@ -231,8 +234,8 @@ class Session:
 
     def broken(self, reason: str, now: float) -> None:
         """Note that the present connection is gone."""
-        if self.state in (State.CONNECTING, State.UP, State.CLOSING):
-            was_up = self.state is State.UP
+        if self.state in (SessionState.CONNECTING, SessionState.UP, SessionState.CLOSING):
+            was_up = self.state is SessionState.UP
             self._release_connection()
             self.reason = reason
             since = self._since
@@ -243,36 +246,36 @@ class Session:
 
     def expel(self, reason: str, now: float) -> None:
         """Lose the session at once: its peer is not admitted any more."""
-        if self.state in (State.CONNECTING, State.UP):
+        if self.state in (SessionState.CONNECTING, SessionState.UP):
             self._lose(Event.REFUSED, reason, now)
-        elif self.state is State.DISCONNECTED:
+        elif self.state is SessionState.DISCONNECTED:
             self._lose(Event.TIMED_OUT, reason, now)
 
     # -------------------------------------------------------------------------------------------------- time
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             self._check_liveness(now)
-        elif self.state is State.CLOSING and now >= self._since + self._limits.goodbye_s:
+        elif self.state is SessionState.CLOSING and now >= self._since + self._limits.goodbye_s:
             self._transition(Event.CLOSE_TIMED_OUT, now)
             self._release_connection()
-        elif self.state is State.DISCONNECTED and now >= self._link_deadline():
+        elif self.state is SessionState.DISCONNECTED and now >= self._link_deadline():
             self._lose(Event.TIMED_OUT, self._disconnected_text(), now)
 
     def due(self) -> float:
         """Return when `tick` has something to do."""
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             return self._queries.due()
-        if self.state is State.CLOSING:
+        if self.state is SessionState.CLOSING:
             return self._since + self._limits.goodbye_s
-        if self.state is State.DISCONNECTED:
+        if self.state is SessionState.DISCONNECTED:
             return self._link_deadline()
         return math.inf
 
     def flush(self, van: Transmitter, now: float) -> None:
         """Hand over to the van everything that may be sent now."""
-        if self.state is not State.UP and self.state is not State.CLOSING:
+        if self.state is not SessionState.UP and self.state is not SessionState.CLOSING:
             return
         if self._control or self._datagrams:
             bodies = [encode_body(message) for message in self._control] + self._datagrams
@@ -287,7 +290,7 @@ class Session:
                 van, m.Ack(received=received, beyond=beyond, query=self._answer_to), now
             ):
                 return
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             self._pump(van, now)
             if self.ending and not self.sending.has_work():
                 self._close(now)
@@ -319,7 +322,7 @@ class Session:
     def _transmit_message(self, van: Transmitter, message: m.Message, now: float) -> bool:
         return self._transmit(van, encode_body(message), None, now)
 
-    def _transmit(self, van: Transmitter, body: bytes, message: Outgoing | None, now: float) -> bool:
+    def _transmit(self, van: Transmitter, body: bytes, message: SendQueueItem | None, now: float) -> bool:
         assert self.connection is not None
         stamp = self._context.stamp()
         counters = self.counters
@@ -375,7 +378,7 @@ class Session:
         limits, context = self._limits, self._context
         if self.connection is None or not context.acknowledges(self.connection):
             return False
-        if self.state is State.UP and silence_s < limits.link_timeout_s:
+        if self.state is SessionState.UP and silence_s < limits.link_timeout_s:
             return True
         busy = silence_s < limits.busy_timeout_s and context.may_be_busy(self.peer, now)
         self.busy_s = silence_s if busy else 0.0
@@ -390,11 +393,11 @@ class Session:
         self._control.append(m.Goodbye())
 
     def _goodbye(self, now: float) -> None:
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             self._control.append(m.Goodbye())
         self._transition(Event.GOODBYE, now)
         self.sending.clear()
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             self._release_connection()
 
     def _establish(self, event: Event, received: int, beyond: tuple[int, ...], now: float) -> None:
@@ -440,7 +443,7 @@ class Session:
 # The states of a session and its transitions, as a table. Pure.
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """The state of a session."""
 
     IDLE = "idle"
@@ -475,8 +478,8 @@ class Event(enum.Enum):
     CLOSE_TIMED_OUT = "no Goodbye in time"
 
 
-_S, _E = State, Event
-TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
+_S, _E = SessionState, Event
+TRANSITIONS: Final[Mapping[SessionState, Mapping[Event, SessionState]]] = MappingProxyType(
     {
         _S.IDLE: {_E.CONNECT: _S.CONNECTING, _E.ABORTED: _S.CLOSED},
         _S.CONNECTING: {
@@ -527,7 +530,7 @@ class OpenedSession(Session):
         host: str,
         port: int,
     ) -> None:
-        super().__init__(context, peer, identity, counters=counters, ordered=ordered, state=State.IDLE)
+        super().__init__(context, peer, identity, counters=counters, ordered=ordered, state=SessionState.IDLE)
         self.host = host
         self.port = port
         self._to_open = False
@@ -539,13 +542,13 @@ class OpenedSession(Session):
         self._reachable_at = -math.inf
         """When its machine last accepted a connection over which its process did not answer: it is busy."""
 
-    def submit(self, message: Outgoing, now: float) -> None:
+    def submit(self, message: SendQueueItem, now: float) -> None:
         """Queue a message, and connect if this is the first."""
         super().submit(message, now)
         self._connect_if_idle(now)
 
     def _connect_if_idle(self, now: float) -> None:
-        if self.state is State.IDLE:
+        if self.state is SessionState.IDLE:
             self._transition(Event.CONNECT, now)
             self._connect(now)
 
@@ -555,7 +558,7 @@ class OpenedSession(Session):
         Raises:
             ProtocolViolation: it is no answer to the last Hello.
         """
-        if message.session != self.identity or self.state is not State.CONNECTING:
+        if message.session != self.identity or self.state is not SessionState.CONNECTING:
             raise ProtocolViolation(f"a Welcome is not legal in state {self.state.value}")
         if self.incarnation is not None and message.incarnation != self.incarnation:
             self._lose(Event.REFUSED, f"{self._address} is another process now: it was restarted", now)
@@ -576,7 +579,7 @@ class OpenedSession(Session):
     def broken(self, reason: str, now: float) -> None:
         """Note that the present connection is gone, and make a new one after a while."""
         super().broken(reason, now)
-        if self.state is State.DISCONNECTED:
+        if self.state is SessionState.DISCONNECTED:
             limits = self._limits
             longest = min(limits.longest_retry_s, limits.first_retry_s * 2**self._failures)
             self._retry_at = now + longest * self._context.random.uniform(0.5, 1.0)
@@ -585,7 +588,7 @@ class OpenedSession(Session):
     def tick(self, now: float) -> None:
         """Do what is due."""
         super().tick(now)
-        if self.state is State.CONNECTING:
+        if self.state is SessionState.CONNECTING:
             overdue = now >= self._link_deadline()
             if (overdue or now >= self._handshake_deadline()) and self._may_wait(now - self._since, now):
                 self._reachable_at = now
@@ -595,7 +598,7 @@ class OpenedSession(Session):
                 self._lose(Event.TIMED_OUT, self._disconnected_text(), now)
             elif now >= self._handshake_deadline():  # Hello or Welcome was lost or corrupted, or it is busy
                 self.broken("no answer", now)
-        elif self.state is State.DISCONNECTED and now >= self._retry_at:
+        elif self.state is SessionState.DISCONNECTED and now >= self._retry_at:
             since = self._since
             self._transition(Event.RETRY, now)
             self._since = since
@@ -603,9 +606,9 @@ class OpenedSession(Session):
 
     def due(self) -> float:
         """Return when `tick` has something to do."""
-        if self.state is State.CONNECTING:
+        if self.state is SessionState.CONNECTING:
             return min(self._link_deadline(), self._handshake_deadline())
-        if self.state is State.DISCONNECTED:
+        if self.state is SessionState.DISCONNECTED:
             return min(self._link_deadline(), self._retry_at)
         return super().due()
 
@@ -657,7 +660,7 @@ class AcceptedSession(Session):
         self, context: SessionContext, peer: Peer, hello: m.Hello, *, counters: LinkCounters, ordered: bool
     ) -> None:
         super().__init__(
-            context, peer, hello.session, counters=counters, ordered=ordered, state=State.DISCONNECTED
+            context, peer, hello.session, counters=counters, ordered=ordered, state=SessionState.DISCONNECTED
         )
         self.incarnation: int = hello.incarnation
         self._token: Final = context.tokens.getrandbits(63)
@@ -673,7 +676,7 @@ class AcceptedSession(Session):
             ProtocolViolation: the Hello acknowledges what was never sent, or the session is ending.
         """
         self.sending.check(hello.received, hello.beyond)  # before the present connection is given up for it
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             self.broken("replaced by a new connection", now)
         received, beyond = self.receiving.received_numbers()
         self.unchecked = hello.boot != 0 and hello.boot == self._context.boot
@@ -696,13 +699,13 @@ class AcceptedSession(Session):
 
     def due(self) -> float:
         """Return when `tick` has something to do."""
-        if self.state is State.DISCONNECTED and not self.sending.has_work():
+        if self.state is SessionState.DISCONNECTED and not self.sending.has_work():
             return math.inf  # nothing to send: the peer connects again when it has something to send
         return super().due()
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if self.state is not State.DISCONNECTED or self.sending.has_work():
+        if self.state is not SessionState.DISCONNECTED or self.sending.has_work():
             super().tick(now)
 
 

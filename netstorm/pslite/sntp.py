@@ -18,11 +18,11 @@ __all__ = [
     "MAC_BYTES",
     "PACKET_BYTES",
     "Address",
-    "Answer",
+    "ClockExchange",
     "ClockSource",
     "ClockSync",
-    "Exchange",
     "PacketKey",
+    "SntpAnswer",
     "Unauthenticated",
     "answer",
     "new_nonce",
@@ -71,7 +71,7 @@ _LEAST_ERROR_S: Final = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ClockExchange:
     """One question and answer."""
 
     at: float
@@ -96,9 +96,9 @@ class ClockSync:
         self._random: Final = random.Random(seed)
         self._outstanding: dict[float, float] = {}
         """Nonce -> local time of the request."""
-        self._recent: deque[Exchange] = deque(maxlen=_FILTER)
-        self._history: deque[Exchange] = deque(maxlen=_HISTORY)
-        self._best: Exchange | None = None
+        self._recent: deque[ClockExchange] = deque(maxlen=_FILTER)
+        self._history: deque[ClockExchange] = deque(maxlen=_HISTORY)
+        self._best: ClockExchange | None = None
         self._drift = 0.0
         self._poll_at = -math.inf
         self._interval = _BURST_S
@@ -151,7 +151,7 @@ class ClockSync:
         self._poll_at = local + self._interval * self._random.uniform(0.9, 1.1)
         return request(nonce)
 
-    def receive(self, data: bytes, local: float) -> Exchange:
+    def receive(self, data: bytes, local: float) -> ClockExchange:
         """Process an answer that arrived at the local time `local`.
 
         Raises:
@@ -162,7 +162,7 @@ class ClockSync:
         if sent is None:
             raise FrameError("an SNTP answer to a request that was not made, or long ago")
         served = answer.transmitted - answer.received
-        exchange = Exchange(
+        exchange = ClockExchange(
             at=local,
             offset=((answer.received - sent) + (answer.transmitted - local)) / 2,
             delay=max(0.0, local - sent - served),
@@ -179,7 +179,7 @@ class ClockSync:
         self._best = min(self._recent, key=lambda recent: _distance(recent, local))
         return exchange
 
-    def _contradicts(self, new: Exchange) -> bool:
+    def _contradicts(self, new: ClockExchange) -> bool:
         """Return whether the bounds of two exchanges do not overlap: a clock was set, or a host was
         suspended.
         """
@@ -197,11 +197,11 @@ class ClockSync:
         self._poll_at = -math.inf
 
 
-def _distance(exchange: Exchange, local: float) -> float:
+def _distance(exchange: ClockExchange, local: float) -> float:
     return exchange.error + exchange.delay / 2 + _UNKNOWN_DRIFT * abs(local - exchange.at) + _LEAST_ERROR_S
 
 
-def _drift(exchanges: list[Exchange]) -> float:
+def _drift(exchanges: list[ClockExchange]) -> float:
     """Return the slope of the offsets over time, by least squares; 0 if it cannot be told from noise.
 
     An exchange has less weight the slower it was compared to the fastest one: the rest of its delay was
@@ -261,7 +261,7 @@ _NONCE_FRACTION: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SntpAnswer:
     """A server's answer. Times are in s on its clock, since the Unix epoch."""
 
     nonce: float
@@ -325,7 +325,7 @@ def answer(data: bytes, *, received: float, transmitted: float, hops: int = 0, e
         raise FrameError(f"the time {received} cannot be expressed in SNTP: {problem}") from None
 
 
-def read_answer(data: bytes) -> Answer:
+def read_answer(data: bytes) -> SntpAnswer:
     """Parse a server's answer.
 
     Raises:
@@ -338,7 +338,7 @@ def read_answer(data: bytes) -> Answer:
         raise FrameError(
             f"an SNTP server that does not know the time (stratum {packet.stratum}, leap {packet.leap})"
         )
-    return Answer(
+    return SntpAnswer(
         nonce=packet.orig_timestamp,
         received=ntplib.ntp_to_system_time(packet.recv_timestamp),
         transmitted=ntplib.ntp_to_system_time(packet.tx_timestamp),

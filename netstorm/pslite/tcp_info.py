@@ -14,7 +14,7 @@ from typing import Final
 
 import zmq
 
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 
 __all__ = [
     "borrowed_socket",
@@ -64,7 +64,7 @@ _U32: Final = struct.Struct("=I")
 _U64: Final = struct.Struct("=Q")
 
 
-def progress_of(descriptor: int) -> Progress | None:
+def progress_of(descriptor: int) -> TcpProgress | None:
     """Return how much a connection has delivered; None if that is unknown (not Linux, or the connection is
     closed).
 
@@ -85,7 +85,7 @@ def progress_of(descriptor: int) -> Progress | None:
     )
     low, high = _BANDWIDTH.unpack_from(control) if len(control) == _BBR_BYTES else (0, 0)
     busy, starved = (int(_U64.unpack_from(raw, place)[0]) for place in (_BUSY, _STARVED))
-    return Progress(
+    return TcpProgress(
         delivered=delivered,
         segment=segment,
         retransmitted=again,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias
 
 from netstorm.protocol.frames import Buffer, Peer
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 
 __all__ = ["Broken", "Connection", "Received", "Transmitter", "Van", "VanEvent", "progress_by_peer"]
 
@@ -93,7 +93,7 @@ class Van(Transmitter, Protocol):
     def poll(self, timeout_s: float) -> list[VanEvent]:
         """Wait for events, at most `timeout_s`; return a bounded number of those that have happened."""
 
-    def progress(self, connection: Connection) -> Progress | None:
+    def progress(self, connection: Connection) -> TcpProgress | None:
         """Return how much a connection that was opened here has delivered; None: unknown."""
 
     def acknowledges(self, connection: Connection) -> bool:
@@ -108,7 +108,7 @@ class Van(Transmitter, Protocol):
         """Close everything; frames handed over have up to `linger_s` to leave. A second call does nothing."""
 
 
-def progress_by_peer(van: Van, connections: Mapping[Peer, Connection]) -> Iterator[tuple[Peer, Progress]]:
+def progress_by_peer(van: Van, connections: Mapping[Peer, Connection]) -> Iterator[tuple[Peer, TcpProgress]]:
     """Yield how much these connections have delivered, where that is known."""
     for peer, connection in connections.items():
         found = van.progress(connection)

@@ -45,7 +45,7 @@ from netstorm.pslite.guard import (
 )
 from netstorm.pslite.host_addresses import source_towards
 from netstorm.pslite.proofs import Mismatch, reason_of_opener
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.system import abandon_after_fork, close_inherited
 from netstorm.pslite.tcp_info import descriptor_of, is_acknowledged, progress_of, restart_bbr, shut_down
 from netstorm.pslite.van import Broken, Connection, Received, VanEvent
@@ -269,7 +269,7 @@ class ZmqVan:
         events, self._events = self._events, []
         return events
 
-    def progress(self, connection: Connection) -> Progress | None:
+    def progress(self, connection: Connection) -> TcpProgress | None:
         """Return how much a connection that was opened here has delivered; None: unknown."""
         link = self._links.get(connection)
         return None if link is None or not link.up else progress_of(link.descriptor)

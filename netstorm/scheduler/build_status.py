@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 
 from netstorm.scheduler.awareness import LinkEstimate
-from netstorm.scheduler.snapshot import MOST_CHARACTERS, NodeSnapshot, Phase, Snapshot, ViewSnapshot
+from netstorm.scheduler.snapshot import MOST_CHARACTERS, JobPhase, JobSnapshot, NodeSnapshot, ViewSnapshot
 from netstorm.scheduler.status import (
     DetourStatus,
     FailedLinkStatus,
@@ -36,7 +36,7 @@ __all__ = ["build_status", "job_line", "metrics", "metrics_of_several"]
 # Making the status of a job from a snapshot. Any thread but the scheduler's own does it. Pure.
 
 
-def build_status(snapshot: Snapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
+def build_status(snapshot: JobSnapshot, *, time: float, scheduler: str = "", http: str = "") -> JobStatus:
     """Return the status of a job.
 
     Args:
@@ -281,7 +281,7 @@ def _job(status: JobStatus) -> Iterator[Metric]:
     info.add_metric([], {"job": status.job, "release": status.release})
     yield info
     phase = GaugeMetricFamily("netstorm_job_phase", "1 at where the job is in its life.", labels=["phase"])
-    for known in Phase:
+    for known in JobPhase:
         phase.add_metric([known.value], float(known.value == status.phase))
     yield phase
     policy = status.policy

@@ -17,7 +17,7 @@ from netstorm.pslite.machine import Disconnect
 from netstorm.pslite.proofs import proof_for_resume
 from netstorm.scheduler.failures import LinkFailures, LinkSuspicions
 from netstorm.scheduler.job_rounds import JobRounds
-from netstorm.scheduler.members import REMIND_EVERY_S, Barriers, LocalSteps, Members, list_some
+from netstorm.scheduler.members import REMIND_EVERY_S, JobBarriers, JobLocalSteps, Members, list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies import (
     Awareness,
@@ -29,9 +29,9 @@ from netstorm.scheduler.policies import (
     workload_of,
 )
 from netstorm.scheduler.rendezvous import Startup
-from netstorm.scheduler.replay_log import Began, Ended, Finished, Outbox, ReplayedJob
+from netstorm.scheduler.replay_log import Began, JobEnded, LoggedOutbox, RankFinished, ReplayedJob
 from netstorm.scheduler.rounds import ReplicaCheck
-from netstorm.scheduler.snapshot import Announcements, Outcome, Phase, PolicyHistory
+from netstorm.scheduler.snapshot import Announcements, JobPhase, Outcome, PolicyHistory
 from netstorm.scheduler.views import JobViews
 from netstorm.topology.policy import Policy, owner_weights
 
@@ -66,7 +66,7 @@ class Job:
         members: Sequence[tuple[Peer, m.Member]],
         policy: Policy,
         options: SchedulerOptions,
-        outbox: Outbox,
+        outbox: LoggedOutbox,
         now: float,
         *,
         assumed: InitialAssumptions | None = None,
@@ -106,9 +106,9 @@ class Job:
         self._options: Final = options
         self._outbox: Final = outbox
         self._owners: Final = owner_weights(policy) if replayed is None else replayed.began.owners
-        self._barriers: Final = Barriers(self.members, self.finished, options, outbox)
+        self._barriers: Final = JobBarriers(self.members, self.finished, options, outbox)
         self._replicas: Final = ReplicaCheck(len(self.members))
-        self._local_steps: Final = LocalSteps(self.members, self.finished, lambda: self.rounds.silent)
+        self._local_steps: Final = JobLocalSteps(self.members, self.finished, lambda: self.rounds.silent)
         if replayed is not None:
             self._barriers.restore(replayed, now)
             if self.views is not None:
@@ -410,7 +410,7 @@ class Job:
         if rank in self.finished:
             raise ProtocolViolation(f"rank {rank} finishes a second time")
         self.finished[rank] = message.last_rounds
-        self._outbox.record(Finished(rank=rank, last_rounds=message.last_rounds))
+        self._outbox.record(RankFinished(rank=rank, last_rounds=message.last_rounds))
         self.members.liveness.heard(rank, now, "it finished")
         others = [other for other in self.members.present if other != rank]
         self.members.send(others, m.PeerFinished(rank=rank, last_rounds=message.last_rounds))
@@ -458,9 +458,9 @@ class JobLifecycle:
             hear why.
     """
 
-    def __init__(self, options: SchedulerOptions, outbox: Outbox, startup: Startup) -> None:
+    def __init__(self, options: SchedulerOptions, outbox: LoggedOutbox, startup: Startup) -> None:
         """Wait for nodes."""
-        self.phase = Phase.GATHERING
+        self.phase = JobPhase.GATHERING
         self.startup: Final = startup
         self.job: Job | None = None
         self.failure: m.PeerGone | None = None
@@ -481,27 +481,27 @@ class JobLifecycle:
     @property
     def abandoned(self) -> bool:
         """Whether every process left before the job began."""
-        return self.phase is Phase.GATHERING and not self.startup.peers()
+        return self.phase is JobPhase.GATHERING and not self.startup.peers()
 
     def begin(self, job: Job) -> None:
         """All nodes have joined, or a job that another process served goes on."""
         self.job = job
-        self.phase = Phase.FINISHED if job.all_finished else Phase.RUNNING
+        self.phase = JobPhase.FINISHED if job.all_finished else JobPhase.RUNNING
 
     def finish(self, peers: Sequence[Peer]) -> None:
         """All nodes have finished: tell them, so that they leave."""
-        self.phase = Phase.FINISHED
+        self.phase = JobPhase.FINISHED
         _log.info("all nodes have finished")
         self._outbox.send(peers, m.AllFinished())
 
     def fail(self, failure: m.PeerGone, now: float) -> None:
         """End the job, and tell every node that has not left why. Only the first failure counts."""
-        if self.phase not in (Phase.GATHERING, Phase.RUNNING):
+        if self.phase not in (JobPhase.GATHERING, JobPhase.RUNNING):
             return
         waiting = self.startup.peers() if self.job is None else self.job.members.peers_but(self.left)
-        self.phase = Phase.FAILED
+        self.phase = JobPhase.FAILED
         self.failure = failure
-        self._outbox.record(Ended(text=failure.reason))
+        self._outbox.record(JobEnded(text=failure.reason))
         self._end_at = now + _LEAVE_TIMEOUT_S if waiting else now
         # Without nodes, the last line that the process prints is enough.
         _log.log(logging.ERROR if waiting else logging.DEBUG, "the job ends: %s", failure.reason)
@@ -510,14 +510,14 @@ class JobLifecycle:
     def stop(self, reason: str, now: float) -> None:
         """End the job because this process must end. A finished job just waits for its nodes no longer."""
         self._stopped = True
-        if self.phase is Phase.FINISHED:
+        if self.phase is JobPhase.FINISHED:
             self._end_at = now
         else:
             self.fail(m.PeerGone(rank=-1, kind="stopped", reason=reason), now)
 
     def nobody_joined(self, now: float) -> None:
         """End the job: all processes have ended that might have joined it."""
-        self.phase, self._end_at, self._nobody_joined = Phase.FAILED, now, True
+        self.phase, self._end_at, self._nobody_joined = JobPhase.FAILED, now, True
 
     def departure_of(self, incarnation: int) -> str | None:
         """Return why a process is in the job no more; None: it may be in it."""
@@ -535,8 +535,8 @@ class JobLifecycle:
 
     def process_left(self, peer: Peer, reason: str, now: float) -> None:
         """A process without a rank has left, or its session is lost."""
-        self.startup.remove(peer, reason, quietly=self.phase is not Phase.GATHERING)
-        if self.phase is Phase.FAILED and not self.startup.peers():
+        self.startup.remove(peer, reason, quietly=self.phase is not JobPhase.GATHERING)
+        if self.phase is JobPhase.FAILED and not self.startup.peers():
             self._end_at = now
 
     def rank_left(self, rank: int, now: float) -> None:
@@ -553,12 +553,12 @@ class JobLifecycle:
 
     def end_if_due(self, now: float) -> Outcome | None:
         """Return the outcome if the job is over now. Silent nodes of an ended job count as left."""
-        if self.job is not None and self.phase in (Phase.FINISHED, Phase.FAILED):
+        if self.job is not None and self.phase in (JobPhase.FINISHED, JobPhase.FAILED):
             for rank in self.job.members.liveness.silent(now):
                 self.rank_left(rank, now)
-        if now < self.end_at or self.phase is Phase.OVER:
+        if now < self.end_at or self.phase is JobPhase.OVER:
             return None
-        self.phase = Phase.OVER
+        self.phase = JobPhase.OVER
         job, name = self.job, self._options.job
         if self._nobody_joined:
             self.outcome = Outcome.nobody_joined(name)
@@ -569,7 +569,7 @@ class JobLifecycle:
                 nodes=self._options.num_workers if job is None else len(job.members.present),
                 keys=0 if job is None else len(job.rounds.keys),
             )
-        self._outbox.record(Ended(text=self.outcome.text))
+        self._outbox.record(JobEnded(text=self.outcome.text))
         return self.outcome
 
 

@@ -16,7 +16,7 @@ from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import ChunkSizes, granted_by
 from netstorm.scheduler.members import Members
 from netstorm.scheduler.policies import check_policy
-from netstorm.scheduler.replay_log import Installed, KeyAdded, Leases, Outbox, ReplayedJob
+from netstorm.scheduler.replay_log import Installed, KeyAdded, Leases, LoggedOutbox, ReplayedJob
 from netstorm.scheduler.rounds import (
     CallOrder,
     Consistency,
@@ -46,7 +46,7 @@ class JobRounds:
         members: Members,
         policy: Policy,
         chunks: ChunkSizes,
-        outbox: Outbox,
+        outbox: LoggedOutbox,
         replayed: ReplayedJob | None,
         *,
         elastic: bool = False,

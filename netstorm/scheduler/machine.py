@@ -29,8 +29,8 @@ from netstorm.scheduler.members import format_address, list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies import Awareness, FormationRequest, FormationResult, InitialAssumptions
 from netstorm.scheduler.rendezvous import Applicant, ProcessRegistry, Refusal, Startup, job_full_reason
-from netstorm.scheduler.replay_log import Outbox, Record, ReplayedJob
-from netstorm.scheduler.snapshot import NodeSnapshot, Outcome, Phase, Snapshot, ViewSnapshot
+from netstorm.scheduler.replay_log import LoggedOutbox, Record, ReplayedJob
+from netstorm.scheduler.snapshot import JobPhase, JobSnapshot, NodeSnapshot, Outcome, ViewSnapshot
 from netstorm.scheduler.views import Latecomers, with_free_places
 from netstorm.topology.policy import Policy
 
@@ -102,7 +102,7 @@ class SchedulerMachine:
             counters=self.counters,
             now=now,
         )
-        self._outbox: Final = Outbox(write)
+        self._outbox: Final = LoggedOutbox(write)
         self._registry: Final = registry or ProcessRegistry()
         self._startup: Final = Startup(options, self._outbox, self.counters, now)
         self._lifecycle: Final = JobLifecycle(options, self._outbox, self._startup)
@@ -116,7 +116,7 @@ class SchedulerMachine:
     # ------------------------------------------------------------------------------------ what drivers need
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> JobPhase:
         """Where the job is in its life."""
         return self._lifecycle.phase
 
@@ -132,7 +132,7 @@ class SchedulerMachine:
 
     def policy_formed(self, answer: FormationResult, now: float) -> None:
         """Receive the result of a formation that `on_form` was called for."""
-        if self.phase is Phase.RUNNING:
+        if self.phase is JobPhase.RUNNING:
             self.policies.formed(answer, now)
 
     def set_first_policy(self, first: FirstPolicy | str, now: float) -> None:
@@ -146,7 +146,7 @@ class SchedulerMachine:
             self._lifecycle.fail(m.PeerGone(rank=-1, kind="refused", reason=first), now)
             return
         self.policies.set_first(first, now)
-        if self.phase is Phase.GATHERING and self._startup.complete():  # no node has left since
+        if self.phase is JobPhase.GATHERING and self._startup.complete():  # no node has left since
             self._begin(now)
 
     def stop(self, reason: str, now: float) -> None:
@@ -157,7 +157,7 @@ class SchedulerMachine:
         """End the job because this process cannot go on."""
         self.stop(abort_reason(error), now)
 
-    def snapshots(self, now: float) -> tuple[Snapshot, ...]:
+    def snapshots(self, now: float) -> tuple[JobSnapshot, ...]:
         """Return the snapshot of the one job."""
         return (self.view.snapshot(now),)
 
@@ -195,14 +195,14 @@ class SchedulerMachine:
             self._receive_before_join(peer, message, now)
         else:
             job.members.liveness.heard(rank, now)
-            if self.phase is Phase.RUNNING:
+            if self.phase is JobPhase.RUNNING:
                 check_authority(message, Role.MEMBER, Role.SCHEDULER, f"rank {rank}")
                 self._receive_from_member(job, rank, message, now)
             elif isinstance(message, (m.Leave, m.Failed)):
                 self._lifecycle.rank_left(rank, now)
             elif isinstance(message, m.Resume):
                 proof, failure = self._proof(peer, message), self._lifecycle.failure
-                if self.phase is Phase.FINISHED:
+                if self.phase is JobPhase.FINISHED:
                     self._outbox.send([peer], m.Resumed(proof=proof))
                     self._outbox.send([peer], m.AllFinished())
                 elif failure is not None:
@@ -214,7 +214,7 @@ class SchedulerMachine:
         if rank is None or job is None:
             self._lifecycle.process_left(peer, reason, now)
         else:
-            if self.phase is Phase.RUNNING and self._changes.go_on_without(
+            if self.phase is JobPhase.RUNNING and self._changes.go_on_without(
                 job, job.lost(rank, reason, now), now
             ):
                 return
@@ -226,7 +226,7 @@ class SchedulerMachine:
         if job is None or rank is None:
             if self._startup.connection_gone(peer, reason, refused=refused):
                 self._lifecycle.process_left(peer, f"its process has ended: {reason}", now)
-        elif self.phase is Phase.RUNNING:
+        elif self.phase is JobPhase.RUNNING:
             gone = job.refused(rank, reason, now) if refused else job.disconnected(rank, now)
             if gone is not None:
                 self._changes.go_on_without(job, gone, now)
@@ -257,9 +257,9 @@ class SchedulerMachine:
             self._handle_end(ended, now)
         job = self._lifecycle.job
         self._last_tick = now
-        if self.phase is Phase.GATHERING:
+        if self.phase is JobPhase.GATHERING:
             self._check_startup(now)
-        elif job is not None and self.phase is Phase.RUNNING:
+        elif job is not None and self.phase is JobPhase.RUNNING:
             gone = job.tick(now)
             if gone is not None:
                 self._changes.go_on_without(job, gone, now)
@@ -272,11 +272,11 @@ class SchedulerMachine:
 
     def next_tick(self) -> float:
         """Return when something is due."""
-        if self.phase is Phase.OVER:
+        if self.phase is JobPhase.OVER:
             return math.inf
         due = min(self._last_tick + self.options.heartbeat_interval_s, self._lifecycle.end_at)
         due = min(due, self._launched.next_due())
-        if self._lifecycle.job is None or self.phase is not Phase.RUNNING:
+        if self._lifecycle.job is None or self.phase is not JobPhase.RUNNING:
             return due
         return min(due, self._lifecycle.job.next_tick(), self.policies.due())
 
@@ -302,9 +302,9 @@ class SchedulerMachine:
             self._launched.has_come(join.asked_rank)
             self._startup.join(self._changes.applicant(peer, join, now), now)
             self._check_gone(now)
-            if self._startup.complete() and self.phase is Phase.GATHERING:
+            if self._startup.complete() and self.phase is JobPhase.GATHERING:
                 self._all_joined(now)
-        elif peer not in self._changes.ranks and job.views is not None and self.phase is Phase.RUNNING:
+        elif peer not in self._changes.ranks and job.views is not None and self.phase is JobPhase.RUNNING:
             self._changes.join(job, peer, join, now)
         elif peer in self._changes.ranks:  # its session broke before it could read that it had joined
             job.welcome(self._changes.ranks[peer], now)
@@ -343,7 +343,7 @@ class SchedulerMachine:
         self._startup.check(now)
         if self._startup.complete():
             self._all_joined(now)
-        if self.phase is Phase.GATHERING:
+        if self.phase is JobPhase.GATHERING:
             late = self._startup.remind(now)
             if late is not None:
                 self._lifecycle.fail(late, now)
@@ -359,13 +359,13 @@ class SchedulerMachine:
             self._check_gone(now)
         elif ended.rank in job.members.present and ended.rank not in self._lifecycle.left:
             gone = job.lost(ended.rank, f"its process has ended: {ended.text}", now)
-            if self.phase is not Phase.RUNNING or not self._changes.go_on_without(job, gone, now):
+            if self.phase is not JobPhase.RUNNING or not self._changes.go_on_without(job, gone, now):
                 self._lifecycle.rank_left(ended.rank, now)
 
     def _check_gone(self, now: float) -> None:
         """End a job that has not begun if too many of its ranks have ended; or expect fewer."""
         gone = self._launched.gone
-        if not gone or self.phase is not Phase.GATHERING:
+        if not gone or self.phase is not JobPhase.GATHERING:
             return
         nodes, elastic = self.options.begin_with or self.options.num_workers, self.options.elastic
         if elastic is not None and nodes - len(gone) >= elastic[0]:
@@ -451,7 +451,7 @@ class SchedulerMachine:
         goes_on = gone is not None and self._changes.go_on_without(job, gone, now)
         if leaves and not goes_on:
             self._lifecycle.rank_left(rank, now)
-        if self.phase is Phase.RUNNING and job.all_finished:
+        if self.phase is JobPhase.RUNNING and job.all_finished:
             self._lifecycle.finish(job.members.peers)
 
     def _check_policy(self, now: float) -> None:
@@ -525,11 +525,11 @@ class JobView:
         lifecycle = self._lifecycle
         return lifecycle.startup.status_text() if lifecycle.job is None else lifecycle.job.status_text(now)
 
-    def snapshot(self, now: float) -> Snapshot:
+    def snapshot(self, now: float) -> JobSnapshot:
         """Return everything that people and programs may want to know of the job. Cheap."""
         options, lifecycle, policies = self._options, self._lifecycle, self._policies
         job, failure, awareness = lifecycle.job, lifecycle.failure, self.awareness
-        return Snapshot(
+        return JobSnapshot(
             now=now,
             started_at=self._started_at,
             job=options.job,

@@ -16,16 +16,16 @@ from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import Member, Message, PeerGone
 from netstorm.pslite.machine import Inquire
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.replay_log import BarrierArrival, Outbox, ReplayedJob
+from netstorm.scheduler.replay_log import BarrierArrival, LoggedOutbox, ReplayedJob
 from netstorm.scheduler.rounds import StateServer
 
 __all__ = [
     "REMIND_EVERY_S",
     "BarrierCount",
-    "Barriers",
     "EndedProcesses",
+    "JobBarriers",
+    "JobLocalSteps",
     "LastSign",
-    "LocalSteps",
     "Members",
     "Suspicion",
     "busy_text",
@@ -51,7 +51,7 @@ class Members:
         self,
         members: Sequence[tuple[Peer, Member]],
         options: SchedulerOptions,
-        outbox: Outbox,
+        outbox: LoggedOutbox,
         heard_at: float,
     ) -> None:
         """Begin with `members`, by rank. All count as heard at `heard_at`."""
@@ -468,11 +468,11 @@ REMIND_EVERY_S: Final = 3.0
 """How often waiting nodes are told for whom they wait."""
 
 
-class Barriers:
+class JobBarriers:
     """The barriers of one job. A method that finds that the job cannot go on returns the reason."""
 
     def __init__(
-        self, members: Members, finished: Collection[int], options: SchedulerOptions, outbox: Outbox
+        self, members: Members, finished: Collection[int], options: SchedulerOptions, outbox: LoggedOutbox
     ) -> None:
         """Begin before the first barrier.
 
@@ -712,7 +712,7 @@ class BarrierCount:
 # The state server of a job among its messages: who reports, and who is told how many steps to take.
 
 
-class LocalSteps:
+class JobLocalSteps:
     """The local steps of one job's nodes; see `StateServer`."""
 
     def __init__(

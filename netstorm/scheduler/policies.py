@@ -602,7 +602,7 @@ def is_better(result: FormationResult, error: float) -> bool:
     return result.seconds_before > least and result.gain > _SURE * result.doubt
 
 
-class Takeover:
+class PolicyTakeover:
     """What new policies take over from the rounds under way."""
 
     def __init__(self, network: Network | None, first: Policy) -> None:
@@ -676,7 +676,7 @@ class Adaptation:
         """The network that was last planned for; None: not enough of it was measured."""
         self._routed: frozenset[tuple[int, int]] = frozenset()
         """Its pairs that are no links."""
-        self._takeover: Final = Takeover(self._planned.network if self._planned else None, first)
+        self._takeover: Final = PolicyTakeover(self._planned.network if self._planned else None, first)
         self._schedule: Final = UpdateSchedule(
             assumptions.settings.update_time_s, len(assumptions.network.links), now
         )

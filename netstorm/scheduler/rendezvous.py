@@ -18,7 +18,7 @@ from netstorm.protocol.messages import Join, Member, PeerGone
 from netstorm.pslite.machine import Disconnect, Inquire
 from netstorm.scheduler.members import REMIND_EVERY_S, busy_text, describe_member, format_address, list_some
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.replay_log import Outbox
+from netstorm.scheduler.replay_log import LoggedOutbox
 from netstorm.scheduler.snapshot import NodeSnapshot
 from netstorm.settings import declarations
 
@@ -277,7 +277,9 @@ class Startup:
         forming_policy: all nodes have joined, and the first policy is being formed.
     """
 
-    def __init__(self, options: SchedulerOptions, outbox: Outbox, counters: Counters, now: float) -> None:
+    def __init__(
+        self, options: SchedulerOptions, outbox: LoggedOutbox, counters: Counters, now: float
+    ) -> None:
         """Wait for nodes."""
         self.forming_policy = False
         self._options: Final = options
@@ -458,7 +460,7 @@ class Refusal:
     reason: str
 
 
-def refuse(refusal: Refusal, outbox: Outbox, counters: Counters) -> None:
+def refuse(refusal: Refusal, outbox: LoggedOutbox, counters: Counters) -> None:
     """Tell a process why it cannot be in the job, log and count that, and end the session."""
     _log.warning("refused: %s", refusal.reason)
     counters.add("refused")
@@ -489,7 +491,7 @@ process would reach another one. Only a flood of unknown processes makes the old
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class _JoiningProcess:
     incarnation: int
     job: str
     user: str
@@ -501,7 +503,7 @@ class ProcessRegistry:
     def __init__(self) -> None:
         self._numbers: dict[int, Peer] = {}
         """By incarnation, of all processes that are remembered."""
-        self._processes: dict[Peer, _Process] = {}
+        self._processes: dict[Peer, _JoiningProcess] = {}
         """In order of arrival."""
         self._pinned: set[Peer] = set()
         self._arrived = 0
@@ -520,7 +522,7 @@ class ProcessRegistry:
         peer = Peer(self._arrived)
         self._arrived += 1
         self._numbers[incarnation] = peer
-        self._processes[peer] = _Process(incarnation, job, user)
+        self._processes[peer] = _JoiningProcess(incarnation, job, user)
         if len(self._processes) > _REMEMBERED + len(self._pinned):
             oldest = next(other for other in self._processes if other not in self._pinned)
             del self._numbers[self._processes.pop(oldest).incarnation]

@@ -26,13 +26,13 @@ __all__ = [
     "MAGIC",
     "BarrierArrival",
     "Began",
-    "Ended",
-    "Finished",
     "Installed",
+    "JobEnded",
     "KeyAdded",
     "Leased",
     "Leases",
-    "Outbox",
+    "LoggedOutbox",
+    "RankFinished",
     "Record",
     "ReplayedJob",
     "Viewed",
@@ -101,7 +101,7 @@ class ReplayedJob:
                     members=record.members,
                     agreed_size=sum(member.port > 0 for member in record.members),
                 )
-            elif isinstance(record, Ended):
+            elif isinstance(record, JobEnded):
                 job = None
             elif job is None:
                 raise UsageError(f"{name} begins in the middle of a job: remove the file to begin anew")
@@ -143,7 +143,7 @@ class ReplayedJob:
                 self.agreed_size = sum(member.port > 0 for member in self.members)
             case BarrierArrival():
                 self.barriers[record.rank] = record.number + 1
-            case Finished():
+            case RankFinished():
                 self.finished[record.rank] = record.last_rounds
 
     def _apply_view(self, record: Viewed) -> None:
@@ -243,14 +243,14 @@ class BarrierArrival(_Base, frozen=True, tag=5):
     number: int
 
 
-class Finished(_Base, frozen=True, tag=6):
+class RankFinished(_Base, frozen=True, tag=6):
     """A rank will push no more."""
 
     rank: int
     last_rounds: dict[int, int]
 
 
-class Ended(_Base, frozen=True, tag=7):
+class JobEnded(_Base, frozen=True, tag=7):
     """The job is over: there is nothing to take over."""
 
     text: str
@@ -268,7 +268,7 @@ class Viewed(_Base, frozen=True, tag=8):
     agreed: bool = False
 
 
-Record: TypeAlias = Viewed | Began | KeyAdded | Leased | Installed | BarrierArrival | Finished | Ended
+Record: TypeAlias = Viewed | Began | KeyAdded | Leased | Installed | BarrierArrival | RankFinished | JobEnded
 
 _DECODER: Final = msgspec.msgpack.Decoder(Record)
 
@@ -355,7 +355,7 @@ _MOST: Final = 2**48
 """Of rounds, barriers and views: no job lasts as long."""
 
 
-class JobState(Protocol):
+class CheckedJob(Protocol):
     """What is checked of a replayed job; see `ReplayedJob`."""
 
     @property
@@ -386,7 +386,7 @@ class JobState(Protocol):
     def finished(self) -> Collection[int]: ...
 
 
-def contradiction(job: JobState) -> str:
+def contradiction(job: CheckedJob) -> str:
     """Return what cannot be in a job's state; empty: nothing."""
     size = len(job.members)
     present = [member.incarnation for member in job.members if member.port]
@@ -430,7 +430,7 @@ def _is_odd(spec: KeySpec, size: int) -> bool:
 # What the scheduler's state machines want done, in order, and what has to be logged before that.
 
 
-class Outbox:
+class LoggedOutbox:
     """Instructions for the endpoint, and the log records that must be written before these may leave."""
 
     def __init__(self, write: Callable[[list[Record]], None] | None = None) -> None:

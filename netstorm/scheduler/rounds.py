@@ -420,7 +420,7 @@ class KeyConflict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _KeyEntry:
     spec: KeySpec
     grant: KeyGrant
     first_rank: int
@@ -439,7 +439,7 @@ class KeyRegistry:
         """
         self._sizes: Final = sizes
         self._by_name: Final = by_name
-        self._entries: dict[tuple[int, str], _Entry] = {}
+        self._entries: dict[tuple[int, str], _KeyEntry] = {}
         self._specs: list[KeySpec] = []
         self._end = 0
         self._factor_bytes = 0
@@ -537,7 +537,7 @@ class KeyRegistry:
         self._count_factors(spec)
         self._key_bytes.append(size)
         self._chunk_bytes[step] = self._chunk_bytes.get(step, 0) + size
-        self._entries[spec.namespace, spec.name] = _Entry(spec, grant, rank)
+        self._entries[spec.namespace, spec.name] = _KeyEntry(spec, grant, rank)
         return grant
 
     def restore(self, rank: int, spec: KeySpec, grant: KeyGrant) -> None:
@@ -551,7 +551,7 @@ class KeyRegistry:
         self._count_factors(spec)
         self._key_bytes.append(size)
         self._chunk_bytes[step] = self._chunk_bytes.get(step, 0) + size
-        self._entries[spec.namespace, spec.name] = _Entry(spec, grant, rank)
+        self._entries[spec.namespace, spec.name] = _KeyEntry(spec, grant, rank)
 
     def _add(self, spec: KeySpec) -> None:
         self._specs.append(spec)

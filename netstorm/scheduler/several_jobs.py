@@ -38,8 +38,8 @@ from netstorm.scheduler.policies import (
     initial_assumptions,
 )
 from netstorm.scheduler.rendezvous import ProcessRegistry, Refusal, refuse
-from netstorm.scheduler.replay_log import Ended, Outbox, Record, ReplayedJob
-from netstorm.scheduler.snapshot import Outcome, Phase, Snapshot
+from netstorm.scheduler.replay_log import JobEnded, LoggedOutbox, Record, ReplayedJob
+from netstorm.scheduler.snapshot import JobPhase, JobSnapshot, Outcome
 from netstorm.settings import JOB_WIDE, Settings, declarations
 from netstorm.topology.files import load_network
 from netstorm.topology.policy import Policy
@@ -122,7 +122,7 @@ class SeveralJobs:
             open_log=open_log,
             secret=secret,
         )
-        self._outbox: Final = Outbox()
+        self._outbox: Final = LoggedOutbox()
         self._slots: list[JobSlot] = []
         """In order of arrival. Of several with one name, only the last can be joined."""
         self._slot_of: dict[Peer, JobSlot] = {}
@@ -158,7 +158,7 @@ class SeveralJobs:
         here = ", ".join(repr(slot.name) for slot in self._slots) or "none"
         raise UsageError(f"no job {name!r} is here; there are: {here}")
 
-    def snapshots(self, now: float) -> tuple[Snapshot, ...]:
+    def snapshots(self, now: float) -> tuple[JobSnapshot, ...]:
         """Return the snapshots of all jobs that are here, in order of arrival."""
         return tuple(machine.view.snapshot(now) for machine in self.jobs)
 
@@ -489,7 +489,7 @@ def _short(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class NetworkClaim:
     """The network that a job uses, and its weight there."""
 
     network: str
@@ -497,7 +497,7 @@ class Claim:
     weight: int
 
 
-def link_shares(claims: Sequence[Claim]) -> list[float]:
+def link_shares(claims: Sequence[NetworkClaim]) -> list[float]:
     """Return the share of its network that each claim gets, from 0 to 1; 1 where no network is described."""
     total: dict[str, int] = {}
     for claim in claims:
@@ -550,7 +550,7 @@ class JobSlot:
         self.machine: Final = machine
         self.settings: Final = settings
         self.name: Final = settings.job
-        self.claim: Final = Claim(settings.network_file, settings.job_weight)
+        self.claim: Final = NetworkClaim(settings.network_file, settings.job_weight)
         self.link_share = 1.0
         self.peers: Final[set[Peer]] = set()
         self.broken = False
@@ -559,17 +559,17 @@ class JobSlot:
     @property
     def running(self) -> bool:
         """Whether all nodes have joined, and some will push more."""
-        return self.machine.phase is Phase.RUNNING
+        return self.machine.phase is JobPhase.RUNNING
 
     @property
     def ending(self) -> bool:
         """Whether it only waits for its nodes to leave."""
-        return self.machine.phase not in (Phase.GATHERING, Phase.RUNNING)
+        return self.machine.phase not in (JobPhase.GATHERING, JobPhase.RUNNING)
 
     def close_log(self) -> None:
         """Log that there is nothing to take over, and close the log. Twice does no harm."""
         if self._log is not None:
-            self._log.write([Ended(text=f"job {self.name!r} is over")])
+            self._log.write([JobEnded(text=f"job {self.name!r} is over")])
             self._log.close()
 
 

@@ -24,11 +24,11 @@ __all__ = [
     "MOST_CHARACTERS",
     "NOBODY_JOINED",
     "Announcements",
+    "JobPhase",
+    "JobSnapshot",
     "NodeSnapshot",
     "Outcome",
-    "Phase",
     "PolicyHistory",
-    "Snapshot",
     "ViewChange",
     "ViewSnapshot",
 ]
@@ -91,7 +91,7 @@ class ViewSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class JobSnapshot:
     """One job. Times are those of the scheduler's own clock."""
 
     now: float
@@ -99,7 +99,7 @@ class Snapshot:
     job: str
     release: str
     num_workers: int
-    phase: Phase
+    phase: JobPhase
     text: str
     """How the job is doing, in one line; why it has failed, if it has."""
     nodes: tuple[NodeSnapshot, ...]
@@ -138,7 +138,7 @@ _NOBODY_JOINED: Final = (
 )
 
 
-class Phase(enum.Enum):
+class JobPhase(enum.Enum):
     """Where a job is in its life, as its scheduler sees it."""
 
     GATHERING = "gathering"

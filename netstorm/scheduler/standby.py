@@ -44,7 +44,7 @@ from netstorm.scheduler.policies import FormationRequest, FormationResult, Initi
 from netstorm.scheduler.rendezvous import ProcessRegistry
 from netstorm.scheduler.replay_log import Began, Record, ReplayedJob, departure_text
 from netstorm.scheduler.rounds import MOST_KEYS, under_way_of
-from netstorm.scheduler.snapshot import Outcome, Snapshot
+from netstorm.scheduler.snapshot import JobSnapshot, Outcome
 from netstorm.topology.policy import Policy
 
 __all__ = ["PeerInquiry", "ReportedJob", "StandbyMachine", "check_report"]
@@ -133,7 +133,7 @@ class StandbyMachine:
         if self.job is not None:
             self.job.policy_formed(answer, now)
 
-    def snapshots(self, now: float) -> tuple[Snapshot, ...]:
+    def snapshots(self, now: float) -> tuple[JobSnapshot, ...]:
         """Return the snapshot of the job, once it is taken over."""
         return () if self.job is None else self.job.snapshots(now)
 

@@ -18,11 +18,11 @@ from netstorm.scheduler.job_rounds import JobRounds
 from netstorm.scheduler.members import Members, describe_member, list_some
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.rendezvous import Applicant, Refusal, join_problem
-from netstorm.scheduler.replay_log import Outbox, ReplayedJob, Viewed, departure_text
+from netstorm.scheduler.replay_log import LoggedOutbox, ReplayedJob, Viewed, departure_text
 from netstorm.scheduler.snapshot import ViewChange
 from netstorm.topology.policy import Policy
 
-__all__ = ["Agreement", "JobViews", "Latecomers", "Place", "with_free_places"]
+__all__ = ["JobViews", "Latecomers", "RankPlace", "ViewAgreement", "with_free_places"]
 
 
 # The views of a job that nodes may leave and join: who is in, and how everybody learns of it.
@@ -45,7 +45,7 @@ class JobViews:
     """
 
     def __init__(
-        self, members: Members, rounds: JobRounds, outbox: Outbox, options: SchedulerOptions
+        self, members: Members, rounds: JobRounds, outbox: LoggedOutbox, options: SchedulerOptions
     ) -> None:
         """Begin with the first view.
 
@@ -68,7 +68,7 @@ class JobViews:
         self._must_begin = False
         self._taking_over = False
         """The first view of this scheduler, which took the job over from its nodes, is not agreed on yet."""
-        self._agreement: Agreement | None = None
+        self._agreement: ViewAgreement | None = None
         self._announcement: m.NewView | None = None
         """Of the present view."""
 
@@ -209,7 +209,7 @@ class JobViews:
                 departures=departures,
             )
         )
-        self._agreement = Agreement(self.number, present, self.silent, self._rounds.members_of)
+        self._agreement = ViewAgreement(self.number, present, self.silent, self._rounds.members_of)
         self._announcement = m.NewView(
             view=self.number,
             policy=self._rounds.policy,
@@ -244,7 +244,7 @@ def _summary(agreed: m.ViewAgreed) -> str:
 # `kvstore.rounds.views.view_changes` is the nodes' side, and explains the protocol.
 
 
-class Agreement:
+class ViewAgreement:
     """The reports of the members of one new view.
 
     Attributes:
@@ -436,7 +436,7 @@ the death of another that asked for it before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """The rank that a node gets."""
 
     applicant: Applicant
@@ -476,7 +476,7 @@ class Latecomers:
         """Forget a node that has gone."""
         self._waiting.pop(peer, None)
 
-    def place(self, members: Members, now: float) -> Iterator[Place | Refusal]:
+    def place(self, members: Members, now: float) -> Iterator[RankPlace | Refusal]:
         """Yield the places of those that can have one now, and who has waited too long. Each is forgotten."""
         for peer, applicant in list(self._waiting.items()):
             silent = now - applicant.heard_at
@@ -489,24 +489,26 @@ class Latecomers:
                 del self._waiting[peer]
                 yield found
 
-    def _decide(self, applicant: Applicant, members: Members, now: float) -> Place | Refusal | None:
+    def _decide(self, applicant: Applicant, members: Members, now: float) -> RankPlace | Refusal | None:
         join = applicant.join
         for rank in members.present:
             member = members.all[rank]
             if (member.host, member.port) == (join.host, join.port):  # no two processes can listen there
                 asked = join.asked_rank if join.asked_rank >= 0 else rank
                 return (
-                    Place(applicant, rank, replaces=True) if asked == rank else self._free(applicant, members)
+                    RankPlace(applicant, rank, replaces=True)
+                    if asked == rank
+                    else self._free(applicant, members)
                 )
         return self._free(applicant, members) or self._late(applicant, members, now)
 
-    def _free(self, applicant: Applicant, members: Members) -> Place | None:
+    def _free(self, applicant: Applicant, members: Members) -> RankPlace | None:
         asked, taken = applicant.join.asked_rank, set(members.present)
         if asked >= 0:
-            return None if asked in taken else Place(applicant, asked)
+            return None if asked in taken else RankPlace(applicant, asked)
         free = (rank for rank in range(len(members)) if rank not in taken)
         rank = next(free, None)
-        return None if rank is None else Place(applicant, rank)
+        return None if rank is None else RankPlace(applicant, rank)
 
     def _late(self, applicant: Applicant, members: Members, now: float) -> Refusal | None:
         limit = _MOST_WAITS * self._options.heartbeat_timeout_s

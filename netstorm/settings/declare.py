@@ -17,8 +17,8 @@ from netstorm.errors import SettingsError
 
 __all__ = [
     "Declaration",
-    "Kind",
     "Source",
+    "ValueKind",
     "amount",
     "host",
     "host_ports",
@@ -43,7 +43,7 @@ W = TypeVar("W", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """The values that a setting accepts."""
 
     allowed: str
@@ -85,30 +85,30 @@ class Declaration:
     """Everything about one setting except its value."""
 
     variable: str
-    kind: Kind[Any]
+    kind: ValueKind[Any]
     default: Any
     unit: str
     meaning: str
 
 
-def setting(variable: str, kind: Kind[T], default: T, unit: str, meaning: str) -> T:
+def setting(variable: str, kind: ValueKind[T], default: T, unit: str, meaning: str) -> T:
     """Declare a field of `Settings`. A setting without a unit has an empty `unit`."""
     declaration = Declaration(variable, kind, default, unit, meaning)
     field: T = dataclasses.field(default=default, metadata={"declaration": declaration})
     return field
 
 
-def whole(least: int, most: int | None = None) -> Kind[int]:
+def whole(least: int, most: int | None = None) -> ValueKind[int]:
     """Return the kind of whole numbers from `least` to `most`, both included."""
     allowed = (
         f"a whole number from {least} to {most}" if most is not None else f"a whole number, at least {least}"
     )
-    return Kind(allowed, _whole, lambda n: least <= n and (most is None or n <= most), (int,))
+    return ValueKind(allowed, _whole, lambda n: least <= n and (most is None or n <= most), (int,))
 
 
-def amount(least: int) -> Kind[int]:
+def amount(least: int) -> ValueKind[int]:
     """Return the kind of sizes in bytes, with or without a unit."""
-    return Kind(
+    return ValueKind(
         f"a size such as 65536 (bytes), 64MB or 64MiB, at least {units.format_bytes(least)}",
         lambda text: _whole(text) if text.isascii() and text.isdigit() else units.parse_bytes(text),
         lambda n: n >= least,
@@ -117,10 +117,10 @@ def amount(least: int) -> Kind[int]:
     )
 
 
-def seconds(*, most: float = math.inf) -> Kind[float]:
+def seconds(*, most: float = math.inf) -> ValueKind[float]:
     """Return the kind of durations above 0; a number without a unit means seconds."""
     limit = f" and at most {units.format_duration(most)}" if most < math.inf else ""
-    return Kind(
+    return ValueKind(
         f"a duration such as 5 (seconds), 5s or 250ms, more than 0{limit}",
         lambda text: _decimal(text) if _is_bare(text) else units.parse_duration(text),
         lambda s: 0 < s <= most and s < math.inf,
@@ -130,9 +130,9 @@ def seconds(*, most: float = math.inf) -> Kind[float]:
     )
 
 
-def ratio(*, below_one: bool = False) -> Kind[float]:
+def ratio(*, below_one: bool = False) -> ValueKind[float]:
     """Return the kind of fractions from 0 to 1, also written as percentages."""
-    return Kind(
+    return ValueKind(
         f"a ratio such as 0.1 or 10%, from 0 to {'less than 1' if below_one else '1'}",
         lambda text: _decimal(text) if _is_bare(text) else units.parse_fraction(text),
         lambda r: 0 <= r < 1 or (r == 1 and not below_one),
@@ -141,9 +141,9 @@ def ratio(*, below_one: bool = False) -> Kind[float]:
     )
 
 
-def switch() -> Kind[bool]:
+def switch() -> ValueKind[bool]:
     """Return the kind of on-off switches."""
-    return Kind(
+    return ValueKind(
         "1 or 0 (also: true, false, yes, no, on, off)",
         _switch,
         lambda _: True,
@@ -152,10 +152,10 @@ def switch() -> Kind[bool]:
     )
 
 
-def one_of(*allowed: W) -> Kind[W]:
+def one_of(*allowed: W) -> ValueKind[W]:
     """Return the kind whose value is one of these words; upper and lower case are equal."""
     by_name = {word.lower(): word for word in allowed}
-    return Kind(
+    return ValueKind(
         "one of " + ", ".join(allowed),
         lambda text: by_name.get(text.lower(), cast("W", text)),
         lambda word: word in allowed,
@@ -163,13 +163,13 @@ def one_of(*allowed: W) -> Kind[W]:
     )
 
 
-def words(pattern: str, allowed: str) -> Kind[str]:
+def words(pattern: str, allowed: str) -> ValueKind[str]:
     """Return the kind of text that matches a pattern."""
     form = re.compile(pattern)
-    return Kind(allowed, str, lambda text: form.fullmatch(text) is not None, (str,))
+    return ValueKind(allowed, str, lambda text: form.fullmatch(text) is not None, (str,))
 
 
-def host(*, or_empty: bool = False, or_any: bool = False) -> Kind[str]:
+def host(*, or_empty: bool = False, or_any: bool = False) -> ValueKind[str]:
     """Return the kind of host names and addresses, without scheme or port."""
     name = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
     ipv6 = (
@@ -181,9 +181,9 @@ def host(*, or_empty: bool = False, or_any: bool = False) -> Kind[str]:
     return dataclasses.replace(kind, parse=without_brackets)
 
 
-def host_ports(example: str) -> Kind[str]:
+def host_ports(example: str) -> ValueKind[str]:
     """Return the kind of lists of HOST:PORT with commas, or nothing."""
-    return Kind(f"addresses such as {example}, or nothing", str, _are_host_ports, (str,))
+    return ValueKind(f"addresses such as {example}, or nothing", str, _are_host_ports, (str,))
 
 
 def _are_host_ports(text: str) -> bool:

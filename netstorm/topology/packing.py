@@ -40,7 +40,7 @@ from netstorm.topology.tree import CHUNK_BYTES, Tree
 from netstorm.units import format_duration
 
 __all__ = [
-    "Packed",
+    "PredictedPacking",
     "ResourcePrices",
     "Solution",
     "arborescence",
@@ -75,7 +75,7 @@ class _Use(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _TreeColumn:
     """A tree in the linear program: for one direction, or the same tree for both."""
 
     use: _Use
@@ -111,7 +111,7 @@ class Columns:
 
     def __init__(self, pricing: ResourcePrices) -> None:
         self._pricing: Final = pricing
-        self._columns: list[_Column] = []
+        self._columns: list[_TreeColumn] = []
         self._known: set[tuple[_Use, int, tuple[int, ...]]] = set()
 
     def add(self, root: int, up: Parents, down: Parents) -> Floats:
@@ -136,7 +136,7 @@ class Columns:
                 delay += max(path_delays(parents, pricing.delays.T))
             if use is not _Use.REDUCE:
                 delay += max(path_delays(parents, pricing.delays))
-            self._columns.append(_Column(*name, delay, load[pricing.limits]))
+            self._columns.append(_TreeColumn(*name, delay, load[pricing.limits]))
         return load
 
     def solve(self, delay_counts: float) -> Solution:
@@ -239,7 +239,7 @@ class Columns:
         )
 
 
-def _together(up: _Column, down: _Column) -> _Column:
+def _together(up: _TreeColumn, down: _TreeColumn) -> _TreeColumn:
     """Return two trees as one column."""
     if up is down:
         return up
@@ -247,8 +247,8 @@ def _together(up: _Column, down: _Column) -> _Column:
 
 
 def _paired(
-    ups: list[tuple[_Column, float]], downs: list[tuple[_Column, float]]
-) -> Iterator[tuple[_Column, _Column, float]]:
+    ups: list[tuple[_TreeColumn, float]], downs: list[tuple[_TreeColumn, float]]
+) -> Iterator[tuple[_TreeColumn, _TreeColumn, float]]:
     """Yield pairs with shares, so that each keeps its own; the fast ones of one use with the slow ones of the
     other.
     """
@@ -762,7 +762,7 @@ _PREDICTED_NODES: Final = 12
 """With more nodes, predictions take longer than they are worth."""
 
 
-class Packed(NamedTuple):
+class PredictedPacking(NamedTuple):
     """A packing and its predicted time."""
 
     forest: Forest
@@ -770,7 +770,7 @@ class Packed(NamedTuple):
     """None: there was no choice, and no prediction."""
 
 
-def best_packing(network: Network, options: Options) -> Packed:
+def best_packing(network: Network, options: Options) -> PredictedPacking:
     """Return the packing for `options.tensors`, with its look-ahead if rates are known.
 
     With few chunks in a tensor, the order of the chunks makes a difference of a tenth of the time: similar
@@ -792,10 +792,10 @@ def best_packing(network: Network, options: Options) -> Packed:
     if options.known:
         forests = tuple(with_look_ahead(network, forest, options.chunk_bytes) for forest in forests)
     if len(forests) == 1:
-        return Packed(forests[0], None)
+        return PredictedPacking(forests[0], None)
     seconds = [
         predict(network, forest.policy(0), options.tensors, chunk_bytes=options.chunk_bytes).seconds
         for forest in forests
     ]
     best = min(range(len(forests)), key=seconds.__getitem__)
-    return Packed(forests[best], seconds[best])
+    return PredictedPacking(forests[best], seconds[best])

@@ -10,17 +10,17 @@ from typing import Final
 
 import pytest
 
-from netstorm.lab.testing.fuzz import Target
+from netstorm.lab.testing.fuzz import FuzzTarget
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 
 
 @pytest.fixture(scope="session")
-def targets() -> Iterator[dict[str, Target]]:
+def targets() -> Iterator[dict[str, FuzzTarget]]:
     """Every decoder, by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        found: tuple[Target, ...] = importlib.import_module("decoders.registry").TARGETS
+        found: tuple[FuzzTarget, ...] = importlib.import_module("decoders.registry").TARGETS
         yield {target.name: target for target in found}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import JoinRefused, NodeFailed, NodeLost, NodeRemoved
 from netstorm.lab.simulation.cluster import SimulatedJobs
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 
 
 def join(jobs, nodes):
@@ -151,7 +151,7 @@ def test_a_name_can_be_used_again_while_the_nodes_of_the_failed_job_still_hear_w
     first = jobs.start("one", 3)
     join(jobs, first)
     first[1].process.die(silent=True)
-    jobs.run_until(lambda: jobs.scheduler.machine.jobs[0].phase is Phase.FAILED)
+    jobs.run_until(lambda: jobs.scheduler.machine.jobs[0].phase is JobPhase.FAILED)
     second = jobs.start("one", 2)
     join(jobs, second)
     pending = push(second, 5)

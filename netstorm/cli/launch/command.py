@@ -12,7 +12,14 @@ from typing import Annotated, Final
 import typer
 
 from netstorm.cli.launch.hosts import as_ssh_takes_it, check_host, passed_on, read_hostfile, ssh_job
-from netstorm.cli.launch.job import Job, find_command, for_attempt, run_job, run_with_restarts, state_folder
+from netstorm.cli.launch.job import (
+    LaunchedJob,
+    find_command,
+    for_attempt,
+    run_job,
+    run_with_restarts,
+    state_folder,
+)
 from netstorm.cli.launch.local_job import local_job, scheduler_rank, users_environment, wan_job, wan_line
 from netstorm.cli.launch.output import Console, open_standard_streams
 from netstorm.cli.launch.shutdown import Shutdown
@@ -280,7 +287,9 @@ class LaunchArguments:
         )
         return self._run(job, variables, scratch)
 
-    def _run(self, job: Job, variables: dict[str, str], scratch: Path, *, spare: Collection[int] = ()) -> int:
+    def _run(
+        self, job: LaunchedJob, variables: dict[str, str], scratch: Path, *, spare: Collection[int] = ()
+    ) -> int:
         environment = child_environment(None, **variables)
         settings = _settings_of_rank_0(environment, job.size)  # checks for conflicts, too
         if self.log_folder is not None:
@@ -374,7 +383,7 @@ class LaunchArguments:
         find_command(self.command, self.folder, environment)
         return environment
 
-    def _local(self, variables: dict[str, str], scratch: Path) -> Job:
+    def _local(self, variables: dict[str, str], scratch: Path) -> LaunchedJob:
         self._refuse_host_options(
             ("scheduler", self.scheduler_host), ("python", self.python), ("ssh", self.ssh)
         )
@@ -397,7 +406,7 @@ class LaunchArguments:
             ready_file=scratch / "scheduler" if self.with_scheduler else None,
         )
 
-    def _remote(self, variables: dict[str, str], hosts: Path, key: str | None) -> Job:
+    def _remote(self, variables: dict[str, str], hosts: Path, key: str | None) -> LaunchedJob:
         if self.sites:
             raise UsageError("--site: with --hosts sites are written in the host file, as site=NAME")
         if self.port == 0:

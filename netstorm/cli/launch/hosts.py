@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from netstorm.addresses import is_loopback, without_brackets
-from netstorm.cli.launch.job import Job, Process, start_message
+from netstorm.cli.launch.job import LaunchedJob, Process, start_message
 from netstorm.cli.launch.shutdown import SCHEDULER, Member
 from netstorm.cli.launch.variables import (
     FROM_ANOTHER_JOB,
@@ -61,7 +61,7 @@ def ssh_job(
     ssh: Sequence[str],
     with_scheduler: bool,
     key: str | None = None,
-) -> Job:
+) -> LaunchedJob:
     """Return a job of a scheduler and nodes on other hosts.
 
     Args:
@@ -94,7 +94,7 @@ def ssh_job(
     own = {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": port}
     words = [python, "-m", "netstorm", "scheduler", "--launched"]
     scheduler = remote.process(SCHEDULER, host, words, None, {**own, "DMLC_NUM_WORKER": size})
-    return Job(
+    return LaunchedJob(
         size=size,
         scheduler=scheduler if with_scheduler else None,
         ready_file=None,

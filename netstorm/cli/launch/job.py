@@ -54,7 +54,7 @@ from netstorm.scheduler.launched_ranks import RankEnded, shortened
 
 __all__ = [
     "CommandError",
-    "Job",
+    "LaunchedJob",
     "Process",
     "find_command",
     "for_attempt",
@@ -101,7 +101,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class LaunchedJob:
     """All processes of a job."""
 
     size: int
@@ -180,7 +180,7 @@ _READER_MS: Final = 2000
 
 
 def run_job(
-    job: Job,
+    job: LaunchedJob,
     shutdown: Shutdown,
     console: Console,
     log_folder: Path | None,
@@ -222,7 +222,7 @@ def run_job(
 class _JobRun:
     def __init__(
         self,
-        job: Job,
+        job: LaunchedJob,
         shutdown: Shutdown,
         console: Console,
         log_folder: Path | None,
@@ -605,7 +605,7 @@ def state_folder(
     return f"{base}/restart-{attempt}" if attempt else base
 
 
-def for_attempt(job: Job, attempt: int, state: str | None) -> Job:
+def for_attempt(job: LaunchedJob, attempt: int, state: str | None) -> LaunchedJob:
     """Return a job whose nodes know how often it was started again, and whose scheduler keeps a log.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from netstorm.cli.launch import supervisor
-from netstorm.cli.launch.job import Job, Process, start_message
+from netstorm.cli.launch.job import LaunchedJob, Process, start_message
 from netstorm.cli.launch.shutdown import SCHEDULER, Member
 from netstorm.cli.launch.variables import (
     FROM_ANOTHER_JOB,
@@ -123,7 +123,7 @@ def local_job(
     ready_file: Path | None,
     scheduler_host: str = _LOOPBACK,
     torch_port: Callable[[], int] = free_port,
-) -> Job:
+) -> LaunchedJob:
     """Return a job of a scheduler and nodes on this machine.
 
     Args:
@@ -161,7 +161,7 @@ def local_job(
 
     nodes(None)  # wrong values are found before anything is started
     hosts = dict.fromkeys(map(Member, range(size)), _LOOPBACK)
-    job = Job(size=size, scheduler=None, ready_file=ready_file, nodes=nodes, hosts=hosts)
+    job = LaunchedJob(size=size, scheduler=None, ready_file=ready_file, nodes=nodes, hosts=hosts)
     if ready_file is None:
         return job
     common = {"DMLC_PS_ROOT_URI": _LOOPBACK, "DMLC_NUM_WORKER": size, "DMLC_PS_ROOT_PORT": port or None}
@@ -200,7 +200,7 @@ def wan_job(
     scheduler_at: int,
     ready_file: Path | None,
     ipv6: bool = False,
-) -> Job:
+) -> LaunchedJob:
     """Return a job whose processes run in the namespaces of `wan`, one node a rank. The changes in the
     network file begin when the nodes are started.
 
@@ -234,7 +234,7 @@ def wan_job(
 
     nodes(None)  # wrong values are found before anything is started
     hosts = {Member(rank): wan.address(rank) for rank in range(size)}
-    job = Job(size=size, scheduler=None, ready_file=ready_file, nodes=started, hosts=hosts)
+    job = LaunchedJob(size=size, scheduler=None, ready_file=ready_file, nodes=started, hosts=hosts)
     if ready_file is None:
         return job
 

@@ -22,8 +22,8 @@ __all__ = [
     "FROM_ANOTHER_JOB",
     "KEY_FILE",
     "RESERVED",
+    "HostPlace",
     "Master",
-    "Place",
     "check_port",
     "free_port",
     "fresh_or_given",
@@ -84,25 +84,25 @@ class Master:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class HostPlace:
     """Where a node is among the nodes of its host; scripts choose their GPU by it."""
 
     local_rank: int
     local_size: int
 
 
-def places(hosts: Sequence[str]) -> list[Place]:
+def places(hosts: Sequence[str]) -> list[HostPlace]:
     """Return the place of each rank, from the host of each rank."""
     size = Counter(hosts)
     seen: Counter[str] = Counter()
     found = []
     for host in hosts:
-        found.append(Place(local_rank=seen[host], local_size=size[host]))
+        found.append(HostPlace(local_rank=seen[host], local_size=size[host]))
         seen[host] += 1
     return found
 
 
-def torch_variables(*, rank: int, size: int, place: Place, master: Master | None) -> dict[str, str | int]:
+def torch_variables(*, rank: int, size: int, place: HostPlace, master: Master | None) -> dict[str, str | int]:
     """Return the variables that PyTorch reads.
 
     Args:
@@ -214,7 +214,7 @@ def node_variables(
     host: str,
     port: int | None,
     site: str | None,
-    place: Place,
+    place: HostPlace,
     master: Master | None,
 ) -> dict[str, str | int]:
     """Return the variables with a node's rank, the scheduler's address, and what PyTorch needs.

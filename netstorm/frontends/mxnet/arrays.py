@@ -33,10 +33,10 @@ from netstorm.frontends.mxnet.engine import LIBRARY, LIBRARY_KEEPING_LOCK, NDArr
 from netstorm.kvstore.forms import Key
 
 __all__ = [
+    "ArrayKind",
     "CopyOut",
     "Group",
     "KeepingLock",
-    "Kind",
     "LastArrays",
     "StagingBuffer",
     "check_dense",
@@ -274,7 +274,7 @@ _TYPES: Final = {
 }
 
 
-class Kind(NamedTuple):
+class ArrayKind(NamedTuple):
     """The properties that two arrays must share for one to be copied to the other."""
 
     dense: bool
@@ -282,7 +282,7 @@ class Kind(NamedTuple):
     dtype: np.dtype[np.generic]
 
 
-def kind_of(array: NDArray) -> Kind:
+def kind_of(array: NDArray) -> ArrayKind:
     """Return an array's shape and type, and whether it is dense."""
     handle = array.handle
     number = ctypes.c_int()
@@ -292,10 +292,10 @@ def kind_of(array: NDArray) -> Kind:
     if _SHAPE_64:
         sides64 = ctypes.POINTER(ctypes.c_int64)()
         check_call(_shape64(handle, ctypes.byref(number), ctypes.byref(sides64)))
-        return Kind(dense, tuple(sides64[: number.value]), dtype)
+        return ArrayKind(dense, tuple(sides64[: number.value]), dtype)
     sides = ctypes.POINTER(ctypes.c_int)()
     check_call(_shape(handle, ctypes.byref(number), ctypes.byref(sides)))
-    return Kind(dense, tuple(sides[: number.value]), dtype)
+    return ArrayKind(dense, tuple(sides[: number.value]), dtype)
 
 
 def is_dense(array: NDArray) -> bool:

@@ -33,7 +33,7 @@ from netstorm.frontends.mxnet.arrays import (
 )
 from netstorm.frontends.mxnet.checkpoint.kept_state import SavedEntry
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.elastic import Get, RoundResults, Set
+from netstorm.frontends.mxnet.elastic import Get, Set, StoreRoundResults
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.entries import (
     Entry,
@@ -49,7 +49,7 @@ from netstorm.frontends.mxnet.entries import (
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors, raises_mxnet_errors
 from netstorm.frontends.mxnet.owner import OwnedRule, Owner, decode, joined, with_counts
 from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
-from netstorm.frontends.mxnet.updates import OptimizerUpdater, UpdateRule, write_atomically
+from netstorm.frontends.mxnet.updates import CalledUpdater, OptimizerUpdater, write_atomically
 from netstorm.kvstore.forms import Array, Key, Values
 from netstorm.kvstore.operations import UNBOUNDED, Done, PullOperation, Pushes, PushOperation, StatesOperation
 from netstorm.kvstore.process.elastic import Newcomer, SavingRank, collect_from_owners, wait_for_enough_nodes
@@ -63,7 +63,7 @@ __all__ = [
     "CollectedStates",
     "Freshness",
     "Number",
-    "Target",
+    "PullTarget",
     "create_asynchronous",
 ]
 
@@ -87,7 +87,7 @@ class Freshness:
 
 
 @dataclass(slots=True)
-class Target:
+class PullTarget:
     """Where the values of a pull are written."""
 
     destination: Array
@@ -193,7 +193,7 @@ class OwnerCalls:
     def pull(
         self,
         arrays: Sequence[NDArray],
-        target: Callable[[], Target],
+        target: Callable[[], PullTarget],
         owner: Owner | None,
         freshness: Freshness,
         *,
@@ -216,7 +216,7 @@ class OwnerCalls:
 
         self.queue(begin, arrays, "netstorm_pull", freshness.priority, reads=reads)
 
-    def pull_now(self, target: Target, owner: Owner | None, freshness: Freshness, done: Done) -> None:
+    def pull_now(self, target: PullTarget, owner: Owner | None, freshness: Freshness, done: Done) -> None:
         """Get the newest value, with all pushes that have taken a number: within an operation of the engine,
         on any thread. Arguments are those of `pull`; `done` hears of the end.
         """
@@ -277,7 +277,7 @@ class OwnerCalls:
 
     def _submit_pull(
         self,
-        target: Target,
+        target: PullTarget,
         owner: Owner | None,
         freshness: Freshness,
         done: Done,
@@ -383,7 +383,7 @@ class AsyncEntry(Entry):
     def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
         """Copy the newest value to `outs`. `owner` is None if this rank does not know who owns what."""
         stored = self._stored
-        self.calls.pull((stored.array,), lambda: Target(self._flat(stored)), owner, freshness)
+        self.calls.pull((stored.array,), lambda: PullTarget(self._flat(stored)), owner, freshness)
         self.pull(outs)
 
     def pull_states(self, owner: Owner) -> tuple[NDArray, dict[int, bytes]]:
@@ -436,7 +436,7 @@ class AsyncRowEntry(RowEntry):
     def pull_from_owners(self, outs: Sequence[NDArray], owner: Owner | None, freshness: Freshness) -> None:
         """Copy the newest value, all of its rows, to `outs`; see `AsyncEntry.pull_from_owners`."""
         stored = self._stored
-        self.calls.pull((stored,), lambda: Target(rows_of(stored).values.reshape(-1)), owner, freshness)
+        self.calls.pull((stored,), lambda: PullTarget(rows_of(stored).values.reshape(-1)), owner, freshness)
         self.pull(outs)
 
     def pull_rows_from_owners(
@@ -446,12 +446,12 @@ class AsyncRowEntry(RowEntry):
         key = self.key
         picked, ids = empty_rows(key.spec.shape, key.dtype), staged_row_ids(row_ids)
 
-        def target() -> Target:
+        def target() -> PullTarget:
             numbers = sorted_row_ids(ids, key.spec.shape[0])
             made = empty_rows(key.spec.shape, key.dtype, len(numbers))
             new = rows_of(made)
             new.numbers[:] = numbers
-            return Target(new.values.reshape(-1), numbers, lambda: replace_rows(picked, made))
+            return PullTarget(new.values.reshape(-1), numbers, lambda: replace_rows(picked, made))
 
         self.calls.pull((picked,), target, owner, freshness, reads=(ids,))
         with mx.autograd.pause():
@@ -501,9 +501,9 @@ class CollectedStates:
             self._counts[key] = max(part.updates for part in parts)
             self._all_updates = max(self._all_updates, *(part.all_updates for part in parts))
 
-    def rule(self, optimizer: mx.optimizer.Optimizer) -> UpdateRule:
+    def rule(self, optimizer: mx.optimizer.Optimizer) -> CalledUpdater:
         """Return a rule that has the states, and the script's `optimizer` with the owners' counts."""
-        return UpdateRule(self._updater(optimizer), "collected from owners")
+        return CalledUpdater(self._updater(optimizer), "collected from owners")
 
     def _updater(self, optimizer: mx.optimizer.Optimizer) -> OptimizerUpdater:
         updater = OptimizerUpdater(with_counts(optimizer, self._counts, self._all_updates))
@@ -535,8 +535,8 @@ class CollectedEntry:
 
 
 def collect_entries(
-    runtime: Runtime, entries: Sequence[AsyncEntry | AsyncRowEntry], owner: Owner, rule: UpdateRule
-) -> tuple[list[CollectedEntry], UpdateRule]:
+    runtime: Runtime, entries: Sequence[AsyncEntry | AsyncRowEntry], owner: Owner, rule: CalledUpdater
+) -> tuple[list[CollectedEntry], CalledUpdater]:
     """Return the owners' values of keys, and a rule with the owners' states and counts.
 
     Args:
@@ -695,7 +695,7 @@ class ElasticOwnersStore(NetStormKVStore):
                 "have it already; initialise all keys before the first push"
             )
         elif self._is_elastic:
-            entry.elastic = RoundResults(self._runtime.size, rescales=False)
+            entry.elastic = StoreRoundResults(self._runtime.size, rescales=False)
             entry.initialise(initial)
             self._checkpoints.initialised(entry)
         else:
@@ -884,15 +884,15 @@ class AsynchronousKVStore(ElasticOwnersStore):
                 other way round.
         """
         self._check()
-        rule = UpdateRule.of_optimizer(optimizer)
+        rule = CalledUpdater.of_optimizer(optimizer)
         self._checkpoints.optimizer_set(rule)
         self._use(rule)
 
     def _set_updater(self, updater: object) -> None:
         """Have owners update keys with `updater(key, gradient, stored)`, called on a thread for updates."""
-        self._use(UpdateRule.of_function(updater))
+        self._use(CalledUpdater.of_function(updater))
 
-    def _use(self, rule: UpdateRule) -> None:
+    def _use(self, rule: CalledUpdater) -> None:
         self._check()
         owned = OwnedRule(rule, elastic=self._is_elastic)
         if self._owner is None:
@@ -994,7 +994,7 @@ class AsynchronousKVStore(ElasticOwnersStore):
             collected.add(entry.user_key, entry.key.spec.shape, found)
         return collected
 
-    def _collected_rule(self) -> UpdateRule | None:
+    def _collected_rule(self) -> CalledUpdater | None:
         """Get all values and states from their owners, the same at all ranks: nobody pushes meanwhile."""
         owner, rule = self._owner, self._rule
         if owner is None or rule is None:

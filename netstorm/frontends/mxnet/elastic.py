@@ -31,13 +31,13 @@ from netstorm.frontends.mxnet.checkpoint.kept_state import KeptEntry, KeptState,
 from netstorm.frontends.mxnet.checkpoint.optimizer_values import optimizer_values, restore_optimizer_values
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import Agreed
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.elastic import wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.protocol.frames import Buffer, checksum, ranks_in
 
 __all__ = [
@@ -46,8 +46,8 @@ __all__ = [
     "FollowedEntry",
     "Get",
     "Group",
-    "RoundResults",
     "Set",
+    "StoreRoundResults",
     "copy_behind",
     "decode",
     "encode",
@@ -117,9 +117,9 @@ class ElasticJob:
     def __init__(self, runtime: Runtime, helpers: Mapping[str, Key]) -> None:
         """Begin; `helpers` are the keys of checkpoints."""
         settings = runtime.settings
-        self.results: Final = RoundResults(settings.num_workers, rescales=settings.rescale)
+        self.results: Final = StoreRoundResults(settings.num_workers, rescales=settings.rescale)
         self.script: Final = ScriptStates()
-        self.joined_with: JobState | None = None
+        self.joined_with: StepState | None = None
         self.kept_by_script: Final[set[int | str]] = set()
         self._runtime: Final = runtime
         self._helpers: Final = helpers
@@ -140,7 +140,7 @@ class ElasticJob:
 
     # ------------------------------------------------------------------------------------------ as a newcomer
 
-    def prepare(self) -> JobState | None:
+    def prepare(self) -> StepState | None:
         """Fetch the job's state, if this node has joined later and does not have it; return it.
 
         Raises:
@@ -170,7 +170,7 @@ class ElasticJob:
         entry.holds_sum = user_key in state.sums
         return True
 
-    def optimizer_set(self, rule: UpdateRule) -> None:
+    def optimizer_set(self, rule: CalledUpdater) -> None:
         """Give a newcomer's optimizer the scale of gradients that the others have, so that all stay equal."""
         state = self.joined_with
         if state is not None and state.rescale_grad is not None and rule.optimizer is not None:
@@ -204,7 +204,7 @@ class ElasticJob:
         self,
         pushed: Iterable[ElasticEntry],
         entries: Callable[[], Sequence[ElasticEntry]],
-        rule: UpdateRule | None,
+        rule: CalledUpdater | None,
     ) -> None:
         """Find out whether this push begins a step. If so, wait for nodes, and offer the state to newcomers.
 
@@ -224,7 +224,7 @@ class ElasticJob:
             entry.pushed_in = step
             entry.holds_sum = rule is None
 
-    def begin_period(self, entries: Callable[[], Sequence[ElasticEntry]], rule: UpdateRule | None) -> None:
+    def begin_period(self, entries: Callable[[], Sequence[ElasticEntry]], rule: CalledUpdater | None) -> None:
         """Begin a step before which all ranks have had the same values, of a store in which they have not
         always: it counts periods in place of steps. Optimizers of ranks have states of their own, so a
         newcomer takes what one rank offers. A newcomer's first period is one that the others have begun.
@@ -243,14 +243,14 @@ class ElasticJob:
         """Whether this node's values are in the sums of rounds that begin now."""
         return self._runtime.rank in self._live.contributors
 
-    def finish(self, entries: Sequence[ElasticEntry], rule: UpdateRule | None) -> None:
+    def finish(self, entries: Sequence[ElasticEntry], rule: CalledUpdater | None) -> None:
         """Offer the state at the end of the script to all who come later: nobody else can."""
         if entries and self._runtime.failure is None:
             self._step += 1
             self._offer(entries, rule, last=True).join()
 
     def _at_boundary(
-        self, entries: Callable[[], Sequence[ElasticEntry]], rule: UpdateRule | None, *, on_grid: bool
+        self, entries: Callable[[], Sequence[ElasticEntry]], rule: CalledUpdater | None, *, on_grid: bool
     ) -> None:
         live = self._live
         if live.has_newcomers and not self._making:
@@ -262,7 +262,7 @@ class ElasticJob:
         if len(live.ranks) < self._fewest:
             self._wait_for_nodes(entries(), rule)
 
-    def _wait_for_nodes(self, entries: Sequence[ElasticEntry], rule: UpdateRule | None) -> None:
+    def _wait_for_nodes(self, entries: Sequence[ElasticEntry], rule: CalledUpdater | None) -> None:
         def serve() -> None:
             if self._live.has_newcomers and not self._making:
                 self._offer(entries, rule)
@@ -272,7 +272,7 @@ class ElasticJob:
     # ---------------------------------------------------------------------------------------- for newcomers
 
     def _offer(
-        self, entries: Sequence[ElasticEntry], rule: UpdateRule | None, *, last: bool = False
+        self, entries: Sequence[ElasticEntry], rule: CalledUpdater | None, *, last: bool = False
     ) -> threading.Thread:
         """Have the state copied, and offered once it is: behind everything that is queued now."""
         self._making, self._asked_at = True, None
@@ -303,7 +303,7 @@ class ElasticJob:
             state["next_rounds"] = next_rounds | {key.name: number for key, number in occasional.items()}
             content = encode(with_copies(state, copies))
             rounds = following | occasional
-            snapshot = Snapshot(
+            snapshot = StateSnapshot(
                 step=step,
                 content=content,
                 crc=checksum(content),
@@ -337,7 +337,7 @@ def _arrays_in(state: object) -> Iterable[NDArray]:
 
 
 def _counts(
-    entries: Sequence[ElasticEntry], rule: UpdateRule | None, helpers: Mapping[str, Key]
+    entries: Sequence[ElasticEntry], rule: CalledUpdater | None, helpers: Mapping[str, Key]
 ) -> dict[str, Any]:
     """Return the plain values of a state."""
     optimizer = None if rule is None else rule.optimizer
@@ -359,7 +359,7 @@ class FollowedEntry(Protocol):
     contributors: int
 
 
-class RoundResults:
+class StoreRoundResults:
     """The results of one store's rounds. Called on the I/O thread, before the script sees the result."""
 
     def __init__(self, world: int, *, rescales: bool) -> None:
@@ -760,7 +760,7 @@ _PROGRESS: Final = "state_bytes_fetched"
 
 
 @dataclass(frozen=True, slots=True)
-class JobState:
+class StepState:
     """The state of the job before one of its steps."""
 
     step: int
@@ -780,7 +780,7 @@ class JobState:
     """By name: what the scripts have attached."""
 
 
-def fetch_state(runtime: Runtime) -> JobState:
+def fetch_state(runtime: Runtime) -> StepState:
     """Block until this node has the job's state.
 
     Raises:
@@ -789,7 +789,7 @@ def fetch_state(runtime: Runtime) -> JobState:
     """
     _log.warning("rank %d has joined a job that trains already: it fetches the job's state", runtime.rank)
     begun = clock.monotonic()
-    found: list[Snapshot] = []
+    found: list[StateSnapshot] = []
     _wait(runtime, _ask(runtime, found.append))
     snapshot = found[0]
     state = cast("dict[str, Any]", decode(snapshot.content))
@@ -800,7 +800,7 @@ def fetch_state(runtime: Runtime) -> JobState:
         snapshot.nbytes / 1e6,
         clock.monotonic() - begun,
     )
-    return JobState(
+    return StepState(
         step=snapshot.step,
         barriers=snapshot.barriers,
         kept=KeptState(
@@ -815,7 +815,7 @@ def fetch_state(runtime: Runtime) -> JobState:
     )
 
 
-def _ask(runtime: Runtime, take: Callable[[Snapshot], None]) -> concurrent.futures.Future[None]:
+def _ask(runtime: Runtime, take: Callable[[StateSnapshot], None]) -> concurrent.futures.Future[None]:
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def done(error: Exception | None) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from netstorm import clock
 from netstorm.compression.auto import Auto
-from netstorm.compression.codec import AGREED, AnyArray, Codec, Place, Rounds, State, Uncompressed
+from netstorm.compression.codec import AGREED, AnyArray, Codec, GradientPlace, Rounds, State, Uncompressed
 from netstorm.compression.quantised import Signs, TwoBit, quantised
 from netstorm.compression.registry import CODECS, CodecRules, rules_of
 from netstorm.compression.sparse import Array, Numbers, Rows, tidy
@@ -27,9 +27,9 @@ from netstorm.frontends.mxnet.arrays import (
     rows_of,
 )
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.elastic import RoundResults
+from netstorm.frontends.mxnet.elastic import StoreRoundResults
 from netstorm.frontends.mxnet.engine import RUNS_INLINE, Completion, NDArray, Operands, push_async, push_on
-from netstorm.frontends.mxnet.updates import DeferredUpdate, UpdatedArrays, UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater, DeferredUpdate, UpdatedArrays
 from netstorm.kvstore.calls import Agreed, EncodedSum, TensorKeys, encoded_keys
 from netstorm.kvstore.forms import Key, RowParts, Values
 from netstorm.kvstore.operations import Operation
@@ -95,7 +95,7 @@ class Entry:
         self.skipped: NDArray | None = None
         """The array of a round that was skipped, because an operation of the script's has failed. Reading it
         raises that failure."""
-        self.elastic: RoundResults | None = None
+        self.elastic: StoreRoundResults | None = None
         """Of an elastic job."""
         self.contributors = 0
         """In an elastic job: bit set of the ranks whose values are in the last complete round."""
@@ -171,7 +171,7 @@ class Entry:
         values: Sequence[NDArray],
         *,
         priority: int,
-        rule: UpdateRule | None,
+        rule: CalledUpdater | None,
         fingerprint: str,
         compression: GradientCompression | None = None,
         loss: LossTerms | None = None,
@@ -227,7 +227,7 @@ class Entry:
             merged, priority=priority, rule=fingerprint, compression=compression, loss=loss, update=update
         )
 
-    def update(self, rule: UpdateRule) -> None:
+    def update(self, rule: CalledUpdater) -> None:
         """Update the value with the sum of the last push."""
         key = self.key
         round, runtime = self._last_push, self._runtime
@@ -598,7 +598,7 @@ class EncodedKey:
         """
         runtime = self._runtime
         places = runtime.settings.places
-        place = Place(self._shape, places, runtime.rank, total.number, clock.monotonic)
+        place = GradientPlace(self._shape, places, runtime.rank, total.number, clock.monotonic)
         yield from self.codec.rounds(gradient, self.residual.state, place)
         if isinstance(self.codec, Auto) and (news := self.codec.take_news()):
             describe_compression(runtime, f"auto: {news}")
@@ -954,7 +954,7 @@ class RowEntry:
         """Their arrays may be dense or row-sparse."""
         self.skipped: NDArray | None = None
         """See `Entry`, as for the next four."""
-        self.elastic: RoundResults | None = None
+        self.elastic: StoreRoundResults | None = None
         self.contributors = 0
         self.first_rounds: Mapping[str, int] = {}
         self.pushed_in = -1
@@ -1020,7 +1020,7 @@ class RowEntry:
         values: Sequence[NDArray],
         *,
         priority: int,
-        rule: UpdateRule | None,
+        rule: CalledUpdater | None,
         fingerprint: str,
         compression: object = None,
         loss: object = None,
@@ -1045,7 +1045,7 @@ class RowEntry:
             target = self._merged = empty_rows(self.key.spec.shape, self.key.dtype)
         self._rounds.sum(source, target, priority=priority, rule=fingerprint, follow=self._follow)
 
-    def update(self, rule: UpdateRule) -> None:
+    def update(self, rule: CalledUpdater) -> None:
         """Update the value with the sum of the last push. A lazy optimizer updates only the sum's rows."""
         assert self._merged is not None
         if not self._full:
@@ -1125,7 +1125,7 @@ class RowPushes:
         values: Sequence[NDArray],
         *,
         priority: int,
-        rule: UpdateRule | None,
+        rule: CalledUpdater | None,
         fingerprint: str,
         follow: Follow | None = None,
     ) -> None:

@@ -18,17 +18,23 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm import clock
-from netstorm.compression.codec import Codec, Floats, Place, Rounds, State
+from netstorm.compression.codec import Codec, Floats, GradientPlace, Rounds, State
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays import StagingBuffer, is_dense
-from netstorm.frontends.mxnet.asynchronous import AsyncEntry, AsynchronousKVStore, Freshness, Number, Target
+from netstorm.frontends.mxnet.asynchronous import (
+    AsyncEntry,
+    AsynchronousKVStore,
+    Freshness,
+    Number,
+    PullTarget,
+)
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.entries import Entry, GradientCompression, sum_rows
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
 from netstorm.frontends.mxnet.owner import Owner
 from netstorm.frontends.mxnet.store import AnyEntry, Given, NetStormKVStore
-from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import EncodedSum, SiteLead, Sites, SiteSums, TensorCalls, run_in_turn, set_memory
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.operations import UNBOUNDED, Done, Operation
@@ -137,7 +143,7 @@ class LocalEntry(Entry):
         self._knows_base = False
         """All ranks have had the same value, which `Changes` remembers."""
 
-    def step(self, values: Sequence[NDArray], rule: UpdateRule) -> None:
+    def step(self, values: Sequence[NDArray], rule: CalledUpdater) -> None:
         """Sum gradients over this rank's devices, and update the value with the sum."""
         if all(is_dense(value) for value in values):
             if self._gradient is None:
@@ -307,7 +313,7 @@ class LocalEntry(Entry):
         )
 
     def _leaders_rounds(self, memory: Floats, total: EncodedSum, codec: Codec, sites: Sites) -> Rounds:
-        place = Place(
+        place = GradientPlace(
             self.key.spec.shape, len(sites.leaders), self._runtime.rank, total.number, clock.monotonic
         )
         state = self.kept.state
@@ -379,7 +385,7 @@ class Average(enum.Enum):
     ALL = "the average of all"
 
 
-class Schedule(Protocol):
+class StepSchedule(Protocol):
     """Decides step by step."""
 
     @property
@@ -587,7 +593,7 @@ class LocalUpdatesKVStore(NetStormKVStore):
         super().__init__()
         live = self._runtime.node.requests.live
         members = live.first_members if live.is_elastic else self._runtime.node.members
-        self._schedule: Schedule = Periodic("none", k1=1, k2=1)
+        self._schedule: StepSchedule = Periodic("none", k1=1, k2=1)
         self._sites: Final = Sites.of(members, self.rank)
         self._pushed: Final[set[object]] = set()
         """Keys that were pushed in this step."""
@@ -867,7 +873,7 @@ class _MixedEntry(AsyncEntry):
             values = self._flat(stored)
 
             def pull(pulled: Done) -> None:
-                calls.pull_now(Target(values), owner, freshness, pulled)
+                calls.pull_now(PullTarget(values), owner, freshness, pulled)
 
             self.lead.share(values, name, freshness.priority, pull, done)
 
@@ -899,7 +905,7 @@ class _MixedEntry(AsyncEntry):
 
             def summed(error: Exception | None) -> None:
                 if error is None and lead.leads and not led:
-                    dropped = Target(np.empty(key.elements, key.dtype))
+                    dropped = PullTarget(np.empty(key.elements, key.dtype))
                     calls.pull_now(dropped, owner, Freshness(None, counted=False, priority=priority), take)
                 else:
                     take(error)

@@ -23,7 +23,7 @@ from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.frontends.mxnet.arrays import filled_rows, memory_of, rows_of
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
-from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.asynchronous.blocks import MOST_COUNTED, Gradient, chunks_of, extent, has_whole_rows
 from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.process.runtime import Runtime, after_close
@@ -375,7 +375,7 @@ class _Several(msgspec.Struct, tag="several", array_like=True):
 _State: TypeAlias = _Array | _Several | bool | int | float | None
 
 
-class BlockState(msgspec.Struct):
+class OptimizerState(msgspec.Struct):
     """The optimizer's state of one block, and its counts of updates."""
 
     state: _State
@@ -387,24 +387,24 @@ class BlockState(msgspec.Struct):
     """The most of any key, as the optimizer counts; a learning rate scheduler depends on it."""
 
     @classmethod
-    def of(cls, state: object, *, begun: bool, updates: int, all_updates: int) -> BlockState:
+    def of(cls, state: object, *, begun: bool, updates: int, all_updates: int) -> OptimizerState:
         """Describe an optimizer's state; waits until it has been computed."""
         return cls(_plain(state), begun, updates, all_updates)
 
 
-def encode(state: BlockState) -> bytes:
+def encode(state: OptimizerState) -> bytes:
     """Return the bytes to send."""
     return msgspec.msgpack.encode(state)
 
 
-def decode(data: bytes) -> BlockState:
+def decode(data: bytes) -> OptimizerState:
     """Return what `encode` was given.
 
     Raises:
         ProtocolViolation: these bytes do not come from there.
     """
     try:
-        found = msgspec.msgpack.decode(data, type=BlockState)
+        found = msgspec.msgpack.decode(data, type=OptimizerState)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(
             f"{len(data)} bytes that are no optimizer's state, in MessagePack, with its counts: {error}"
@@ -599,7 +599,7 @@ class OwnedRule:
         compensates: it asks on which value a gradient was computed: call `update_compensated`.
     """
 
-    def __init__(self, rule: UpdateRule, *, elastic: bool = False) -> None:
+    def __init__(self, rule: CalledUpdater, *, elastic: bool = False) -> None:
         """Make it of the rule that the script has set. In an elastic job ranks that join later have loaded no
         states, so where these come from is not compared.
         """
@@ -676,7 +676,7 @@ class OwnedRule:
         if not begun:
             del self._states[place.key, place.block]  # whoever asks next gets the same answer
         updates = own._index_update_count.get(place.key, 0)
-        return encode(BlockState.of(state, begun=begun, updates=updates, all_updates=own.num_update))
+        return encode(OptimizerState.of(state, begun=begun, updates=updates, all_updates=own.num_update))
 
     def problem_of(self, place: BlockPlace, like: NDArray, encoded: bytes) -> str:
         """Return why `take_state` could not take these bytes, for a person; empty: it can.

@@ -23,8 +23,8 @@ from netstorm.checkpoint.background import Saving
 from netstorm.checkpoint.job_checkpoints import SaveOptions
 from netstorm.errors import Closed, NodeLost, SchedulerLost, UsageError
 from netstorm.frontends.mxnet.arrays import (
+    ArrayKind,
     Group,
-    Kind,
     check_dense,
     check_fits,
     grouped,
@@ -41,7 +41,7 @@ from netstorm.frontends.mxnet.elastic import ElasticJob, Get, Set, trainer_state
 from netstorm.frontends.mxnet.engine import LIBRARY, NDArray, check_call
 from netstorm.frontends.mxnet.entries import Entry, GradientCompression, RowEntry, check_rows, compression_of
 from netstorm.frontends.mxnet.errors import methods_raise_mxnet_errors
-from netstorm.frontends.mxnet.updates import Updater, UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater, Updater
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.options import loss_terms
 from netstorm.kvstore.process.runtime import (
@@ -295,7 +295,7 @@ class KeyTable:
 
     def check_new(
         self, user_key: int | str, values: list[NDArray], compression: GradientCompression | None, name: str
-    ) -> Kind:
+    ) -> ArrayKind:
         """Return the kind of a new key's initial value, after checking key and value.
 
         Raises:
@@ -354,7 +354,7 @@ class CheckpointedStore(JobMember):
         super().__init__()
         self._namespace: Final = self._runtime.open_namespace()
         self._keys: Final = KeyTable(self._runtime, self._namespace)
-        self._rule: UpdateRule | None = None
+        self._rule: CalledUpdater | None = None
         self._checkpoints: Final = StoreCheckpoints(
             self._runtime, self._namespace, optimizers_differ=self._optimizers_differ
         )
@@ -456,7 +456,7 @@ class CheckpointedStore(JobMember):
             self._go_on_from(loaded.progress)
         return loaded
 
-    def _collected_rule(self) -> UpdateRule | None:
+    def _collected_rule(self) -> CalledUpdater | None:
         """Return the rule with the states to save; every value is here then, too."""
         return self._rule
 
@@ -618,7 +618,7 @@ class ElasticStore(CheckpointedStore):
             return given
         return self._checkpoints.initial_value(user_key, given)
 
-    def _optimizer_set(self, rule: UpdateRule) -> None:
+    def _optimizer_set(self, rule: CalledUpdater) -> None:
         if self._elastic is not None:
             self._elastic.optimizer_set(rule)
 
@@ -791,7 +791,7 @@ class NetStormKVStore(ElasticStore):
         """
         self._check()
         self._prepare()
-        self._rule = UpdateRule.of_optimizer(optimizer)
+        self._rule = CalledUpdater.of_optimizer(optimizer)
         self._checkpoints.optimizer_set(self._rule)
         self._optimizer_set(self._rule)
         self._updater = self._rule.updater
@@ -809,7 +809,7 @@ class NetStormKVStore(ElasticStore):
     def _set_updater(self, updater: object) -> None:
         """Update stored values with `updater(key, sum, stored)`, called on the pushing thread."""
         self._check()
-        self._rule = UpdateRule.of_function(updater)
+        self._rule = CalledUpdater.of_function(updater)
         self._updater = self._rule.updater
 
     def set_gradient_compression(self, compression_params: object) -> None:

@@ -28,9 +28,9 @@ from netstorm.kvstore.process.runtime import Runtime, after_close
 from netstorm.pslite.system import active_calls, yield_to_call
 
 __all__ = [
+    "CalledUpdater",
     "DeferredUpdate",
     "OptimizerUpdater",
-    "UpdateRule",
     "UpdatedArrays",
     "Updater",
     "can_be_captured",
@@ -88,7 +88,7 @@ class OptimizerUpdater(mx.optimizer.Updater):
                 optimizer.update_multi_precision(key, stored, total, self.states[key])
 
 
-class UpdateRule:
+class CalledUpdater:
     """An updater and how to call it."""
 
     def __init__(self, updater: Updater, text: str, *, draws: bool = False) -> None:
@@ -102,7 +102,7 @@ class UpdateRule:
         self._capture: UpdateCapture | None = None
 
     @classmethod
-    def of_optimizer(cls, optimizer: object) -> UpdateRule:
+    def of_optimizer(cls, optimizer: object) -> CalledUpdater:
         """Return the rule of an `mx.optimizer.Optimizer`.
 
         Raises:
@@ -121,7 +121,7 @@ class UpdateRule:
         return cls(OptimizerUpdater(optimizer), fingerprint_of(optimizer), draws=draws)
 
     @classmethod
-    def of_function(cls, updater: object) -> UpdateRule:
+    def of_function(cls, updater: object) -> CalledUpdater:
         """Return the rule of a user's own function (key, sum, stored).
 
         Raises:
@@ -552,7 +552,12 @@ class DeferredUpdate:
     __slots__ = ("_captured", "_round", "_rule", "_runtime", "arrays", "name")
 
     def __init__(
-        self, runtime: Runtime, rule: UpdateRule, captured: CapturedUpdate, arrays: UpdatedArrays, name: str
+        self,
+        runtime: Runtime,
+        rule: CalledUpdater,
+        captured: CapturedUpdate,
+        arrays: UpdatedArrays,
+        name: str,
     ) -> None:
         """Prepare it.
 

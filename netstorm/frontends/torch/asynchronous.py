@@ -19,11 +19,11 @@ from netstorm.errors import NetStormError, UsageError, WaitTimeout
 from netstorm.frontends.torch.elastic import group_of_all_ranks
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.owned_blocks import (
-    Begun,
     Floats,
     NamedVector,
     OwnedBlocks,
     UpdateRule,
+    VectorState,
     restore_parameters,
 )
 from netstorm.frontends.torch.parameters import FlatParameters, by_kind
@@ -107,7 +107,7 @@ class AsynchronousSGD:
             raise UsageError(f"the model ({type(model).__name__}) has no parameters that need a gradient")
         vectors = [NamedVector(model, flat) for flat in kinds]
         self._newcomer = Newcomer(self._runtime)
-        begun: list[Begun] | list[None] = [None] * len(vectors)
+        begun: list[VectorState] | list[None] = [None] * len(vectors)
         if state is not None and not self._newcomer.waits:
             begun = restore_parameters(vectors, state)
         namespace = self._runtime.open_namespace()
@@ -213,7 +213,7 @@ class _Tensor:
         namespace: int,
         number: int,
         vector: NamedVector,
-        begun: Begun | None,
+        begun: VectorState | None,
         *,
         rule: UpdateRule,
         newcomer: Newcomer,
@@ -255,7 +255,7 @@ class _Tensor:
         )
         runtime.allreduce(operation)
 
-    def _serve(self, rule: UpdateRule, begun: Begun | None) -> None:
+    def _serve(self, rule: UpdateRule, begun: VectorState | None) -> None:
         """Begin to serve this rank's blocks."""
         key, runtime, values = self._key, self._runtime, self._pulled
         blocks = OwnedBlocks(runtime, key, values, rule, begun)

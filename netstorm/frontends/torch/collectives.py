@@ -24,7 +24,12 @@ import torch
 
 from netstorm.errors import Closed, UsageError
 from netstorm.frontends.torch.errors import raises_torch_errors
-from netstorm.frontends.torch.member import CallWork, Member, after_all, methods_are_never_compiled
+from netstorm.frontends.torch.member import (
+    CallWork,
+    ProcessGroupMember,
+    after_all,
+    methods_are_never_compiled,
+)
 from netstorm.frontends.torch.tensors import (
     NAMES,
     Staged,
@@ -36,7 +41,7 @@ from netstorm.frontends.torch.tensors import (
     staged,
     type_name,
 )
-from netstorm.kvstore.calls import Exchange, GroupCalls
+from netstorm.kvstore.calls import GroupCalls, TensorExchange
 from netstorm.kvstore.forms import Segments
 from netstorm.kvstore.operations import PointToPointOperation
 from netstorm.kvstore.options import loss_terms
@@ -44,7 +49,7 @@ from netstorm.kvstore.process.runtime import CompletionThread
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.messages import LossTerms
 
-__all__ = ["Copies", "Exchanges", "Messages", "Reductions", "SparseSums"]
+__all__ = ["CopyCalls", "Exchanges", "Messages", "Reductions", "SparseSums"]
 
 
 # PyTorch's collectives as exchanges: which rank gives which segment, and who wants its result.
@@ -69,21 +74,21 @@ class Exchanges:
         self._rank: Final = rank
         self._size: Final = size
 
-    def all_reduce(self, tensor: torch.Tensor, reduction: Reduction, priority: int = 0) -> Exchange:
+    def all_reduce(self, tensor: torch.Tensor, reduction: Reduction, priority: int = 0) -> TensorExchange:
         """Reduce a tensor in place; a higher `priority` goes first on every link."""
         text = f"all_reduce({NAMES[reduction]}) of {described(tensor)}"
         return self._reduced(tensor, reduction, text, priority=priority)
 
     def sum_with_loss(
         self, kept: torch.Tensor, result: torch.Tensor, terms: LossTerms, priority: int
-    ) -> Exchange:
+    ) -> TensorExchange:
         """Sum `kept` into `result`, maybe without late contributions, which stay in `kept`."""
         text = f"all_reduce(SUM) of {described(kept)} with {terms}"
         exchange = self._reduced(kept, Reduction.SUM, text, priority=priority)
         element = element_of(result.dtype, Reduction.SUM)
         return msgspec.structs.replace(exchange, destination=(array_of(result, element),), loss=terms)
 
-    def reduce(self, tensor: torch.Tensor, reduction: Reduction, root: int) -> Exchange:
+    def reduce(self, tensor: torch.Tensor, reduction: Reduction, root: int) -> TensorExchange:
         """Reduce a tensor in place at `root`; it stays as it is elsewhere."""
         return self._reduced(
             tensor,
@@ -93,11 +98,11 @@ class Exchanges:
             receivers=(root,),
         )
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Exchange:
+    def broadcast(self, tensor: torch.Tensor, root: int) -> TensorExchange:
         """Copy a tensor of `root` to everybody's."""
         array = array_of(tensor, Element.BYTES)
         mine = root == self._rank
-        return Exchange(
+        return TensorExchange(
             text=f"broadcast from rank {root} of {described(tensor)}",
             reduction=Reduction.COPY,
             element=Element.BYTES,
@@ -106,14 +111,14 @@ class Exchanges:
             destination=(None if mine else array,),
         )
 
-    def barrier(self) -> Exchange:
+    def barrier(self) -> TensorExchange:
         """Wait for everybody: a sum of one byte."""
         one = torch.zeros(1, dtype=torch.uint8)
         return self._reduced(one, Reduction.SUM, "barrier()")
 
     def all_gather(
         self, outputs: Sequence[torch.Tensor], mine: torch.Tensor, name: str = "all_gather"
-    ) -> Exchange:
+    ) -> TensorExchange:
         """Copy every rank's tensor to all; `outputs` by rank."""
         self._check(outputs, mine, name)
         return self._copied(
@@ -123,7 +128,7 @@ class Exchanges:
             size=mine.nbytes,
         )
 
-    def gather(self, outputs: Sequence[torch.Tensor] | None, mine: torch.Tensor, root: int) -> Exchange:
+    def gather(self, outputs: Sequence[torch.Tensor] | None, mine: torch.Tensor, root: int) -> TensorExchange:
         """Copy every rank's tensor to `root`, where `outputs` are, by rank."""
         if outputs is not None:
             self._check(outputs, mine, "gather")
@@ -135,7 +140,9 @@ class Exchanges:
             receivers=(root,) * self._size,
         )
 
-    def scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int) -> Exchange:
+    def scatter(
+        self, output: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int
+    ) -> TensorExchange:
         """Copy each tensor of `root`, where `inputs` are, to the rank of its place."""
         if inputs is not None:
             self._check(inputs, output, "scatter")
@@ -152,11 +159,11 @@ class Exchanges:
         output: torch.Tensor,
         inputs: Sequence[torch.Tensor],
         reduction: Reduction,
-    ) -> Exchange:
+    ) -> TensorExchange:
         """Reduce the tensors of each place, and give the result to the rank of that place."""
         self._check(inputs, output, "reduce_scatter")
         element = element_of(output.dtype, reduction)
-        return Exchange(
+        return TensorExchange(
             text=f"reduce_scatter({NAMES[reduction]}) of {described(output)}",
             reduction=reduction,
             element=element,
@@ -177,10 +184,10 @@ class Exchanges:
         in_place: bool = True,
         receivers: tuple[int, ...] = (),
         priority: int = 0,
-    ) -> Exchange:
+    ) -> TensorExchange:
         element = element_of(tensor.dtype, reduction)
         array = array_of(tensor, element)
-        return Exchange(
+        return TensorExchange(
             text=text,
             reduction=reduction,
             element=element,
@@ -199,8 +206,8 @@ class Exchanges:
         destination: Sequence[torch.Tensor | None],
         size: int,
         receivers: tuple[int, ...] = (),
-    ) -> Exchange:
-        return Exchange(
+    ) -> TensorExchange:
+        return TensorExchange(
             text=text,
             reduction=Reduction.COPY,
             element=Element.BYTES,
@@ -243,7 +250,7 @@ _UNSET: Final = timedelta(0)
 class Calls:
     """This process in the group, for those who make calls."""
 
-    _member: Member
+    _member: ProcessGroupMember
     _exchanges: Exchanges
     _is_closed: bool
 
@@ -308,7 +315,7 @@ def methods_raise_torch_errors(calls: Class) -> Class:
 
 
 @methods_raise_torch_errors
-class Copies(Calls):
+class CopyCalls(Calls):
     """The calls that copy, with PyTorch's names and arguments."""
 
     def broadcast(self, tensors: Tensors, options: Any) -> CallWork:
@@ -435,7 +442,7 @@ class Copies(Calls):
 class SparseSums:
     """The sparse all-reduces of one member of a group."""
 
-    def __init__(self, member: Member, exchanges: Exchanges) -> None:
+    def __init__(self, member: ProcessGroupMember, exchanges: Exchanges) -> None:
         self._member: Final = member
         self._exchanges: Final = exchanges
         self._calls: GroupCalls | None = None

@@ -44,7 +44,7 @@ from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.frontends.torch.startup import before_leaving
 from netstorm.kvstore.calls import Position
-from netstorm.kvstore.process.elastic import JobState
+from netstorm.kvstore.process.elastic import ElasticJobState
 from netstorm.kvstore.process.runtime import before_finish, runtime_of_this_process
 from netstorm.protocol.frames import ranks_in
 from netstorm.settings import Settings, foreign_variable
@@ -52,7 +52,7 @@ from netstorm.settings import Settings, foreign_variable
 __all__ = [
     "ElasticSampler",
     "ElasticState",
-    "Entries",
+    "StateEntries",
     "Vote",
     "average_hook",
     "contributors",
@@ -131,7 +131,7 @@ def live_ranks() -> tuple[int, ...]:
     Ranks hear of a change at different times: what all must decide alike has to depend on results
     (`contributors`), not on this.
     """
-    return JobState(group_of_all_ranks().member.runtime).live_ranks
+    return ElasticJobState(group_of_all_ranks().member.runtime).live_ranks
 
 
 @raises_torch_errors
@@ -140,7 +140,7 @@ def is_newcomer() -> bool:
 
     It may make no collective call before `ElasticState.step()`.
     """
-    return JobState(group_of_all_ranks().member.runtime).is_needed
+    return ElasticJobState(group_of_all_ranks().member.runtime).is_needed
 
 
 @raises_torch_errors
@@ -368,7 +368,7 @@ class ElasticSampler:
 # What an `ElasticState` holds: objects with state dictionaries, and plain values.
 
 
-class Entries:
+class StateEntries:
     """The parts of a program's state, by name."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
@@ -481,10 +481,10 @@ _PIECE: Final = 64 * 2**20
 """Bytes of one broadcast: keys of collective calls have a largest size."""
 
 
-class Agreement:
+class StateAgreement:
     """The comparisons of one program's state."""
 
-    def __init__(self, group: NetStormProcessGroup, entries: Entries, *, repair: bool) -> None:
+    def __init__(self, group: NetStormProcessGroup, entries: StateEntries, *, repair: bool) -> None:
         """Compare `entries` over the ranks of a group.
 
         Args:
@@ -597,9 +597,9 @@ class ElasticState:
         self.ranks: tuple[int, ...] = ()
         group = group_of_all_ranks()
         self._member: Final = group.member
-        self._job: Final = JobState(self._member.runtime)
-        self._entries: Final = Entries(entries)
-        self._agreement: Final = Agreement(group, self._entries, repair=repair)
+        self._job: Final = ElasticJobState(self._member.runtime)
+        self._entries: Final = StateEntries(entries)
+        self._agreement: Final = StateAgreement(group, self._entries, repair=repair)
         self._verify_every: Final = verify_every
         self._tensors: Final = TorchTensors()
         self._begun_at: dict[str, Position] | None = None

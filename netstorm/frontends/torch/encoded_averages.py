@@ -15,12 +15,12 @@ import torch
 
 from netstorm import clock
 from netstorm.compression.auto import Auto
-from netstorm.compression.codec import AnyArray, Codec, Place, Rounds, State
+from netstorm.compression.codec import AnyArray, Codec, GradientPlace, Rounds, State
 from netstorm.compression.registry import CodecRules, Description, rules_of
 from netstorm.compression.sparse import MixedPrecision
 from netstorm.errors import UsageError
 from netstorm.frontends.torch.collectives import Exchanges
-from netstorm.frontends.torch.member import CallWork, Member, after_all, copy_back
+from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, after_all, copy_back
 from netstorm.frontends.torch.tensors import Staged, staged
 from netstorm.kvstore.calls import EncodedSum
 from netstorm.kvstore.operations import Done
@@ -56,7 +56,7 @@ class EncodedAverages:
     begins.
     """
 
-    def __init__(self, member: Member, codec: Descriptions, what: str) -> None:
+    def __init__(self, member: ProcessGroupMember, codec: Descriptions, what: str) -> None:
         """Begin.
 
         Args:
@@ -75,7 +75,7 @@ class EncodedAverages:
         self._member: Final = member
         self._calls: Final = member.tensor_calls()
         self._exchanges: Final = Exchanges(member.rank, member.size)
-        self._units: Final[dict[tuple[Parameter, ...], list[Unit]]] = {}
+        self._units: Final[dict[tuple[Parameter, ...], list[SumUnit]]] = {}
         self._has_agreed = bool(member.runtime.settings.elastic)
         """Ranks have compared their codecs. Those that join later could not."""
 
@@ -128,7 +128,7 @@ class EncodedAverages:
                 self._begin_encoded(unit, unit.codec, memory, priority, done)
         return work
 
-    def _units_of(self, parameters: tuple[Parameter, ...], tensor: torch.Tensor) -> list[Unit]:
+    def _units_of(self, parameters: tuple[Parameter, ...], tensor: torch.Tensor) -> list[SumUnit]:
         units = self._units.get(parameters)
         if units is None:
             for parameter in parameters:
@@ -148,12 +148,12 @@ class EncodedAverages:
         text = f"average of {self._what} with codec {self.rules.fingerprint}"
         self._member.begin(msgspec.structs.replace(exchange, text=text), done)
 
-    def _begin_plain(self, unit: Unit, memory: Staged, priority: int, done: Done) -> None:
+    def _begin_plain(self, unit: SumUnit, memory: Staged, priority: int, done: Done) -> None:
         part = PartOf(memory, unit.places, memory.host.dtype)
         exchange = self._exchanges.all_reduce(part.host, Reduction.AVERAGE, priority)
         self._member.begin(exchange, done, (part,))
 
-    def _begin_encoded(self, unit: Unit, codec: Codec, memory: Staged, priority: int, done: Done) -> None:
+    def _begin_encoded(self, unit: SumUnit, codec: Codec, memory: Staged, priority: int, done: Done) -> None:
         runtime = self._member.runtime
         part = PartOf(memory, unit.places, torch.float32)
         state = self.kept.of(unit)
@@ -165,7 +165,7 @@ class EncodedAverages:
             priority=priority,
             rule=codec.fingerprint,
         )
-        place = Place(
+        place = GradientPlace(
             unit.shape, self._member.size, runtime.rank, self.kept.next_number(unit), clock.monotonic
         )
 
@@ -237,7 +237,7 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._units: Final[dict[str, tuple[Unit, State]]] = {}
+        self._units: Final[dict[str, tuple[SumUnit, State]]] = {}
         """Those of the last gradients."""
         self._elements: Final[dict[str, dict[str, AnyArray]]] = {}
         """By parameter, of those that are in no unit."""
@@ -245,7 +245,7 @@ class Kept:
         """By name of a unit that is not there yet."""
         self._counts: Final[dict[str, int]] = {}
 
-    def of(self, unit: Unit) -> State:
+    def of(self, unit: SumUnit) -> State:
         """Return the state of a unit, of which no sum is under way."""
         known = self._units.get(unit.name)
         if known is not None and known[0].parameters == unit.parameters:
@@ -266,7 +266,7 @@ class Kept:
         self._units[unit.name] = unit, state
         return state
 
-    def next_number(self, unit: Unit) -> int:
+    def next_number(self, unit: SumUnit) -> int:
         """Count a gradient of a unit, and return its number, from 0; the same at all ranks."""
         number = max(self._counts.get(parameter.name, 0) for parameter in unit.parameters)
         for parameter in unit.parameters:
@@ -330,7 +330,10 @@ class Kept:
 
 
 def _split(
-    unit: Unit, state: State, elements: dict[str, dict[str, AnyArray]], others: dict[str, dict[str, AnyArray]]
+    unit: SumUnit,
+    state: State,
+    elements: dict[str, dict[str, AnyArray]],
+    others: dict[str, dict[str, AnyArray]],
 ) -> None:
     """Record what belongs to a unit's parameters, and the rest, which is the unit's."""
     others[unit.name] = {}
@@ -345,7 +348,7 @@ def _split(
             start = end
 
 
-def _is_of_elements(unit: Unit, kept: AnyArray) -> bool:
+def _is_of_elements(unit: SumUnit, kept: AnyArray) -> bool:
     return bool(kept.shape == (unit.elements,) and kept.dtype == np.float32)
 
 
@@ -436,7 +439,7 @@ class Parameter(NamedTuple):
         return math.prod(self.shape)
 
 
-class Unit(NamedTuple):
+class SumUnit(NamedTuple):
     """What is summed as one."""
 
     name: str
@@ -454,7 +457,7 @@ class Unit(NamedTuple):
         return math.prod(self.shape)
 
 
-def units_of(parameters: Sequence[Parameter], rules: CodecRules) -> list[Unit]:
+def units_of(parameters: Sequence[Parameter], rules: CodecRules) -> list[SumUnit]:
     """Return the units of a tensor, in the order of their first parameters.
 
     Args:
@@ -489,13 +492,13 @@ def _codec(codec: Codec, shape: tuple[int, ...]) -> Codec | None:
     return None if codec.form(shape) == 0 and not codec.parts(shape) else codec
 
 
-def _unit(codec: Codec | None, members: list[tuple[Parameter, slice]]) -> Unit:
+def _unit(codec: Codec | None, members: list[tuple[Parameter, slice]]) -> SumUnit:
     if codec is not None:
         # DDP orders a bucket anew after its first step.
         members = sorted(members, key=lambda member: member[0].name)
     parameters, places = zip(*members, strict=True)
     if len(parameters) == 1:
-        return Unit(parameters[0].name, parameters, places, parameters[0].shape, codec)
+        return SumUnit(parameters[0].name, parameters, places, parameters[0].shape, codec)
     elements = sum(parameter.elements for parameter in parameters)
     name = f"{parameters[0].name} and {len(parameters) - 1} more, {elements}"
-    return Unit(name, parameters, places, (elements,), codec)
+    return SumUnit(name, parameters, places, (elements,), codec)

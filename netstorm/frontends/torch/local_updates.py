@@ -30,9 +30,9 @@ from netstorm.frontends.torch.outer_codecs import (
     CodecFactory,
     CodecOf,
     Encoded,
-    Exchange,
-    Float32,
+    OuterAverage,
     OuterCodec,
+    OuterFloat32,
     codecs_of_vectors,
     copied,
 )
@@ -56,13 +56,23 @@ from netstorm.frontends.torch.ranks import (
 )
 from netstorm.frontends.torch.site_mesh import LOCAL, site_mesh
 from netstorm.frontends.torch.site_sums import hierarchical_all_reduce
-from netstorm.kvstore.process.elastic import JobState, StepPacer
+from netstorm.kvstore.process.elastic import ElasticJobState, StepPacer
 from netstorm.kvstore.process.runtime import runtime_of_this_process
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["HFA", "DiLoCo", "ESync", "LocalSGD", "OuterCodec", "Ranks", "Schedule", "Travels", "Waitable"]
+__all__ = [
+    "HFA",
+    "DiLoCo",
+    "ESync",
+    "FragmentSchedule",
+    "LocalSGD",
+    "OuterCodec",
+    "Ranks",
+    "Travels",
+    "Waitable",
+]
 
 
 # What can go wrong with an average and is nobody's connection.
@@ -76,7 +86,7 @@ class NonFiniteUpdate(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class FragmentSchedule:
     """Every fragment once in `sync_every` steps, spread as evenly as whole steps allow.
 
     Of n fragments the i-th (from 0) is applied at step `sync_every * (i + 1) / n`, rounded up, and every
@@ -179,7 +189,7 @@ class ElasticPeriods:
         if own_names & set(entries):
             raise UsageError(f"state={sorted(entries)}: {sorted(own_names)} are there already")
         self._member: Final = group_of_all_ranks().member
-        self._job: Final = JobState(self._member.runtime)
+        self._job: Final = ElasticJobState(self._member.runtime)
         self.is_newcomer: Final = self._job.is_needed
         self.ends = False
         self.state: Final = ElasticState(
@@ -422,7 +432,7 @@ class DiLoCo(StepHook):
     ) -> None:
         if not 0.0 <= fragment_update_alpha <= 1.0:
             raise UsageError(f"fragment_update_alpha={fragment_update_alpha}: it must be from 0 to 1")
-        self._schedule = Schedule(
+        self._schedule = FragmentSchedule(
             fragments=len(model_fragments), sync_every=sync_every, delay=fragment_sync_delay
         )
         self._alpha = fragment_update_alpha
@@ -621,7 +631,7 @@ class Fragment:
         self._codecs = [codec(flat, [names[id(each)] for each in flat.parameters]) for flat in self.flat]
         self._global: list[torch.Tensor] = []
         self.remember()
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[OuterAverage] = []
         self._averages: list[torch.Tensor] | None = None
 
     @property
@@ -648,7 +658,7 @@ class Fragment:
         for flat, start, codec in zip(self.flat, self._global, self._codecs, strict=True):
             wide = accumulator_type(flat.dtype)
             update = flat.read().to(wide).neg_().add_(start)  # in place: new memory costs more than sums
-            self._exchanges.append(Exchange(codec, update, self._ranks))
+            self._exchanges.append(OuterAverage(codec, update, self._ranks))
 
     def advance(self) -> None:
         """Begin the average's next collective, if its codec takes several."""
@@ -804,7 +814,8 @@ class LocalSGD(StepHook):
 
     def _average(self, ranks: Ranks) -> None:
         exchanges = [
-            Exchange(Float32(), flat.read().to(accumulator_type(flat.dtype)), ranks) for flat in self._flat
+            OuterAverage(OuterFloat32(), flat.read().to(accumulator_type(flat.dtype)), ranks)
+            for flat in self._flat
         ]
         averages = [exchange.finish() for exchange in exchanges]
         check_finite(averages, "the average of the model", self._flat)

@@ -19,7 +19,7 @@ from netstorm import clock
 from netstorm.errors import NetStormError, NodeLost, WaitTimeout
 from netstorm.frontends.torch.errors import as_torch_error, given_to_a_future
 from netstorm.frontends.torch.tensors import Staged, array_of
-from netstorm.kvstore.calls import CallPositions, Exchange, GroupCalls, TensorCalls
+from netstorm.kvstore.calls import CallPositions, GroupCalls, TensorCalls, TensorExchange
 from netstorm.kvstore.forms import Collective, Key
 from netstorm.kvstore.operations import (
     ANY_PEER,
@@ -32,7 +32,14 @@ from netstorm.kvstore.operations import (
 from netstorm.kvstore.process.runtime import CompletionThread, Runtime
 from netstorm.protocol.codecs import COLLECTIVE, Element, Reduction
 
-__all__ = ["CallWork", "Member", "after_all", "copy_back", "methods_are_never_compiled", "never_compiled"]
+__all__ = [
+    "CallWork",
+    "ProcessGroupMember",
+    "after_all",
+    "copy_back",
+    "methods_are_never_compiled",
+    "never_compiled",
+]
 
 
 # What a process group needs of the job: its keys, its calls and messages, and how they end.
@@ -43,7 +50,7 @@ _AVERAGED: Final = (Reduction.SUM, Reduction.AVERAGE)
 """What gradients are reduced by."""
 
 
-class Member:
+class ProcessGroupMember:
     """This process as a member of one group.
 
     Attributes:
@@ -152,7 +159,7 @@ class Member:
 
     def call(
         self,
-        exchange: Exchange,
+        exchange: TensorExchange,
         result: list[torch.Tensor],
         timeout: timedelta,
         memory: Sequence[Staged] = (),
@@ -191,7 +198,7 @@ class Member:
                 self._saving = self.calls("/checkpoint")
             return self._saving
 
-    def _operation(self, calls: GroupCalls, exchange: Exchange, timeout_s: float) -> Operation:
+    def _operation(self, calls: GroupCalls, exchange: TensorExchange, timeout_s: float) -> Operation:
         self.positions.check(calls)
         return calls.operation(exchange, _ignore, timeout_s)
 
@@ -212,7 +219,11 @@ class Member:
         )
 
     def begin(
-        self, exchange: Exchange, done: Done, memory: Sequence[Staged] = (), calls: GroupCalls | None = None
+        self,
+        exchange: TensorExchange,
+        done: Done,
+        memory: Sequence[Staged] = (),
+        calls: GroupCalls | None = None,
     ) -> None:
         """Begin a collective call that is a part of another one; `done` is called at its end.
 

@@ -4,7 +4,7 @@ Over a NetStorm group these are the codecs of `netstorm.compression`, which make
 Over other groups, "float32", "bfloat16" and "int8" are made of the collectives that every backend has.
 
 A codec is a generator of collectives. It begins one, yields it, and goes on when that one is done; what it
-returns is the average. So a codec reads like blocking code, and whoever drives it (`Exchange`) decides how
+returns is the average. So a codec reads like blocking code, and whoever drives it (`OuterAverage`) decides how
 many inner steps each collective may take. A new codec is a class with `OuterCodec`'s members, given to
 `DiLoCo` as `codec=ThatClass`.
 """
@@ -28,15 +28,15 @@ from netstorm.frontends.torch.ranks import Ranks, Waitable
 __all__ = [
     "BLOCK",
     "CODECS",
-    "BFloat16",
     "CodecFactory",
     "CodecOf",
     "Encoded",
-    "Exchange",
-    "Float32",
-    "Int8",
     "Kept",
+    "OuterAverage",
+    "OuterBFloat16",
     "OuterCodec",
+    "OuterFloat32",
+    "OuterInt8",
     "codecs_of_vectors",
     "copied",
     "whole_number_form",
@@ -59,7 +59,7 @@ _MOST_RANKS_IN_INT16: Final = 4096
 """As above, of int16."""
 
 
-class Int8:
+class OuterInt8:
     """Block-wise whole numbers with error feedback: int8 up to 16 ranks, int16 or int32 beyond.
 
     An average takes two collectives: the scales (MAX), then the numbers (SUM).
@@ -159,7 +159,7 @@ CodecOf: TypeAlias = Callable[[FlatParameters, Sequence[str]], OuterCodec]
 """Makes the codec for the vector of some parameters, which have names."""
 
 
-class Float32:
+class OuterFloat32:
     """Values as they are: float32, or float64 for parameters in float64."""
 
     name: ClassVar[str] = "float32"
@@ -177,7 +177,7 @@ class Float32:
         """Keep nothing."""
 
 
-class BFloat16:
+class OuterBFloat16:
     """Half the bytes: values and sums have 8 significant bits. What is rounded off is lost."""
 
     name: ClassVar[str] = "bfloat16"
@@ -196,7 +196,9 @@ class BFloat16:
         """Keep nothing."""
 
 
-CODECS: Final[dict[str, CodecFactory]] = {codec.name: codec for codec in (Float32, BFloat16, Int8)}
+CODECS: Final[dict[str, CodecFactory]] = {
+    codec.name: codec for codec in (OuterFloat32, OuterBFloat16, OuterInt8)
+}
 """Those of any process group, by the name that a script says."""
 
 _EVERYWHERE: Final = {"none": "float32", "bf16": "bfloat16"}
@@ -298,7 +300,7 @@ def copied(kept: Kept, device: torch.device | None = None) -> Kept:
     return copy.deepcopy(kept)
 
 
-class Exchange:
+class OuterAverage:
     """One average under way.
 
     `begin`, `advance` and `finish` must be called in the same order at all ranks, because they begin

@@ -21,11 +21,11 @@ from netstorm.kvstore.process.runtime import Runtime
 from netstorm.protocol.frames import Buffer
 
 __all__ = [
-    "Begun",
     "Floats",
     "NamedVector",
     "OwnedBlocks",
     "UpdateRule",
+    "VectorState",
     "decoded_states",
     "encoded_states",
     "problem_of_states",
@@ -40,7 +40,7 @@ class OwnedBlocks:
     """The rule treats each element alone."""
 
     def __init__(
-        self, runtime: Runtime, key: Key, initial: Floats, rule: UpdateRule, begun: Begun | None = None
+        self, runtime: Runtime, key: Key, initial: Floats, rule: UpdateRule, begun: VectorState | None = None
     ) -> None:
         """Copy this rank's blocks of a key's initial value, or in an elastic job all blocks, which may become
         this rank's. The key has been granted. A checkpoint may have `begun` its states.
@@ -262,7 +262,7 @@ _COUNT: Final = struct.Struct("<q")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class VectorState:
     """What a checkpoint has of a vector besides its values."""
 
     momentum: Floats | None
@@ -319,7 +319,7 @@ class NamedVector:
                 has_momentum = True
         return self._divided(held.values), self._divided(momentum) if has_momentum else {}, updates
 
-    def begun(self, state: Mapping[str, Any], place: int) -> Begun:
+    def begun(self, state: Mapping[str, Any], place: int) -> VectorState:
         """Return what a saved state has of this vector, which is at `place` among all of the model.
 
         Raises:
@@ -327,7 +327,7 @@ class NamedVector:
         """
         momenta, updates = state["momenta"], state["updates"]
         momentum = self.gathered(momenta).numpy() if momenta else None
-        return Begun(momentum, int(updates[place]) if place < len(updates) else 0)
+        return VectorState(momentum, int(updates[place]) if place < len(updates) else 0)
 
     def gathered(self, tensors: Mapping[str, Any]) -> torch.Tensor:
         """Return tensors by name as one vector, on the CPU.
@@ -346,7 +346,7 @@ class NamedVector:
         }
 
 
-def restore_parameters(vectors: Sequence[NamedVector], state: Mapping[str, Any]) -> list[Begun]:
+def restore_parameters(vectors: Sequence[NamedVector], state: Mapping[str, Any]) -> list[VectorState]:
     """Give the model the parameters of a saved state; return what else it has of each vector.
 
     Raises:

@@ -14,9 +14,9 @@ from torch.distributed import ProcessGroup, get_process_group_ranks
 
 from netstorm import clock
 from netstorm.errors import BarrierTimeout, NodeLost, WaitTimeout
-from netstorm.frontends.torch.collectives import Copies, Exchanges, Messages, Reductions, SparseSums
+from netstorm.frontends.torch.collectives import CopyCalls, Exchanges, Messages, Reductions, SparseSums
 from netstorm.frontends.torch.errors import raises_torch_errors
-from netstorm.frontends.torch.member import CallWork, Member, methods_are_never_compiled
+from netstorm.frontends.torch.member import CallWork, ProcessGroupMember, methods_are_never_compiled
 from netstorm.frontends.torch.names import NAME
 from netstorm.frontends.torch.tensors import Staged
 
@@ -28,7 +28,7 @@ _ProcessGroup: Final[Any] = ProcessGroup
 
 
 @methods_are_never_compiled
-class NetStormProcessGroup(Reductions, Copies, Messages, _ProcessGroup):
+class NetStormProcessGroup(Reductions, CopyCalls, Messages, _ProcessGroup):
     """One group, at one member. PyTorch makes it (`startup`); programs use `torch.distributed`."""
 
     # What PyTorch asks a backend, and finds here, since this group is its own backend (`_get_backend`).
@@ -37,7 +37,7 @@ class NetStormProcessGroup(Reductions, Copies, Messages, _ProcessGroup):
     supports_splitting = False
     supports_time_estimate = False
 
-    def __init__(self, member: Member, closed: Callable[[], None], store: Store) -> None:
+    def __init__(self, member: ProcessGroupMember, closed: Callable[[], None], store: Store) -> None:
         """Begin.
 
         Args:
@@ -57,7 +57,7 @@ class NetStormProcessGroup(Reductions, Copies, Messages, _ProcessGroup):
         self._description = "undefined"
 
     @property
-    def member(self) -> Member:
+    def member(self) -> ProcessGroupMember:
         """This process in the group."""
         return self._member
 
@@ -188,7 +188,7 @@ _PASSED: Final = 1
 class MonitoredBarriers:
     """The monitored barriers of one member of a group."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ProcessGroupMember) -> None:
         self._member: Final = member
         self._arrivals: Final[dict[int, CallWork]] = {}
         """At rank 0: receives from ranks that have not come, by rank. They serve the next barrier, too."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from netstorm.errors import Disagreement, UsageError, WaitTimeout
-from netstorm.frontends.torch.member import Member
+from netstorm.frontends.torch.member import ProcessGroupMember
 from netstorm.frontends.torch.plain_values import PlainValue, exchange_values
 from netstorm.frontends.torch.process_group import NetStormProcessGroup
 from netstorm.kvstore.calls import Sites, SiteSums, run_in_turn, set_memory
@@ -208,7 +208,7 @@ class SiteAverages:
     that joins later is a site of its own.
     """
 
-    def __init__(self, member: Member, *, is_newcomer: bool) -> None:
+    def __init__(self, member: ProcessGroupMember, *, is_newcomer: bool) -> None:
         """Begin; all ranks of the job make as many of these, in the same order.
 
         Args:

@@ -265,7 +265,7 @@ class ScheduledOptimizer:
             self._begin(unit, -place)
             self._begun += 1
 
-    def _begin(self, unit: Unit, priority: int) -> None:
+    def _begin(self, unit: ParameterUnit, priority: int) -> None:
         self._take([unit])  # its modules have not been called since the last step
         for gradients in unit.contributions(self._ranks.size):
             work: Waitable
@@ -285,7 +285,7 @@ class ScheduledOptimizer:
             unit.forget()
         self._begun = 0
 
-    def _take(self, units: Sequence[Unit]) -> None:
+    def _take(self, units: Sequence[ParameterUnit]) -> None:
         """Wait for the sums of units, and take the step for their parameters."""
         for unit in units:
             if unit.settings is None:
@@ -300,7 +300,7 @@ class ScheduledOptimizer:
                     for parameter in unit.parameters:
                         parameter.grad = None
 
-    def _update(self, unit: Unit, settings: list[dict[str, Any]]) -> None:
+    def _update(self, unit: ParameterUnit, settings: list[dict[str, Any]]) -> None:
         """Have the optimizer take a step for a unit's parameters alone."""
         groups, members = self.optimizer.param_groups, set(unit.parameters)
         chosen = [
@@ -363,7 +363,7 @@ def _check(model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup | No
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
+class ParameterUnit:
     """Parameters that are waited for together.
 
     Behind the gradients of a vector travels one element for each of its parameters, which says whether there
@@ -442,7 +442,7 @@ def used_by(module: nn.Module, whole: tuple[type[nn.Module], ...]) -> list[nn.Pa
     return found
 
 
-def units_of(model: nn.Module, whole: tuple[type[nn.Module], ...], least_bytes: int) -> list[Unit]:
+def units_of(model: nn.Module, whole: tuple[type[nn.Module], ...], least_bytes: int) -> list[ParameterUnit]:
     """Return the trained parameters, module by module, each in the first one that uses it.
 
     Args:
@@ -450,14 +450,16 @@ def units_of(model: nn.Module, whole: tuple[type[nn.Module], ...], least_bytes: 
         whole: see `used_by`.
         least_bytes: modules with fewer are joined with the next ones.
     """
-    units: list[Unit] = []
+    units: list[ParameterUnit] = []
     seen: set[nn.Parameter] = set()
     names: list[str] = []
     parameters: list[nn.Parameter] = []
 
     def close() -> None:
         if parameters:
-            units.append(Unit(", ".join(names), list(parameters), by_kind(parameters), set(parameters)))
+            units.append(
+                ParameterUnit(", ".join(names), list(parameters), by_kind(parameters), set(parameters))
+            )
         names.clear()
         parameters.clear()
 

@@ -42,7 +42,7 @@ from netstorm.errors import (
 )
 from netstorm.frontends.torch.errors import let_backward_raise_own_errors, raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs import codec_of_settings, let_models_use_it
-from netstorm.frontends.torch.member import Member
+from netstorm.frontends.torch.member import ProcessGroupMember
 from netstorm.frontends.torch.process_group import NetStormProcessGroup, let_pytorch_call_us
 from netstorm.frontends.torch.store import sealed, unsealed
 from netstorm.kvstore.calls import CallPositions
@@ -487,7 +487,7 @@ class _Job:
             self._scheduler.wait()
 
 
-class _Process:
+class _ProcessJobs:
     """The jobs of this process, one after the other."""
 
     def __init__(self) -> None:
@@ -495,7 +495,7 @@ class _Process:
         self.job: _Job | None = None
 
 
-_process: Final = _Process()
+_process: Final = _ProcessJobs()
 
 
 @raises_torch_errors
@@ -527,7 +527,7 @@ def create_process_group(options: Any, _: object = None) -> NetStormProcessGroup
             raise UsageError(text)
         job.made[options.group_id] += 1
         again = job.made[options.group_id]
-        member = Member(
+        member = ProcessGroupMember(
             options.group_id if again == 1 else f"{options.group_id} ({again})",
             [job.ranks.index(rank) for rank in ranks],
             runtime=job.runtime,

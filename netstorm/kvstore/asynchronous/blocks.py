@@ -42,10 +42,10 @@ __all__ = [
     "Actions",
     "Answer",
     "Block",
+    "BlockCopies",
     "BlockState",
     "BlockStore",
     "Clocks",
-    "Copies",
     "EarlyMessages",
     "Gradient",
     "Owners",
@@ -815,7 +815,7 @@ class _Arriving:
     pieces: dict[int, bytes] = field(default_factory=dict)
 
 
-class Copies:
+class BlockCopies:
     """The states that this rank keeps of blocks which others own, and those that are on their way here.
 
     Attributes:

@@ -34,7 +34,7 @@ _MOST_PIECES: Final = 2**20
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """An operation under way."""
 
     operation: AsyncOperation
@@ -76,8 +76,8 @@ class Requests:
         self._counters: Final = counters
         self._send: Final = send
         self._complete: Final = complete
-        self._pushes: dict[tuple[int, int], _Open] = {}
-        self._pulls: dict[tuple[int, int], _Open] = {}
+        self._pushes: dict[tuple[int, int], _OpenRequest] = {}
+        self._pulls: dict[tuple[int, int], _OpenRequest] = {}
         self._unconfirmed: dict[int, dict[int, None]] = {}
         """By key: numbers of the pushes under way, rising."""
         self._begun: dict[int, int] = {}
@@ -111,7 +111,7 @@ class Requests:
             found.pieces.clear()
             self._send_open(found)
 
-    def _send_open(self, found: _Open) -> None:
+    def _send_open(self, found: _OpenRequest) -> None:
         """Send the parts of an operation that are not answered."""
         operation = found.operation
         if isinstance(operation, PushOperation):
@@ -265,7 +265,7 @@ class Requests:
             self._send(owner, message, None)
 
     def _open(
-        self, table: dict[tuple[int, int], _Open], operation: AsyncOperation, missing: set[int]
+        self, table: dict[tuple[int, int], _OpenRequest], operation: AsyncOperation, missing: set[int]
     ) -> None:
         """Begin an operation; it is complete at once if it concerns no owner."""
         if not missing:
@@ -273,7 +273,7 @@ class Requests:
                 del self._unconfirmed[operation.key.identity][operation.number]
             self._complete(operation.done, None)
             return
-        found = table[operation.key.identity, operation.number] = _Open(operation, missing)
+        found = table[operation.key.identity, operation.number] = _OpenRequest(operation, missing)
         self._send_open(found)
 
     # --------------------------------------------------------------------------------------------- answers
@@ -359,7 +359,7 @@ class Requests:
             del found.pieces[message.block]
             self._complete_part(self._pulls, found, message.block)
 
-    def _check_owner(self, rank: int, message: Routed, found: _Open, part: int) -> None:
+    def _check_owner(self, rank: int, message: Routed, found: _OpenRequest, part: int) -> None:
         """Check that an answer comes from the owner of a block or chunk."""
         operation = found.operation
         if isinstance(operation, PullOperation) and operation.of_all:
@@ -371,7 +371,9 @@ class Requests:
                 f"{found.operation.key.name!r}, which rank {owner} owns"
             )
 
-    def _complete_part(self, table: dict[tuple[int, int], _Open], found: _Open, part: int) -> None:
+    def _complete_part(
+        self, table: dict[tuple[int, int], _OpenRequest], found: _OpenRequest, part: int
+    ) -> None:
         found.missing.remove(part)
         if not found.missing:
             operation = found.operation

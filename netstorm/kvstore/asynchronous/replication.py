@@ -17,9 +17,9 @@ from netstorm.errors import NodeLost, NotAuthorised, ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import (
     Actions,
     Block,
+    BlockCopies,
     BlockState,
     Clocks,
-    Copies,
     Owners,
     Served,
     about,
@@ -83,7 +83,7 @@ class Replication:
         self._patience_s: Final = patience_s
         self._do: Final = do
         self._send, self._call = do.send, do.call
-        self._copies: Final = Copies(ranks)
+        self._copies: Final = BlockCopies(ranks)
         self.handover = Handover()
         self._view = 0
         self._eligible: frozenset[int] = frozenset(owners.ranks)
@@ -568,7 +568,7 @@ class Handover:
         return ""
 
 
-def versions_of(served: Served, copies: Copies) -> dict[Place, int]:
+def versions_of(served: Served, copies: BlockCopies) -> dict[Place, int]:
     """Return the version of each block of a key that this rank has in any form."""
     found = {place: state.version for place, state in copies.kept() if place[0] == served.key.identity}
     for block in served.blocks.values():
@@ -579,7 +579,7 @@ def versions_of(served: Served, copies: Copies) -> dict[Place, int]:
 
 def announcements(
     keys: Iterable[Served],
-    copies: Copies,
+    copies: BlockCopies,
     clocks: Mapping[int, Clocks],
     owners: Owners,
     *,

@@ -21,13 +21,13 @@ from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.membership import StepsRequest
 from netstorm.kvstore.operations import Pushes, RoundTimes, StatesOperation
 from netstorm.kvstore.process.runtime import Runtime
-from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.protocol.frames import Buffer, checksum
 from netstorm.protocol.messages import StepTimes
 
 __all__ = [
+    "ElasticJobState",
     "HeldKey",
-    "JobState",
     "Newcomer",
     "SavingRank",
     "StepPacer",
@@ -40,7 +40,7 @@ _SLICE_S: Final = 0.2
 """Blocking waits are cut into slices, so that Python's signal handlers run."""
 
 
-class JobState:
+class ElasticJobState:
     """The state of a job, at one of its nodes."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -86,19 +86,19 @@ class JobState:
             requests: those that there were before the state was made; it answers them alone. None: the
                 program has ended, and it answers all, also those of ranks that come later.
         """
-        snapshot = Snapshot(
+        snapshot = StateSnapshot(
             step=step, content=content, crc=checksum(content), rounds=dict(rounds), requests=requests
         )
         self._runtime.post(lambda node, now: node.requests.offer_state(snapshot, now))
 
-    def fetch(self) -> Snapshot:
+    def fetch(self) -> StateSnapshot:
         """Wait for the state of a step, and return it.
 
         Raises:
             NetStormError: the job has failed.
         """
         self._runtime.check()
-        found: list[Snapshot] = []
+        found: list[StateSnapshot] = []
         requests = self._runtime.node.requests
         future = self._runtime.process.driver.ask(
             lambda done, now: requests.fetch_state(found.append, done, now)

@@ -36,7 +36,7 @@ from netstorm.pslite.sntp import Address
 from netstorm.pslite.sntp_socket import SntpClient, SntpServer, Watcher, packet_key
 from netstorm.settings import Settings, foreign_variable
 
-__all__ = ["NodeProcess", "NodeSnapshot", "metrics"]
+__all__ = ["NodeMetrics", "NodeProcess", "metrics"]
 
 
 _log = logging.getLogger(__name__)
@@ -331,7 +331,7 @@ _LINK_COUNTERS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSnapshot:
+class NodeMetrics:
     """A node's metrics at one moment."""
 
     job: str
@@ -344,7 +344,7 @@ class NodeSnapshot:
     counters: Mapping[str, float]
 
 
-def metrics(node: NodeSnapshot) -> Iterator[Metric]:
+def metrics(node: NodeMetrics) -> Iterator[Metric]:
     """Yield all metrics of a node; each is labelled with its rank."""
     rank, status = str(node.rank), node.status
     info = InfoMetricFamily("netstorm_node", "Which node this is.", labels=["rank"])
@@ -423,7 +423,7 @@ def start_metrics_server(
     """
     first = settings.metrics_port
 
-    def snapshot() -> NodeSnapshot:
+    def snapshot() -> NodeMetrics:
         future = driver.thread.call(lambda now: _snapshot(settings, driver, now))
         try:
             return future.result(_METRICS_ANSWER_S)
@@ -452,10 +452,10 @@ def start_metrics_server(
     return server
 
 
-def _snapshot(settings: Settings, driver: Driver[GeneralNode], now: float) -> NodeSnapshot:
+def _snapshot(settings: Settings, driver: Driver[GeneralNode], now: float) -> NodeMetrics:
     node = driver.machine
     links = driver.endpoint.links()
-    return NodeSnapshot(
+    return NodeMetrics(
         job=settings.job,
         rank=node.rank,
         site=settings.site,

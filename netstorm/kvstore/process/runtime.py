@@ -651,7 +651,7 @@ os.register_at_fork(
 # still makes the process exit with a non-zero code.
 
 
-class _Process:
+class _ProcessRuntime:
     """The state of this process."""
 
     def __init__(self) -> None:
@@ -667,7 +667,7 @@ class _Process:
         self.after_close: Final[list[Callable[[], None]]] = []
 
 
-_process: Final = _Process()
+_process: Final = _ProcessRuntime()
 
 
 def runtime_of_this_process(settings: Settings | None = None, *, framework: str = "") -> Runtime:

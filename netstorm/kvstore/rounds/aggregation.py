@@ -20,7 +20,7 @@ from netstorm.kvstore.operations import CollectiveCall, Operation, OperationQueu
 from netstorm.kvstore.paths.dispatch import AuxiliaryOptions, Dispatch
 from netstorm.kvstore.rounds.bindings import Bindings
 from netstorm.kvstore.rounds.bounded_loss import BoundedLoss
-from netstorm.kvstore.rounds.outgoing import ChunkMoves, Outgoing, Owner, Takeover, WithheldSums
+from netstorm.kvstore.rounds.outgoing import ChunkMoves, ChunkTakeover, OutgoingParts, Owner, WithheldSums
 from netstorm.kvstore.rounds.round import CompleteRounds, OrderedRound, Round, has_sent
 from netstorm.kvstore.rounds.views import ViewChanges, lost_error
 from netstorm.observe.log import Counters
@@ -77,7 +77,7 @@ class Aggregation:
         self.topology_requests: Final = TopologyRequests()
         self.completed_rounds: Final[list[int]] = []
         self.dispatch: Final = Dispatch(auxiliary or AuxiliaryOptions(), counters)
-        self.takeover: Final = Takeover(rank)
+        self.takeover: Final = ChunkTakeover(rank)
         self.calls: Final = WaitingCalls()
         self._bit: Final = 1 << rank
         self._round_type: Final = OrderedRound if reproducible else Round
@@ -88,7 +88,7 @@ class Aggregation:
         self._complete: Final = CompleteRounds()
         self._waiting: Final = OperationQueue()
         self._outbox: Final = outbox
-        self._outgoing: Final = Outgoing(self.dispatch, self.takeover, outbox, counters)
+        self._outgoing: Final = OutgoingParts(self.dispatch, self.takeover, outbox, counters)
         self._sums: Final = self._make_sums(rank)
         self._moves: Final = ChunkMoves(
             takeover=self.takeover,
@@ -418,9 +418,9 @@ class Incoming:
         rounds: Mapping[Owner, Round],
         complete: CompleteRounds,
         bindings: Bindings,
-        takeover: Takeover,
+        takeover: ChunkTakeover,
         views: ViewChanges,
-        outgoing: Outgoing,
+        outgoing: OutgoingParts,
         loss: BoundedLoss,
         counters: Counters,
         waiting: WaitingBytes,
@@ -628,7 +628,7 @@ class Forwarding:
         rank: int,
         *,
         rounds: Mapping[Owner, Round],
-        outgoing: Outgoing,
+        outgoing: OutgoingParts,
         counters: Counters,
         deliver: Callable[[Round, int, Buffer | None, int], None],
     ) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.kvstore.forms import STORED, Array, Collective, Dense, Form, Key, Values, widened
-from netstorm.kvstore.rounds.outgoing import Outgoing, Owner, PartTag
+from netstorm.kvstore.rounds.outgoing import OutgoingParts, Owner, PartTag
 from netstorm.kvstore.rounds.round import Round, RoundLoss
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, ranks_in
@@ -32,7 +32,7 @@ from netstorm.protocol.messages import LossTerms, Part, Phase
 __all__ = [
     "MOST_MISSED",
     "BoundedLoss",
-    "Ended",
+    "EndedChunks",
     "Importance",
     "MissedRounds",
     "OpenChunk",
@@ -127,7 +127,7 @@ class OpenChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedChunks:
     """Chunks that have been ended, or could be."""
 
     mass: float = 0.0
@@ -135,9 +135,9 @@ class Ended:
     lost: float = 0.0
     """Of those that are missing."""
 
-    def __add__(self, other: Ended) -> Ended:
+    def __add__(self, other: EndedChunks) -> EndedChunks:
         """Return both together."""
-        return Ended(self.mass + other.mass, self.lost + other.lost)
+        return EndedChunks(self.mass + other.mass, self.lost + other.lost)
 
     @property
     def share(self) -> float:
@@ -145,7 +145,7 @@ class Ended:
         return self.lost / self.mass if self.mass > 0 and math.isfinite(self.mass) else math.nan
 
 
-def all_ended(chunks: Iterable[OpenChunk]) -> list[Ended]:
+def all_ended(chunks: Iterable[OpenChunk]) -> list[EndedChunks]:
     """Return what each of some chunks would count, if it ended now."""
     chunks = list(chunks)
     weight = sum(chunk.gradients * chunk.elements for chunk in chunks)
@@ -155,7 +155,7 @@ def all_ended(chunks: Iterable[OpenChunk]) -> list[Ended]:
         known = chunk.gradients and chunk.mass
         mean = chunk.mass / chunk.gradients if known else chunk.elements * usual
         lost = chunk.missing * mean if chunk.missing else 0.0
-        ended.append(Ended((chunk.arrived * mean if known else chunk.mass) + lost, lost))
+        ended.append(EndedChunks((chunk.arrived * mean if known else chunk.mass) + lost, lost))
     return ended
 
 
@@ -180,7 +180,7 @@ class BoundedLoss:
         rank: int,
         *,
         rounds: Mapping[Owner, Round],
-        outgoing: Outgoing,
+        outgoing: OutgoingParts,
         counters: Counters,
         deliver: Callable[[Round, int, Buffer | None, int], None],
         withhold_no_more: Callable[[Round], None],
@@ -207,7 +207,7 @@ class BoundedLoss:
         """Heap; True: all of the deadline is over."""
         self._changed: Final[set[_Step]] = set()
         """Steps that may end now."""
-        self._ended: Final[dict[_Step, Ended]] = {}
+        self._ended: Final[dict[_Step, EndedChunks]] = {}
         self._missed: Final = MissedRounds()
         self._importance: Final = Importance()
 
@@ -341,7 +341,7 @@ class BoundedLoss:
             return
         bound = min(round.loss.terms.bound for round, _, _ in late if round.loss is not None)
         ended = all_ended(chunk for _, _, chunk in late)
-        if not sum(ended, self._ended.get(step, Ended())).share <= bound:  # NaN is within no bound
+        if not sum(ended, self._ended.get(step, EndedChunks())).share <= bound:  # NaN is within no bound
             return
         for (round, chunk, _), one in zip(late, ended, strict=True):
             self._add_ended(step, one)
@@ -397,13 +397,13 @@ class BoundedLoss:
         self._outgoing.send_down(round, chunk, result, None, round.priority, contributors=contributors)
         self._deliver(round, chunk, result, contributors)
 
-    def _add_ended(self, step: _Step, ended: Ended) -> None:
+    def _add_ended(self, step: _Step, ended: EndedChunks) -> None:
         if step not in self._ended:
             namespace, number = step
             old = [one for one in self._ended if one[0] == namespace and one[1] < number - _STEPS_KEPT]
             for one in old:
                 del self._ended[one]
-        self._ended[step] = self._ended.get(step, Ended()) + ended
+        self._ended[step] = self._ended.get(step, EndedChunks()) + ended
 
     def _take_back(self, round: Round, chunk: int) -> None:
         """Take back the part that this node has queued for a chunk which has ended without it."""

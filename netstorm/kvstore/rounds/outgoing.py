@@ -23,17 +23,19 @@ from netstorm.pslite.machine import Order, Send, TakeBack
 from netstorm.topology.look_ahead import Withholding
 from netstorm.topology.policy import Plan
 
-__all__ = ["ChunkMoves", "Outgoing", "Owner", "PartTag", "Takeover", "WithheldSums"]
+__all__ = ["ChunkMoves", "ChunkTakeover", "OutgoingParts", "Owner", "PartTag", "WithheldSums"]
 
 
 _RESULTS_AHEAD: Final = 1 << 62
 """Bytes that results are ahead of sums in rounds that may end without late sums: more than a job has."""
 
 
-class Outgoing:
+class OutgoingParts:
     """The outgoing parts of one node."""
 
-    def __init__(self, dispatch: Dispatch, takeover: Takeover, outbox: Outbox, counters: Counters) -> None:
+    def __init__(
+        self, dispatch: Dispatch, takeover: ChunkTakeover, outbox: Outbox, counters: Counters
+    ) -> None:
         self._counters: Final = counters
         self._dispatch: Final = dispatch
         self._takeover: Final = takeover
@@ -234,7 +236,7 @@ class PartTag(NamedTuple):
     peer: int
 
 
-class Takeover:
+class ChunkTakeover:
     """The policy that takes over, and the chunks of open rounds that have moved.
 
     Attributes:
@@ -466,9 +468,9 @@ class ChunkMoves:
     def __init__(
         self,
         *,
-        takeover: Takeover,
+        takeover: ChunkTakeover,
         rounds: Mapping[Owner, Round],
-        outgoing: Outgoing,
+        outgoing: OutgoingParts,
         counters: Counters,
         contribute: Callable[[Round, int], None],
     ) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from netstorm.kvstore.forms import ChunkSum, Form, Key, Layout, Sum, Values, ZeroSum
+from netstorm.kvstore.forms import ChunkLayout, ChunkSum, Form, Key, Sum, Values, ZeroSum
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.codecs import UNDETERMINED_FORM, Element
 from netstorm.protocol.frames import Buffer, ranks_in
@@ -47,7 +47,7 @@ class Round:
         self, key: Key, round: int, plan: Plan, form: Form, moved: dict[int, Plan], *, call: int = 0
     ) -> None:
         self.key = key
-        self.layout: Final[Layout] = key.layout_of(form)
+        self.layout: Final[ChunkLayout] = key.layout_of(form)
         self.form = form
         """The operation's, once that is here; before, one with the codec of the parts that have come."""
         self.call: Final = call

@@ -25,7 +25,7 @@ from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.kvstore.forms import Form, Key
 from netstorm.kvstore.operations import Operation, Outbox
 from netstorm.kvstore.rounds.bindings import Bindings
-from netstorm.kvstore.rounds.outgoing import Outgoing, Owner, PartTag, Takeover, WithheldSums
+from netstorm.kvstore.rounds.outgoing import ChunkTakeover, OutgoingParts, Owner, PartTag, WithheldSums
 from netstorm.kvstore.rounds.round import CompleteRounds, Round
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Buffer, Peer, bits_from_wire, bits_of, bits_to_wire, ranks_in
@@ -70,9 +70,9 @@ class ViewChanges:
         rounds: dict[Owner, Round],
         complete: CompleteRounds,
         bindings: Bindings,
-        takeover: Takeover,
+        takeover: ChunkTakeover,
         withheld: WithheldSums,
-        outgoing: Outgoing,
+        outgoing: OutgoingParts,
         outbox: Outbox,
         counters: Counters,
         contribute: Callable[[Round, int], None],

@@ -24,7 +24,7 @@ __all__ = [
     "BASELINES",
     "CodecPlan",
     "Comparison",
-    "Outcome",
+    "SchemeOutcome",
     "Use",
     "compare",
     "plan_codec",
@@ -57,7 +57,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SchemeOutcome:
     """The result of one scheme on one network."""
 
     policy: Policy
@@ -87,7 +87,7 @@ class Comparison:
     optimum_s: float
     latency_bound_s: float
     """Bound by latency alone; above the optimum for small tensors, since the optimum ignores latency."""
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, SchemeOutcome]
     """By scheme; in the order of `SCHEMES`."""
     errors: dict[str, str]
     """By scheme that does not apply to this network: the reason."""
@@ -142,7 +142,7 @@ def compare(
         best = optimum(network, nbytes)
         bound_s = latency_bound(network, nbytes)
     resources = Resources.of(network)
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, SchemeOutcome] = {}
     errors: dict[str, str] = {}
     for name in names:
         with progress(name):
@@ -166,12 +166,12 @@ def compare(
     )
 
 
-def _fastest(outcomes: dict[str, Outcome]) -> str:
+def _fastest(outcomes: dict[str, SchemeOutcome]) -> str:
     """Return the scheme with the shortest predicted time; of equals, not auto."""
     return min(outcomes, key=lambda name: (outcomes[name].predicted_s, name == _AUTO))
 
 
-def _outcome(name: str, network: Network, resources: Resources, options: Options) -> Outcome:
+def _outcome(name: str, network: Network, resources: Resources, options: Options) -> SchemeOutcome:
     began = clock.monotonic()
     policy = SCHEMES[name](network, options).policy(0)
     formation_s = clock.monotonic() - began
@@ -179,7 +179,7 @@ def _outcome(name: str, network: Network, resources: Resources, options: Options
     volumes = np.zeros(len(resources.pairs))
     for pair, bits in prediction.bits.items():
         volumes[resources.place(pair)] += bits
-    return Outcome(
+    return SchemeOutcome(
         policy=policy,
         formation_s=formation_s,
         fluid_s=fluid_time(resources, policy, options.tensor_bytes),

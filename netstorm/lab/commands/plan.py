@@ -16,7 +16,7 @@ from rich.tree import Tree as Drawing
 
 from netstorm.cli.support import exit_on_usage_error, size_text, time_text
 from netstorm.errors import UsageError
-from netstorm.lab.commands.comparison import BASELINES, CodecPlan, Comparison, Outcome, Use
+from netstorm.lab.commands.comparison import BASELINES, CodecPlan, Comparison, SchemeOutcome, Use
 from netstorm.topology.network import Network
 from netstorm.topology.tree import Tree
 from netstorm.units import format_bytes, format_fraction
@@ -265,7 +265,7 @@ def _schemes(comparison: Comparison) -> Table:
     return table
 
 
-def _print_links(network: Network, outcome: Outcome, console: Console) -> None:
+def _print_links(network: Network, outcome: SchemeOutcome, console: Console) -> None:
     links = [use for use in outcome.uses if use.ends is not None]
     caps = [use for use in outcome.uses if use.ends is None]
     if network.size <= _LARGEST_MATRIX:
@@ -305,7 +305,7 @@ def _matrix(network: Network, links: Sequence[Use]) -> tuple[Text, Table]:
     return Text(title, "dim"), table
 
 
-def _print_trees(network: Network, outcome: Outcome, console: Console) -> None:
+def _print_trees(network: Network, outcome: SchemeOutcome, console: Console) -> None:
     trees = _by_share(outcome)
     directed = any(tree.reduce_parent != tree.broadcast_parent for _, tree in trees)
     drawn = trees[: _MOST_DRAWN // 2 if directed else _MOST_DRAWN]
@@ -351,7 +351,7 @@ def _chain(first: int, children: Sequence[Sequence[int]]) -> list[int]:
     return chain if len(chain) > _LONG_CHAIN else [first]
 
 
-def _by_share(outcome: Outcome) -> list[tuple[float, Tree]]:
+def _by_share(outcome: SchemeOutcome) -> list[tuple[float, Tree]]:
     policy = outcome.policy
     total = sum(policy.weights)
     shares = [(weight / total, tree) for weight, tree in zip(policy.weights, policy.trees, strict=True)]

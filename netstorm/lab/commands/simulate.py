@@ -27,10 +27,10 @@ from netstorm.errors import UsageError
 from netstorm.lab.commands.simulate_worker import (
     OPTIMUM,
     Answer,
-    Begun,
     Case,
-    Ended,
-    Failed,
+    CaseBegun,
+    CaseEnded,
+    CaseFailed,
     Formed,
     Generated,
     RoundDone,
@@ -382,9 +382,9 @@ class Study:
             return
         try:
             for answer in worker.run(self.options.case(seed, OPTIMUM), self.options.limit_s):
-                if isinstance(answer, Ended) and answer.optimum_s is not None:
+                if isinstance(answer, CaseEnded) and answer.optimum_s is not None:
                     self.optima[seed] = answer.optimum_s
-                elif isinstance(answer, Failed):
+                elif isinstance(answer, CaseFailed):
                     self.notes.append(f"no optimum for seed {seed}: {answer.message}")
         except CaseTimeout:
             self._too_slow.add(OPTIMUM)
@@ -399,9 +399,9 @@ class Study:
                     result.formation_s, result.reason = answer.formation_s, answer.reason
                 elif isinstance(answer, RoundDone):
                     result.rounds_s.append(answer.seconds)
-                elif isinstance(answer, Failed):
+                elif isinstance(answer, CaseFailed):
                     result.error, result.skipped = answer.message, answer.unfit
-                elif isinstance(answer, Ended):
+                elif isinstance(answer, CaseEnded):
                     result.error, result.skipped = "", False
         except CaseTimeout:
             self._too_slow.add(topology)
@@ -688,13 +688,13 @@ class WorkerProcess:
             line = self._line(process, deadline)
             if line is None:
                 self.close()
-                yield Failed(message=_death(process.returncode), unfit=False)
+                yield CaseFailed(message=_death(process.returncode), unfit=False)
                 return
             answer = _ANSWER.decode(line)
-            if isinstance(answer, Begun):
+            if isinstance(answer, CaseBegun):
                 deadline = clock.monotonic() + limit_s
             yield answer
-            if isinstance(answer, (Ended, Failed)):
+            if isinstance(answer, (CaseEnded, CaseFailed)):
                 return
 
     def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:

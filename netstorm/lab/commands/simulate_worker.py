@@ -21,10 +21,10 @@ from netstorm.topology.network import Network
 __all__ = [
     "OPTIMUM",
     "Answer",
-    "Begun",
     "Case",
-    "Ended",
-    "Failed",
+    "CaseBegun",
+    "CaseEnded",
+    "CaseFailed",
     "Formed",
     "Generated",
     "RoundDone",
@@ -66,7 +66,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
+class CaseBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
     """The network is loaded; the time limit of the case begins."""
 
 
@@ -83,14 +83,14 @@ class RoundDone(msgspec.Struct, frozen=True, kw_only=True, tag="round"):
     seconds: float
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+class CaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """The case is done."""
 
     optimum_s: float | None = None
     """If the case is the optimum."""
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class CaseFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The case has failed."""
 
     message: str
@@ -98,7 +98,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The scheme does not apply to this network; if not, the case failed because of an error."""
 
 
-Answer: TypeAlias = Begun | Formed | RoundDone | Ended | Failed
+Answer: TypeAlias = CaseBegun | Formed | RoundDone | CaseEnded | CaseFailed
 
 
 # The worker process of `netstorm simulate`: forms and simulates one case after the other.
@@ -135,21 +135,21 @@ def run_case(case: Case, report: Callable[[Answer], None]) -> None:
     try:
         network = _network(case.network)
     except UsageError as error:
-        report(Failed(message=_line(error), unfit=True))
+        report(CaseFailed(message=_line(error), unfit=True))
         return
-    report(Begun())
+    report(CaseBegun())
     try:
         if case.topology == OPTIMUM:
             from netstorm.topology.resources import optimum
 
-            report(Ended(optimum_s=optimum(network, sum(case.tensors)).seconds))
+            report(CaseEnded(optimum_s=optimum(network, sum(case.tensors)).seconds))
         else:
             _simulate(case, network, report)
-            report(Ended())
+            report(CaseEnded())
     except UsageError as error:
-        report(Failed(message=_line(error), unfit=True))
+        report(CaseFailed(message=_line(error), unfit=True))
     except (NetStormError, AssertionError, ArithmeticError, ValueError, MemoryError) as error:
-        report(Failed(message=_line(error), unfit=False))
+        report(CaseFailed(message=_line(error), unfit=False))
 
 
 def _simulate(case: Case, network: Network, report: Callable[[Answer], None]) -> None:

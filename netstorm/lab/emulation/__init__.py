@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from netstorm.lab.emulation.namespaces import UnmetRequirements, unmet_requirements
-from netstorm.lab.emulation.wan import LinkStatus, Wan
+from netstorm.lab.emulation.wan import EmulatedLinkStatus, Wan
 
-__all__ = ["LinkStatus", "UnmetRequirements", "Wan", "unmet_requirements"]
+__all__ = ["EmulatedLinkStatus", "UnmetRequirements", "Wan", "unmet_requirements"]

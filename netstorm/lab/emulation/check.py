@@ -16,7 +16,7 @@ from netstorm import clock
 from netstorm.errors import UsageError
 from netstorm.lab.emulation.namespaces import inside
 from netstorm.lab.emulation.shaping import FRAME_BYTES
-from netstorm.lab.emulation.wan import LinkStatus, Wan
+from netstorm.lab.emulation.wan import EmulatedLinkStatus, Wan
 from netstorm.topology.network import Rank
 
 __all__ = [
@@ -120,7 +120,7 @@ def check(
             back = links.get((target, source), link)
             expected = link.latency + back.latency
             pings[source, target] = measure_latencies(wan, source, target, expected=expected)
-    groups: Iterable[list[LinkStatus]] = (
+    groups: Iterable[list[EmulatedLinkStatus]] = (
         [list(links.values())] if together else [[link] for link in links.values()]
     )
     for group in groups:
@@ -153,7 +153,7 @@ def _relay_cpu(wan: Wan) -> float:
     return float(sum(relay["cpu_s"] for relay in wan.report()["relays"]))
 
 
-def _oriented(pings: dict[tuple[Rank, Rank], Latencies], link: LinkStatus) -> tuple[float, float]:
+def _oriented(pings: dict[tuple[Rank, Rank], Latencies], link: EmulatedLinkStatus) -> tuple[float, float]:
     """Return (one way, round trip) of a direction, whichever way round it was measured."""
     ping = pings.get((link.source, link.target))
     if ping is not None:
@@ -164,8 +164,8 @@ def _oriented(pings: dict[tuple[Rank, Rank], Latencies], link: LinkStatus) -> tu
 
 def _checked(
     wan: Wan,
-    link: LinkStatus,
-    back: LinkStatus,
+    link: EmulatedLinkStatus,
+    back: EmulatedLinkStatus,
     ping: tuple[float, float],
     flow: Throughput,
     *,

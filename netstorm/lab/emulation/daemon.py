@@ -18,12 +18,12 @@ from typing import Final
 
 from netstorm import clock
 from netstorm.errors import NetStormError, UsageError
-from netstorm.lab.emulation.layout import Layout
+from netstorm.lab.emulation.layout import NetworkLayout
 from netstorm.lab.emulation.links import Links, build
 from netstorm.lab.emulation.messages import (
     MOST_BYTES,
     Down,
-    LinkCounters,
+    EmulatedLinkCounters,
     LinkReport,
     NetworkDescription,
     NetworkReport,
@@ -34,7 +34,7 @@ from netstorm.lab.emulation.messages import (
     Status,
     parse_request,
 )
-from netstorm.lab.emulation.namespaces import KEEP, Claim, detach_standard_streams, remove, socket_path
+from netstorm.lab.emulation.namespaces import KEEP, NameClaim, detach_standard_streams, remove, socket_path
 from netstorm.topology.files import dump_network, parse_network
 from netstorm.topology.network import Change, Rank, changed_link
 
@@ -44,7 +44,7 @@ _REQUEST_S: Final = 2.0
 """Time for a client to send its request; other clients wait meanwhile."""
 _RELAY_CHECK_S: Final = 1.0
 """Time between two checks that the relays live."""
-_NO_TRAFFIC: Final[LinkCounters] = {"packets": 0, "bytes": 0, "dropped": 0, "lost": 0}
+_NO_TRAFFIC: Final[EmulatedLinkCounters] = {"packets": 0, "bytes": 0, "dropped": 0, "lost": 0}
 
 
 class _Stopped(Exception):
@@ -55,12 +55,12 @@ def main() -> None:
     """Read an `Order`, build the network, report that it is ready, and serve requests until its end."""
     os.setsid()
     order: Order = json.loads(sys.stdin.buffer.readline())
-    layout = Layout(name=order["name"], network=parse_network(order["network"]))
+    layout = NetworkLayout(name=order["name"], network=parse_network(order["network"]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     links: list[Links] = []
     try:
-        claim = Claim(layout.name)
+        claim = NameClaim(layout.name)
     except NetStormError as error:
         _answer_starter(error=str(error))
         return
@@ -95,7 +95,7 @@ def _answer_starter(**answer: object) -> None:
 
 class _Daemon:
     def __init__(
-        self, layout: Layout, links: Links, *, why: str, pinned: str, order: Order, claim: Claim
+        self, layout: NetworkLayout, links: Links, *, why: str, pinned: str, order: Order, claim: NameClaim
     ) -> None:
         self._layout: Final = layout
         self._links: Final = links

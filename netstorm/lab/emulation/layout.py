@@ -17,7 +17,7 @@ __all__ = [
     "MTU",
     "PREFIX",
     "Cable",
-    "Layout",
+    "NetworkLayout",
     "Route",
     "checked_name",
     "needs_netem",
@@ -69,7 +69,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class NetworkLayout:
     """The names, addresses and routes of one emulated network."""
 
     name: str

@@ -25,12 +25,12 @@ from netstorm.lab.emulation.layout import (
     HOME_DEVICE,
     MTU,
     Cable,
-    Layout,
+    NetworkLayout,
     needs_netem,
     shaping_commands,
     veth_commands,
 )
-from netstorm.lab.emulation.messages import Counters, LinkCounters, RelayAnswer, RelayUse
+from netstorm.lab.emulation.messages import EmulatedLinkCounters, RelayAnswer, RelayUse, WanCounters
 from netstorm.lab.emulation.namespaces import (
     HOSTS_FOLDER,
     batch,
@@ -58,7 +58,7 @@ def has_netem(namespace: str) -> bool:
     return True
 
 
-def kernel_obstacle(layout: Layout, *, netem: bool) -> str | None:
+def kernel_obstacle(layout: NetworkLayout, *, netem: bool) -> str | None:
     """Return why the kernel alone cannot emulate a network, as text; None: it can."""
     network = layout.network
     capped = [node.rank for node in network.nodes if node.egress is not None or node.ingress is not None]
@@ -74,7 +74,7 @@ class KernelLinks:
 
     name: Final = "netem"
 
-    def __init__(self, layout: Layout, *, with_netem: bool) -> None:
+    def __init__(self, layout: NetworkLayout, *, with_netem: bool) -> None:
         """Plan the links; `make` makes them."""
         self._layout: Final = layout
         self._with_netem: Final = with_netem
@@ -119,13 +119,13 @@ class KernelLinks:
         commands = shaping_commands(now, self._device(now), change=True, with_netem=self._with_netem)
         batch("tc", self._layout.namespace(link.source), commands)
 
-    def counters(self) -> Counters:
+    def counters(self) -> WanCounters:
         """Return the traffic of all links.
 
         The drops of netem, the root, include those of the bounded queue below it: their difference is what
         was lost by chance.
         """
-        links: dict[str, LinkCounters] = {}
+        links: dict[str, EmulatedLinkCounters] = {}
         for rank in self._layout.network.ranks:
             namespace = self._layout.namespace(rank)
             done = subprocess.run(
@@ -180,7 +180,7 @@ class RelayLinks:
 
     name: Final = "relay"
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: NetworkLayout) -> None:
         """Plan the links; `make` makes them."""
         self._layout: Final = layout
         self._children: Final[list[_Child]] = []
@@ -282,9 +282,9 @@ class RelayLinks:
             if key in child.keys:
                 child.control.send(json.dumps({"link": key, "set": values}).encode())
 
-    def counters(self) -> Counters:
+    def counters(self) -> WanCounters:
         """Return the traffic of all links and the processor time of the relays."""
-        links: dict[str, LinkCounters] = {}
+        links: dict[str, EmulatedLinkCounters] = {}
         relays: list[RelayUse] = []
         for child in self._children:
             child.control.send(b"{}")
@@ -346,7 +346,7 @@ def available_congestion_controls() -> list[str]:
         return []
 
 
-def build(layout: Layout, *, backend: str, congestion: str) -> tuple[Links, str, str]:
+def build(layout: NetworkLayout, *, backend: str, congestion: str) -> tuple[Links, str, str]:
     """Build a network.
 
     If it fails, the caller removes what was built so far, by its names.
@@ -392,7 +392,7 @@ def build(layout: Layout, *, backend: str, congestion: str) -> tuple[Links, str,
     return links, why, "sysctl" if pinned else "routes"
 
 
-def _links(layout: Layout, backend: str, a_namespace: str) -> tuple[Links, str]:
+def _links(layout: NetworkLayout, backend: str, a_namespace: str) -> tuple[Links, str]:
     if backend == "relay":
         return RelayLinks(layout), "relay, as asked for"
     netem = has_netem(a_namespace)
@@ -409,7 +409,7 @@ def _has_ipv6() -> bool:
     return Path("/proc/sys/net/ipv6").is_dir()
 
 
-def _make_routes(layout: Layout, links: Links, pin: str) -> None:
+def _make_routes(layout: NetworkLayout, links: Links, pin: str) -> None:
     for rank, routes in zip(layout.network.ranks, layout.routes(), strict=True):
         commands = []
         if _has_ipv6():
@@ -432,7 +432,7 @@ def _make_routes(layout: Layout, links: Links, pin: str) -> None:
         batch("ip", layout.namespace(rank), commands)
 
 
-def _write_hosts(layout: Layout) -> None:
+def _write_hosts(layout: NetworkLayout) -> None:
     hostname = socket.gethostname()
     for rank in layout.network.ranks:
         folder = HOSTS_FOLDER / layout.namespace(rank)
@@ -583,7 +583,7 @@ class Relay:
 
     def _counters(self) -> RelayAnswer:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        links: dict[str, LinkCounters] = {}
+        links: dict[str, EmulatedLinkCounters] = {}
         for key, direction in self._by_key.items():
             shaper = direction.shaper
             links[key] = {

@@ -12,9 +12,8 @@ from netstorm.errors import UsageError
 
 __all__ = [
     "MOST_BYTES",
-    "Counters",
     "Down",
-    "LinkCounters",
+    "EmulatedLinkCounters",
     "LinkReport",
     "NetworkDescription",
     "NetworkEntry",
@@ -26,6 +25,7 @@ __all__ = [
     "SetLink",
     "Start",
     "Status",
+    "WanCounters",
     "parse_request",
 ]
 
@@ -65,7 +65,7 @@ class NetworkEntry(NetworkDescription):
     """Text of the network file."""
 
 
-class LinkCounters(TypedDict):
+class EmulatedLinkCounters(TypedDict):
     """Traffic of one direction of a link, in segments and bytes on the wire."""
 
     packets: int
@@ -76,7 +76,7 @@ class LinkCounters(TypedDict):
     """Segments lost by chance."""
 
 
-class LinkReport(LinkCounters):
+class LinkReport(EmulatedLinkCounters):
     """One direction of a link: its present values and its traffic."""
 
     source: int
@@ -96,13 +96,13 @@ class RelayUse(TypedDict):
 class RelayAnswer(RelayUse):
     """A relay's answer on its control channel."""
 
-    links: dict[str, LinkCounters]
+    links: dict[str, EmulatedLinkCounters]
 
 
-class Counters(TypedDict):
+class WanCounters(TypedDict):
     """Traffic of all links, by SOURCE-TARGET, and of the relays."""
 
-    links: dict[str, LinkCounters]
+    links: dict[str, EmulatedLinkCounters]
     relays: list[RelayUse]
 
 

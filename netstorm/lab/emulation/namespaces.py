@@ -29,7 +29,7 @@ __all__ = [
     "FOLDER",
     "HOSTS_FOLDER",
     "KEEP",
-    "Claim",
+    "NameClaim",
     "UnmetRequirements",
     "batch",
     "check_requirements",
@@ -212,7 +212,7 @@ _LOCK: Final = Path("/run/netstorm-wan.lock")
 _NAMESPACE: Final = re.compile(re.escape(PREFIX) + r"(.+)-r\d+")
 
 
-class Claim:
+class NameClaim:
     """The name of an emulated network, reserved by this process until it ends."""
 
     def __init__(self, name: str) -> None:

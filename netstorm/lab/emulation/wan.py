@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from netstorm.errors import UsageError
-from netstorm.lab.emulation.layout import Layout, checked_name
+from netstorm.lab.emulation.layout import NetworkLayout, checked_name
 from netstorm.lab.emulation.links import BACKENDS
 from netstorm.lab.emulation.messages import LinkReport, NetworkDescription, NetworkReport, Order
 from netstorm.lab.emulation.namespaces import (
@@ -34,7 +34,7 @@ from netstorm.topology.network import Network, Rank
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing's own is newer than Python 3.10
 
-__all__ = ["LinkStatus", "Wan"]
+__all__ = ["EmulatedLinkStatus", "Wan"]
 
 _UP_S: Final = 60.0
 _DOWN_S: Final = 30.0
@@ -42,7 +42,7 @@ _ANSWER_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkStatus:
+class EmulatedLinkStatus:
     """One direction of a link, as it is now, and what it has carried so far."""
 
     source: Rank
@@ -72,7 +72,7 @@ class Wan:
     """
 
     def __init__(
-        self, layout: Layout, entry: NetworkDescription, daemon: subprocess.Popen[bytes] | None
+        self, layout: NetworkLayout, entry: NetworkDescription, daemon: subprocess.Popen[bytes] | None
     ) -> None:
         """Use `up` or `attach`."""
         self.name: Final = layout.name
@@ -118,7 +118,7 @@ class Wan:
         if backend not in BACKENDS:
             raise UsageError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
         check_requirements()
-        layout = Layout(name=checked_name(name or _free_name()), network=network)
+        layout = NetworkLayout(name=checked_name(name or _free_name()), network=network)
         order: Order = {
             "name": layout.name,
             "network": dump_network(network),
@@ -150,7 +150,7 @@ class Wan:
         """
         entry = read_entry(name)
         network = parse_network(str(entry["network"]), f"the emulated network {name!r}")
-        return cls(Layout(name=name, network=network), entry, None)
+        return cls(NetworkLayout(name=name, network=network), entry, None)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -203,7 +203,7 @@ class Wan:
         """Return the state of the network, for JSON: backend, congestion control, relays, links."""
         return cast("NetworkReport", self._ask(do="status"))
 
-    def status(self) -> tuple[LinkStatus, ...]:
+    def status(self) -> tuple[EmulatedLinkStatus, ...]:
         """Return each direction of each link, in order of their ends."""
         return tuple(_link_status(link) for link in self.report()["links"])
 
@@ -241,10 +241,10 @@ class Wan:
         return cast("dict[str, Any]", answer)
 
 
-def _link_status(link: LinkReport) -> LinkStatus:
+def _link_status(link: LinkReport) -> EmulatedLinkStatus:
     values: dict[str, Any] = {**link}
     values.update(source=Rank(link["source"]), target=Rank(link["target"]))
-    return LinkStatus(**values)
+    return EmulatedLinkStatus(**values)
 
 
 @contextlib.contextmanager

@@ -30,10 +30,10 @@ from netstorm.protocol.codecs import ROW_SPARSE
 from netstorm.protocol.frames import Buffer
 from netstorm.pslite.memory_network import Timeline
 
-__all__ = ["AsynchronousStore", "BlockStore"]
+__all__ = ["AsynchronousStore", "SimulatedBlockStore"]
 
 
-class BlockStore:
+class SimulatedBlockStore:
     """The blocks of a key that a node owns, and the update rule that is applied to them."""
 
     def __init__(self, store: AsynchronousStore, key: Key, initial: Array) -> None:
@@ -155,7 +155,7 @@ class AsynchronousStore:
         self._staleness: Final = staleness
         self._pushes: Final[dict[str, Pushes]] = {}
         self._clock = 0
-        self.blocks: Final[dict[str, BlockStore]] = {}
+        self.blocks: Final[dict[str, SimulatedBlockStore]] = {}
 
     def init(self, name: str, initial: Array) -> Pending:
         """Initialise a key with rank 0's value. When it arrives, this node serves the blocks that it owns."""
@@ -165,7 +165,7 @@ class AsynchronousStore:
         def serve() -> None:
             if pending.error is None:
                 key, value = self.node.keys[name], pending.result()
-                blocks = self.blocks[name] = BlockStore(self, key, value)
+                blocks = self.blocks[name] = SimulatedBlockStore(self, key, value)
                 self.node.process.call(lambda _: self.machine.serve(key, blocks))
 
         pending.then(serve)
@@ -177,7 +177,7 @@ class AsynchronousStore:
         key.begin_at(1)  # the first round was that of the initial value
         self.node.process.call(lambda now: self.node.machine.requests.late_start.key(key, 1, now))
         self._pushes[name] = Pushes()
-        blocks = self.blocks[name] = BlockStore(self, key, initial)
+        blocks = self.blocks[name] = SimulatedBlockStore(self, key, initial)
         self.node.process.call(lambda _: self.machine.serve(key, blocks))
 
     def push_rows(self, name: str, rows: Rows) -> Pending:

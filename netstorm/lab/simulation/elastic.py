@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.kvstore.calls import Exchange, GroupCalls, Position
+from netstorm.kvstore.calls import GroupCalls, Position, TensorExchange
 from netstorm.kvstore.forms import Key, Quantised
 from netstorm.kvstore.operations import Operation
-from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.lab.simulation.node import Array, Pending, SimulatedNode
 from netstorm.protocol.codecs import ROW_SPARSE, Element, Reduction
 from netstorm.protocol.frames import checksum, ranks_in
@@ -251,7 +251,7 @@ class ElasticProgram:
             self.has_state = True
             self._next_step()
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _take(self, snapshot: StateSnapshot) -> None:
         state = msgspec.msgpack.decode(bytes(snapshot.content), type=_State)
         self.step = self.fetched = snapshot.step
         self._checks.begin(self.node, snapshot.rounds)
@@ -262,7 +262,7 @@ class ElasticProgram:
             self._group.go_on_at(state.calls)
         self.has_state = True
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> StateSnapshot:
         group = self._group
         content = msgspec.msgpack.encode(
             _State(
@@ -273,7 +273,7 @@ class ElasticProgram:
         )
         rounds = {self._keys[key.name].identity: key.rounds_before(self.step) for key in self._plan.keys}
         requests = self.node.machine.requests.live.state_requests
-        return Snapshot(
+        return StateSnapshot(
             step=self.step,
             content=content,
             crc=checksum(content),
@@ -374,7 +374,7 @@ class ElasticProgram:
     def _call(
         self,
         group: GroupCalls,
-        exchange: Exchange,
+        exchange: TensorExchange,
         expected: Callable[[set[int]], Array],
         then: Callable[[set[int]], None] | None = None,
     ) -> None:
@@ -402,7 +402,7 @@ class ElasticProgram:
         def expected(ranks: set[int]) -> Array:
             return self._checks.values.total(key, ranks, step) / np.float32(len(ranks))
 
-        exchange = Exchange(
+        exchange = TensorExchange(
             text=name,
             reduction=Reduction.AVERAGE,
             element=Element.FLOAT32,
@@ -438,7 +438,7 @@ class ElasticProgram:
         def expected(ranks: set[int]) -> Array:
             return self._checks.values.total(key, ranks & {source}, step)
 
-        exchange = Exchange(
+        exchange = TensorExchange(
             text=f"{name} from {source}",
             reduction=Reduction.COPY,
             element=Element.BYTES,
@@ -457,7 +457,7 @@ class ElasticProgram:
                 [self._checks.values.total(key, ranks & {rank}, step) for rank in range(places)]
             )
 
-        exchange = Exchange(
+        exchange = TensorExchange(
             text="gather",
             reduction=Reduction.COPY,
             element=Element.BYTES,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.compression.codec import AGREED, Codec, Place, State
+from netstorm.compression.codec import AGREED, Codec, GradientPlace, State
 from netstorm.kvstore.calls import Agreed, EncodedSum, encoded_keys
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
@@ -81,7 +81,7 @@ class EncodedPushes:
     def push(self, values: npt.NDArray[np.float32]) -> Pending:
         """Begin to sum `values` over all ranks."""
         node = self._node
-        place = Place(self._shape, self._ranks, node.rank, self._pushes, lambda: node.timeline.now)
+        place = GradientPlace(self._shape, self._ranks, node.rank, self._pushes, lambda: node.timeline.now)
         self._pushes += 1
         pending = Pending(node.timeline, f"rank {node.rank}: push {place.round} of {self._name!r}")
         gradient = np.array(values, np.float32, order="C").reshape(-1)

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from netstorm.compression.quantised import quantised
 from netstorm.compression.sparse import Rows
 from netstorm.errors import NetStormError
-from netstorm.kvstore.calls import Exchange, GroupCalls
+from netstorm.kvstore.calls import GroupCalls, TensorExchange
 from netstorm.kvstore.forms import Form, Key, Quantised, RowParts, Values
-from netstorm.kvstore.node import GeneralNode, State
+from netstorm.kvstore.node import GeneralNode, NodeState
 from netstorm.kvstore.operations import Operation, ReceiveOperation, SendOperation
 from netstorm.lab.simulation.process import SimulatedProcess
 from netstorm.protocol.codecs import COLLECTIVE, ROW_SPARSE, row_length
@@ -61,7 +61,7 @@ class SimulatedNode:
     @property
     def has_left(self) -> bool:
         """Whether this node has left the job without a failure."""
-        return self.machine.state is State.OVER
+        return self.machine.state is NodeState.OVER
 
     def register(
         self,
@@ -144,14 +144,14 @@ class SimulatedNode:
 
         return GroupCalls(name, members, size=len(self.machine.members), register=register)
 
-    def call(self, group: GroupCalls, exchange: Exchange, timeout_s: float = math.inf) -> Pending:
+    def call(self, group: GroupCalls, exchange: TensorExchange, timeout_s: float = math.inf) -> Pending:
         """Make the next call of a group. Its value is all segments of the destination, one after the
         other.
         """
         return self.call_operation(group, exchange, timeout_s)[0]
 
     def call_operation(
-        self, group: GroupCalls, exchange: Exchange, timeout_s: float = math.inf
+        self, group: GroupCalls, exchange: TensorExchange, timeout_s: float = math.inf
     ) -> tuple[Pending, Operation]:
         """Make a call as `call` does; return its operation, too, which says who has contributed."""
         pending = Pending(self.timeline, f"rank {self.rank}: {exchange.text} of group {group.name!r}")

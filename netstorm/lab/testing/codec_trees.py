@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from netstorm.compression.codec import Codec, Floats, Place, State, Transfer
+from netstorm.compression.codec import Codec, Floats, GradientPlace, State, Transfer
 from netstorm.kvstore.forms import Form, Key, Sum
 from netstorm.protocol.frames import Buffer
 
@@ -87,8 +87,8 @@ class CodecTrees:
                 fewest = self._round(transfers, silent)
         return [values for values in flat if values is not None]
 
-    def _place(self, rank: int) -> Place:
-        return Place(self._shape, self._ranks, rank, self._gradients)
+    def _place(self, rank: int) -> GradientPlace:
+        return GradientPlace(self._shape, self._ranks, rank, self._gradients)
 
     def _round(self, transfers: dict[int, Transfer], silent: Silent | None) -> int:
         """Sum one round; return the fewest ranks that are in a chunk."""

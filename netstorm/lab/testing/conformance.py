@@ -13,7 +13,7 @@ import pytest
 
 from netstorm.lab.testing.recorder import RecordingProcess, part
 from netstorm.protocol.frames import Buffer
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 from netstorm.pslite.session import Limits
 from netstorm.pslite.van import Broken, Connection, Received, Van, VanEvent
 
@@ -492,7 +492,7 @@ class FaultyVan:
         """See `Transmitter`."""
         self._van.refuse(connection, reason)
 
-    def progress(self, connection: Connection) -> Progress | None:
+    def progress(self, connection: Connection) -> TcpProgress | None:
         """See `Van`."""
         return self._van.progress(connection)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from netstorm.lab.testing.mutation import Mutator, Target
+from netstorm.lab.testing.mutation import FuzzTarget, Mutator
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,9 +25,9 @@ __all__ = [
     "Cost",
     "Costs",
     "Finding",
+    "FuzzTarget",
     "Fuzzer",
     "Mutator",
-    "Target",
     "bounded_memory",
     "input_name",
     "load_corpus",
@@ -72,7 +72,7 @@ class Fuzzer:
         slowest: processor seconds of the most expensive input.
     """
 
-    def __init__(self, target: Target, *, seed: int, corpus: Iterable[bytes] = ()) -> None:
+    def __init__(self, target: FuzzTarget, *, seed: int, corpus: Iterable[bytes] = ()) -> None:
         """Begin with the target's seeds and a corpus, which are decoded first."""
         self.target: Final = target
         self.inputs = 0

@@ -21,8 +21,8 @@ from netstorm.topology.tree import Tree
 
 __all__ = [
     "POLICIES",
+    "FuzzTarget",
     "Mutator",
-    "Target",
     "example",
     "message_classes",
     "mutate_bytes",
@@ -406,7 +406,7 @@ Mutator: TypeAlias = Callable[[random.Random, bytes, bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class FuzzTarget:
     """One decoder."""
 
     name: str

@@ -53,7 +53,7 @@ class _Flow:
         """The target's buffer is full."""
 
 
-class _Connection:
+class _ProxiedConnection:
     """A connection accepted here and the one made for it."""
 
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
@@ -90,7 +90,7 @@ class TcpProxy:
         self._listener.setblocking(False)
         self.host, self.port = self._listener.getsockname()
         self._selector: Final = selectors.DefaultSelector()
-        self._connections: list[_Connection] = []
+        self._connections: list[_ProxiedConnection] = []
         self._cut = threading.Event()
         self._done: threading.Event | None = None
         self._paused = False
@@ -187,7 +187,7 @@ class TcpProxy:
         if far is None:
             _reset(near)
             return
-        connection = _Connection(near, far)
+        connection = _ProxiedConnection(near, far)
         for flow in connection.flows:
             flow.source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             flow.source.setblocking(False)
@@ -220,7 +220,7 @@ class TcpProxy:
             self._selector.unregister(flow.source)
             flow.reading = False
 
-    def _forward(self, connection: _Connection, now: float) -> None:
+    def _forward(self, connection: _ProxiedConnection, now: float) -> None:
         if connection.flows[0].refused:
             self._reset(connection)
             return
@@ -260,7 +260,7 @@ class TcpProxy:
             self._selector.unregister(flow.source)
             flow.reading = False
 
-    def _reset(self, connection: _Connection) -> None:
+    def _reset(self, connection: _ProxiedConnection) -> None:
         for flow in connection.flows:
             flow.over = True
             self._stop_reading(flow)

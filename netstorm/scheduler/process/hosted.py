@@ -33,7 +33,7 @@ from netstorm.scheduler.several_jobs import (
     job_settings,
     network_file_nodes,
 )
-from netstorm.scheduler.snapshot import Outcome, Snapshot
+from netstorm.scheduler.snapshot import JobSnapshot, Outcome
 from netstorm.scheduler.standby import PeerInquiry, StandbyMachine
 from netstorm.settings import Settings
 
@@ -74,7 +74,7 @@ class HostedMachine(Machine, Protocol):
     def policy_formed(self, answer: FormationResult, now: float) -> None:
         """Receive the result of a formation."""
 
-    def snapshots(self, now: float) -> tuple[Snapshot, ...]:
+    def snapshots(self, now: float) -> tuple[JobSnapshot, ...]:
         """Return a snapshot of each job."""
 
 

@@ -52,7 +52,7 @@ from netstorm.scheduler.process.hosted import (
     naming_jobs,
     plan_hosting,
 )
-from netstorm.scheduler.snapshot import Outcome, Snapshot
+from netstorm.scheduler.snapshot import JobSnapshot, Outcome
 from netstorm.scheduler.status import JobStatus
 from netstorm.settings import Settings
 
@@ -441,7 +441,7 @@ class StatusServer:
         """Stop serving. Twice does no harm."""
         self._server.close()
 
-    def _snapshots(self) -> tuple[Snapshot, ...]:
+    def _snapshots(self) -> tuple[JobSnapshot, ...]:
         future = self._driver.thread.call(self._driver.machine.snapshots)
         try:
             return future.result(_ANSWER_S)

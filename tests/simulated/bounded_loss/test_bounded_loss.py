@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from netstorm.errors import WaitTimeout
-from netstorm.kvstore.calls import Exchange
-from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED, BoundedLoss, Ended, MissedRounds
-from netstorm.kvstore.rounds.outgoing import Outgoing
+from netstorm.kvstore.calls import TensorExchange
+from netstorm.kvstore.rounds.bounded_loss import MOST_MISSED, BoundedLoss, EndedChunks, MissedRounds
+from netstorm.kvstore.rounds.outgoing import OutgoingParts
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.protocol.codecs import Element, Reduction
 from netstorm.protocol.frames import ranks_in
@@ -188,7 +188,7 @@ def test_so_it_is_in_collective_calls():
         calls = []
         for rank, group in enumerate(groups):
             kept[rank] += rank + 1
-            exchange = Exchange(
+            exchange = TensorExchange(
                 text="sum",
                 reduction=Reduction.SUM,
                 element=Element.FLOAT32,
@@ -211,7 +211,7 @@ def test_so_it_is_in_collective_calls():
 
 
 def end_whatever_is_missing(monkeypatch):
-    monkeypatch.setattr(Ended, "share", property(lambda _: 0.0))
+    monkeypatch.setattr(EndedChunks, "share", property(lambda _: 0.0))
 
 
 def keep_what_was_counted(monkeypatch):
@@ -231,12 +231,12 @@ def pass_on_the_same_twice(monkeypatch):
 
 
 def send_a_result_with_all_names(monkeypatch):
-    send = Outgoing.send_down
+    send = OutgoingParts.send_down
 
     def wrong(self, round, chunk, *rest, contributors):
         send(self, round, chunk, *rest, contributors=round.plan_of(chunk).everybody)
 
-    monkeypatch.setattr(Outgoing, "send_down", wrong)
+    monkeypatch.setattr(OutgoingParts, "send_down", wrong)
 
 
 def never_end(monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from netstorm.kvstore.calls import Exchange, GroupCalls
+from netstorm.kvstore.calls import GroupCalls, TensorExchange
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.node import Pending
 from netstorm.protocol.codecs import Element, Reduction
@@ -17,9 +17,9 @@ def all_reduce(
     element: Element,
     reduction: Reduction = Reduction.SUM,
     receivers: tuple[int, ...] = (),
-) -> Exchange:
+) -> TensorExchange:
     values = values.copy()
-    return Exchange(
+    return TensorExchange(
         text=f"all_reduce of {element.name} {values.shape}",
         reduction=reduction,
         element=element,
@@ -30,8 +30,8 @@ def all_reduce(
     )
 
 
-def all_gather(rank: int, mine: np.ndarray[Any, Any], size: int) -> Exchange:
-    return Exchange(
+def all_gather(rank: int, mine: np.ndarray[Any, Any], size: int) -> TensorExchange:
+    return TensorExchange(
         text="all_gather",
         reduction=Reduction.COPY,
         element=Element.BYTES,
@@ -46,6 +46,6 @@ def groups_of(cluster: SimulatedCluster, name: str, members: tuple[int, ...]) ->
 
 
 def make_calls(
-    cluster: SimulatedCluster, groups: dict[int, GroupCalls], exchanges: dict[int, Exchange]
+    cluster: SimulatedCluster, groups: dict[int, GroupCalls], exchanges: dict[int, TensorExchange]
 ) -> dict[int, Pending]:
     return {rank: cluster.nodes[rank].call(groups[rank], exchanges[rank]) for rank in groups}

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from netstorm.kvstore.calls import GroupCalls, Position
-from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.lab.simulation.cluster import SimulatedCluster
 from netstorm.lab.simulation.node import Pending, SimulatedNode
 from netstorm.protocol.codecs import Element, Reduction
@@ -68,7 +68,7 @@ def test_the_places_of_ranks_that_are_not_there_are_zero() -> None:
 def offer(node: SimulatedNode, group: GroupCalls) -> None:
     """Offer where a rank is."""
     content = msgspec.msgpack.encode(group.position())
-    snapshot = Snapshot(
+    snapshot = StateSnapshot(
         step=0,
         content=content,
         crc=checksum(content),
@@ -84,7 +84,7 @@ def join(cluster: SimulatedCluster, groups: Groups, rank: int) -> None:
     node = cluster.started(rank)
     cluster.run_until_ended([node.joined], 60.0)
     assert node.machine.requests.needs_state
-    given: list[Snapshot] = []
+    given: list[StateSnapshot] = []
     done: list[Exception | None] = []
     node.process.call(lambda now: node.machine.requests.fetch_state(given.append, done.append, now))
     others: list[SimulatedNode] = [cluster.started(other) for other in groups]

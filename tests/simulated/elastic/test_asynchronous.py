@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netstorm.errors import WaitTimeout
-from netstorm.kvstore.asynchronous.blocks import Block, Copies
+from netstorm.kvstore.asynchronous.blocks import Block, BlockCopies
 from netstorm.kvstore.asynchronous.replication import Replication
 from tests.simulated.elastic import asynchronous_chaos as chaos
 
@@ -64,13 +64,13 @@ def no_copies(patch):
 
 def old_copies(patch):
     """A replica confirms states, and keeps the values of the first one."""
-    keep = Copies.keep
+    keep = BlockCopies.keep
 
     def keep_old(self, place, state):
         known = self.get(place)
         keep(self, place, state if known is None else replace(state, values=known.values))
 
-    patch.setattr(Copies, "keep", keep_old)
+    patch.setattr(BlockCopies, "keep", keep_old)
 
 
 def repeated_pushes(patch):

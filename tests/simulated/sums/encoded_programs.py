@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netstorm.compression.registry import codec_of
-from netstorm.kvstore.state_transfer import Snapshot
+from netstorm.kvstore.state_transfer import StateSnapshot
 from netstorm.lab.simulation.encoded_push import EncodedPushes
 from netstorm.lab.simulation.node import Pending
 from netstorm.protocol.frames import checksum, ranks_in
@@ -109,7 +109,7 @@ class EncodedProgram:
     def _offer(self):
         if self.node.machine.requests.live.has_newcomers:
             content = msgspec.msgpack.encode(self.pushes.agreed())
-            snapshot = Snapshot(
+            snapshot = StateSnapshot(
                 step=self.step,
                 content=content,
                 crc=checksum(content),

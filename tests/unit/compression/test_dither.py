@@ -7,18 +7,18 @@ import itertools
 import numpy as np
 import pytest
 
-from netstorm.compression.codec import Floats, Place
+from netstorm.compression.codec import Floats, GradientPlace
 from netstorm.compression.quantised import RESOLUTION, noise
 
 
 def cut(rank: int, round: int, shape: tuple[int, ...] = (1000,), piece: int = 0) -> Floats:
     """Return the noise of a piece."""
-    return next(itertools.islice(noise(Place(shape, 4, rank, round), 32_768), piece, None))
+    return next(itertools.islice(noise(GradientPlace(shape, 4, rank, round), 32_768), piece, None))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.25, 1 / 3, 0.5, 0.9999, -0.1, 126.7])
 def test_over_the_whole_table_rounding_is_right_to_the_resolution(value):
-    table = next(noise(Place((1,), 1, 0, 0), 1 << 17))
+    table = next(noise(GradientPlace((1,), 1, 0, 0), 1 << 17))
     rounded = np.floor(np.float32(value) + table)
     assert set(rounded) <= {np.floor(value), np.ceil(value)}
     assert abs(rounded.mean(dtype=np.float64) - np.float32(value)) <= RESOLUTION

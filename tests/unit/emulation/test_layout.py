@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import UsageError
-from netstorm.lab.emulation.layout import Cable, Layout, checked_name
+from netstorm.lab.emulation.layout import Cable, NetworkLayout, checked_name
 from netstorm.topology.network import Link, Network, Node, Rank, Routing
 
 
@@ -18,8 +18,8 @@ def line(size: int) -> Network:
     )
 
 
-def layout(network: Network) -> Layout:
-    return Layout(name="test", network=network)
+def layout(network: Network) -> NetworkLayout:
+    return NetworkLayout(name="test", network=network)
 
 
 def test_addresses_are_those_of_one_private_network_without_0_and_255_at_the_end():

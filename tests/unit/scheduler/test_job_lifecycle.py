@@ -11,7 +11,7 @@ from netstorm.errors import NodeLost, ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.pslite.machine import Admit
 from netstorm.pslite.proofs import SchedulerSecret, proof_for_resume
-from netstorm.scheduler.snapshot import Outcome, Phase
+from netstorm.scheduler.snapshot import JobPhase, Outcome
 from tests.unit.scheduler.driving import Driven, begun, key, running
 
 
@@ -36,7 +36,7 @@ def test_when_all_have_finished_all_may_go_and_the_scheduler_ends_well_when_all_
         assert driven.heard(rank, m.AllFinished) == [m.AllFinished()]
     driven.say(0, m.Leave())
     driven.tick()
-    assert driven.machine.phase is Phase.FINISHED
+    assert driven.machine.phase is JobPhase.FINISHED
     driven.say(1, m.Leave())
     assert driven.machine.next_tick() <= driven.now
     driven.tick()
@@ -101,9 +101,9 @@ def test_the_scheduler_of_a_failed_job_does_not_wait_for_ever():
     driven = running(3)
     driven.say(2, m.Failed(reason="boom"))
     driven.run(4.5)
-    assert driven.machine.phase is Phase.FAILED
+    assert driven.machine.phase is JobPhase.FAILED
     driven.run(1)
-    assert driven.machine.phase is Phase.OVER
+    assert driven.machine.phase is JobPhase.OVER
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -157,14 +157,14 @@ def test_a_scheduler_stopped_before_all_are_here_tells_those_who_wait():
     assert driven.gone("a").kind == "stopped"
     driven.say("a", m.Leave())
     driven.tick()
-    assert driven.machine.phase is Phase.OVER
+    assert driven.machine.phase is JobPhase.OVER
 
 
 def test_a_scheduler_stopped_while_it_is_alone_ends_at_once():
     driven = Driven(3)
     driven.stop()
     driven.tick()
-    assert driven.machine.phase is Phase.OVER
+    assert driven.machine.phase is JobPhase.OVER
 
 
 def test_a_scheduler_stopped_while_nodes_leave_a_finished_job_ends_well():
@@ -203,7 +203,7 @@ def test_what_only_the_scheduler_says_is_a_violation_when_a_rank_says_it(message
     driven = running(2)
     with pytest.raises(ProtocolViolation, match=f"rank 1 sent a {type(message).__name__}"):
         driven.say(1, message)
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 SECRET = SchedulerSecret(b"s" * 32)

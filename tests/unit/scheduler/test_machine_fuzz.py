@@ -13,7 +13,7 @@ from netstorm.errors import PeerError
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import encode_body
 from netstorm.pslite.machine import Admit
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import RELEASE, Driven, running, star
 
 numbers = st.one_of(st.integers(-2, 4), st.sampled_from([2**31, 2**63 - 1, -(2**63), 1500]))
@@ -83,7 +83,7 @@ def test_strangers_can_do_nothing_but_join(steps):
     take(driven, steps)
     driven.stop()
     driven.run(6.0)
-    assert driven.machine.phase is Phase.OVER
+    assert driven.machine.phase is JobPhase.OVER
 
 
 @settings(max_examples=100)
@@ -94,8 +94,8 @@ def test_members_can_end_the_job_but_not_the_scheduler(steps, seed):
     chance = random.Random(seed)
     for version, step in enumerate(steps, start=2):
         take(driven, [step])
-        if chance.random() < 0.2 and driven.machine.phase is Phase.RUNNING:
+        if chance.random() < 0.2 and driven.machine.phase is JobPhase.RUNNING:
             driven.install(star(3, version=version))
     driven.run(30.0)
-    assert driven.machine.phase is Phase.OVER, "silence ends every job"
+    assert driven.machine.phase is JobPhase.OVER, "silence ends every job"
     assert driven.machine.outcome is not None

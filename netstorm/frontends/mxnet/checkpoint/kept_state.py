@@ -14,7 +14,7 @@ from netstorm.frontends.mxnet.checkpoint.array_bytes import from_tree
 from netstorm.frontends.mxnet.checkpoint.optimizer_values import optimizer_values, restore_optimizer_values
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import NDArray
-from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater
 
 __all__ = ["KeptEntry", "KeptState", "SavedEntry", "state_of_store"]
 
@@ -53,7 +53,7 @@ class KeptEntry(SavedEntry, Protocol):
 
 def state_of_store(
     entries: Sequence[SavedEntry],
-    rule: UpdateRule | None,
+    rule: CalledUpdater | None,
     extra: object,
     *,
     tree: Callable[[object], object],
@@ -172,7 +172,7 @@ class KeptState:
         if self._unused is not None:
             self._unused.discard(key)
 
-    def restore_rule(self, rule: UpdateRule) -> None:
+    def restore_rule(self, rule: CalledUpdater) -> None:
         """Give a store's optimizer its states and counts; once."""
         values, self._optimizer = self._optimizer, None
         if values is None:

@@ -25,7 +25,7 @@ from netstorm.frontends.mxnet.checkpoint.kept_state import (
 from netstorm.frontends.mxnet.checkpoint.store_ranks import StoreRanks
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import NDArray
-from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.process.runtime import Runtime
 
 __all__ = ["LoadedCheckpoint", "StoreCheckpoints", "check_trainer"]
@@ -80,7 +80,7 @@ class StoreCheckpoints:
         self,
         path: str | Path,
         entries: Sequence[SavedEntry],
-        rule: UpdateRule | None,
+        rule: CalledUpdater | None,
         extra: object,
         options: SaveOptions,
         *,
@@ -128,7 +128,7 @@ class StoreCheckpoints:
         self,
         path: str | Path,
         entries: Sequence[KeptEntry],
-        rule: UpdateRule | None,
+        rule: CalledUpdater | None,
         *,
         step: int | None,
         states: bool,
@@ -221,7 +221,7 @@ class StoreCheckpoints:
                 kept.check(user_key, tuple(parameter.shape), value.dtype)
             parameter.set_data(value)
 
-    def optimizer_set(self, rule: UpdateRule) -> None:
+    def optimizer_set(self, rule: CalledUpdater) -> None:
         """Restore the states of a store's first optimizer after a checkpoint was loaded."""
         if self._kept is not None:
             self._kept.restore_rule(rule)

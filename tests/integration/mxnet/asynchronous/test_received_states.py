@@ -12,7 +12,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.frontends.mxnet.asynchronous import CollectedStates
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.owner import BlockPlace, OwnedRule
-from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater
 
 PLACE = BlockPlace("w", 0, (6, 2), 0)
 ADAM = {"updates": 1, "all_updates": 1, "begun": True}
@@ -21,7 +21,7 @@ ROWS = np.array([1, 4]).tobytes()
 
 
 def rule_of(optimizer: Any) -> OwnedRule:
-    return OwnedRule(UpdateRule.of_optimizer(optimizer))
+    return OwnedRule(CalledUpdater.of_optimizer(optimizer))
 
 
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
@@ -97,7 +97,7 @@ def test_anything_else_is_said_to_be_wrong_with_what_was_expected(states: Any, p
 
 
 def test_a_function_has_no_states() -> None:
-    rule = OwnedRule(UpdateRule.of_function(lambda *_: None))
+    rule = OwnedRule(CalledUpdater.of_function(lambda *_: None))
     assert rule.problem_of(PLACE, mx.nd.ones((6, 2)), b"") == ""
     assert rule.problem_of(PLACE, mx.nd.ones((6, 2)), b"x").startswith("1 bytes: expected none of ")
 

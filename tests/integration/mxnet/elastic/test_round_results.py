@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from netstorm.compression.sparse import Rows
-from netstorm.frontends.mxnet.elastic import RoundResults
+from netstorm.frontends.mxnet.elastic import StoreRoundResults
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.operations import Operation
 from netstorm.protocol.codecs import ROW_SPARSE
@@ -38,7 +38,7 @@ def result(key: Key, destination: Any, by_chunk: list[int], **options: Any) -> O
 
 def follow(operation: Operation, world: int = 4, *, rescales: bool = True) -> Entry:
     entry = Entry()
-    RoundResults(world, rescales=rescales).follow(operation, entry)
+    StoreRoundResults(world, rescales=rescales).follow(operation, entry)
     operation.done(None)
     return entry
 
@@ -83,7 +83,7 @@ def test_a_round_that_failed_changes_nothing() -> None:
     failed: list[object] = []
     operation = Operation(key=granted(), round=1, source=None, destination=values, done=failed.append)
     entry = Entry()
-    RoundResults(4, rescales=True).follow(operation, entry)
+    StoreRoundResults(4, rescales=True).follow(operation, entry)
     error = ValueError()
     operation.done(error)
     assert (failed, entry.contributors) == ([error], 0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.updates import UpdateRule, can_be_captured
+from netstorm.frontends.mxnet.updates import CalledUpdater, can_be_captured
 
 SHAPES = {0: (4, 3), 1: (5, 2), 2: (1, 1)}
 
@@ -42,7 +42,7 @@ def updated(make: Callable[[], Any], change: Change, dtype: str = "float32", *, 
             other; else all is at once.
     """
     optimizer = make()
-    rule = UpdateRule.of_optimizer(optimizer)
+    rule = CalledUpdater.of_optimizer(optimizer)
     weights = {key: mx.nd.ones(shape, dtype=dtype) for key, shape in SHAPES.items()}
     second_halves = []
     number = 0
@@ -161,11 +161,11 @@ def test_multipliers_of_gluons_parameters_are_looked_up_when_the_update_is_count
 
 def test_loaded_states_come_with_an_optimiser_that_is_captured_from_then_on(tmp_path: Any) -> None:
     path = str(tmp_path / "states")
-    rule = UpdateRule.of_optimizer(mx.optimizer.Adam(learning_rate=0.25))
+    rule = CalledUpdater.of_optimizer(mx.optimizer.Adam(learning_rate=0.25))
     weight = mx.nd.ones((3,))
     rule.update("w", weight, weight, round="any", rank=0)
     rule.save(path, dump_optimizer=True)
-    other = UpdateRule.of_optimizer(mx.optimizer.Adam(learning_rate=0.5))
+    other = CalledUpdater.of_optimizer(mx.optimizer.Adam(learning_rate=0.5))
     other.update("w", weight, weight, round="any", rank=0)
     before = other.capture("w")
     other.load(path)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 
 from netstorm.frontends.mxnet.compat import mx
-from netstorm.frontends.mxnet.updates import UpdateRule
+from netstorm.frontends.mxnet.updates import CalledUpdater
 from tests.integration.mxnet.on_nodes import NODES, on_nodes, report_of, same_everywhere
 
 EVERYBODY = sum(range(1, NODES + 1))
@@ -27,13 +27,13 @@ EVERYBODY = sum(range(1, NODES + 1))
 @contextmanager
 def held_up() -> Iterator[None]:
     """Let the other thread wait with updates."""
-    go_on, apply = threading.Event(), UpdateRule.apply
+    go_on, apply = threading.Event(), CalledUpdater.apply
 
-    def wait_and_apply(rule: UpdateRule, *arguments: Any) -> None:
+    def wait_and_apply(rule: CalledUpdater, *arguments: Any) -> None:
         go_on.wait(60)
         apply(rule, *arguments)
 
-    with patch.object(UpdateRule, "apply", wait_and_apply):
+    with patch.object(CalledUpdater, "apply", wait_and_apply):
         try:
             yield
         finally:

@@ -11,10 +11,10 @@ from netstorm.lab.commands.simulate import CaseTimeout, Study, StudyOptions, che
 from netstorm.lab.commands.simulate_worker import (
     OPTIMUM,
     Answer,
-    Begun,
     Case,
-    Ended,
-    Failed,
+    CaseBegun,
+    CaseEnded,
+    CaseFailed,
     Formed,
     Generated,
     RoundDone,
@@ -56,17 +56,17 @@ class Scripted:
     def run(self, case, limit_s):
         self.cases.append((case.topology, case.seed))
         if case.topology == OPTIMUM:
-            yield Ended(optimum_s=1.0)
+            yield CaseEnded(optimum_s=1.0)
             return
         yield Formed(formation_s=0.01, reason="as told")
         found = self.answers.get(f"{case.topology}{case.seed}", 2.0)
         if isinstance(found, BaseException):
             raise found
-        if isinstance(found, Failed):
+        if isinstance(found, CaseFailed):
             yield found
         else:
             yield RoundDone(seconds=found)
-            yield Ended()
+            yield CaseEnded()
 
 
 def studied(given=None, **answers):
@@ -95,14 +95,14 @@ def test_a_scheme_that_takes_too_long_is_left_out_from_there_on_and_named():
 
 
 def test_a_scheme_that_does_not_suit_a_network_fails_nothing():
-    study, _ = studied(fapt0=Failed(message="no path", unfit=True))
+    study, _ = studied(fapt0=CaseFailed(message="no path", unfit=True))
     assert study.times("fapt").keys() == {1, 2}
     assert study.problems("fapt") == ["no path"]
     assert not study.failed
 
 
 def test_a_simulation_that_breaks_is_a_failure():
-    assert studied(fapt0=Failed(message="a wrong sum", unfit=False))[0].failed
+    assert studied(fapt0=CaseFailed(message="a wrong sum", unfit=False))[0].failed
 
 
 def test_what_was_done_before_an_interrupt_is_kept():
@@ -138,7 +138,7 @@ def case(**more):
 def answers_to(case):
     found: list[Answer] = []
     run_case(case, found.append)
-    return [one for one in found if one != Begun()]
+    return [one for one in found if one != CaseBegun()]
 
 
 @pytest.mark.parametrize("engine", ["cluster", "predictor"])
@@ -146,7 +146,7 @@ def test_the_worker_tells_of_the_policy_and_of_each_round(engine):
     formed, first, second, end = answers_to(case(engine=engine))
     assert "hub" in formed.reason
     assert first.seconds == pytest.approx(second.seconds, rel=0.2)
-    assert end == Ended()
+    assert end == CaseEnded()
 
 
 def test_the_worker_finds_an_optimum_that_no_scheme_beats():

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from netstorm.lab.emulation.layout import Layout, needs_netem, shaping_commands, veth_commands
+from netstorm.lab.emulation.layout import NetworkLayout, needs_netem, shaping_commands, veth_commands
 from netstorm.lab.emulation.links import kernel_obstacle
 from netstorm.topology.network import Link, Network, Node, Rank
 
@@ -9,9 +9,9 @@ HTB = "rate 100000000bit ceil 100000000bit burst 16000 cburst 16000"
 PLAIN = Link(source=Rank(0), target=Rank(1), rate=100e6)
 
 
-def network(link: Link, egress: float | None = None) -> Layout:
+def network(link: Link, egress: float | None = None) -> NetworkLayout:
     nodes = (Node(rank=Rank(0), egress=egress), Node(rank=Rank(1)))
-    return Layout(name="test", network=Network(nodes=nodes, links=(link,)))
+    return NetworkLayout(name="test", network=Network(nodes=nodes, links=(link,)))
 
 
 def test_netem_delays_and_loses_and_htb_below_it_limits_the_rate_and_the_queue():

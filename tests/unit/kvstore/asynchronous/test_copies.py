@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.asynchronous.blocks import Block, BlockState, Clocks, Copies, Owners, pieces_of
+from netstorm.kvstore.asynchronous.blocks import Block, BlockCopies, BlockState, Clocks, Owners, pieces_of
 from netstorm.kvstore.asynchronous.replication import Handover
 from netstorm.protocol.messages import CopiesHeld, HeldCopy
 from tests.unit.kvstore.asynchronous.test_owners import key, push, values
@@ -22,7 +22,7 @@ def state(version: int = 5, states: bytes = b"momentum") -> BlockState:
 
 def test_a_state_arrives_whole_in_whatever_order_its_pieces_come():
     pieces = list(pieces_of(state(), 7, 2, view=4))
-    copies = Copies(2)
+    copies = BlockCopies(2)
     assert len(pieces) == 2
     assert copies.add(1, *pieces[1], NBYTES) is None
     found = copies.add(1, *pieces[0], NBYTES)
@@ -32,7 +32,7 @@ def test_a_state_arrives_whole_in_whatever_order_its_pieces_come():
 
 
 def test_a_later_state_takes_the_place_of_one_that_is_still_coming():
-    copies = Copies(2)
+    copies = BlockCopies(2)
     early, later = list(pieces_of(state(5), 0, 0, view=1)), list(pieces_of(state(6), 0, 0, view=1))
     assert copies.add(1, *early[0], NBYTES) is None
     assert copies.add(1, *later[0], NBYTES) is None
@@ -62,12 +62,12 @@ def test_a_later_state_takes_the_place_of_one_that_is_still_coming():
 def test_states_are_of_the_block_and_no_larger_than_one_can_be(wrong, text):
     message, payload = next(pieces_of(state(), 0, 0, view=1))
     with pytest.raises(ProtocolViolation, match=text):
-        Copies(2).add(1, msgspec.structs.replace(message, **wrong), payload, NBYTES)
+        BlockCopies(2).add(1, msgspec.structs.replace(message, **wrong), payload, NBYTES)
 
 
 @pytest.mark.parametrize("wrong", [{"pieces": 3}, {"applied": (2, 2)}, {"begins": (0, 0)}], ids=str)
 def test_pieces_of_two_states_are_not_put_together(wrong):
-    copies, (first, second) = Copies(2), list(pieces_of(state(), 0, 0, view=1))
+    copies, (first, second) = BlockCopies(2), list(pieces_of(state(), 0, 0, view=1))
     assert copies.add(1, *first, NBYTES) is None
     with pytest.raises(ProtocolViolation, match="as with the first that came"):
         copies.add(1, msgspec.structs.replace(second[0], **wrong), second[1], NBYTES)
@@ -76,7 +76,7 @@ def test_pieces_of_two_states_are_not_put_together(wrong):
 def test_a_piece_is_no_larger_than_those_that_a_node_sends():
     message, payload = next(pieces_of(state(), 0, 0, view=1))
     with pytest.raises(ProtocolViolation, match=r"piece 0 of version 5 .* has 1048577 bytes"):
-        Copies(2).add(1, message, bytes(payload) + b"x", NBYTES)
+        BlockCopies(2).add(1, message, bytes(payload) + b"x", NBYTES)
 
 
 def held(*copies: HeldCopy) -> CopiesHeld:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netstorm.errors import Closed
-from netstorm.kvstore.membership import LocalSteps, StepsRequest
+from netstorm.kvstore.membership import NodeLocalSteps, StepsRequest
 from netstorm.kvstore.operations import Outbox
 from netstorm.protocol.messages import StepsGranted, StepTimes
 from netstorm.pslite.machine import Call, Send
@@ -12,7 +12,7 @@ from netstorm.pslite.machine import Call, Send
 class Asked:
     def __init__(self) -> None:
         self.outbox = Outbox()
-        self.steps = LocalSteps(self.outbox)
+        self.steps = NodeLocalSteps(self.outbox)
         self.ended: list[tuple[int, Exception | None]] = []
 
     def report(self, round: int) -> StepsRequest:

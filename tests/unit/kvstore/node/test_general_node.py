@@ -5,7 +5,7 @@ import pytest
 
 from netstorm import errors
 from netstorm.kvstore.forms import Key
-from netstorm.kvstore.node import GeneralNode, State
+from netstorm.kvstore.node import GeneralNode, NodeState
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.options import NodeOptions
 from netstorm.protocol import messages as m
@@ -227,9 +227,9 @@ def test_finishing_waits_until_no_rank_needs_this_node():
     driven.node.requests.finish(done.append, driven.now)
     driven.take_instructions()
     assert driven.sent(m.Finished) == [m.Finished(last_rounds={0: 0})]
-    assert (done, driven.node.state) == ([], State.FINISHING)
+    assert (done, driven.node.state) == ([], NodeState.FINISHING)
     driven.deliver(m.AllFinished())
-    assert (done, driven.node.state) == ([None], State.OVER)
+    assert (done, driven.node.state) == ([None], NodeState.OVER)
     assert driven.sent(m.Leave) != []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from netstorm.compression.codec import Codec, Place
+from netstorm.compression.codec import Codec, GradientPlace
 from netstorm.compression.registry import codec_of
 from netstorm.kvstore.calls import EncodedSum, encoded_keys
 from netstorm.kvstore.forms import Key
@@ -33,7 +33,7 @@ def ended(codec: Codec, results: list[dict[int, int]]) -> EncodedSum:
         fail=errors_of_encoding.append,
     )
     errors: list[Exception | None] = []
-    total.begin(codec.rounds(np.ones(200, np.float32), {}, Place(SHAPE, 3, 0, 0)), errors.append)
+    total.begin(codec.rounds(np.ones(200, np.float32), {}, GradientPlace(SHAPE, 3, 0, 0)), errors.append)
     for result in results:
         operation = operations.pop()
         operation.contributors.update(result)

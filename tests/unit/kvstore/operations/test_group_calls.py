@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.kvstore.calls import Exchange, GroupCalls
+from netstorm.kvstore.calls import GroupCalls, TensorExchange
 from netstorm.kvstore.forms import Key
 from netstorm.protocol.codecs import COLLECTIVE, Element, Reduction
 
@@ -23,7 +23,7 @@ def calls_of(members: tuple[int, ...], size: int) -> tuple[GroupCalls, list[Key]
     return GroupCalls("g", members, size=size, register=register), keys
 
 
-def exchange(count: int, **changes: Any) -> Exchange:
+def exchange(count: int, **changes: Any) -> TensorExchange:
     values = np.zeros(count, np.float32)
     wanted: dict[str, Any] = {
         "text": f"all_reduce of {count}",
@@ -33,7 +33,7 @@ def exchange(count: int, **changes: Any) -> Exchange:
         "source": (values,),
         "destination": (values,),
     }
-    return Exchange(**{**wanted, **changes})
+    return TensorExchange(**{**wanted, **changes})
 
 
 def test_calls_of_about_the_same_size_share_a_key_and_take_its_rounds() -> None:

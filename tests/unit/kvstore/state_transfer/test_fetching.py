@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore import state_transfer as fetching
-from netstorm.kvstore.state_transfer import PIECE_BYTES, Fetching, Providing, Snapshot, pieces_in
+from netstorm.kvstore.state_transfer import PIECE_BYTES, Fetching, Providing, StateSnapshot, pieces_in
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered, StatePiece, StateWanted
@@ -19,7 +19,7 @@ from netstorm.protocol.messages import StateAsked, StateOffered, StatePiece, Sta
 
 def snapshot(step=4, size=3 * PIECE_BYTES + 17, *, seed=1):
     content = random.Random(seed).randbytes(size)
-    return Snapshot(step=step, content=content, crc=checksum(content), rounds={0: step}, barriers=2)
+    return StateSnapshot(step=step, content=content, crc=checksum(content), rounds={0: step}, barriers=2)
 
 
 def offer(state, **changed):

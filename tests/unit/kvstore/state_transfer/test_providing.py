@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.state_transfer import PIECE_BYTES, Providing, Snapshot
+from netstorm.kvstore.state_transfer import PIECE_BYTES, Providing, StateSnapshot
 from netstorm.observe.log import Counters
 from netstorm.protocol.frames import checksum
 from netstorm.protocol.messages import StateAsked, StateOffered
 
 CONTENT = bytes(range(256)) * (PIECE_BYTES // 256) + b"the rest"
-STATE = Snapshot(step=3, content=CONTENT, crc=checksum(CONTENT), rounds={0: 3})
+STATE = StateSnapshot(step=3, content=CONTENT, crc=checksum(CONTENT), rounds={0: 3})
 
 
 class Provider(Providing):

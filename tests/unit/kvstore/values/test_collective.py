@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.kvstore.forms import STORED, ChunkSum, Collective, Layout, narrowed, widened
+from netstorm.kvstore.forms import STORED, ChunkLayout, ChunkSum, Collective, narrowed, widened
 from netstorm.protocol.codecs import Element, Reduction, Signature, can_reduce
 from netstorm.protocol.messages import KeyGrant
 
@@ -117,7 +117,7 @@ def test_an_average_of_whole_numbers_is_rounded_towards_zero(
 def test_the_chunks_of_a_round_cover_each_segment_once(segments: int, size: int, chunk: int) -> None:
     signature = Signature(Reduction.COPY, Element.BYTES, segments, size)
     grant = KeyGrant(namespace=0, name="k", key=0, first_slot=3, offset=64, chunk_size=4 * chunk)
-    layout = Layout.of_round(signature, 65_536, grant)
+    layout = ChunkLayout.of_round(signature, 65_536, grant)
     assert layout.chunks == signature.chunks(16 * chunk)
     covered = [byte for start, end in layout.bounds for byte in range(start, end)]
     assert covered == list(range(segments * size))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from netstorm.compression.quantised import as_planes, sums_into
 from netstorm.compression.sparse import Entries, decode_entries, encode_entries
-from netstorm.kvstore.forms import Key, Maxima, Narrow, Packed, Sparse
+from netstorm.kvstore.forms import Key, Maxima, Narrow, PackedForm, Sparse
 from netstorm.protocol.codecs import BFLOAT16, FLOAT16, MAXIMA, Element, narrow, packed, sparse
 
 KEY = Key(0, "w", (40,), "float32")
@@ -121,7 +121,7 @@ def test_a_missing_payload_is_written_as_zeros():
 @given(st.data())
 @settings(max_examples=15)
 def test_packed_sums_are_exact_in_any_tree_with_ranks_that_contribute_nothing(most, data):
-    form, everything = Packed(most), [0.0] * 11
+    form, everything = PackedForm(most), [0.0] * 11
     sums = []
     for rank in range(data.draw(st.integers(1, 9))):
         total = form.new_sum()
@@ -141,7 +141,7 @@ def test_packed_sums_are_exact_in_any_tree_with_ranks_that_contribute_nothing(mo
 
 
 def test_a_sum_of_signs_that_is_sent_twice_counts_each_half_once():
-    total = Packed(1).new_sum()
+    total = PackedForm(1).new_sum()
     total.add_own(number_planes([1, 0, 1], 1), 1)
     total.add_own(None, 2)
     assert packed_sums(total, 3, 1) == [0.5, -0.5, 0.5]
@@ -151,7 +151,7 @@ def test_a_sum_of_signs_that_is_sent_twice_counts_each_half_once():
 
 
 def test_a_packed_sum_does_not_change_what_it_received():
-    total = Packed(4).new_sum()
+    total = PackedForm(4).new_sum()
     payloads = [bytearray(number_planes([4, 1, 2], 4).tobytes()) for _ in range(2)]
     before = [bytes(payload) for payload in payloads]
     for rank, payload in enumerate(payloads):
@@ -163,8 +163,8 @@ def test_a_packed_sum_does_not_change_what_it_received():
 @pytest.mark.parametrize(("start", "end"), [(0, 20), (0, 8), (8, 20), (3, 11), (5, 6), (17, 20)])
 def test_own_numbers_are_those_of_the_chunk(start, end):
     numbers = np.arange(20) * 7 % 60
-    total = Packed(60).new_sum()
-    total.add_own(Packed(60).own(number_planes(numbers, 60), start, end), 1)
+    total = PackedForm(60).new_sum()
+    total.add_own(PackedForm(60).own(number_planes(numbers, 60), start, end), 1)
     assert packed_sums(total, end - start, 60) == (numbers[start:end] - 30).tolist()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from netstorm.errors import UsageError
-from netstorm.kvstore.forms import Key, Layout
+from netstorm.kvstore.forms import ChunkLayout, Key
 from netstorm.protocol.messages import KeyGrant
 
 
@@ -10,17 +10,17 @@ def granted(first_slot=0, offset=0):
 
 
 def test_chunks_cover_the_key_once_and_lie_behind_one_another_in_the_job():
-    layout = Layout.of_key(elements=10, itemsize=2, grant=granted(offset=6))
+    layout = ChunkLayout.of_key(elements=10, itemsize=2, grant=granted(offset=6))
     assert layout.bounds == [(0, 4), (4, 8), (8, 10)]
     assert layout.offsets == [6, 14, 22]
 
 
 def test_chunks_have_successive_slots():
-    assert list(Layout.of_key(elements=9, itemsize=8, grant=granted(first_slot=3)).slots) == [3, 4, 5]
+    assert list(ChunkLayout.of_key(elements=9, itemsize=8, grant=granted(first_slot=3)).slots) == [3, 4, 5]
 
 
 def test_an_empty_key_has_no_chunks():
-    assert Layout.of_key(elements=0, itemsize=4, grant=granted(offset=8)).chunks == 0
+    assert ChunkLayout.of_key(elements=0, itemsize=4, grant=granted(offset=8)).chunks == 0
 
 
 def test_rounds_count_pushes_from_zero():

@@ -13,7 +13,7 @@ from netstorm.errors import ProtocolViolation
 from netstorm.protocol.messages import Hello
 from netstorm.pslite.acceptor import NewSessions, PendingHellos, RecentSet
 from netstorm.pslite.endpoint import Timers
-from netstorm.pslite.sending import Outgoing, Window
+from netstorm.pslite.sending import SendQueueItem, Window
 from netstorm.pslite.session import Limits, QueryTimer
 from netstorm.pslite.van import Connection
 
@@ -86,7 +86,7 @@ def test_progress_puts_the_question_off(window):
 
 
 def test_a_long_way_is_asked_about_later(window):
-    message = Outgoing(b"x")
+    message = SendQueueItem(b"x")
     message.transmissions = 1
     window.sent(message, 0.0)
     window.acknowledged(message, 3.0)
@@ -112,7 +112,7 @@ def test_anything_heard_since_the_last_question_is_an_answer(window):
 
 
 def test_patience_grows_with_what_is_on_the_way(window):
-    window.sent(Outgoing(bytes(5000)), 0.0)  # 5 s on the slowest link
+    window.sent(SendQueueItem(bytes(5000)), 0.0)  # 5 s on the slowest link
     timer = timer_for(window)
     timer.query_sent(1, now=2.0)
     assert timer.silence(heard_at=0.0, now=16.9) == 0

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.endpoint import WatchedConnections
-from netstorm.pslite.session import State
+from netstorm.pslite.session import SessionState
 
 
 class Watcher:
@@ -25,7 +25,7 @@ class Watcher:
         self.heard.append((peer, seconds, now))
 
 
-def session(state=State.DISCONNECTED, *, opened_here=False):
+def session(state=SessionState.DISCONNECTED, *, opened_here=False):
     return SimpleNamespace(peer=Peer(3), state=state, reason="reset", opened_here=opened_here)
 
 
@@ -43,7 +43,7 @@ def test_other_changes_of_sessions_are_not_told():
     watched = WatchedConnections(watcher)
     watched.changed(session(opened_here=True), was_up=True)
     watched.changed(session(), was_up=False)
-    watched.changed(session(State.UP), was_up=True)
+    watched.changed(session(SessionState.UP), was_up=True)
     assert not watched.tell(5.0)
 
 

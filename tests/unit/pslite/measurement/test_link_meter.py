@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.pslite.link_meter import LinkMeter, MeterOptions
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 
 CHUNK = 262_144
 A, B = Peer(1), Peer(2)
@@ -134,7 +134,7 @@ def test_what_the_kernel_has_delivered_is_reported_for_each_half_second():
         return [
             (
                 peer,
-                Progress(
+                TcpProgress(
                     delivered=int(rate * wire.now / 8 / 1448),
                     segment=1448,
                     retransmitted=0,
@@ -166,7 +166,7 @@ def test_the_kernels_round_trips_are_told_at_once_also_of_links_that_nothing_has
     wire, shortest = Wire(), {A: 0.06, B: 0.02, SCHEDULER: 0.01}
 
     def progress():
-        silent = Progress(
+        silent = TcpProgress(
             delivered=0,
             segment=1448,
             retransmitted=0,
@@ -205,7 +205,7 @@ def test_bbr_starts_anew_where_it_has_less_than_half_of_what_the_link_is_known_t
         return [
             (
                 peer,
-                Progress(
+                TcpProgress(
                     delivered=int(50e6 * wire.now / 8 / 1448),
                     segment=1448,
                     retransmitted=0,

@@ -6,11 +6,11 @@ import pytest
 
 from netstorm.protocol.frames import Peer
 from netstorm.pslite.link_meter import LinkMeter, MeterOptions
-from netstorm.pslite.rates import BusyPeriod, DeliveryMonitor, DeliverySample, Progress, RateEstimator
+from netstorm.pslite.rates import BusyPeriod, DeliveryMonitor, DeliverySample, RateEstimator, TcpProgress
 
 SEGMENT = 1448
 LOOK_S = 0.25
-IDLE = Progress(
+IDLE = TcpProgress(
     delivered=0,
     segment=SEGMENT,
     retransmitted=0,

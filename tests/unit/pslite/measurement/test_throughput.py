@@ -9,7 +9,7 @@ import pytest
 from netstorm.protocol.frames import Peer
 from netstorm.protocol.messages import THROUGHPUT_PERIOD_S
 from netstorm.pslite.link_meter import ThroughputSampler
-from netstorm.pslite.rates import Progress
+from netstorm.pslite.rates import TcpProgress
 
 SEGMENT = 1000
 BIT_S = 8.0 * SEGMENT
@@ -33,7 +33,7 @@ class Kernel:
             self.delivered[peer] = self.delivered.get(peer, 0.0) + rate * after
             self.busy_s[peer] = self.busy_s.get(peer, 0.0) + (after if rate else 0.0)
             trip = trip_s[peer] if isinstance(trip_s, dict) else trip_s
-            progress[peer] = Progress(
+            progress[peer] = TcpProgress(
                 delivered=round(self.delivered[peer]),
                 segment=SEGMENT,
                 retransmitted=0,
@@ -128,7 +128,7 @@ def test_what_nobody_asks_for_is_forgotten_and_told_once():
     kernel = Kernel()
     links = kernel.links
     for number in range(200):
-        progress = Progress(number * 100, SEGMENT, 0, 1, 10, number * 0.25, 0.0, 0.02, 0.02)
+        progress = TcpProgress(number * 100, SEGMENT, 0, 1, 10, number * 0.25, 0.0, 0.02, 0.02)
         links.sample({Peer(1): progress}, 1000.0 + number * 0.25)
     assert 0 < len(links.take_reports()) <= 8
     assert links.take_reports() == ()

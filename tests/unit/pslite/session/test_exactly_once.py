@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from netstorm.lab.testing.conformance import FaultyVan
 from netstorm.lab.testing.recorder import part
-from netstorm.pslite.sending import Outgoing, SendingHalf, Window
+from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
 from netstorm.pslite.session import Limits, ReceivingHalf
 from tests.unit.pslite.world import World
 
@@ -38,7 +38,7 @@ class TwoHalves(RuleBasedStateMachine):
     @rule(size=st.integers(4, 30), urgent=st.booleans())
     def submit(self, size, urgent):
         self.sender.submit(
-            Outgoing(
+            SendQueueItem(
                 b"%04d" % self.submitted + bytes(size - 4), order=() if urgent else (0, 0, self.submitted)
             )
         )

@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.pslite.machine import URGENT
-from netstorm.pslite.sending import Outgoing, SendingHalf, Window
+from netstorm.pslite.sending import SendingHalf, SendQueueItem, Window
 
 BULK = (0, 0, 0)
 
@@ -14,7 +14,7 @@ BULK = (0, 0, 0)
 def sender(*, messages=0, window=10**6, order=BULK):
     half = SendingHalf(Window(window))
     for number in range(messages):
-        half.submit(Outgoing(b"%04d" % number, order=order))
+        half.submit(SendQueueItem(b"%04d" % number, order=order))
     return half
 
 
@@ -27,8 +27,8 @@ def transmit_all(half):
 
 def test_messages_are_numbered_as_they_leave_not_as_they_come():
     half = sender()
-    half.submit(Outgoing(b"later", order=(0, 0, 2)))
-    half.submit(Outgoing(b"sooner", order=(0, 0, 1)))
+    half.submit(SendQueueItem(b"later", order=(0, 0, 2)))
+    half.submit(SendQueueItem(b"sooner", order=(0, 0, 1)))
     assert [(message.sequence, message.body) for message in iter(lambda: half.next(0.0), None)] == [
         (1, b"sooner"),
         (2, b"later"),
@@ -38,7 +38,7 @@ def test_messages_are_numbered_as_they_leave_not_as_they_come():
 def test_the_window_holds_bulk_back_and_lets_urgent_messages_pass():
     half = sender(messages=10, window=12)
     assert transmit_all(half) == [1, 2, 3]
-    half.submit(Outgoing(b"urgent", order=URGENT))
+    half.submit(SendQueueItem(b"urgent", order=URGENT))
     assert transmit_all(half) == [4]
     half.acknowledge(2, (), 0.0)
     half.acknowledge(4, (), 0.0)
@@ -87,7 +87,7 @@ def test_the_answer_to_a_query_shows_that_what_was_sent_before_it_is_lost():
     half = sender(messages=3)
     transmit_all(half)
     mark = half.mark()
-    half.submit(Outgoing(b"after the query", order=BULK))
+    half.submit(SendQueueItem(b"after the query", order=BULK))
     assert transmit_all(half) == [4]
     half.acknowledge(1, (), 0.0, mark=mark)
     assert transmit_all(half) == [2, 3]
@@ -117,7 +117,7 @@ def test_what_goes_again_counts_in_the_window_and_goes_before_new_bulk():
     half.disconnected()
     half.acknowledge(0, (), 0.0)
     assert half.window.in_flight == 0
-    half.submit(Outgoing(b"more urgent bulk", order=(-5, 0, 0)))
+    half.submit(SendQueueItem(b"more urgent bulk", order=(-5, 0, 0)))
     assert transmit_all(half) == [1, 2, 3]
     half.acknowledge(3, (), 0.0)
     assert half.next(0.0).body == b"more urgent bulk"
@@ -144,7 +144,7 @@ def test_what_is_taken_back_is_not_sent_and_what_was_sent_no_longer_uses_its_own
     half = sender(window=8)
     memory = [bytearray(b"%04d" % number) for number in range(4)]
     for number, payload in enumerate(memory):
-        half.submit(Outgoing(b"", payload, order=(0, 0, number), tag=number))
+        half.submit(SendQueueItem(b"", payload, order=(0, 0, number), tag=number))
     assert transmit_all(half) == [1, 2]
     taken = half.take_back(lambda tag: tag in (0, 3))
     assert [message.tag for message in taken] == [3]

@@ -11,7 +11,7 @@ from netstorm.lab.testing.recorder import part
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import Peer, open_frames
 from netstorm.pslite.machine import Admit, NotYet, Refuse
-from netstorm.pslite.session import TRANSITIONS, Event, Limits, State
+from netstorm.pslite.session import TRANSITIONS, Event, Limits, SessionState
 from tests.unit.pslite.world import World
 
 BULK = (0, 0, 0)
@@ -38,26 +38,29 @@ def kinds(seen, source="host0"):
 
 
 def test_every_state_can_be_reached_and_every_one_can_end():
-    reachable, frontier = {State.IDLE, State.DISCONNECTED}, [State.IDLE, State.DISCONNECTED]
+    reachable, frontier = (
+        {SessionState.IDLE, SessionState.DISCONNECTED},
+        [SessionState.IDLE, SessionState.DISCONNECTED],
+    )
     while frontier:
         for following in TRANSITIONS[frontier.pop()].values():
             if following not in reachable:
                 reachable.add(following)
                 frontier.append(following)
-    assert reachable == set(State)
-    for state in State:
+    assert reachable == set(SessionState)
+    for state in SessionState:
         ends, grown = {state}, True
         while grown:
             more = {following for one in ends for following in TRANSITIONS[one].values()} - ends
             grown = bool(more)
             ends |= more
-        assert ends & {State.CLOSED, State.LOST}, state
+        assert ends & {SessionState.CLOSED, SessionState.LOST}, state
 
 
 def test_what_has_ended_stays_so():
-    assert not TRANSITIONS[State.CLOSED]
-    assert not TRANSITIONS[State.LOST]
-    assert set(TRANSITIONS) == set(State)
+    assert not TRANSITIONS[SessionState.CLOSED]
+    assert not TRANSITIONS[SessionState.LOST]
+    assert set(TRANSITIONS) == set(SessionState)
 
 
 def test_every_event_is_of_use_somewhere():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from netstorm.observe.trace import Trace
 from netstorm.protocol.frames import Peer
-from netstorm.pslite.sending import Outgoing, SendingHalf, TracedSendingHalf, Window
+from netstorm.pslite.sending import SendingHalf, SendQueueItem, TracedSendingHalf, Window
 
 BULK = (0, 0, 0)
 
@@ -29,8 +29,8 @@ def test_a_message_is_noted_once_it_is_acknowledged_with_all_its_times():
     now = [1.0]
     trace = Kept(lambda: now[0])
     half = TracedSendingHalf(Window(10), Peer(4), trace)
-    half.submit(Outgoing(b"12345678", order=BULK))
-    half.submit(Outgoing(b"87654321", order=BULK))
+    half.submit(SendQueueItem(b"12345678", order=BULK))
+    half.submit(SendQueueItem(b"87654321", order=BULK))
     assert half.next(2.0) is not None
     assert half.next(2.0) is None
     assert trace.delivered == []
@@ -44,7 +44,7 @@ def test_a_message_is_noted_once_it_is_acknowledged_with_all_its_times():
 def test_what_is_lost_is_noted_once_with_its_last_transmission():
     trace = Kept(lambda: 0.0)
     half = TracedSendingHalf(Window(100), Peer(4), trace)
-    half.submit(Outgoing(b"1", order=BULK))
+    half.submit(SendQueueItem(b"1", order=BULK))
     half.next(1.0)
     half.disconnected()
     half.next(5.0)
@@ -62,7 +62,7 @@ def test_a_traced_sender_does_what_a_plain_one_does(seed):
         what, number = steps.random(), steps.randrange(1, 9)
         for half, numbers in zip(halves, sent, strict=True):
             if what < 0.4:
-                half.submit(Outgoing(bytes(number), order=(0, 0, number)))
+                half.submit(SendQueueItem(bytes(number), order=(0, 0, number)))
             elif what < 0.7:
                 message = half.next(float(step))
                 numbers.extend([] if message is None else [message.sequence])

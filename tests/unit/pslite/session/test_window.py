@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netstorm.pslite.sending import Outgoing, Window
+from netstorm.pslite.sending import SendQueueItem, Window
 
 MIB = 1024 * 1024
 
 
 def message(size):
-    outgoing = Outgoing(bytes(size))
+    outgoing = SendQueueItem(bytes(size))
     outgoing.transmissions = 1
     return outgoing
 

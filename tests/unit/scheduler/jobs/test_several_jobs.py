@@ -18,7 +18,7 @@ from netstorm.scheduler.several_jobs import (
     form_first_policy,
     network_file_nodes,
 )
-from netstorm.scheduler.snapshot import Outcome, Phase
+from netstorm.scheduler.snapshot import JobPhase, Outcome
 from netstorm.settings import Settings
 from tests.unit.scheduler.driving import RELEASE, M, refused
 
@@ -118,7 +118,7 @@ class Several:
         assert self.peers[who] in self.disconnected
         return gone.reason
 
-    def phases(self) -> dict[str, Phase]:
+    def phases(self) -> dict[str, JobPhase]:
         return {one.options.job: one.phase for one in self.machine.jobs}
 
 
@@ -145,14 +145,14 @@ def test_a_scheduler_that_was_told_the_number_of_nodes_takes_no_other():
     assert "DMLC_NUM_WORKER=3" in several.why_refused("a/0")
     assert several.phases() == {}
     several.start("a", 2)
-    assert several.phases() == {"a": Phase.RUNNING}
+    assert several.phases() == {"a": JobPhase.RUNNING}
 
 
 @pytest.mark.parametrize(("size", "allowed"), [(1024, True), (1025, False), (0, False), (2**62, False)])
 def test_nobody_opens_a_job_of_unlimited_size(size, allowed):
     several = Several()
     several.join("a/0", 0, size)
-    assert several.phases() == ({"a": Phase.GATHERING} if allowed else {})
+    assert several.phases() == ({"a": JobPhase.GATHERING} if allowed else {})
     if not allowed:
         assert f"DMLC_NUM_WORKER={size}" in several.why_refused("a/0")
 
@@ -168,7 +168,7 @@ def test_one_job_more_than_there_may_be_is_refused_by_name_and_may_come_once_ano
     assert "NETSTORM_MOST_JOBS" in reason
     several.say("b/0", m.Leave())
     several.start("d", 1)
-    assert several.phases() == {"a": Phase.RUNNING, "d": Phase.RUNNING}
+    assert several.phases() == {"a": JobPhase.RUNNING, "d": JobPhase.RUNNING}
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65, "ä"])
@@ -201,12 +201,12 @@ def test_a_failing_job_ends_alone_and_the_scheduler_goes_on():
     several.start("a")
     several.start("b")
     several.say("a/0", m.Failed(reason="out of memory"))
-    assert several.phases() == {"a": Phase.FAILED, "b": Phase.RUNNING}
+    assert several.phases() == {"a": JobPhase.FAILED, "b": JobPhase.RUNNING}
     assert several.heard("a/1", m.PeerGone)
     assert not several.heard("b/0", m.PeerGone)
     several.say("a/1", m.Leave())
     several.run(0.5)
-    assert several.phases() == {"b": Phase.RUNNING}
+    assert several.phases() == {"b": JobPhase.RUNNING}
     assert [one.exit_code for one in several.over] == [1]
     assert several.machine.outcome is None
 
@@ -223,11 +223,11 @@ def test_an_error_of_the_schedulers_own_ends_only_the_job_that_it_happens_to(cap
     monkeypatch.setattr(job, "_receive_from_member", broken)
     several.say("a/0", m.Barrier(number=0))
     assert "ZeroDivisionError" in caplog.text
-    assert several.phases() == {"a": Phase.FAILED, "b": Phase.RUNNING}
+    assert several.phases() == {"a": JobPhase.FAILED, "b": JobPhase.RUNNING}
     assert "a mistake" in several.heard("a/1", m.PeerGone)[0].reason
     monkeypatch.setattr(job, "tick", broken)
     several.run(2.0)
-    assert several.phases() == {"b": Phase.RUNNING}
+    assert several.phases() == {"b": JobPhase.RUNNING}
     assert [one.exit_code for one in several.over] == [1]
 
 
@@ -254,16 +254,16 @@ def test_a_node_that_leaves_while_the_first_policy_is_formed_can_be_replaced():
     several.start("a")
     several.say("a/1", m.Leave())
     several.machine.first_policy_formed(form_first_policy(several.first_requests[0]), several.now)
-    assert several.phases() == {"a": Phase.GATHERING}
+    assert several.phases() == {"a": JobPhase.GATHERING}
     several.join("a/new", 1)
-    assert several.phases() == {"a": Phase.RUNNING}
+    assert several.phases() == {"a": JobPhase.RUNNING}
     assert len(several.first_requests) == 1
 
 
 def test_a_first_policy_that_cannot_be_formed_ends_the_job_with_the_reason():
     several = Several(topology="custom")
     several.start("a", 2)
-    assert several.phases() == {"a": Phase.FAILED}
+    assert several.phases() == {"a": JobPhase.FAILED}
     assert "NETSTORM_TOPOLOGY_FILE" in several.heard("a/0", m.PeerGone)[0].reason
 
 
@@ -309,7 +309,7 @@ def test_jobs_on_one_network_plan_with_their_shares_of_it_and_one_that_ends_give
     several.machine.policy_formed(form(several.formations[-1]), several.now)
     several.say("b/0", m.Failed(reason="x"))
     several.run(0.1)
-    assert several.phases()["a"] is Phase.RUNNING
+    assert several.phases()["a"] is JobPhase.RUNNING
     assert rate_of(several.formations[-1]) == 100e6
 
 

@@ -7,7 +7,7 @@ import pytest
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
 from netstorm.scheduler.members import BarrierCount
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import running
 
 
@@ -71,7 +71,7 @@ def test_the_timeout_counts_from_the_first_at_each_barrier():
         driven.say(0, m.Barrier(number=number))
         driven.run(8, beating=(0, 1))
         driven.say(1, m.Barrier(number=number))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 @pytest.mark.parametrize("order", [("barrier", "finish"), ("finish", "barrier")])
@@ -95,7 +95,7 @@ def test_a_rank_may_finish_once_it_has_come_to_the_barrier():
     driven.say(0, m.Barrier(number=0))
     driven.say(0, m.Finished(last_rounds={}))
     driven.say(1, m.Barrier(number=0))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     assert driven.heard(0) == [m.BarrierReached(number=0)]
 
 

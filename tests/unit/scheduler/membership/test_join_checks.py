@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.protocol import messages as m
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import Driven, refusal, running
 
 
@@ -65,7 +65,7 @@ def test_a_job_wide_setting_that_differs_is_refused_naming_both_sides():
 def test_job_wide_settings_that_agree_are_no_obstacle():
     driven = Driven(1)
     driven.join("a", must_agree={"CHUNK_SIZE": "65536"})
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_a_node_of_another_job_is_refused_naming_both():
@@ -87,7 +87,7 @@ def test_one_node_too_many_is_refused_and_the_job_goes_on():
         "one too many: start as many nodes as the scheduler's DMLC_NUM_WORKER says"
     )
     assert driven.sent == {}
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_a_late_node_of_a_failed_job_hears_why_it_failed():

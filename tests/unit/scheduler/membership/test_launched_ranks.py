@@ -10,7 +10,7 @@ import pytest
 from netstorm.errors import PeerError
 from netstorm.protocol import messages as m
 from netstorm.scheduler.launched_ranks import LONGEST_LINE, RankEnded, read_rank_ended
-from netstorm.scheduler.snapshot import NOBODY_JOINED, Phase
+from netstorm.scheduler.snapshot import NOBODY_JOINED, JobPhase
 from tests.unit.scheduler.driving import Driven, running
 
 WHY = "exit code 1; last line of its error output: ImportError: x"
@@ -38,7 +38,7 @@ def test_ranks_that_come_after_that_are_told_the_same_and_the_scheduler_waits_fo
     driven.join("n0", rank=0)
     assert driven.gone("n0").reason.endswith(f"rank 1 (paris) ended before all nodes had joined: {WHY}")
     driven.run(60.0)
-    assert driven.machine.phase is Phase.FAILED
+    assert driven.machine.phase is JobPhase.FAILED
     driven.join("n2", rank=2)
     assert WHY in driven.gone("n2").reason
     end(driven, 0)
@@ -113,7 +113,7 @@ def test_an_elastic_job_waits_for_a_rank_that_is_started_again_and_begins_withou
     end(driven, 1, again=True)
     assert driven.machine.view.peers == ()
     end(driven, 1)
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     assert driven.machine.view.peers == (driven.peers["n0"], driven.peers["n2"])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol import messages as m
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import Driven, begun, key, running
 
 
@@ -20,7 +20,7 @@ def test_a_silent_node_is_lost_after_the_timeout_and_all_others_hear_the_last_th
     driven.say(2, m.Heartbeat())
     driven.forget()
     driven.run(9.9, beating=(0, 1))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     driven.run(0.2, beating=(0, 1))
     for rank in (0, 1):
         gone = driven.gone(rank)
@@ -34,7 +34,7 @@ def test_a_silent_node_is_lost_after_the_timeout_and_all_others_hear_the_last_th
 def test_nodes_that_send_heartbeats_are_never_lost():
     driven = running(3)
     driven.run(500, beating=(0, 1, 2))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_any_message_is_a_sign_of_life():
@@ -42,7 +42,7 @@ def test_any_message_is_a_sign_of_life():
     for number in range(5):
         driven.run(9)
         driven.say(0, m.Barrier(number=number))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_what_a_lost_node_waited_for_is_told():
@@ -96,7 +96,7 @@ def test_a_lost_session_is_a_lost_node():
 def test_a_process_that_has_ended_is_lost_at_once_in_every_job():
     driven = running(2, last_word_s=0.3)
     driven.end_connection(1)
-    assert driven.machine.phase is Phase.RUNNING  # its launcher may know why
+    assert driven.machine.phase is JobPhase.RUNNING  # its launcher may know why
     driven.run(0.4, beating=(0,))
     assert driven.gone(0).reason == (
         "rank 1 (n1:4000, site1) is lost: its process has ended: its connections have ended, and n:1 refuses "
@@ -109,7 +109,7 @@ def test_one_that_comes_back_in_time_has_not_ended():
     driven.end_connection(1)
     driven.say(1, m.Heartbeat())
     driven.run(5, beating=(0, 1))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_others_that_cannot_connect_to_it_say_so_in_every_job():
@@ -131,7 +131,7 @@ def test_a_busy_rank_is_warned_of_and_not_lost():
     driven = running(2, heartbeat_timeout_s=10.0)
     driven.busy = {1}
     driven.run(45, beating=(0,))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     said = [message.text for message in driven.heard(0, m.Waiting)]
     assert said[0] == "rank 1 (n1:4000, site1): alive, but its Python has not run for 10 s"
     assert len(said) == 3  # after 10, 20 and 40 s
@@ -142,7 +142,7 @@ def test_a_busy_rank_is_warned_of_and_not_lost():
     driven.busy = set()
     assert "alive, but" not in driven.machine.view.status_text(driven.now)
     driven.run(8, beating=(0,))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     driven.run(4, beating=(0,))
     assert "is lost: no heartbeat for" in driven.gone(0).reason
 
@@ -176,7 +176,7 @@ def test_a_busy_node_keeps_its_place_before_the_job_begins():
             driven.machine.peer_busy(driven.peers["a"], 9.0, driven.now)
             driven.inquired.clear()
     driven.join("b")
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_who_takes_a_running_rank_for_busy_is_told():
@@ -229,7 +229,7 @@ def test_a_failed_link_that_others_can_go_around_is_told_with_the_way():
     way = m.FailedLink(source=0, target=2, way=(0, 1, 2))
     for rank in range(3):
         assert driven.heard(rank, m.FailedLinks) == [m.FailedLinks(links=(way,))]
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     driven.say(0, m.LinkRestored(rank=2))
     assert driven.heard(1, m.FailedLinks) == [m.FailedLinks(links=())]
 
@@ -248,7 +248,7 @@ def test_a_suspected_node_that_stays_silent_is_lost_after_its_remaining_time():
     driven.run(4, beating=(0, 1))
     driven.say(0, m.Suspect(rank=2, reason="no connection"))
     driven.run(5.5, beating=(0, 1))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     driven.run(1, beating=(0, 1))
     reason = driven.gone(1).reason
     assert reason.startswith("rank 2 (n2:4000, site2) is lost: no heartbeat for 10.0 s")
@@ -261,7 +261,7 @@ def test_one_heartbeat_that_was_on_its_way_does_not_prove_a_suspected_node_alive
     driven.run(0.1)
     driven.say(1, m.Heartbeat())
     driven.run(8, beating=(0,))
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_repeating_a_suspicion_does_not_put_off_the_decision():
@@ -269,7 +269,7 @@ def test_repeating_a_suspicion_does_not_put_off_the_decision():
     for _ in range(4):
         driven.say(0, m.Suspect(rank=1, reason="no connection"))
         driven.run(1, beating=(0, 1))
-    assert driven.machine.phase is Phase.FAILED
+    assert driven.machine.phase is JobPhase.FAILED
 
 
 @pytest.mark.parametrize("target", [0, 2, -1])

@@ -8,7 +8,7 @@ from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.scheduler.machine import SchedulerMachine
 from netstorm.scheduler.options import SchedulerOptions
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import Driven, refusal, running, star
 
 
@@ -33,7 +33,7 @@ def test_joined_carries_all_that_a_node_needs():
     ]
     assert joined.policy == star(2, version=1)
     assert (joined.heartbeat_interval_s, joined.heartbeat_timeout_s) == (0.5, 5.0)
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_asked_ranks_are_honoured_and_the_others_get_the_lowest_free_ones_in_order_of_arrival():
@@ -129,7 +129,7 @@ def test_a_node_that_asks_twice_counts_once():
     driven = Driven(2)
     driven.join("a")
     driven.join("a")
-    assert driven.machine.phase is Phase.GATHERING
+    assert driven.machine.phase is JobPhase.GATHERING
     assert "waiting for 1 of 2 nodes" in driven.machine.view.status_text()
 
 
@@ -202,7 +202,7 @@ def test_a_process_that_is_started_again_at_once_waits_until_the_one_before_has_
     driven.run(0.5)
     driven.join("again", 0, host=host)
     driven.join("d", 2)
-    assert driven.machine.phase is Phase.GATHERING
+    assert driven.machine.phase is JobPhase.GATHERING
     assert "asks for the place of one that may have died" in driven.machine.view.status_text()
     driven.run(4)
     assert driven.gone("a").kind == "refused"
@@ -284,4 +284,4 @@ def test_nodes_of_one_machine_or_of_unknown_ones_may_be_on_loopback(machine):
     driven = Driven(2)
     driven.join("127.0.0.1", 0, machine=1)
     driven.join("10.0.0.2", 1, machine=machine)
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING

@@ -15,7 +15,7 @@ from netstorm.protocol import messages as m
 from netstorm.scheduler.process.hosted import plan_hosting
 from netstorm.scheduler.replay_log import MAGIC
 from netstorm.scheduler.several_jobs import SeveralJobs
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from netstorm.settings import Settings
 from tests.unit.scheduler.driving import RELEASE, refused
 from tests.unit.scheduler.jobs.test_several_jobs import Several
@@ -58,7 +58,7 @@ def test_the_next_process_knows_each_running_job_and_what_its_first_node_said(tm
         before.say("c/0", m.Leave())
         before.run(0.0)
     with Logged(tmp_path) as after:
-        assert after.phases() == {"a": Phase.RUNNING, "b": Phase.RUNNING}
+        assert after.phases() == {"a": JobPhase.RUNNING, "b": JobPhase.RUNNING}
         assert [after.machine.job(name).options.joins for name in "ab"] == [True, False]
         after.hello("a/1", sender=1)
         after.say("a/1", m.Resume(keys=(), begun=(), barriers=(), last_rounds=None, suspected=()))
@@ -92,7 +92,7 @@ def test_two_schedulers_cannot_write_one_log(tmp_path):
         other.join("a/0")
         assert "in use by another scheduler" in other.why_refused("a/0")
         other.start("b", 2)
-        assert other.phases() == {"b": Phase.RUNNING}
+        assert other.phases() == {"b": JobPhase.RUNNING}
 
 
 def test_a_log_that_is_damaged_is_left_and_the_others_go_on(tmp_path):
@@ -100,7 +100,7 @@ def test_a_log_that_is_damaged_is_left_and_the_others_go_on(tmp_path):
         before.start("a", 2)
     (tmp_path / "b.log").write_bytes(MAGIC + b"\x04\0\0\0\0\0\0\0oops" + bytes([1]) * 100)
     with Logged(tmp_path) as after:
-        assert after.phases() == {"a": Phase.RUNNING}
+        assert after.phases() == {"a": JobPhase.RUNNING}
         after.join("b/0")
         assert "is damaged at byte" in after.why_refused("b/0")
 

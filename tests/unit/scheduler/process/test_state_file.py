@@ -29,7 +29,7 @@ def test_a_file_is_gone_on_with_behind_its_last_whole_record(tmp_path):
     third = StateFile(tmp_path / "new" / "folder", "alexnet")
     assert third.replayed is not None
     assert third.replayed.barriers == [1, 0, 1]
-    third.write([r.Ended(text="well")])
+    third.write([r.JobEnded(text="well")])
     third.close()
     fourth = StateFile(tmp_path / "new" / "folder", "alexnet")
     assert fourth.replayed is None

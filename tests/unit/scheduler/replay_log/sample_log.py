@@ -30,5 +30,5 @@ RECORDS = [
     r.Installed(policy=star(3, version=2), starts=((0, 5), (1, 3))),
     r.Leased(rounds=((0, 33),)),
     r.BarrierArrival(rank=2, number=0),
-    r.Finished(rank=2, last_rounds={0: 4}),
+    r.RankFinished(rank=2, last_rounds={0: 4}),
 ]

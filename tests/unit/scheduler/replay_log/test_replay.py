@@ -37,7 +37,7 @@ def test_a_log_without_a_beginning_is_an_error():
 
 
 def test_a_job_that_is_over_is_not_taken_over():
-    assert ReplayedJob.replay([*RECORDS, r.Ended(text="well")], "log") is None
+    assert ReplayedJob.replay([*RECORDS, r.JobEnded(text="well")], "log") is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_job_that_is_over_is_not_taken_over():
         ([began(policy=star(4))], "policies for other numbers of nodes than 3"),
         ([began(chunks=(0, 8, 16))], "chunks of 0 to 8 bytes"),
         ([began(owners=(1, 1))], "2 owners' weights for 3 nodes"),
-        ([*RECORDS, r.Finished(rank=3, last_rounds={})], "ranks that there are not"),
+        ([*RECORDS, r.RankFinished(rank=3, last_rounds={})], "ranks that there are not"),
         ([*RECORDS, r.BarrierArrival(rank=1, number=1 << 60)], "barriers that nobody reaches"),
         ([*RECORDS, RECORDS[1]], "keys that no node registers"),
         ([*RECORDS, r.KeyAdded(rank=0, spec=KeySpec(0, "c", (4,), "text"), version=1)], "keys that no node"),

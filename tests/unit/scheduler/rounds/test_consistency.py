@@ -14,7 +14,7 @@ from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import COLLECTIVE
 from netstorm.scheduler.rounds import ROUNDS_AHEAD, Consistency
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import Driven, begun, key, running, star
 
 SPEC = m.KeySpec(namespace=0, name="w", shape=(3,), dtype="float32")
@@ -175,7 +175,7 @@ def test_different_update_rules_for_one_round_end_the_job_and_name_both():
             "rank must use "
             "the same optimizer and hyper-parameters, and push the same kind of arrays"
         )
-    assert driven.machine.phase is Phase.FAILED
+    assert driven.machine.phase is JobPhase.FAILED
 
 
 def test_rules_may_change_from_round_to_round_if_all_ranks_change_them():
@@ -183,7 +183,7 @@ def test_rules_may_change_from_round_to_round_if_all_ranks_change_them():
     for round in range(5):
         for rank in (1, 0):
             ask(driven, rank, round, rule=f"lr={round}")
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_a_rank_without_a_rule_disagrees_with_one_that_has_it():
@@ -320,7 +320,7 @@ def test_every_rank_sees_one_version_for_each_round_in_whole_jobs_too(seed, rank
                 for round in range(start, end):
                     seen.setdefault((number, round), set()).add(bound)
     assert all(len(versions) == 1 for versions in seen.values())
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 # ---------------------------------------------------------------------------- jobs that nodes leave and join

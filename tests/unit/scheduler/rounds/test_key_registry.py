@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import ProtocolViolation
-from netstorm.kvstore.forms import Layout
+from netstorm.kvstore.forms import ChunkLayout
 from netstorm.protocol import messages as m
 from netstorm.protocol.codecs import FACTORS, ITEM_BYTES, QUANTISED, ROW_SPARSE, ChunkSizes
 from netstorm.scheduler.rounds import KeyConflict, KeyRegistry
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import begun, key, running, star
 
 
@@ -68,7 +68,7 @@ def test_a_shape_or_type_that_differs_ends_the_job_for_everybody_and_names_both(
         assert gone.reason == (
             f"rank 3 has fc1_weight as {text}: every rank must give a key the same shape and type"
         )
-    assert driven.machine.phase is Phase.FAILED
+    assert driven.machine.phase is JobPhase.FAILED
 
 
 def test_a_conflict_in_another_store_names_the_store():
@@ -189,7 +189,7 @@ def test_a_row_sparse_key_counts_little_among_the_jobs_bytes_and_other_keys_come
     registry = KeyRegistry(ChunkSizes(32_768, 65_536, 256))
     first = registry.register(0, rows_key("embedding", (10**6, 128)))
     assert isinstance(first, m.KeyGrant)
-    layout = Layout.of_key(128 * 10**6, 4, first, ROW_SPARSE)
+    layout = ChunkLayout.of_key(128 * 10**6, 4, first, ROW_SPARSE)
     assert registry.sizes == (layout.chunks * 32_768,)
     second = registry.register(0, key("dense", (10,)))
     assert isinstance(second, m.KeyGrant)
@@ -221,7 +221,7 @@ def test_quantised_keys_have_larger_chunks_of_whole_bytes_and_a_place_of_their_o
     for name, (elements, form) in enumerate(sizes):
         grant = registry.register(0, m.KeySpec(0, str(name), (elements,), "float32", form))
         assert isinstance(grant, m.KeyGrant)
-        layout = Layout.of_key(elements, 4, grant, form)
+        layout = ChunkLayout.of_key(elements, 4, grant, form)
         assert grant.offset >= end
         assert layout.offsets == sorted(set(layout.offsets))
         end = max([grant.offset, *layout.offsets]) + (elements > 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from netstorm.errors import ProtocolViolation
 from netstorm.protocol.frames import bits_from_wire, bits_of, bits_to_wire, ranks_in
 from netstorm.protocol.messages import RoundResults, ViewReport
-from netstorm.scheduler.views import Agreement
+from netstorm.scheduler.views import ViewAgreement
 
 ROUNDS = 4
 
@@ -23,7 +23,7 @@ def report(complete, *found, fresh=False, begins=None, view=1):
 
 
 def agreement(members, *, silent=(), groups=None):
-    return Agreement(1, members, silent, lambda key: (groups or {}).get(key, ()))
+    return ViewAgreement(1, members, silent, lambda key: (groups or {}).get(key, ()))
 
 
 def agree(agreement, reports):

@@ -7,7 +7,7 @@ import pytest
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import bits_to_wire
 from netstorm.pslite.machine import Refuse
-from netstorm.scheduler.snapshot import Phase
+from netstorm.scheduler.snapshot import JobPhase
 from tests.unit.scheduler.driving import begun, key, running
 
 
@@ -56,7 +56,7 @@ def test_when_a_rank_leaves_all_others_are_asked_what_they_have_and_told_what_is
     for rank in (0, 1, 3):
         (agreed,) = driven.heard(rank, m.ViewAgreed)
         assert [(one.source, one.target) for one in agreed.recoveries] == [(0, 1), (0, 3)]
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
 
 
 def test_a_rank_that_is_out_is_told_why_when_it_comes_back():
@@ -152,7 +152,7 @@ def test_two_signs_that_a_process_has_ended_are_enough():
     driven = elastic(4)
     driven.machine.connection_gone(driven.peer_of(2), "reset", driven.now, refused=False)
     driven._take()
-    assert driven.machine.phase is Phase.RUNNING
+    assert driven.machine.phase is JobPhase.RUNNING
     assert driven.heard(0, m.NewView) == []
     driven.say(1, m.Suspect(rank=2, reason="connection refused", refused=True))
     (view,) = driven.heard(0, m.NewView)

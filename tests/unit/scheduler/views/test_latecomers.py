@@ -7,8 +7,8 @@ from netstorm.protocol.frames import SCHEDULER, Peer
 from netstorm.scheduler.members import Members
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.rendezvous import Applicant, Refusal
-from netstorm.scheduler.replay_log import Outbox
-from netstorm.scheduler.views import Latecomers, Place, with_free_places
+from netstorm.scheduler.replay_log import LoggedOutbox
+from netstorm.scheduler.views import Latecomers, RankPlace, with_free_places
 
 OPTIONS = SchedulerOptions(
     num_workers=4, job="j", release="1", job_wide={}, elastic=(1, 4), heartbeat_timeout_s=5.0
@@ -18,7 +18,7 @@ OPTIONS = SchedulerOptions(
 def members(*ranks):
     """Return the members of a job of four places in which some are taken."""
     present = [(Peer(100 + rank), m.Member(rank, f"n{rank}", 4000, "", rank + 1)) for rank in ranks]
-    return Members(with_free_places(present, 4), OPTIONS, Outbox(), 0.0)
+    return Members(with_free_places(present, 4), OPTIONS, LoggedOutbox(), 0.0)
 
 
 def applicant(name="new", rank=-1, peer=7, port=4000):
@@ -45,7 +45,7 @@ def test_a_node_gets_the_lowest_place_that_is_free():
     latecomers = Latecomers(OPTIONS)
     assert latecomers.add(applicant(), 0.0) is None
     (place,) = placed(latecomers, members(0, 2))
-    assert isinstance(place, Place)
+    assert isinstance(place, RankPlace)
     assert (place.rank, place.replaces) == (1, False)
     assert Peer(7) not in latecomers
 
@@ -54,7 +54,7 @@ def test_a_node_gets_the_place_that_it_asks_for_if_that_is_free():
     latecomers = Latecomers(OPTIONS)
     latecomers.add(applicant(rank=3), 0.0)
     (place,) = placed(latecomers, members(0, 1))
-    assert isinstance(place, Place)
+    assert isinstance(place, RankPlace)
     assert place.rank == 3
 
 
@@ -64,7 +64,7 @@ def test_a_node_whose_place_is_taken_waits_until_it_is_free_or_the_one_who_has_i
     assert placed(latecomers, members(0, 1), 9.0) == []
     assert Peer(7) in latecomers
     (place,) = placed(latecomers, members(0), 9.5)
-    assert isinstance(place, Place)
+    assert isinstance(place, RankPlace)
     latecomers.add(applicant(rank=1), 20.0)
     (refusal,) = placed(latecomers, members(0, 1), 35.0)
     assert isinstance(refusal, Refusal)
@@ -75,7 +75,7 @@ def test_a_node_at_the_address_of_a_member_takes_its_place_since_no_two_can_list
     latecomers = Latecomers(OPTIONS)
     latecomers.add(applicant("n2"), 0.0)
     (place,) = placed(latecomers, members(0, 1, 2, 3))
-    assert isinstance(place, Place)
+    assert isinstance(place, RankPlace)
     assert (place.rank, place.replaces) == (2, True)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from netstorm.errors import FrameError
-from netstorm.lab.testing.fuzz import Costs, Fuzzer, Target
+from netstorm.lab.testing.fuzz import Costs, Fuzzer, FuzzTarget
 from netstorm.lab.testing.mutation import mutate_bytes
 from netstorm.protocol.frames import bits_from_wire
 
 
-def target_of(decode: object, seeds: tuple[bytes, ...] = (b"abcdefgh",)) -> Target:
-    return Target(
+def target_of(decode: object, seeds: tuple[bytes, ...] = (b"abcdefgh",)) -> FuzzTarget:
+    return FuzzTarget(
         name="planted",
         decode=decode,  # type: ignore[arg-type] # the test's own
         allowed=(FrameError,),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from netstorm.cli.launch.variables import Master, Place, given_or, places, port_beside, torch_variables
+from netstorm.cli.launch.variables import HostPlace, Master, given_or, places, port_beside, torch_variables
 
 
 def test_ranks_are_counted_on_each_host():
@@ -11,7 +11,7 @@ def test_ranks_are_counted_on_each_host():
 
 
 def test_without_an_address_of_rank_0_pytorch_gets_ranks_alone():
-    place = Place(local_rank=0, local_size=1)
+    place = HostPlace(local_rank=0, local_size=1)
     assert torch_variables(rank=1, size=3, place=place, master=None) == {
         "RANK": 1,
         "WORLD_SIZE": 3,

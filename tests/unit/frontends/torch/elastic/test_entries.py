@@ -11,12 +11,12 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from netstorm.errors import UsageError
-from netstorm.frontends.torch.elastic import ElasticSampler, Entries, data_parallel
+from netstorm.frontends.torch.elastic import ElasticSampler, StateEntries, data_parallel
 
 
-def entries(step: int = 0) -> Entries:
+def entries(step: int = 0) -> StateEntries:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    return Entries({"model": model, "optimizer": torch.optim.Adam(model.parameters()), "step": step})
+    return StateEntries({"model": model, "optimizer": torch.optim.Adam(model.parameters()), "step": step})
 
 
 def test_objects_and_plain_values_are_taken_over() -> None:
@@ -62,7 +62,7 @@ def test_only_plain_values_can_be_set() -> None:
 
 def test_samplers_hear_who_shares_the_samples() -> None:
     sampler = ElasticSampler(8, 2, shuffle=False)
-    Entries({"sampler": sampler}).set_ranks(5, (1, 5), counts=True)
+    StateEntries({"sampler": sampler}).set_ranks(5, (1, 5), counts=True)
     assert sampler.take() == [2, 3]
 
 

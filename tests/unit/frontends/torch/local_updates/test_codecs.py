@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from netstorm.frontends.torch.outer_codecs import (  # noqa: E402 - torch may be missing  # noqa: E402
     BLOCK,
     CODECS,
-    BFloat16,
-    Exchange,
-    Float32,
-    Int8,
+    OuterAverage,
+    OuterBFloat16,
+    OuterFloat32,
+    OuterInt8,
     codecs_of_vectors,
     whole_number_form,
 )
@@ -76,7 +76,7 @@ def test_all_ranks_get_the_same_bits(name):
     ranks=st.integers(1, 20), size=st.integers(0, 600), seed=st.integers(0, 2**30), rounds=st.integers(1, 4)
 )
 def test_error_feedback_loses_nothing(ranks, size, seed, rounds):
-    codecs = [Int8() for _ in range(ranks)]
+    codecs = [OuterInt8() for _ in range(ranks)]
     given_in = torch.zeros(size, dtype=torch.float64)
     come_out = torch.zeros(size, dtype=torch.float64)
 
@@ -90,7 +90,7 @@ def test_error_feedback_loses_nothing(ranks, size, seed, rounds):
 
 
 def test_what_is_rounded_off_comes_with_the_next_average():
-    codec = Int8()
+    codec = OuterInt8()
     small, big = 0.3 / 127, 1.0  # a third of a level
     value = torch.tensor([big, small])
 
@@ -105,7 +105,7 @@ def test_blocks_of_zeros_and_the_smallest_and_largest_numbers_are_right():
     value = torch.zeros(3 * BLOCK)
     value[BLOCK], value[2 * BLOCK] = tiny, -huge
 
-    [found, _] = average([Int8(), Int8()], [value, value])
+    [found, _] = average([OuterInt8(), OuterInt8()], [value, value])
 
     torch.testing.assert_close(found, value, rtol=1e-6, atol=0.0)
 
@@ -139,7 +139,7 @@ def test_numbers_are_int8_up_to_16_ranks_and_int16_beyond_where_it_can_be_summed
 
 
 def test_what_travels_has_the_size_that_the_name_says():
-    for codec, bytes_a_value in ((Float32(), 4), (BFloat16(), 2), (Int8(), 1)):
+    for codec, bytes_a_value in ((OuterFloat32(), 4), (OuterBFloat16(), 2), (OuterInt8(), 1)):
         world = World(1)
         together([codec.average(torch.ones(4 * BLOCK), world.ranks()[0])])
 
@@ -151,7 +151,7 @@ def test_what_travels_has_the_size_that_the_name_says():
 def test_an_exchange_waits_for_its_last_collective_only_when_it_is_finished(name):
     world = World(1)
     codec = CODECS[name]()
-    exchange = Exchange(codec, torch.ones(10), world.ranks()[0])
+    exchange = OuterAverage(codec, torch.ones(10), world.ranks()[0])
 
     for _ in range(5):
         exchange.advance()
@@ -173,7 +173,8 @@ def test_codecs_that_need_a_netstorm_group_are_refused_over_others(codec):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("none", Float32), ("float32", Float32), ("bf16", BFloat16), ("int8", Int8)]
+    ("name", "kind"),
+    [("none", OuterFloat32), ("float32", OuterFloat32), ("bf16", OuterBFloat16), ("int8", OuterInt8)],
 )
 def test_other_groups_have_codecs_of_their_own_collectives(name, kind):
     flat = FlatParameters([torch.ones(3)])
@@ -184,4 +185,4 @@ def test_other_groups_have_codecs_of_their_own_collectives(name, kind):
 def test_a_codec_of_the_scripts_own_is_taken_as_it_is():
     flat = FlatParameters([torch.ones(3)])
 
-    assert type(codecs_of_vectors(Int8, None)(flat, ["0.weight"])) is Int8
+    assert type(codecs_of_vectors(OuterInt8, None)(flat, ["0.weight"])) is OuterInt8

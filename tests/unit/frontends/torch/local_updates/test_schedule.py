@@ -10,11 +10,11 @@ from netstorm.errors import UsageError
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from netstorm.frontends.torch.local_updates import Schedule
+from netstorm.frontends.torch.local_updates import FragmentSchedule
 
 schedules = st.integers(1, 30).flatmap(
     lambda every: st.builds(
-        Schedule,
+        FragmentSchedule,
         fragments=st.integers(1, 12),
         sync_every=st.just(every),
         delay=st.integers(0, every - 1),
@@ -23,25 +23,25 @@ schedules = st.integers(1, 30).flatmap(
 
 
 def test_fragments_are_spread_evenly():
-    schedule = Schedule(fragments=3, sync_every=6)
+    schedule = FragmentSchedule(fragments=3, sync_every=6)
 
     assert [schedule.apply_at(step) for step in range(1, 9)] == [[], [0], [], [1], [], [2], [], [0]]
 
 
 def test_steps_that_do_not_divide_are_rounded_up():
-    schedule = Schedule(fragments=2, sync_every=5)
+    schedule = FragmentSchedule(fragments=2, sync_every=5)
 
     assert [schedule.apply_at(step) for step in range(1, 9)] == [[], [], [0], [], [1], [], [], [0]]
 
 
 def test_more_fragments_than_steps_share_steps():
-    schedule = Schedule(fragments=3, sync_every=2)
+    schedule = FragmentSchedule(fragments=3, sync_every=2)
 
     assert [schedule.apply_at(step) for step in range(1, 5)] == [[0], [1, 2], [0], [1, 2]]
 
 
 def test_a_sum_begins_its_delay_earlier_but_not_before_the_first_step():
-    schedule = Schedule(fragments=2, sync_every=4, delay=3)
+    schedule = FragmentSchedule(fragments=2, sync_every=4, delay=3)
 
     assert [schedule.begin_at(step) for step in range(1, 6)] == [[1], [], [0], [], [1]]
     assert [schedule.apply_at(step) for step in range(1, 7)] == [[], [], [], [1], [], [0]]
@@ -70,4 +70,4 @@ def test_a_fragment_is_applied_once_an_interval(schedule):
 )
 def test_impossible_numbers_are_refused_by_name(sync_every, delay, named):
     with pytest.raises(UsageError, match=named):
-        Schedule(fragments=1, sync_every=sync_every, delay=delay)
+        FragmentSchedule(fragments=1, sync_every=sync_every, delay=delay)

@@ -17,7 +17,7 @@ from netstorm.observe.log import Counters
 from netstorm.protocol.frames import Peer, bits_to_wire, checksum
 from netstorm.protocol.messages import Binding, KeyGrant, NewView, Part, Phase, RoundResults, ViewAgreed
 from netstorm.pslite.machine import Call, Send
-from netstorm.scheduler.views import Agreement
+from netstorm.scheduler.views import ViewAgreement
 from netstorm.topology.network import Rank
 from netstorm.topology.policy import Policy
 from netstorm.topology.tree import Tree
@@ -92,7 +92,7 @@ class Job:
             del self.nodes[rank]
         for rank in arrivals:
             self.add(rank, fresh=True)
-        agreement = Agreement(self.view, members, silent, lambda _: ())
+        agreement = ViewAgreement(self.view, members, silent, lambda _: ())
         agreed = None
         for rank in members:
             report = self.nodes[rank].views.begin(
