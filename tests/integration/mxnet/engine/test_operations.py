@@ -117,7 +117,7 @@ show("all three ran")
 
 def test_the_same_array_twice_without_our_care_is_a_trap(script: Callable[..., Script]) -> None:
     process = script("""
-from netstorm.frontends.mxnet.engine import binding as engine_binding
+from netstorm.frontends.mxnet import engine as engine_binding
 def release(token):
     pass
 def run(context, on_complete, token):

@@ -28,7 +28,7 @@ def test_an_operation_that_never_completes_keeps_the_process_from_ending(
     script: Callable[..., Script],
 ) -> None:
     process = script(
-        OUTSTANDING + "import atexit; atexit.unregister(startup._finish_at_exit); show('last line')"
+        OUTSTANDING + "import atexit; atexit.unregister(engine._finish_at_exit); show('last line')"
     )
     assert process.is_stuck(after="last")
 
