@@ -1,1 +1,1 @@
-"""The decoders of NetStorm as targets of the fuzzer (`security/fuzz.py`), each with valid inputs."""
+"""NetStorm's decoders as fuzzing takes them (`tests/fuzz`, `security/fuzz.py`), each with valid inputs."""

@@ -15,7 +15,7 @@ import google_crc32c
 from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.cli.launch.hosts import place
 from netstorm.errors import NetworkFileError, SettingsError, TopologyFileError, UsageError
-from netstorm.lab.testing.mutation import (
+from netstorm.lab.testing.decoders import (
     POLICIES,
     FuzzTarget,
     mutate_bytes,
@@ -237,38 +237,31 @@ def _files() -> tuple[FuzzTarget, ...]:
         of_words((b"site=", b"slots=", b"rank=", b"address=", b"#", b"@", b"\n")),
     )
     return (
-        target(
-            "networks", _decode_network, [_NETWORK], allowed=(NetworkFileError,), mutate=yaml, weight=0.15
-        ),
+        target("networks", _decode_network, [_NETWORK], allowed=(NetworkFileError,), mutate=yaml),
         target(
             "topologies",
             _decode_topology,
             [_TOPOLOGY],
             allowed=(TopologyFileError,),
             mutate=yaml,
-            weight=0.15,
         ),
-        target("hosts", _decode_hosts, [_HOSTS], allowed=(UsageError,), mutate=hosts, weight=1),
+        target("hosts", _decode_hosts, [_HOSTS], allowed=(UsageError,), mutate=hosts),
         target(
             "settings",
             _decode_settings,
             _variables(),
             allowed=(SettingsError,),
             mutate=of_words(_setting_words()),
-            weight=0.3,
         ),
-        target(
-            "models", as_file(_read_model), [_MODEL], allowed=(UsageError,), mutate=_mutate_json, weight=0.4
-        ),
+        target("models", as_file(_read_model), [_MODEL], allowed=(UsageError,), mutate=_mutate_json),
         target(
             "traces",
             as_file(_read_traces),
             _traces(),
             allowed=(UsageError,),
             mutate=_mutate_json,
-            weight=0.4,
         ),
-        target("logs", _decode_log, logs(), allowed=(UsageError,), mutate=mutate_log, weight=2),
+        target("logs", _decode_log, logs(), allowed=(UsageError,), mutate=mutate_log),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from decoders import files, replicated, resumed, stored, values, web, wire
-from netstorm.lab.testing.mutation import FuzzTarget
+from netstorm.lab.testing.decoders import FuzzTarget
 
 __all__ = ["TARGETS"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from decoders.wire import PACK_ERRORS, pack, unpack
 from netstorm.errors import ProtocolViolation
 from netstorm.kvstore.asynchronous.blocks import BlockCopies, BlockState, pieces_of
-from netstorm.lab.testing.mutation import FuzzTarget, mutate_bytes, mutate_value
+from netstorm.lab.testing.decoders import FuzzTarget, mutate_bytes, mutate_value
 from netstorm.protocol.messages import BlockCopy
 
 __all__ = ["TARGETS"]

@@ -17,7 +17,7 @@ from netstorm.checkpoint.packing import unpack as unpack_state
 from netstorm.checkpoint.tensors import NumpyTensors
 from netstorm.errors import CheckpointError, PeerError, UsageError
 from netstorm.lab.emulation.messages import parse_request
-from netstorm.lab.testing.mutation import FuzzTarget, mutate_bytes, mutate_value, of_words
+from netstorm.lab.testing.decoders import FuzzTarget, mutate_bytes, mutate_value, of_words
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER
 from netstorm.pslite.machine import Admit
@@ -133,7 +133,6 @@ TARGETS: Final = (
         allowed=(UsageError,),
         seeds=logs,
         mutate=mutate_log,
-        weight=0.3,
     ),
     FuzzTarget(
         name="own-values",
@@ -141,7 +140,6 @@ TARGETS: Final = (
         allowed=(CheckpointError,),
         seeds=lambda: [encode_own(_STATE, _TENSORS), encode_own(7, _TENSORS)],
         mutate=_mutate_packed,
-        weight=0.5,
     ),
     FuzzTarget(
         name="states",
@@ -149,7 +147,6 @@ TARGETS: Final = (
         allowed=(CheckpointError,),
         seeds=lambda: [bytes(pack_state(_STATE, _TENSORS)), bytes(pack_state([], _TENSORS))],
         mutate=_mutate_state,
-        weight=0.5,
     ),
     FuzzTarget(
         name="wan-requests",
@@ -157,7 +154,6 @@ TARGETS: Final = (
         allowed=(UsageError,),
         seeds=_requests,
         mutate=of_words((b'"do": ', b'"set"', b'"source"', b"1e999", b"null", b"{", b"}", b"[", b",")),
-        weight=0.2,
     ),
     FuzzTarget(
         name="launcher-words",
@@ -165,6 +161,5 @@ TARGETS: Final = (
         allowed=(PeerError,),
         seeds=_words,
         mutate=of_words((b'"rank":', b'"code":', b"1e999", b"null", b"\\u0000", b"{", b"}", b",")),
-        weight=0.2,
     ),
 )

@@ -15,7 +15,7 @@ from decoders.wire import PACK_ERRORS
 from netstorm.checkpoint.checksums import checksum
 from netstorm.checkpoint.manifest import Manifest, decode_manifest
 from netstorm.errors import SettingsError, UsageError
-from netstorm.lab.testing.mutation import FuzzTarget, example, mutate_bytes, mutate_value, of_words
+from netstorm.lab.testing.decoders import FuzzTarget, example, mutate_bytes, mutate_value, of_words
 from netstorm.pslite.admission import parse_allow_list
 from netstorm.pslite.keys import JobKey, secret_text
 
@@ -82,7 +82,6 @@ TARGETS: Final = (
         allowed=(SettingsError,),
         seeds=lambda: [_KEY.file_text().encode(), secret_text("node key", {"secret": "x"}).encode()],
         mutate=mutate_bytes,
-        weight=0.4,
     ),
     FuzzTarget(
         name="manifests",
@@ -90,6 +89,5 @@ TARGETS: Final = (
         allowed=(UsageError,),
         seeds=_manifests,
         mutate=_mutate_manifest,
-        weight=0.5,
     ),
 )

@@ -16,7 +16,7 @@ from netstorm.compression.sparse import Entries
 from netstorm.errors import ProtocolViolation, UsageError
 from netstorm.kvstore.forms import Key
 from netstorm.kvstore.rounds.aggregation import check_part
-from netstorm.lab.testing.mutation import POLICIES, FuzzTarget, mutate_bytes, mutate_value, structured
+from netstorm.lab.testing.decoders import POLICIES, FuzzTarget, mutate_bytes, mutate_value, structured
 from netstorm.protocol.codecs import (
     BFLOAT16,
     COLLECTIVE,
@@ -299,7 +299,6 @@ TARGETS: Final = (
         allowed=(ProtocolViolation,),
         seeds=_parts,
         mutate=_mutate_parts,
-        weight=3,
     ),
     FuzzTarget(
         name="codecs",
@@ -307,7 +306,6 @@ TARGETS: Final = (
         allowed=(),
         seeds=_numbers_of_codecs,
         mutate=mutate_bytes,
-        weight=6,
         largest=64,
     ),
     FuzzTarget(
@@ -316,7 +314,6 @@ TARGETS: Final = (
         allowed=(),
         seeds=lambda: [codec.to_bytes(9, "little") for codec in _codecs()],
         mutate=mutate_bytes,
-        weight=12,
         largest=9,
     ),
     FuzzTarget(
@@ -325,6 +322,5 @@ TARGETS: Final = (
         allowed=(ProtocolViolation, UsageError, msgspec.MsgspecError, UnicodeDecodeError),
         seeds=_specs,
         mutate=structured(unpack, pack, PACK_ERRORS),
-        weight=1,
     ),
 )

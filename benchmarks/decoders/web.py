@@ -16,7 +16,7 @@ from decoders.wire import PACK_ERRORS
 from netstorm.cli.top_view import view
 from netstorm.errors import Unavailable, UsageError
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from netstorm.lab.testing.mutation import FuzzTarget, of_words, structured
+from netstorm.lab.testing.decoders import FuzzTarget, of_words, structured
 from netstorm.observe.web import Page, QueryPage, WebRefusals, _Handler, metrics_page, pages
 from netstorm.scheduler.build_status import build_status
 from netstorm.scheduler.status import JobStatus
@@ -112,7 +112,6 @@ TARGETS: Final = (
         allowed=(),
         seeds=lambda: list(_REQUESTS),
         mutate=of_words(_WORDS),
-        weight=0.5,
     ),
     FuzzTarget(
         name="statuses",
@@ -120,6 +119,5 @@ TARGETS: Final = (
         allowed=(UsageError,),
         seeds=_statuses,
         mutate=structured(json.loads, lambda value: json.dumps(value).encode(), PACK_ERRORS),
-        weight=0.02,
     ),
 )

@@ -11,7 +11,7 @@ import google_crc32c
 import msgspec
 
 from netstorm.errors import FrameError
-from netstorm.lab.testing.mutation import (
+from netstorm.lab.testing.decoders import (
     POLICIES,
     FuzzTarget,
     example,
@@ -211,7 +211,6 @@ TARGETS: Final = (
         allowed=(FrameError,),
         seeds=_frames,
         mutate=_mutate_frame,
-        weight=48,
     ),
     FuzzTarget(
         name="policies",
@@ -219,7 +218,6 @@ TARGETS: Final = (
         allowed=(msgspec.MsgspecError, UnicodeDecodeError),
         seeds=_policies,
         mutate=structured(unpack, pack, PACK_ERRORS),
-        weight=2,
     ),
     FuzzTarget(
         name="sessions",
@@ -227,7 +225,6 @@ TARGETS: Final = (
         allowed=(),
         seeds=_sessions,
         mutate=structured(unpack, pack, PACK_ERRORS),
-        weight=0.5,
     ),
     FuzzTarget(
         name="sntp",
@@ -235,6 +232,5 @@ TARGETS: Final = (
         allowed=(),
         seeds=_packets,
         mutate=mutate_bytes,
-        weight=12,
     ),
 )

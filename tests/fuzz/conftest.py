@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from netstorm.lab.testing.fuzz import FuzzTarget
+from netstorm.lab.testing.decoders import FuzzTarget
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 

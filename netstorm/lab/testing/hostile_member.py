@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from netstorm.lab.simulation.cluster import SimulatedCluster
-from netstorm.lab.testing.mutation import example, message_classes, mutate_value
+from netstorm.lab.testing.decoders import example, message_classes, mutate_value
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer, bits_to_wire, decode_body, encode_body, seal
 from netstorm.pslite.machine import Connect, Instruction, Send

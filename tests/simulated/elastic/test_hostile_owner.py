@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from netstorm.errors import NetStormError
+from netstorm.lab.testing.decoders import message_classes
 from netstorm.lab.testing.hostile_member import HostileMember
-from netstorm.lab.testing.mutation import message_classes
 from netstorm.protocol import messages as m
 from tests.simulated.elastic.test_asynchronous_holders import NODES, Job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netstorm.errors import NotAuthorised
-from netstorm.lab.testing.mutation import message_classes
+from netstorm.lab.testing.decoders import message_classes
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import AUTHORITY, Role, check_authority, may_send
 

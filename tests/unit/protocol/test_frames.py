@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netstorm.errors import FrameError, OtherProtocol
-from netstorm.lab.testing.mutation import example
+from netstorm.lab.testing.decoders import example
 from netstorm.protocol import messages as m
 from netstorm.protocol.frames import (
     MAX_HEADER_BYTES,

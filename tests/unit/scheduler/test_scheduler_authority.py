@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from netstorm.errors import NotAuthorised
-from netstorm.lab.testing.mutation import example, message_classes
+from netstorm.lab.testing.decoders import example, message_classes
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, may_send
 from netstorm.protocol.frames import SCHEDULER, decode_body

@@ -8,7 +8,7 @@ import pytest
 from netstorm.errors import NotAuthorised, ProtocolViolation
 from netstorm.kvstore.node import GeneralNode
 from netstorm.kvstore.options import NodeOptions
-from netstorm.lab.testing.mutation import example, message_classes
+from netstorm.lab.testing.decoders import example, message_classes
 from netstorm.protocol import messages as m
 from netstorm.protocol.authority import Role, may_send
 from netstorm.protocol.frames import SCHEDULER, UNKNOWN, Peer, decode_body

@@ -1,5 +1,5 @@
-"""Mutations of a decoder's inputs: bytes, texts and structured values, and an example of each message.
-Pure.
+"""Decoders as fuzzing sees them: valid inputs, mutations of bytes, texts and structured values, and what one
+input may cost. Hypothesis and atheris choose the inputs.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+import resource
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -29,6 +30,7 @@ __all__ = [
     "mutate_value",
     "of_words",
     "structured",
+    "withstand",
 ]
 
 
@@ -399,7 +401,7 @@ def _struct(kind: inspect.StructType, variant: int) -> Any:
     return {field.encode_name: value for field, value in zip(kind.fields, values, strict=True)}
 
 
-# A decoder as the fuzzer sees it: what it takes, and which exceptions it may raise. Pure.
+# A decoder as fuzzing sees it: what it takes, which exceptions it may raise, and what one input may cost.
 
 Mutator: TypeAlias = Callable[[random.Random, bytes, bytes], bytes]
 """Makes an input of another one, and perhaps of parts of a third."""
@@ -412,14 +414,47 @@ class FuzzTarget:
     name: str
     """One word, which names the folder of its corpus, too."""
     decode: Callable[[bytes], Hashable]
-    """Decodes one input, and uses what it has decoded as the program would. Returns what kind of input it
-    was: an input of a new kind is worth keeping."""
+    """Decodes one input, and uses what it has decoded as the program would."""
     allowed: tuple[type[Exception], ...]
     """What it may raise; anything else is a finding."""
     seeds: Callable[[], list[bytes]]
     """Valid inputs to begin with."""
     mutate: Mutator
-    weight: float = 1.0
-    """Share of the inputs among all targets: more for those that are fast, or that strangers reach."""
     largest: int = 4096
     """Bytes of an input; mutation cuts what is longer."""
+
+
+_MOST_CPU_S: Final = 1.0
+"""Processor time of one input of a few kilobytes."""
+
+_MOST_NEW_BYTES: Final = 96 * 2**20
+"""By which one input may make the process larger than it ever was."""
+
+
+def withstand(target: FuzzTarget, data: bytes) -> bool:
+    """Decode one input; return whether it was valid.
+
+    Raises:
+        AssertionError: it took more processor time or memory than an input may.
+        Exception: any that the target does not allow.
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    try:
+        target.decode(data)
+        valid = True
+    except target.allowed:
+        valid = False
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    grown = (after.ru_maxrss - before.ru_maxrss) * 1024
+    took_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if grown > _MOST_NEW_BYTES:  # first: taking it costs time, too
+        raise AssertionError(
+            f"{target.name} took {grown / 2**20:.0f} MiB of memory for {len(data)} bytes: "
+            f"expected at most {_MOST_NEW_BYTES / 2**20:.0f} MiB"
+        )
+    if took_s > _MOST_CPU_S:
+        raise AssertionError(
+            f"{target.name} took {took_s:.1f} s of processor time for {len(data)} bytes: "
+            f"expected at most {_MOST_CPU_S:g} s"
+        )
+    return valid
