@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from netstorm.checkpoint.background import Saving, finished_saving, wait_for_last_saving
-from netstorm.checkpoint.folder import claim_step
-from netstorm.checkpoint.job_checkpoints import SaveOptions
+from netstorm.checkpoint.files import claim_step
+from netstorm.checkpoint.jobs import SaveOptions, Saving, wait_for_last_saving
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.asynchronous.calls import Freshness
 from netstorm.frontends.mxnet.asynchronous.entry import AsyncEntry, AsyncRowEntry
 from netstorm.frontends.mxnet.asynchronous.owner import Owner
 from netstorm.frontends.mxnet.asynchronous.saved_entries import collect_entries
-from netstorm.frontends.mxnet.checkpoint.kept_state import SavedEntry
+from netstorm.frontends.mxnet.checkpoint import SavedEntry
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic.round_results import RoundResults
 from netstorm.frontends.mxnet.elastic.script_states import Get, Set
@@ -108,7 +107,7 @@ class ElasticOwnersStore(NetStormKVStore):
         options = SaveOptions(step=step, shares=False, keep=keep, timeout_s=timeout_s, compares_tensors=False)
         ranks, rule = SavingRank(self._runtime), self._rule
         if not ranks.is_due:
-            return finished_saving(step or 0, Path(path))
+            return Saving(step or 0, Path(path))
         wait_for_last_saving()
         options = replace(options, step=claim_step(path, step))
         entries: Sequence[SavedEntry] = self._keys.entries()

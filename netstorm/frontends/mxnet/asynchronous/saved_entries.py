@@ -24,7 +24,7 @@ __all__ = ["SavedEntry", "collect_entries"]
 
 
 class SavedEntry:
-    """A key with the owners' values. See `netstorm.frontends.mxnet.checkpoint.kept_state.SavedEntry`."""
+    """A key with the owners' values. See `netstorm.frontends.mxnet.checkpoint.SavedEntry`."""
 
     residual: Final = None
     """What compression has kept is each rank's own."""

@@ -1,6 +1,6 @@
 """A state as one buffer: a tree of plain values, and behind it the bytes of its arrays.
 
-Reading it runs no code: the tree is that of checkpoints (`netstorm.checkpoint.values`).
+Reading it runs no code: the tree is that of checkpoints (`netstorm.checkpoint.format`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from netstorm.checkpoint.values import flatten, unflatten
+from netstorm.checkpoint.format import flatten, unflatten
 from netstorm.errors import CheckpointError
 from netstorm.protocol.frames import Buffer
 
@@ -37,10 +37,10 @@ def encode(state: object) -> Buffer:
     Raises:
         UsageError: names a member that is neither.
     """
-    flat = flatten(state, lambda value: isinstance(value, np.ndarray))
-    arrays = deque(_in_order(array) for array in flat.tensors)
+    values, tensors = flatten(state, lambda value: isinstance(value, np.ndarray))
+    arrays = deque(_in_order(array) for array in tensors.values())
     head = msgspec.msgpack.encode(
-        _Head(flat.tree, tuple((array.dtype.name, array.shape) for array in arrays))
+        _Head(values, tuple((array.dtype.name, array.shape) for array in arrays))
     )
     size = _aligned(_LENGTH_BYTES + len(head)) + sum(_aligned(array.nbytes) for array in arrays)
     content = np.zeros(size, np.uint8)

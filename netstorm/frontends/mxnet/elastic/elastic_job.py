@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from netstorm import clock
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.checkpoint.kept_state import KeptEntry, state_of_store
+from netstorm.frontends.mxnet.checkpoint import KeptEntry, state_of_store
 from netstorm.frontends.mxnet.elastic.content import Array, encode
 from netstorm.frontends.mxnet.elastic.copies import Group, Later, copy_behind, with_copies
 from netstorm.frontends.mxnet.elastic.joining import JobState, fetch_state

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from netstorm import clock
 from netstorm.errors import WaitTimeout
-from netstorm.frontends.mxnet.checkpoint.kept_state import KeptState
+from netstorm.frontends.mxnet.checkpoint import KeptState
 from netstorm.frontends.mxnet.elastic.content import decode
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.state_transfer.snapshot import Snapshot

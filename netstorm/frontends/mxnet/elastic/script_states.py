@@ -12,8 +12,7 @@ import numpy as np
 
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.arrays.staging import StagingBuffer
-from netstorm.frontends.mxnet.checkpoint.array_bytes import from_tree
-from netstorm.frontends.mxnet.checkpoint.optimizer_values import optimizer_values, restore_optimizer_values
+from netstorm.frontends.mxnet.checkpoint import from_tree, optimizer_values, restore_optimizer_values
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine.operations import NDArray
 

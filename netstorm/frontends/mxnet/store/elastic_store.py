@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from netstorm.errors import UsageError
-from netstorm.frontends.mxnet.checkpoint.store_checkpoints import check_trainer
+from netstorm.frontends.mxnet.checkpoint import check_trainer
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic.elastic_job import ElasticJob
 from netstorm.frontends.mxnet.elastic.script_states import Get, Set, trainer_state

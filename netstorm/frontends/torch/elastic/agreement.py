@@ -8,9 +8,9 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from netstorm.checkpoint.packing import digest, pack, unpack
+from netstorm.checkpoint.format import digest, pack, unpack
 from netstorm.errors import Disagreement, NodeLost
-from netstorm.frontends.torch.checkpoint.tensor_bytes import TorchTensors
+from netstorm.frontends.torch.checkpoint import TorchTensors
 from netstorm.frontends.torch.elastic.entries import Entries
 from netstorm.frontends.torch.elastic.votes import Vote, count
 from netstorm.frontends.torch.process_group.group import NetStormProcessGroup

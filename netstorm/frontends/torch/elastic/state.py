@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from netstorm import clock
-from netstorm.checkpoint.packing import pack, unpack
+from netstorm.checkpoint.format import pack, unpack
 from netstorm.errors import UsageError, WaitTimeout
-from netstorm.frontends.torch.checkpoint.tensor_bytes import TorchTensors
+from netstorm.frontends.torch.checkpoint import TorchTensors
 from netstorm.frontends.torch.elastic.agreement import Agreement
 from netstorm.frontends.torch.elastic.entries import Entries
 from netstorm.frontends.torch.elastic.ranks import group_of_all_ranks

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netstorm.checkpoint.reading import latest_step
+from netstorm.checkpoint.files import latest_step
 from netstorm.errors import CheckpointError, Disagreement, UsageError
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.mxnet.on_nodes import everywhere, on_nodes, same_everywhere

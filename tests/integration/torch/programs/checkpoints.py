@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from netstorm.checkpoint.background import wait_for_last_saving
+from netstorm.checkpoint.jobs import wait_for_last_saving
 from netstorm.frontends.torch import checkpoint
 from tests.integration.torch.programs.begin import begin, error_of
 
