@@ -12,9 +12,8 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +26,9 @@ from netstorm.checkpoint.format import (
     Bytes,
     File,
     Index,
-    Slot,
     Tree,
     checksum,
     decode_index,
-    decode_tensors,
     encode_index,
     folder_of_step,
     numbered_file,
@@ -41,14 +38,13 @@ from netstorm.checkpoint.format import (
 from netstorm.errors import CheckpointError, NetStormError, WaitTimeout
 
 __all__ = [
-    "Contents",
     "Found",
     "ShareWriter",
     "claim_step",
     "complete_by_step",
     "find_checkpoint",
     "latest_step",
-    "read_checkpoint",
+    "read_files",
 ]
 
 _log = logging.getLogger(__name__)
@@ -172,49 +168,30 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     own: Tree | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShareWriter:
     """Writes one rank's share. For a thread of its own."""
 
-    def __init__(
-        self,
-        base: Path,
-        index: Index,
-        *,
-        ranks: Sequence[int],
-        place: int,
-        share: Bytes,
-        own: Tree | None,
-        keep: int | None,
-        timeout_s: float,
-        is_leaving: Callable[[], bool],
-        has_left: Callable[[int], bool] = lambda _: False,
-    ) -> None:
-        """Prepare it; nothing is written yet.
-
-        Args:
-            base: folder of the job's checkpoints.
-            index: of the checkpoint, without what comes of files.
-            ranks: those that write a share, ascending; the first of them completes the checkpoint.
-            place: of this process among them.
-            share: the bytes of its file.
-            own: what this rank keeps for itself; the tensors are in the share.
-            keep: number of complete checkpoints to keep; None: all.
-            timeout_s: longest wait for the other ranks.
-            is_leaving: whether the program is over; ranks but the first then wait for nobody.
-            has_left: whether the process that was a rank at the beginning has left the job; any thread may
-                ask.
-        """
-        self._base: Final = base
-        self._index: Final = index
-        self._ranks: Final = ranks
-        self._place: Final = place
-        self._share: Final = share
-        self._own: Final = own
-        self._keep: Final = keep
-        self._timeout_s: Final = timeout_s
-        self._is_leaving: Final = is_leaving
-        self._has_left: Final = has_left
-        self._folder: Final = base / folder_of_step(index.step)
+    base: Path
+    """Folder of the job's checkpoints."""
+    index: Index
+    """Of the checkpoint, without what comes of files."""
+    ranks: Sequence[int]
+    """Those that write a share, ascending; the first of them completes the checkpoint."""
+    place: int
+    """Of this process among them."""
+    share: Bytes
+    """Of its file."""
+    own: Tree | None
+    """What this rank keeps for itself; the tensors are in the share."""
+    keep: int | None
+    """Number of complete checkpoints to keep; None: all."""
+    timeout_s: float
+    """Longest wait for the other ranks."""
+    is_leaving: Callable[[], bool]
+    """Whether the program is over; ranks but the first then wait for nobody."""
+    has_left: Callable[[int], bool] = lambda _: False
+    """Whether the process that was a rank at the beginning has left the job; any thread may ask."""
 
     def run(self) -> Path:
         """Write, wait, and return the checkpoint's folder once the checkpoint is complete.
@@ -225,55 +202,54 @@ class ShareWriter:
         """
         try:
             with _explained_errors(self._folder):
-                _make_folder(self._base)
-                if self._place == 0:
+                _make_folder(self.base)
+                if self.place == 0:
                     self._check_job()
                 _make_folder(self._folder)
             self._write_share()
-            if self._place == 0:
+            if self.place == 0:
                 self._complete(self._wait_for_parts())
             else:
                 self._wait_for_index()
         except NetStormError as error:  # nobody shall wait in vain; a full disk may prevent that
             with contextlib.suppress(NetStormError):
-                _write_whole(self._path("failed.txt", self._place), str(error).encode())
+                _write_whole(self._path("failed.txt", self.place), str(error).encode())
             raise
         return self._folder
 
+    @property
+    def _folder(self) -> Path:
+        return self.base / folder_of_step(self.index.step)
+
     def _path(self, kind: str, place: int) -> Path:
-        return self._folder / numbered_file(kind, place, len(self._ranks), self._index.token)
+        return self._folder / numbered_file(kind, place, len(self.ranks), self.index.token)
 
     def _write_share(self) -> None:
-        path = self._path("model.safetensors", self._place)
-        _write_whole(path, self._share)
+        path = self._path("model.safetensors", self.place)
+        _write_whole(path, self.share)
         _sync(self._folder)
         file = File(
             file=path.name,
-            bytes=len(self._share),
-            crc32c=f"{checksum(self._share):08x}",
-            rank=self._ranks[self._place],
+            bytes=len(self.share),
+            crc32c=f"{checksum(self.share):08x}",
+            rank=self.ranks[self.place],
         )
-        part = msgspec.json.encode(_Part(file=file, own=self._own))
-        _write_whole(self._path("part.json", self._place), part)
+        part = msgspec.json.encode(_Part(file=file, own=self.own))
+        _write_whole(self._path("part.json", self.place), part)
 
     def _wait_for_index(self) -> None:
         """Wait until the first rank has completed the checkpoint."""
         path = self._folder / INDEX
-        seen: tuple[int, int] | None = None  # of the same step there may be one of another attempt
 
         def is_complete() -> bool:
-            nonlocal seen
-            try:
-                state = path.stat()
-            except FileNotFoundError:
-                return self._is_leaving()
-            before, seen = seen, (state.st_mtime_ns, state.st_ino)
-            is_new = before != seen and decode_index(path.read_bytes(), str(path)).token == self._index.token
-            return is_new or self._is_leaving()
+            with contextlib.suppress(FileNotFoundError):  # one of the same step may be of another attempt
+                if decode_index(path.read_bytes(), str(path)).token == self.index.token:
+                    return True
+            return self.is_leaving()
 
         if not self._wait(is_complete, lambda: (0,)):
             raise WaitTimeout(
-                f"{self._folder} has no index after {self._timeout_s:g} s: rank {self._ranks[0]} writes it "
+                f"{self._folder} has no index after {self.timeout_s:g} s: rank {self.ranks[0]} writes it "
                 "when all shares are there; its own error says what it waits for"
             )
 
@@ -288,7 +264,7 @@ class ShareWriter:
             CheckpointError: one of them has reported an error, or has left the job.
         """
         left_at: dict[int, float] = {}
-        deadline = clock.monotonic() + self._timeout_s
+        deadline = clock.monotonic() + self.timeout_s
         delay = _FIRST_CHECK_S
         while True:
             with _explained_errors(self._folder):
@@ -304,31 +280,31 @@ class ShareWriter:
 
     def _check_place(self, place: int, left_at: dict[int, float]) -> None:
         """Raise the error that a rank has reported, or one if it left the job some time ago."""
-        rank = self._ranks[place]
+        rank = self.ranks[place]
         reported = self._path("failed.txt", place)
-        if place != self._place and reported.exists():
+        if place != self.place and reported.exists():
             raise CheckpointError(f"{self._folder} is not complete: rank {rank} says: {reported.read_text()}")
         now = clock.monotonic()
-        if self._has_left(rank) and now - left_at.setdefault(place, now) > _LEFT_S:
+        if self.has_left(rank) and now - left_at.setdefault(place, now) > _LEFT_S:
             raise CheckpointError(f"{self._folder} is not complete: rank {rank} has left the job")
 
     # ----------------------------------------------------------------------------------------- the first rank
 
     def _check_job(self) -> None:
         """Refuse a folder that another job uses: each would remove what the other has written."""
-        newest = latest_step(self._base)
+        newest = latest_step(self.base)
         if newest is None:
             return
-        path = self._base / folder_of_step(newest) / INDEX
+        path = self.base / folder_of_step(newest) / INDEX
         job = decode_index(path.read_bytes(), str(path)).job
-        if job != self._index.job:
+        if job != self.index.job:
             raise CheckpointError(
-                f"{self._base} has checkpoints of the job {job!r}, and this is job {self._index.job!r}: "
+                f"{self.base} has checkpoints of the job {job!r}, and this is job {self.index.job!r}: "
                 "give each job a folder of its own, or set NETSTORM_JOB to go on with that job"
             )
 
     def _wait_for_parts(self) -> list[_Part]:
-        missing = {place: self._path("part.json", place) for place in range(len(self._ranks))}
+        missing = {place: self._path("part.json", place) for place in range(len(self.ranks))}
         parts: dict[int, _Part] = {}
 
         def are_there() -> bool:
@@ -339,27 +315,27 @@ class ShareWriter:
             return not missing
 
         if not self._wait(are_there, lambda: list(missing)):
-            ranks = ", ".join(str(self._ranks[place]) for place in sorted(missing))
+            ranks = ", ".join(str(self.ranks[place]) for place in sorted(missing))
             raise WaitTimeout(
-                f"{self._folder} is not complete after {self._timeout_s:g} s: no share of rank {ranks}. Has "
+                f"{self._folder} is not complete after {self.timeout_s:g} s: no share of rank {ranks}. Has "
                 "it ended? Is the folder on a file system that all ranks share? If not, use shares=False: "
                 "rank 0 then writes everything"
             )
-        return [parts[place] for place in range(len(self._ranks))]
+        return [parts[place] for place in range(len(self.ranks))]
 
     def _complete(self, parts: Sequence[_Part]) -> None:
-        own = tuple(part.own for part in parts if part.own is not None)
+        own = tuple(part.own for part in parts if part.own is not None) or self.index.own
         own_files = {name: part.file.file for part in parts if part.own for name in part.own.tensors}
         index = msgspec.structs.replace(
-            self._index,
-            written_at=clock.wall(),
+            self.index,
+            written_at=self.index.written_at or clock.wall(),
             files=tuple(part.file for part in parts),
-            own=own if len(own) == len(parts) else (),
-            weight_map={**self._index.weight_map, **own_files},
+            own=own if len(own) == self.index.world_size else (),
+            weight_map={**self.index.weight_map, **own_files},
         )
         _write_whole(self._folder / INDEX, encode_index(index))
         _sync(self._folder)
-        _sync(self._base)
+        _sync(self.base)
         try:
             self._tidy({INDEX, *(file.file for file in index.files)})
         except CheckpointError as error:
@@ -371,8 +347,8 @@ class ShareWriter:
             for path in self._folder.iterdir():
                 if path.name not in needed:
                     path.unlink(missing_ok=True)
-            for step in superfluous(complete_by_step(self._base), self._keep):
-                folder = self._base / folder_of_step(step)
+            for step in superfluous(complete_by_step(self.base), self.keep):
+                folder = self.base / folder_of_step(step)
                 (folder / INDEX).unlink(missing_ok=True)  # first: what is half-removed is not complete
                 _sync(folder)
                 shutil.rmtree(folder)
@@ -389,39 +365,6 @@ class Found:
     text: bytes
     """Its index as it is in the file."""
     index: Index
-
-    @property
-    def digest(self) -> int:
-        """A number that differs from that of any other checkpoint."""
-        return checksum(self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """All bytes of a checkpoint, checked."""
-
-    text: bytes
-    index: Index
-    files: Sequence[Bytes]
-    """Writable."""
-
-    def parts(self) -> list[Bytes]:
-        """Return what to send to a rank that cannot read the files; `of_parts` makes contents of it."""
-        return [self.text, *self.files]
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[Bytes]) -> Contents:
-        """Return the contents that another rank has read."""
-        text, *files = parts
-        return cls(bytes(text), decode_index(bytes(text), "the index that rank 0 has sent"), files)
-
-    def tensors(self) -> Mapping[str, Slot]:
-        """Return all tensors, by name.
-
-        Raises:
-            CheckpointError: a file's bytes make no sense.
-        """
-        return {name: slot for file in self.files for name, slot in decode_tensors(file)[0].items()}
 
 
 def latest_step(path: str | Path) -> int | None:
@@ -461,17 +404,16 @@ def find_checkpoint(base: Path, step: int | None = None) -> Found | None:
     return Found(folder, text, decode_index(text, str(folder / INDEX)))
 
 
-def read_checkpoint(found: Found) -> Contents:
-    """Read and check all files of a checkpoint.
+def read_files(found: Found) -> list[Bytes]:
+    """Return the bytes of all files of a checkpoint, each in memory of its own, checked.
 
     Raises:
         CheckpointError: names a file that is missing or damaged.
     """
-    read = partial(_read, found.folder)
-    return Contents(found.text, found.index, tuple(map(read, found.index.files)))
+    return [_read(found.folder, file) for file in found.index.files]
 
 
-def _read(folder: Path, file: File) -> memoryview:
+def _read(folder: Path, file: File) -> Bytes:
     path = folder / file.file
     advice = f"restore it from a copy, or remove {folder} to use the checkpoint before it"
     try:

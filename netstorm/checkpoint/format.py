@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from zlib import crc32
 
@@ -32,6 +32,7 @@ __all__ = [
     "TensorBytes",
     "Tree",
     "checksum",
+    "decode_files",
     "decode_index",
     "decode_tensors",
     "digest",
@@ -344,6 +345,11 @@ def decode_tensors(data: Bytes) -> tuple[dict[str, Slot], dict[str, str]]:
     return slots, texts
 
 
+def decode_files(files: Iterable[Bytes]) -> dict[str, Slot]:
+    """Return the tensors of several files."""
+    return {name: slot for file in files for name, slot in decode_tensors(file)[0].items()}
+
+
 # ----------------------------------------------------------------------------------------------- whole states
 
 
@@ -494,7 +500,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[File, ...]
     state: Tree
     own: tuple[Tree, ...]
-    """What each rank keeps for itself, by rank; empty: nothing."""
+    """What each rank keeps for itself, in order; empty: nothing."""
 
 
 def encode_index(index: Index) -> bytes:
@@ -535,7 +541,7 @@ def decode_index(text: bytes, path: str) -> Index:
     wrong += [name for name, file in index.weight_map.items() if file not in files]
     for tree in (index.state, *index.own):
         wrong += [name for name in tree.tensors if name not in index.weight_map]
-    if wrong or len(index.own) not in {0, len(files)}:
+    if wrong or len(index.own) not in {0, index.world_size}:
         raise CheckpointError(f"{path} contradicts itself at {(wrong or ['own'])[0]}: do not use it")
     return index
 

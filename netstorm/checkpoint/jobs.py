@@ -12,12 +12,11 @@ from typing import Final, Protocol
 
 from netstorm import clock
 from netstorm.checkpoint.files import (
-    Contents,
     Found,
     ShareWriter,
     complete_by_step,
     find_checkpoint,
-    read_checkpoint,
+    read_files,
 )
 from netstorm.checkpoint.format import (
     Bytes,
@@ -27,6 +26,8 @@ from netstorm.checkpoint.format import (
     TensorBytes,
     Tree,
     checksum,
+    decode_files,
+    decode_index,
     encode_tensors,
     folder_of_step,
     numbered_file,
@@ -224,8 +225,8 @@ class JobCheckpoints:
             tensors, mine = tensors | own_tensors, mine | own_described
         main, present = threading.main_thread(), ranks.incarnations()
         writer = ShareWriter(
-            self._base,
-            Index(
+            base=self._base,
+            index=Index(
                 metadata=Size(sum(one.bytes for one in described.values())),
                 weight_map=dict(zip(described, files, strict=True)),
                 framework=self._framework,
@@ -328,7 +329,7 @@ class JobCheckpoints:
         except NetStormError as caught:
             error = caught
         mine = _ERROR if error is not None else _NONE if found is None else found.index.step
-        seen = self._ranks.gather((mine, found.digest if found is not None else 0))
+        seen = self._ranks.gather((mine, 0 if found is None else checksum(found.text)))
         takers = tuple(seen)
         chosen_step, digest = seen[takers[0]]
         if chosen_step == _ERROR:
@@ -337,8 +338,9 @@ class JobCheckpoints:
             )
         if chosen_step == _NONE:
             return None
-        contents = self._read_with_others(chosen_step, digest, takers, broadcast=broadcast)
-        index, slots, own = contents.index, contents.tensors(), None
+        text, *files = self._read_with_others(chosen_step, digest, takers, broadcast=broadcast)
+        index = decode_index(bytes(text), "the index that rank 0 has sent")
+        slots, own = decode_files(files), None
         if index.own and (lends_own or len(index.own) == len(takers)):
             place = takers.index(self._ranks.rank) % len(index.own)
             own = restore(index.own[place], slots, self._tensors)
@@ -353,21 +355,23 @@ class JobCheckpoints:
 
     def _read_with_others(
         self, step: int, digest: int, takers: Sequence[int], *, broadcast: bool
-    ) -> Contents:
-        """Return the contents that the first rank has chosen at every rank, or raise at every rank."""
+    ) -> list[Bytes]:
+        """Return the bytes of the index and of the files that the first rank has chosen at every rank, or
+        raise at every rank.
+        """
         ranks, first = self._ranks, takers[0]
-        contents: Contents | None = None
+        parts: list[Bytes] | None = None
         error: NetStormError | None = None
         if not broadcast or ranks.rank == first:
             try:
                 found = find_checkpoint(self._base, step)
-                if found is None or found.digest != digest:
+                if found is None or checksum(found.text) != digest:
                     raise Disagreement(
                         f"rank {ranks.rank} and rank {first} see different checkpoints of step {step} in "
                         f"{self._base}: it must be on a file system that all ranks share, or else use "
                         "broadcast=True"
                     )
-                contents = read_checkpoint(found)
+                parts = [found.text, *read_files(found)]
             except NetStormError as caught:
                 error = caught
         failed = [rank for rank, (bad,) in ranks.gather((int(error is not None),)).items() if bad]
@@ -379,10 +383,10 @@ class JobCheckpoints:
                 "says why. Without a file system that all ranks share use broadcast=True"
             )
         if broadcast:
-            parts = ranks.from_rank(first, None if contents is None else contents.parts())
-            contents = contents or Contents.of_parts(parts)
-        assert contents is not None
-        return contents
+            sent = ranks.from_rank(first, parts)
+            parts = parts or sent
+        assert parts is not None
+        return parts
 
 
 def _compare(first: int, expected: Sequence[int], rank: int, given: Sequence[int]) -> None:

@@ -23,13 +23,14 @@ from netstorm.checkpoint.files import (
     complete_by_step,
     find_checkpoint,
     latest_step,
-    read_checkpoint,
+    read_files,
 )
 from netstorm.checkpoint.format import (
     INDEX,
     Index,
     NumpyTensors,
     Size,
+    decode_files,
     encode_tensors,
     folder_of_step,
     numbered_file,
@@ -83,8 +84,8 @@ def write(
         if rank == ranks - 1:
             shared |= described
         writer = ShareWriter(
-            base,
-            index,
+            base=base,
+            index=index,
             ranks=names or tuple(range(ranks)),
             place=rank,
             share=encode_tensors(shared, lambda name, out: TENSORS.copy(all_tensors[name], out)),
@@ -107,10 +108,9 @@ def write(
 def read(base: Path) -> bytes:
     found = find_checkpoint(base)
     assert found is not None
-    contents = read_checkpoint(found)
-    state = restore(contents.index.state, contents.tensors(), TENSORS)
+    state = restore(found.index.state, decode_files(read_files(found)), TENSORS)
     assert isinstance(state, dict)
-    values = state["w"].tobytes()
+    values: bytes = state["w"].tobytes()
     assert values == np.arange(len(values), dtype=np.uint8).tobytes()
     return values
 
@@ -121,18 +121,17 @@ def test_three_ranks_write_one_checkpoint_and_anyone_reads_it(tmp_path: Path):
     assert latest_step(base) == 7
     found = find_checkpoint(base)
     assert found is not None
-    contents = read_checkpoint(found)
     assert len(read(base)) == 300
-    own = [restore(tree, contents.tensors(), TENSORS) for tree in contents.index.own]
+    own = [restore(tree, decode_files(read_files(found)), TENSORS) for tree in found.index.own]
     np.testing.assert_equal(own, [{"rank": rank, "seed": np.ones(rank)} for rank in range(3)])
     names = {path.name for path in (base / "step-000007").iterdir()}
-    assert names == {INDEX, *(file.file for file in contents.index.files)}
+    assert names == {INDEX, *(file.file for file in found.index.files)}
     by_others = {
         name: array
-        for file in sorted(set(contents.index.weight_map.values()))
+        for file in sorted(set(found.index.weight_map.values()))
         for name, array in safetensors.numpy.load_file(base / "step-000007" / file).items()
     }
-    assert by_others.keys() == contents.index.weight_map.keys()
+    assert by_others.keys() == found.index.weight_map.keys()
     assert by_others["w"].tobytes() == read(base)
 
 
