@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from netstorm import clock
+from netstorm.checkpoint.format import NumpyTensors, pack
 from netstorm.errors import UsageError
 from netstorm.frontends.mxnet.checkpoint import KeptEntry, state_of_store
-from netstorm.frontends.mxnet.elastic.content import Array, encode
 from netstorm.frontends.mxnet.elastic.copies import Group, Later, copy_behind, with_copies
 from netstorm.frontends.mxnet.elastic.joining import JobState, fetch_state
 from netstorm.frontends.mxnet.elastic.round_results import RoundResults
@@ -26,7 +26,7 @@ from netstorm.kvstore.operations.encoded_sum import Agreed
 from netstorm.kvstore.process.enough_nodes import wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.state_transfer.snapshot import Snapshot
-from netstorm.kvstore.values.key import Key
+from netstorm.kvstore.values.key import Array, Key
 from netstorm.protocol.frames import checksum
 
 __all__ = ["ElasticEntry", "ElasticJob"]
@@ -276,7 +276,7 @@ class ElasticJob:
             occasional = {key: number for one in found.values() for key, number in one.rounds.items()}
             state["agreed"] = {key: one.state for key, one in found.items() if one.state is not None}
             state["next_rounds"] = next_rounds | {key.name: number for key, number in occasional.items()}
-            content = encode(with_copies(state, copies))
+            content = pack(with_copies(state, copies), NumpyTensors())
             rounds = following | occasional
             snapshot = Snapshot(
                 step=step,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from netstorm import clock
+from netstorm.checkpoint.format import NumpyTensors, unpack
 from netstorm.errors import WaitTimeout
 from netstorm.frontends.mxnet.checkpoint import KeptState
-from netstorm.frontends.mxnet.elastic.content import decode
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.state_transfer.snapshot import Snapshot
 
@@ -58,7 +58,7 @@ def fetch_state(runtime: Runtime) -> JobState:
     found: list[Snapshot] = []
     _wait(runtime, _ask(runtime, found.append))
     snapshot = found[0]
-    state = cast("dict[str, Any]", decode(snapshot.content))
+    state = cast("dict[str, Any]", unpack(snapshot.content, NumpyTensors()))
     _log.warning(
         "rank %d has the job's state before step %d: %.1f MB in %.1f s",
         runtime.rank,
