@@ -187,11 +187,8 @@ class TensorBytes(Protocol):
             UsageError: it cannot be kept; says `name`, and what to keep instead.
         """
 
-    def copy(self, tensor: object, out: memoryview) -> None:
-        """Copy its bytes to `out`, which is as long, and not empty."""
-
-    def checksum(self, tensor: object) -> int:
-        """Return a checksum of its bytes."""
+    def data(self, tensor: object) -> memoryview:
+        """Return its bytes, those in its memory if it can be."""
 
     def restore(self, description: Description, data: memoryview) -> object:
         """Return a tensor in the memory of `data`, which is writable and nobody else's.
@@ -221,13 +218,11 @@ class NumpyTensors:
             raise UsageError(f"{name} is an array of {tensor.dtype}: a checkpoint holds arrays of numbers")
         return Description(self.KIND, tensor.dtype.newbyteorder("=").name, tensor.shape, tensor.nbytes)
 
-    def copy(self, tensor: object, out: memoryview) -> None:
-        """Copy its bytes."""
-        out[:] = _array_bytes(tensor)
-
-    def checksum(self, tensor: object) -> int:
-        """Return the CRC-32C of its bytes."""
-        return checksum(_array_bytes(tensor))
+    def data(self, tensor: object) -> memoryview:
+        """Return its bytes."""
+        assert isinstance(tensor, np.ndarray)
+        native = tensor.astype(tensor.dtype.newbyteorder("="), copy=False)
+        return np.ascontiguousarray(native).reshape(-1).view(np.uint8).data
 
     def restore(self, description: Description, data: memoryview) -> object:
         """Return an array."""
@@ -241,12 +236,6 @@ class NumpyTensors:
         if min(sides, default=0) < 0 or math.prod(sides) * dtype.itemsize != len(data):
             raise CheckpointError(f"the checkpoint has an array of {len(data)} bytes for {description}")
         return np.frombuffer(data, dtype).reshape(sides)
-
-
-def _array_bytes(tensor: object) -> memoryview:
-    assert isinstance(tensor, np.ndarray)
-    native = tensor.astype(tensor.dtype.newbyteorder("="), copy=False)
-    return np.ascontiguousarray(native).reshape(-1).view(np.uint8).data
 
 
 _CODES: Final = {
@@ -277,7 +266,7 @@ class Slot(NamedTuple):
 
 def encode_tensors(
     described: Mapping[str, Description],
-    copy: Callable[[str, memoryview], None],
+    data: Callable[[str], Bytes],
     texts: Mapping[str, str] | None = None,
 ) -> bytearray:
     """Return tensors in the format of safetensors.
@@ -286,7 +275,7 @@ def encode_tensors(
 
     Args:
         described: the tensors, by name.
-        copy: copies the bytes of one.
+        data: returns the bytes of one.
         texts: what else to keep.
     """
     header: dict[str, object] = {_METADATA: texts} if texts else {}
@@ -313,8 +302,7 @@ def encode_tensors(
     with memoryview(buffer) as view:
         for name in names:
             size = described[name].bytes
-            if size:
-                copy(name, view[begin : begin + size])
+            view[begin : begin + size] = data(name)
             begin += size
     return buffer
 
@@ -401,7 +389,7 @@ def pack(state: object, tensors: TensorBytes) -> bytearray:
     """
     tree, found, described = take_apart(state, tensors)
     texts = {"tree": msgspec.json.encode(tree).decode()}
-    return encode_tensors(described, lambda name, out: tensors.copy(found[name], out), texts)
+    return encode_tensors(described, lambda name: tensors.data(found[name]), texts)
 
 
 def unpack(buffer: Bytes, tensors: TensorBytes) -> object:
@@ -425,7 +413,7 @@ def digest(state: object, tensors: TensorBytes) -> int:
         UsageError: as for `pack`.
     """
     tree, found, described = take_apart(state, tensors)
-    sums = b"".join(tensors.checksum(tensor).to_bytes(4, "little") for tensor in found.values())
+    sums = b"".join(checksum(tensors.data(tensor)).to_bytes(4, "little") for tensor in found.values())
     return checksum(sums) << 31 | crc32(tree.values + repr(described).encode()) >> 1
 
 

@@ -242,7 +242,7 @@ class JobCheckpoints:
             ),
             ranks=writers,
             place=place,
-            share=encode_tensors(mine, lambda name, out: adapter.copy(tensors[name], out)),
+            share=encode_tensors(mine, lambda name: adapter.data(tensors[name])),
             own=own_tree,
             keep=options.keep,
             timeout_s=options.timeout_s,
@@ -284,7 +284,7 @@ class JobCheckpoints:
         """Return the tensors of which not all ranks have the same bytes; the first rank's are kept."""
         if not (options.compares_tensors and options.shares and len(takers) > 1 and tensors):
             return set()
-        sums = self._ranks.gather([self._tensors.checksum(tensor) for tensor in tensors])
+        sums = self._ranks.gather([checksum(self._tensors.data(tensor)) for tensor in tensors])
         differing = {
             tensor for tensor, others in enumerate(zip(*sums.values(), strict=True)) if len(set(others)) > 1
         }

@@ -197,13 +197,9 @@ class _KeptTensors:
         assert isinstance(tensor, _Kept), name
         return tensor.description
 
-    def copy(self, tensor: object, out: memoryview) -> None:
+    def data(self, tensor: object) -> memoryview:
         assert isinstance(tensor, _Kept)
-        out[:] = tensor.data
-
-    def checksum(self, tensor: object) -> int:
-        assert isinstance(tensor, _Kept)
-        return checksum(tensor.data)
+        return tensor.data
 
     def restore(self, description: Description, data: memoryview) -> object:
         return _Kept(description, data)
@@ -250,7 +246,7 @@ def _convert(old: Path, new: Path) -> Path:
         state=tree,
         own=tuple(own_trees),
     )
-    share = encode_tensors(described, lambda name, out: adapter.copy(tensors[name], out))
+    share = encode_tensors(described, lambda name: adapter.data(tensors[name]))
     writer = ShareWriter(
         base=new, index=index, ranks=(0,), place=0, share=share, own=None, keep=None, timeout_s=_PATIENCE_S,
         is_leaving=lambda: False,

@@ -557,24 +557,13 @@ class MXNetArrays:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return Description(NumpyTensors.KIND, dtype.name, shape, size)
 
-    def copy(self, tensor: object, out: memoryview) -> None:
-        """Copy its bytes, after all that is queued for it."""
-        self._numpy.copy(_on_host(tensor), out)
-
-    def checksum(self, tensor: object) -> int:
-        """Return the CRC-32C of its bytes."""
-        return self._numpy.checksum(_on_host(tensor))
+    def data(self, tensor: object) -> memoryview:
+        """Return its bytes, after all that is queued for it."""
+        return self._numpy.data(tensor.asnumpy() if isinstance(tensor, mx.nd.NDArray) else tensor)
 
     def restore(self, description: Description, data: memoryview) -> object:
         """Return an array of NumPy's."""
         return self._numpy.restore(description, data)
-
-
-def _on_host(tensor: object | NDArray) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    if isinstance(tensor, mx.nd.NDArray):
-        tensor = tensor.asnumpy()
-    assert isinstance(tensor, np.ndarray)
-    return tensor
 
 
 class StoreRanks:

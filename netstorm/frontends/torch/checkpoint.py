@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from netstorm.checkpoint.files import claim_step, latest_step
-from netstorm.checkpoint.format import Bytes, Description, NumpyTensors, checksum
+from netstorm.checkpoint.format import Bytes, Description, NumpyTensors
 from netstorm.checkpoint.jobs import JobCheckpoints, SaveOptions, Saving, wait_for_last_saving
 from netstorm.errors import CheckpointError, UsageError
 from netstorm.frontends.torch.errors import raises_torch_errors
@@ -235,18 +235,13 @@ class TorchTensors:
             tensor.numel() * tensor.element_size(),
         )
 
-    def copy(self, tensor: object, out: memoryview) -> None:
-        """Copy its bytes."""
+    def data(self, tensor: object) -> memoryview:
+        """Return its bytes in C order; from a GPU they are copied."""
         if not isinstance(tensor, torch.Tensor):
-            self._numpy.copy(tensor, out)
-            return
-        torch.frombuffer(out, dtype=torch.uint8).copy_(_bytes(tensor))
-
-    def checksum(self, tensor: object) -> int:
-        """Return the CRC-32C of its bytes."""
-        if not isinstance(tensor, torch.Tensor):
-            return self._numpy.checksum(tensor)
-        return checksum(_bytes(tensor).cpu().numpy().data)
+            return self._numpy.data(tensor)
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        flat = plain.view(torch.uint8) if plain.numel() else plain.new_empty(0, dtype=torch.uint8)
+        return flat.cpu().numpy().data
 
     def restore(self, description: Description, data: memoryview) -> object:
         """Return a tensor, or an array."""
@@ -263,12 +258,6 @@ class TorchTensors:
         if not data:
             return torch.empty(description.shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype).reshape(description.shape)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor in C order, without a copy if they are in that order."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return plain.view(torch.uint8) if plain.numel() else plain.new_empty(0, dtype=torch.uint8)
 
 
 class GroupRanks:

@@ -88,7 +88,7 @@ def write(
             index=index,
             ranks=names or tuple(range(ranks)),
             place=rank,
-            share=encode_tensors(shared, lambda name, out: TENSORS.copy(all_tensors[name], out)),
+            share=encode_tensors(shared, lambda name: TENSORS.data(all_tensors[name])),
             own=own_tree if own else None,
             keep=keep,
             timeout_s=timeout_s,
