@@ -244,9 +244,9 @@ _CODES: Final = {
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
     "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64",
     "float8_e4m3fn": "F8_E4M3", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-"""The types of PyTorch and NumPy that safetensors has."""
+"""The types of PyTorch and NumPy that safetensors has, and its own functions for PyTorch know."""
 _PARTS: Final = {"complex128": ("F64", 8), "complex32": ("F16", 2)}
 """Of what other types consist; what is not here is bytes. The last side of such a tensor counts the parts."""
 

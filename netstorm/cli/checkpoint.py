@@ -57,23 +57,26 @@ def show(
     With --json they are a list, with the type and the file of each tensor, and all that is not a tensor. Only
     the indices are read, so nothing is said of the other files' checksums.
 
-    The exit code is 2 if the folder cannot be read, or an index is damaged.
+    The exit code is 2 if there is no checkpoint, or an index is damaged.
     """
     with exit_on_usage_error():
         steps = complete_by_step(folder)
-        found = [_shown(folder, step) for step in sorted(steps) if steps[step]]
-        if as_json:
-            typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
-            return
-        for step in sorted(steps):
-            if not steps[step]:
-                typer.echo(f"step {step}: only written in part")
-        for one in found:
-            when = datetime.fromtimestamp(one.written_at).astimezone().isoformat(" ", "seconds")
-            typer.echo(
-                f"step {one.step}: {one.framework}, job {one.job}, {one.ranks} ranks, "
-                f"{len(one.tensors)} tensors, {one.bytes:,} bytes, {when}"
-            )
+        if not steps:
+            raise UsageError(f"{folder} has no checkpoints")
+        found = {step: _shown(folder, step) for step in sorted(steps) if steps[step]}
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode([*found.values()])).decode())
+        return
+    for step in sorted(steps):
+        if step not in found:
+            typer.echo(f"step {step}: only written in part")
+            continue
+        one = found[step]
+        when = datetime.fromtimestamp(one.written_at).astimezone().isoformat(" ", "seconds")
+        typer.echo(
+            f"step {step}: {one.framework}, job {one.job}, {one.ranks} ranks, {len(one.tensors)} tensors, "
+            f"{one.bytes:,} bytes, {when}"
+        )
 
 
 class _Shown(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,12 +96,13 @@ def test_what_checkpoints_hold_is_shown(tmp_path):
     run("convert", FORMER / "mxnet", tmp_path / "new")
     (tmp_path / "new" / "step-000005").mkdir()
     lines = run("show", tmp_path / "new").stdout.splitlines()
-    assert lines[0] == "step 5: only written in part"
-    assert lines[1].startswith("step 3: MXNet, job default, 2 ranks, 9 tensors, ")
+    assert lines[1] == "step 5: only written in part"
+    assert lines[0].startswith("step 3: MXNet, job default, 2 ranks, 9 tensors, ")
     (shown,) = json.loads(run("show", "--json", tmp_path / "new").stdout)
     assert shown["values"]["extra"] == {"next_epoch": 4}
     assert shown["values"]["keys"]["dense"] == "tensor keys.dense"
     kind_and_type, file = shown["tensors"]["keys.dense"]
     assert kind_and_type == "numpy.float32"
     assert safetensors.numpy.load_file(tmp_path / "new" / "step-000003" / file)["keys.dense"].shape == (3, 2)
+    assert run("show", tmp_path / "missing").exit_code == 2
     assert "step-000003 has the format" in run("show", FORMER / "mxnet").stderr
