@@ -138,6 +138,7 @@ def read_by_others(path: str) -> dict[str, list[str]]:
     }
     strange: dict[str, Any] = {
         "wide": torch.full((2, 1), 2 - 1j, dtype=torch.complex128),
+        "scales": torch.ones(3).to(torch.float8_e8m0fnu),
         "array": np.arange(3.0),
     }
     noise = {"noise": torch.full((2,), rank)}
@@ -160,6 +161,7 @@ def read_by_others(path: str) -> dict[str, list[str]]:
     by_library = {
         **expected,
         "strange.wide": torch.view_as_real(strange["wide"]),
+        "strange.scales": torch.full((3, 1), 127, dtype=torch.uint8),
         "strange.array": torch.as_tensor(strange["array"]),
         **{f"own.{other}.noise": torch.full((2,), other) for other in range(2)},
     }
