@@ -130,8 +130,8 @@ class Ranks(Protocol):
         They have 63 bits, and all ranks give as many. In an elastic job ranks may be missing.
         """
 
-    def from_rank(self, rank: int, parts: Sequence[Bytes] | None) -> list[Bytes]:
-        """Return what one rank gives, writable elsewhere; the others give None."""
+    def from_rank(self, rank: int, size: int, data: Bytes | None) -> Bytes:
+        """Return the bytes that one rank gives, writable elsewhere; the others give their number and None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,8 +338,7 @@ class JobCheckpoints:
             )
         if chosen_step == _NONE:
             return None
-        text, *files = self._read_with_others(chosen_step, digest, takers, broadcast=broadcast)
-        index = decode_index(bytes(text), "the index that rank 0 has sent")
+        index, files = self._read_with_others(chosen_step, digest, takers, broadcast=broadcast)
         slots, own = decode_files(files), None
         if index.own and (lends_own or len(index.own) == len(takers)):
             place = takers.index(self._ranks.rank) % len(index.own)
@@ -355,12 +354,13 @@ class JobCheckpoints:
 
     def _read_with_others(
         self, step: int, digest: int, takers: Sequence[int], *, broadcast: bool
-    ) -> list[Bytes]:
-        """Return the bytes of the index and of the files that the first rank has chosen at every rank, or
-        raise at every rank.
+    ) -> tuple[Index, Sequence[Bytes]]:
+        """Return the index and the files that the first rank has chosen at every rank, or raise at every
+        rank.
         """
         ranks, first = self._ranks, takers[0]
-        parts: list[Bytes] | None = None
+        found: Found | None = None
+        files: Sequence[Bytes] = ()
         error: NetStormError | None = None
         if not broadcast or ranks.rank == first:
             try:
@@ -371,10 +371,12 @@ class JobCheckpoints:
                         f"{self._base}: it must be on a file system that all ranks share, or else use "
                         "broadcast=True"
                     )
-                parts = [found.text, *read_files(found)]
+                files = read_files(found)
             except NetStormError as caught:
                 error = caught
-        failed = [rank for rank, (bad,) in ranks.gather((int(error is not None),)).items() if bad]
+        seen: dict[int, tuple[int, ...]] = {first: (1, 0)}  # unless it is still there
+        seen |= ranks.gather((int(error is not None), 0 if found is None else len(found.text)))
+        failed = [rank for rank, (bad, _) in seen.items() if bad]
         if error is not None:
             raise error
         if failed:
@@ -382,11 +384,15 @@ class JobCheckpoints:
                 f"rank {failed[0]} cannot read the checkpoint of step {step} in {self._base}; its own error "
                 "says why. Without a file system that all ranks share use broadcast=True"
             )
-        if broadcast:
-            sent = ranks.from_rank(first, parts)
-            parts = parts or sent
-        assert parts is not None
-        return parts
+        if not broadcast:
+            assert found is not None
+            return found.index, files
+        text = ranks.from_rank(first, seen[first][1], None if found is None else found.text)
+        index = decode_index(bytes(text), "the index that rank 0 has sent")
+        return index, [
+            ranks.from_rank(first, one.bytes, files[place] if files else None)
+            for place, one in enumerate(index.files)
+        ]
 
 
 def _compare(first: int, expected: Sequence[int], rank: int, given: Sequence[int]) -> None:

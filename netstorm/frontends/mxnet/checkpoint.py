@@ -607,26 +607,17 @@ class StoreRanks:
         self._sum(places.reshape(-1), contributes=True)
         return {rank: tuple(map(int, row[1:])) for rank, row in enumerate(places) if row[0]}
 
-    def from_rank(self, rank: int, parts: Sequence[Bytes] | None) -> list[Bytes]:
-        """Return what one rank gives; the others give None."""
-        count = np.array([len(parts or ())], np.int64)
-        self._sum(count, contributes=parts is not None)
-        sizes = np.array([len(part) for part in parts] if parts else [0] * int(count[0]), np.int64)
-        self._sum(sizes, contributes=parts is not None)
-        return [
-            self._send(int(size), None if parts is None else parts[place]) for place, size in enumerate(sizes)
-        ]
-
-    def _send(self, size: int, part: Bytes | None) -> Bytes:
-        whole: Bytes = bytearray(size) if part is None else part
+    def from_rank(self, rank: int, size: int, data: Bytes | None) -> Bytes:
+        """Return the bytes that one rank gives; the others give None."""
+        whole: Bytes = bytearray(size) if data is None else data
         into = np.frombuffer(whole, np.uint8)
         for begin in range(0, size, _PIECE):
             end = min(begin + _PIECE, size)
             piece = np.zeros(end - begin, np.uint8)
-            if part is not None:
+            if data is not None:
                 piece[:] = into[begin:end]
-            self._sum(piece, contributes=part is not None)
-            if part is None:
+            self._sum(piece, contributes=data is not None)
+            if data is None:
                 into[begin:end] = piece
         return whole
 

@@ -301,27 +301,15 @@ class GroupRanks:
         rows = [one.tolist() for one in found]
         return {rank: tuple(row[1:]) for rank, row in enumerate(rows) if row[0]}
 
-    def from_rank(self, rank: int, parts: Sequence[Bytes] | None) -> list[Bytes]:
-        """Return what one rank gives; the others give None."""
+    def from_rank(self, rank: int, size: int, data: Bytes | None) -> Bytes:
+        """Return the bytes that one rank gives; the others give None."""
+        whole = bytearray(size) if data is None else data
         if self._size == 1:
-            assert parts is not None
-            return list(parts)
-        (count,) = self._broadcast(torch.tensor([0 if parts is None else len(parts)]), rank).tolist()
-        lengths = torch.zeros(count, dtype=torch.int64)
-        if parts is not None:
-            lengths = torch.tensor([len(part) for part in parts])
-        sizes = self._broadcast(lengths, rank).tolist()
-        return [
-            self._send(size, None if parts is None else parts[place], rank)
-            for place, size in enumerate(sizes)
-        ]
-
-    def _send(self, size: int, part: Bytes | None, rank: int) -> Bytes:
-        whole = bytearray(size) if part is None else part
+            return whole
         view = memoryview(whole)
         for begin in range(0, size, _PIECE):
             end = min(begin + _PIECE, size)
-            if part is not None:
+            if data is not None:
                 self._broadcast(torch.frombuffer(bytearray(view[begin:end]), dtype=torch.uint8), rank)
             else:
                 piece = torch.empty(end - begin, dtype=torch.uint8)

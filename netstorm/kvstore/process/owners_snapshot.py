@@ -136,6 +136,8 @@ class SavingRank:
         """Return this rank's numbers."""
         return {self.rank: tuple(numbers)}
 
-    def from_rank(self, rank: int, parts: Sequence[_Bytes] | None) -> list[_Bytes]:
+    def from_rank(self, rank: int, size: int, data: _Bytes | None) -> _Bytes:
         """Raise an error: nobody sends anything."""
-        raise NotImplementedError(f"bytes of rank {rank} for a checkpoint that rank {self.rank} writes alone")
+        raise NotImplementedError(
+            f"{size} bytes of rank {rank} for a checkpoint that rank {self.rank} writes alone"
+        )
