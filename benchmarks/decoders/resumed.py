@@ -1,8 +1,9 @@
-"""States that programs go on with: logs of schedulers, ranks' own values, states in one buffer, requests."""
+"""States that programs go on with: logs of schedulers, states in files of safetensors, requests."""
 
 from __future__ import annotations
 
 import random
+from base64 import b64decode
 from collections.abc import Hashable
 from typing import Any, Final
 
@@ -10,11 +11,10 @@ import msgspec
 import numpy as np
 
 from decoders.files import logs, mutate_log
-from decoders.wire import PACK_ERRORS, pack, unpack
-from netstorm.checkpoint.own_values import decode_own, encode_own
-from netstorm.checkpoint.packing import pack as pack_state
-from netstorm.checkpoint.packing import unpack as unpack_state
-from netstorm.checkpoint.tensors import NumpyTensors
+from decoders.wire import PACK_ERRORS
+from netstorm.checkpoint.format import NumpyTensors
+from netstorm.checkpoint.format import pack as pack_state
+from netstorm.checkpoint.format import unpack as unpack_state
 from netstorm.errors import CheckpointError, PeerError, UsageError
 from netstorm.lab.emulation.messages import parse_request
 from netstorm.lab.testing.decoders import FuzzTarget, mutate_bytes, mutate_value, of_words
@@ -83,25 +83,25 @@ def _resume(data: bytes) -> Hashable:
 # ------------------------------------------------------------------------------------------------ checkpoints
 
 
-def _mutate_packed(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Mostly keep it MessagePack."""
-    if chance.random() < 0.3:
-        return mutate_bytes(chance, data, other)
-    try:
-        return pack(mutate_value(chance, unpack(data), unpack(other)))
-    except PACK_ERRORS:
-        return mutate_bytes(chance, data, other)
-
-
 def _mutate_state(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Mostly change what says where the tensors are, and keep its length right."""
+    """Mostly change what says where the tensors are, or what is beside them, and keep its length right."""
     if chance.random() < 0.3:
         return mutate_bytes(chance, data, other)
     size = int.from_bytes(data[:8], "little")
-    head = _mutate_packed(chance, data[8 : 8 + size], other[8 : 8 + int.from_bytes(other[:8], "little")])
-    begin = -(-(8 + size) // 64) * 64
-    aligned = (len(head).to_bytes(8, "little") + head).ljust(-(-(8 + len(head)) // 64) * 64, b"\0")
-    return aligned + data[begin:]
+    try:
+        header, further = (
+            msgspec.json.decode(one[8 : 8 + int.from_bytes(one[:8], "little")]) for one in (data, other)
+        )
+        if chance.random() < 0.5:
+            header = mutate_value(chance, header, further)
+        else:
+            tree = msgspec.json.decode(header["__metadata__"]["tree"])
+            tree["values"] = msgspec.to_builtins(mutate_bytes(chance, b64decode(tree["values"]), other))
+            header["__metadata__"]["tree"] = msgspec.json.encode(mutate_value(chance, tree, tree)).decode()
+        head = msgspec.json.encode(header)
+    except (*PACK_ERRORS, AttributeError):
+        return mutate_bytes(chance, data, other)
+    return len(head).to_bytes(8, "little") + head + data[8 + size :]
 
 
 def _kind(value: object) -> Hashable:
@@ -133,13 +133,6 @@ TARGETS: Final = (
         allowed=(UsageError,),
         seeds=logs,
         mutate=mutate_log,
-    ),
-    FuzzTarget(
-        name="own-values",
-        decode=lambda data: _kind(decode_own(data, _TENSORS)),
-        allowed=(CheckpointError,),
-        seeds=lambda: [encode_own(_STATE, _TENSORS), encode_own(7, _TENSORS)],
-        mutate=_mutate_packed,
     ),
     FuzzTarget(
         name="states",

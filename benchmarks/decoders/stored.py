@@ -12,8 +12,7 @@ import msgspec
 
 from decoders.files import as_file
 from decoders.wire import PACK_ERRORS
-from netstorm.checkpoint.checksums import checksum
-from netstorm.checkpoint.manifest import Manifest, decode_manifest
+from netstorm.checkpoint.format import FORMAT, Index, checksum, decode_index
 from netstorm.errors import SettingsError, UsageError
 from netstorm.lab.testing.decoders import FuzzTarget, example, mutate_bytes, mutate_value, of_words
 from netstorm.pslite.admission import parse_allow_list
@@ -38,18 +37,18 @@ def _read_key(path: Path) -> Hashable:
 
 
 def _sealed(head: bytes) -> bytes:
-    """Return the text of a manifest with a right checksum; `head` lacks the last brace."""
-    return head + f',\n "crc32c": "{checksum(head)}"\n}}\n'.encode()
+    """Return the text of an index with a right checksum; `head` lacks the last brace."""
+    return head + f',\n "crc32c": "{checksum(head):08x}"\n}}\n'.encode()
 
 
-def _manifests() -> list[bytes]:
-    value = example(Manifest, 1)
-    value["format"] = "netstorm-checkpoint-1"
-    empty = {**value, "shards": [], "tensors": [], "own": [], "total": 0}
+def _indices() -> list[bytes]:
+    value = example(Index, 1)
+    value["format"] = FORMAT
+    empty = {**value, "files": [], "weight_map": {}, "state": {"values": "", "tensors": {}}, "own": []}
     return [_sealed(msgspec.json.encode(one)[:-1]) for one in (value, empty)]
 
 
-def _mutate_manifest(chance: random.Random, data: bytes, other: bytes) -> bytes:
+def _mutate_index(chance: random.Random, data: bytes, other: bytes) -> bytes:
     """Mostly keep the checksum right."""
     if chance.random() < 0.1:
         return mutate_bytes(chance, data, other)
@@ -63,9 +62,9 @@ def _mutate_manifest(chance: random.Random, data: bytes, other: bytes) -> bytes:
         return _sealed(mutate_bytes(chance, data, other))
 
 
-def _decode_manifest(data: bytes) -> Hashable:
-    manifest = decode_manifest(data, "the manifest")
-    return len(manifest.tensors), len(manifest.shards)
+def _decode_index(data: bytes) -> Hashable:
+    index = decode_index(data, "the index")
+    return len(index.weight_map), len(index.files)
 
 
 TARGETS: Final = (
@@ -84,10 +83,10 @@ TARGETS: Final = (
         mutate=mutate_bytes,
     ),
     FuzzTarget(
-        name="manifests",
-        decode=_decode_manifest,
+        name="indices",
+        decode=_decode_index,
         allowed=(UsageError,),
-        seeds=_manifests,
-        mutate=_mutate_manifest,
+        seeds=_indices,
+        mutate=_mutate_index,
     ),
 )

@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "bench": "Run a benchmark of a checkout, such as real systems on an emulated network.",
         "plan": "Compare topologies on a network: time, traffic, distance from the optimum.",
         "wan": "Emulate a network on this machine, in namespaces, for any program.",
+        "checkpoint": "Show the checkpoints of a job, or convert those of a former format.",
         "keys": "Make the key of a job, or of one of its nodes.",
         "check": "Check an installation: two ranks form a sum, with each framework.",
         "env": "Print every setting, its value and its source.",

@@ -32,9 +32,9 @@ def write(root, **files):
         path.write_text(text)
 
 
-def classes(house, *, strict_names=False):
+def classes(house):
     report = house.Report()
-    house.check_classes(report, strict_names=strict_names)
+    house.check_classes(report)
     return report
 
 
@@ -42,7 +42,7 @@ def problems(house):
     report = house.Report()
     house.check_code(report)
     house.check_imports(report)
-    house.check_classes(report, strict_names=False)
+    house.check_classes(report)
     house.check_pages(report)
     return report.problems
 
@@ -95,17 +95,23 @@ def test_long_and_wide_pages_are_named_but_not_tables_code_history_or_generated_
     ]
 
 
-def test_a_class_name_that_is_defined_twice_is_an_error_only_if_names_are_strict(house, tmp_path):
+def test_a_class_name_that_is_defined_twice_is_an_error(house, tmp_path):
     write(tmp_path, a="class Layout: ...\nclass _Own: ...\n", b="class Layout: ...\nclass Other: ...\n")
     write(tmp_path, c="def f():\n    class _Own: ...\n")
-    both = {"Layout": ["netstorm.a", "netstorm.b"], "_Own": ["netstorm.a", "netstorm.c"]}
-    report = classes(house)
-    assert (report.homonyms, report.problems) == (both, [])
-    assert "class names that are defined more than once: 2\n" in house.table(report)
-    assert classes(house, strict_names=True).problems == [
+    assert classes(house).problems == [
         "class Layout is defined in netstorm.a, netstorm.b",
         "class _Own is defined in netstorm.a, netstorm.c",
     ]
+
+
+def test_both_frontends_may_have_a_class_of_one_name(house, tmp_path):
+    (tmp_path / "netstorm" / "frontends" / "mxnet").mkdir(parents=True)
+    (tmp_path / "netstorm" / "frontends" / "torch").mkdir()
+    for path in ("mxnet/stores", "torch/models"):
+        write(tmp_path, **{f"frontends/{path}": "class ESync: ...\n"})
+    assert classes(house).problems == []
+    write(tmp_path, a="class ESync: ...\n")
+    assert len(classes(house).problems) == 1
 
 
 def test_a_public_class_that_one_other_module_alone_constructs_is_said_of_that_module(house, tmp_path):
@@ -160,11 +166,12 @@ def test_the_study_of_call_paths_is_run_if_it_is_asked_for(house, tmp_path, monk
     counts = {"submit": {"calls": 68, "files": 32, "changes": 61}}
     study.write_text(f"import json\nprint(json.dumps({counts}))\n")
     write(tmp_path, a="class Layout: ...\n", b="class Layout: ...\n")
-    monkeypatch.setattr(sys, "argv", ["house.py", "--json", "--call-path", "--strict-names"])
+    monkeypatch.setattr(sys, "argv", ["house.py", "--json", "--call-path"])
     assert house.main() == 1
     found = json.loads(capsys.readouterr().out)
     assert found["call_path"] == counts
     assert found["problems"] == ["class Layout is defined in netstorm.a, netstorm.b"]
+    write(tmp_path, b="class Other: ...\n")
     monkeypatch.setattr(sys, "argv", ["house.py", "--call-path"])
     assert house.main() == 0
     assert capsys.readouterr().out.endswith("submit        68     32  61\n")

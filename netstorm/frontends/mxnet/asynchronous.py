@@ -16,9 +16,8 @@ from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from netstorm.checkpoint.background import Saving, finished_saving, wait_for_last_saving
-from netstorm.checkpoint.folder import claim_step
-from netstorm.checkpoint.job_checkpoints import SaveOptions
+from netstorm.checkpoint.files import claim_step
+from netstorm.checkpoint.jobs import SaveOptions, Saving, wait_for_last_saving
 from netstorm.compression.quantised import Signs
 from netstorm.compression.sparse import Numbers, Rows
 from netstorm.errors import ProtocolViolation, UsageError
@@ -31,7 +30,7 @@ from netstorm.frontends.mxnet.arrays import (
     replace_rows,
     rows_of,
 )
-from netstorm.frontends.mxnet.checkpoint.kept_state import SavedEntry
+from netstorm.frontends.mxnet.checkpoint import SavedEntry
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.elastic import Get, Set, StoreRoundResults
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
@@ -520,7 +519,7 @@ class CollectedStates:
 
 
 class CollectedEntry:
-    """A key with the owners' values. See `netstorm.frontends.mxnet.checkpoint.kept_state.SavedEntry`."""
+    """A key with the owners' values. See `netstorm.frontends.mxnet.checkpoint.SavedEntry`."""
 
     residual: Final = None
     """What compression has kept is each rank's own."""
@@ -650,7 +649,7 @@ class ElasticOwnersStore(NetStormKVStore):
         options = SaveOptions(step=step, shares=False, keep=keep, timeout_s=timeout_s, compares_tensors=False)
         ranks, rule = SavingRank(self._runtime), self._rule
         if not ranks.is_due:
-            return finished_saving(step or 0, Path(path))
+            return Saving(step or 0, Path(path))
         wait_for_last_saving()
         options = replace(options, step=claim_step(path, step))
         entries: Sequence[SavedEntry] = self._keys.entries()

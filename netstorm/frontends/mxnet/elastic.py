@@ -12,33 +12,36 @@ import contextlib
 import logging
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from netstorm import clock
-from netstorm.checkpoint.values import flatten, unflatten
+from netstorm.checkpoint.format import NumpyTensors, pack, unpack
 from netstorm.compression.sparse import Rows
-from netstorm.errors import CheckpointError, UsageError, WaitTimeout
+from netstorm.errors import UsageError, WaitTimeout
 from netstorm.frontends.mxnet.arrays import StagingBuffer, memory_of, rows_of
-from netstorm.frontends.mxnet.checkpoint.array_bytes import from_tree
-from netstorm.frontends.mxnet.checkpoint.kept_state import KeptEntry, KeptState, state_of_store
-from netstorm.frontends.mxnet.checkpoint.optimizer_values import optimizer_values, restore_optimizer_values
+from netstorm.frontends.mxnet.checkpoint import (
+    KeptEntry,
+    KeptState,
+    from_tree,
+    optimizer_values,
+    restore_optimizer_values,
+    state_of_store,
+)
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.engine import Completion, NDArray, push_async
 from netstorm.frontends.mxnet.updates import CalledUpdater
 from netstorm.kvstore.calls import Agreed
-from netstorm.kvstore.forms import Key
+from netstorm.kvstore.forms import Array, Key
 from netstorm.kvstore.operations import Operation
 from netstorm.kvstore.process.elastic import wait_for_enough_nodes
 from netstorm.kvstore.process.runtime import Runtime
 from netstorm.kvstore.state_transfer import StateSnapshot
-from netstorm.protocol.frames import Buffer, checksum, ranks_in
+from netstorm.protocol.frames import checksum, ranks_in
 
 __all__ = [
     "ElasticEntry",
@@ -49,8 +52,6 @@ __all__ = [
     "Set",
     "StoreRoundResults",
     "copy_behind",
-    "decode",
-    "encode",
     "trainer_state",
     "with_copies",
 ]
@@ -301,7 +302,7 @@ class ElasticJob:
             occasional = {key: number for one in found.values() for key, number in one.rounds.items()}
             state["agreed"] = {key: one.state for key, one in found.items() if one.state is not None}
             state["next_rounds"] = next_rounds | {key.name: number for key, number in occasional.items()}
-            content = encode(with_copies(state, copies))
+            content = pack(with_copies(state, copies), NumpyTensors())
             rounds = following | occasional
             snapshot = StateSnapshot(
                 step=step,
@@ -426,76 +427,6 @@ def _in_all_chunks(operation: Operation) -> int:
     for contributors in operation.contributors:
         found &= contributors
     return max(found, 0)
-
-
-# A state as one buffer: a tree of plain values, and behind it the bytes of its arrays.
-#
-# Reading it runs no code: the tree is that of checkpoints (`netstorm.checkpoint.values`).
-
-Array = npt.NDArray[np.generic]
-
-_ALIGNED: Final = 64
-"""Arrays begin at multiples of so many bytes."""
-_LENGTH_BYTES: Final = 8
-
-
-class _Head(msgspec.Struct, frozen=True, array_like=True):
-    tree: bytes
-    arrays: tuple[tuple[str, tuple[int, ...]], ...]
-    """Type and shape of each."""
-
-
-def encode(state: object) -> Buffer:
-    """Return a tree of plain values and NumPy's arrays as bytes.
-
-    Raises:
-        UsageError: names a member that is neither.
-    """
-    flat = flatten(state, lambda value: isinstance(value, np.ndarray))
-    arrays = deque(_in_order(array) for array in flat.tensors)
-    head = msgspec.msgpack.encode(
-        _Head(flat.tree, tuple((array.dtype.name, array.shape) for array in arrays))
-    )
-    size = _aligned(_LENGTH_BYTES + len(head)) + sum(_aligned(array.nbytes) for array in arrays)
-    content = np.zeros(size, np.uint8)
-    content[:_LENGTH_BYTES] = np.frombuffer(len(head).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
-    content[_LENGTH_BYTES : _LENGTH_BYTES + len(head)] = np.frombuffer(head, np.uint8)
-    begin = _aligned(_LENGTH_BYTES + len(head))
-    while arrays:  # each is freed once it has been copied
-        array = arrays.popleft()
-        content[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
-        begin += _aligned(array.nbytes)
-    return content.data
-
-
-def decode(content: Buffer) -> object:
-    """Return the tree; its arrays are views of `content`.
-
-    Raises:
-        CheckpointError: the bytes are no such state.
-    """
-    whole = np.frombuffer(content, np.uint8)
-    length = int.from_bytes(whole[:_LENGTH_BYTES].tobytes(), "little")
-    try:
-        head = msgspec.msgpack.decode(whole[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes(), type=_Head)
-        begin, arrays = _aligned(_LENGTH_BYTES + length), []
-        for name, shape in head.arrays:
-            dtype = np.dtype(name)
-            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            arrays.append(whole[begin : begin + size].view(dtype).reshape(shape))
-            begin += _aligned(size)
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the job's state makes no sense: {error}") from None
-    return unflatten(head.tree, arrays)
-
-
-def _in_order(array: object) -> Array:
-    assert isinstance(array, np.ndarray)
-    return np.ascontiguousarray(array).reshape(array.shape)  # a scalar stays one
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
 
 
 # Copies of arrays as they are after all that is queued now; a thread makes them, and the script goes on.
@@ -792,7 +723,7 @@ def fetch_state(runtime: Runtime) -> StepState:
     found: list[StateSnapshot] = []
     _wait(runtime, _ask(runtime, found.append))
     snapshot = found[0]
-    state = cast("dict[str, Any]", decode(snapshot.content))
+    state = cast("dict[str, Any]", unpack(snapshot.content, NumpyTensors()))
     _log.warning(
         "rank %d has the job's state before step %d: %.1f MB in %.1f s",
         runtime.rank,

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
-from netstorm.checkpoint.background import Saving
-from netstorm.checkpoint.job_checkpoints import SaveOptions
+from netstorm.checkpoint.jobs import SaveOptions, Saving
 from netstorm.errors import Closed, NodeLost, SchedulerLost, UsageError
 from netstorm.frontends.mxnet.arrays import (
     ArrayKind,
@@ -31,7 +30,7 @@ from netstorm.frontends.mxnet.arrays import (
     kind_of,
     paired_with_row_ids,
 )
-from netstorm.frontends.mxnet.checkpoint.store_checkpoints import (
+from netstorm.frontends.mxnet.checkpoint import (
     LoadedCheckpoint,
     StoreCheckpoints,
     check_trainer,
@@ -371,8 +370,8 @@ class CheckpointedStore(JobMember):
     ) -> Saving:
         """Begin to write all values, optimizer states and counts, and return while a thread writes them.
 
-        Every rank calls this, after the same pushes. It waits for those, copies its share, 1/N of the bytes,
-        and sends a small message. The checkpoint, `path/step-000123/`, is complete when its manifest is
+        Every rank calls this, after the same pushes. It waits for those, copies its share, about 1/N of the
+        bytes, and sends a small message. The checkpoint, `path/step-000123/`, is complete when its index is
         there, which rank 0 writes last. A second call waits until the first checkpoint is written, or has
         failed.
 

@@ -33,9 +33,9 @@ from torch._C._distributed_c10d import GradBucket, HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from netstorm import clock
-from netstorm.checkpoint.packing import digest, pack, unpack
+from netstorm.checkpoint.format import digest, pack, unpack
 from netstorm.errors import Disagreement, NodeLost, UsageError, WaitTimeout
-from netstorm.frontends.torch.checkpoint.tensor_bytes import TorchTensors
+from netstorm.frontends.torch.checkpoint import TorchTensors
 from netstorm.frontends.torch.encoded_averages import Descriptions
 from netstorm.frontends.torch.errors import raises_torch_errors
 from netstorm.frontends.torch.gradient_codecs import CodecHookState, codec_hook, hook_state_of

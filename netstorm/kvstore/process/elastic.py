@@ -391,7 +391,7 @@ def _divided(key: Key, blocks: Mapping[int, bytes], *, whole: bool) -> HeldKey:
 
 
 class SavingRank:
-    """A rank that writes a checkpoint alone. Its methods are those of `netstorm.checkpoint`'s `Ranks`."""
+    """A rank that writes a checkpoint alone, with the methods of `netstorm.checkpoint`'s `SavingRanks`."""
 
     writes_alone: Final = True
 
@@ -418,6 +418,8 @@ class SavingRank:
         """Return this rank's numbers."""
         return {self.rank: tuple(numbers)}
 
-    def from_rank(self, rank: int, parts: Sequence[_Bytes] | None) -> list[_Bytes]:
+    def from_rank(self, rank: int, size: int, data: _Bytes | None) -> _Bytes:
         """Raise an error: nobody sends anything."""
-        raise NotImplementedError(f"bytes of rank {rank} for a checkpoint that rank {self.rank} writes alone")
+        raise NotImplementedError(
+            f"{size} bytes of rank {rank} for a checkpoint that rank {self.rank} writes alone"
+        )

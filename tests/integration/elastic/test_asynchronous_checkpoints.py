@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netstorm.checkpoint.reading import latest_step
+from netstorm.checkpoint.files import latest_step
 from tests.integration.elastic.asynchronous_scripts import PROLOGUE
 from tests.integration.elastic.scripts import TIMEOUTS, ask_for_the_end, kill, start
 from tests.integration.jobs import Job

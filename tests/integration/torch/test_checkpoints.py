@@ -47,6 +47,12 @@ def test_a_job_that_was_killed_goes_on_bit_for_bit_from_its_checkpoint(forker: F
     assert len(alone["digests"]) == STEPS - SAVED - 1
 
 
+def test_pytorchs_own_checkpoint_calls_and_safetensors_read_a_checkpoint(ranks: Ranks, tmp_path: Path):
+    ranks.start(checkpoints.read_by_others, 2, path=str(tmp_path / "checkpoints"))
+    for answer in ranks.answers():
+        assert answer == {"dcp": [], "safetensors": [], "files": [], "netstorm": [], "own": []}
+
+
 def test_what_goes_wrong_is_said_at_every_rank(ranks: Ranks, tmp_path: Path):
     ranks.start(checkpoints.misuse, 2, path=str(tmp_path / "checkpoints"))
     first, second = ranks.answers()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from netstorm.checkpoint.reading import find_checkpoint
+from netstorm.checkpoint.files import find_checkpoint
 from tests.integration.jobs import Job
 
 STEPS, SAVED = 6, 2
@@ -36,7 +36,7 @@ def batch(step):
 def end(**found):
     print(json.dumps({{"digests": digests, **found}}), flush=True)
     if SAVED >= 0:
-        from netstorm.checkpoint.background import wait_for_last_saving
+        from netstorm.checkpoint.jobs import wait_for_last_saving
         wait_for_last_saving()
         print("to be killed", flush=True)
         signal.pause()
@@ -118,9 +118,9 @@ def test_a_job_that_was_killed_goes_on_bit_for_bit_from_its_checkpoint(tmp_path:
 
     found = find_checkpoint(path)
     assert found is not None
-    assert len(found.manifest.shards) == (2 if script is GLUON else 1)
-    assert set(found.manifest.rounds.values()) == {SAVED + 1}
-    assert len(found.manifest.own) == (2 if script is GLUON else 0)  # what compression has not sent yet
+    assert len(found.index.files) == (2 if script is GLUON else 1)
+    assert set(found.index.rounds.values()) == {SAVED + 1}
+    assert len(found.index.own) == (2 if script is GLUON else 0)  # what compression has not sent yet
     if script is MODULE:
         more = run(tmp_path / "more", script, 3, path, saves=False)
         assert more[0] == more[1] == more[2]

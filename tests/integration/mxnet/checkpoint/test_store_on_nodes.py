@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from netstorm.checkpoint.reading import latest_step
+from netstorm.checkpoint.files import latest_step
+from netstorm.cli.main import app
 from netstorm.errors import CheckpointError, Disagreement, UsageError
 from netstorm.frontends.mxnet.compat import mx
 from tests.integration.mxnet.on_nodes import everywhere, on_nodes, same_everywhere
 
 FOLDER = Path(tempfile.gettempdir())
+FORMER = Path(__file__).parents[3] / "data" / "checkpoints-1" / "mxnet"
 
 
 def folder_of(kv: Any) -> Path:
@@ -73,6 +76,24 @@ def test_dense_and_row_sparse_values_and_states_come_back_before_and_after_init(
     kv._barrier()
     assert after.load_checkpoint(folder).rounds == {"dense": 2, "rows": 2}
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
+    remove(kv, folder)
+
+
+@on_nodes
+def test_a_converted_checkpoint_that_two_ranks_of_netstorm_0_2_wrote_is_taken_over(kv):
+    folder = folder_of(kv)
+    if kv.rank == 0:
+        result = CliRunner().invoke(app, ["checkpoint", "convert", str(FORMER), str(folder)])
+        assert result.exit_code == 0, result.output
+    kv._barrier()
+    loaded = kv.load_checkpoint(folder)
+    assert (loaded.step, loaded.extra, loaded.world_size) == (3, {"next_epoch": 4}, 2)
+    kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.2, lazy_update=True))
+    kv.init(["dense", "rows"], [mx.nd.zeros((3, 2)), mx.nd.zeros((9, 4)).tostype("row_sparse")])
+    outs = [mx.nd.zeros((3, 2)), mx.nd.zeros((9, 4))]
+    kv.pull(["dense", "rows"], out=outs, ignore_sparse=False)
+    assert (outs[0].asnumpy() == 1).all()
+    assert np.allclose(outs[1].asnumpy()[:, 0], [0.9, 0.9, 1, 1, 1, 1, 1, 0.9, 1])
     remove(kv, folder)
 
 

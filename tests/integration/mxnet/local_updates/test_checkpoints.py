@@ -17,7 +17,7 @@ SCRIPT = """
 import hashlib, json, os, signal
 import numpy as np
 import netstorm.frontends.mxnet
-from netstorm.checkpoint.background import wait_for_last_saving
+from netstorm.checkpoint.jobs import wait_for_last_saving
 from netstorm.frontends.mxnet.compat import mx
 from netstorm.frontends.mxnet.local_updates import HFA, ESync, LocalSGD
 

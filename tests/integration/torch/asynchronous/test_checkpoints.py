@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from netstorm.checkpoint.reading import latest_step
+from netstorm.checkpoint.files import latest_step
 from tests.integration.torch.elastic_ranks import ElasticRanks
 from tests.integration.torch.ranks import Ranks
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import signal
 from typing import Any
 
+import numpy as np
+import safetensors.torch
 import torch
 import torch.distributed as dist
 
-from netstorm.checkpoint.background import wait_for_last_saving
+from netstorm.checkpoint.jobs import wait_for_last_saving
 from netstorm.frontends.torch import checkpoint
 from tests.integration.torch.programs.begin import begin, error_of
 
@@ -96,3 +99,79 @@ def misuse(path: str) -> Any:
     found["mean"] = loaded.state["mean"].tolist()
     dist.destroy_process_group()
     return found
+
+
+def _flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """Return the tensors in a tree, by the names that they have in files."""
+    if isinstance(tree, dict):
+        return {key: one for name, item in tree.items() for key, one in _flat(item, f"{path}.{name}").items()}
+    return {path[1:]: tree} if isinstance(tree, (torch.Tensor, np.ndarray)) else {}
+
+
+def _differing(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Return the names of tensors that are not the same to the bit, or missing."""
+    wrong = list(found.keys() ^ expected.keys())
+    for name in found.keys() & expected.keys():
+        pair = [torch.as_tensor(one[name]).detach() for one in (found, expected)]
+        kinds = [
+            (type(one[name]) is np.ndarray, one[name].dtype, one[name].shape) for one in (found, expected)
+        ]
+        one, other = (tensor.reshape(-1).view(torch.uint8) for tensor in pair)
+        wrong += [] if kinds[0] == kinds[1] and torch.equal(one, other) else [name]
+    return wrong
+
+
+def read_by_others(path: str) -> dict[str, list[str]]:
+    """Save, and have PyTorch's own checkpoint calls and safetensors read it; return what is wrong."""
+    rank, _ = begin()
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.ones(4, 6)).sum().backward()
+    optimizer.step()
+    odd: dict[str, Any] = {
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "complex": torch.full((2,), 1j, dtype=torch.complex64),
+        "tiny": torch.tensor([-2, 0.5]).to(torch.float8_e4m3fn),
+        "bits": torch.tensor([[1, 2]], dtype=torch.uint16),
+        "scalar": torch.tensor(True),
+        "empty": torch.empty(0, 2),
+    }
+    strange: dict[str, Any] = {
+        "wide": torch.full((2, 1), 2 - 1j, dtype=torch.complex128),
+        "scales": torch.ones(3).to(torch.float8_e8m0fnu),
+        "array": np.arange(3.0),
+    }
+    noise = {"noise": torch.full((2,), rank)}
+    state = {"model": model, "optimizer": optimizer, "odd": odd, "strange": strange}
+    folder = checkpoint.save(path, state, own=noise, step=1).wait()
+    dist.barrier()
+    states = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in state.items()}
+    expected = _flat(states)
+
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")
+    into = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if "strange" not in name}
+    into[f"own.{rank}.noise"] = torch.zeros(2, dtype=torch.int64)
+    dcp.load(into, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    by_dcp = {**expected, f"own.{rank}.noise": noise["noise"]}
+    by_dcp = {name: tensor for name, tensor in by_dcp.items() if "strange" not in name}
+
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = {file: safetensors.torch.load_file(folder / file) for file in index["weight_map"].values()}
+    found = {name: files[file][name] for name, file in index["weight_map"].items()}
+    by_library = {
+        **expected,
+        "strange.wide": torch.view_as_real(strange["wide"]),
+        "strange.scales": torch.full((3, 1), 127, dtype=torch.uint8),
+        "strange.array": torch.as_tensor(strange["array"]),
+        **{f"own.{other}.noise": torch.full((2,), other) for other in range(2)},
+    }
+    loaded = checkpoint.load(path)
+    assert loaded is not None
+    dist.destroy_process_group()
+    return {
+        "dcp": _differing(into, by_dcp),
+        "safetensors": _differing(found, by_library),
+        "files": [f"{len(files)} files"] if len(files) != 2 else [],
+        "netstorm": _differing(_flat(loaded.state), expected),
+        "own": _differing(loaded.own, noise),
+    }

@@ -255,4 +255,4 @@ def save(folder: str) -> dict[str, Any]:
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state["model"][name], value), name
     dist.destroy_process_group()
-    return {"step": step, "files": len(list(loaded.path.glob("shard*")))}
+    return {"step": step, "files": len(list(loaded.path.glob("*.safetensors")))}
