@@ -27,8 +27,7 @@ from netstorm.protocol.authority import not_authorised
 from netstorm.protocol.frames import SCHEDULER, Buffer, Peer
 from netstorm.pslite.machine import Admission, Admit, Call, Disconnect, Instruction, Refuse, refuse_other_key
 from netstorm.pslite.proofs import SchedulerSecret
-from netstorm.scheduler.job import FirstPolicy, abort_reason
-from netstorm.scheduler.machine import SchedulerMachine
+from netstorm.scheduler.machine import FirstPolicy, SchedulerMachine, abort_reason
 from netstorm.scheduler.options import SchedulerOptions
 from netstorm.scheduler.policies import (
     FormationRequest,
@@ -160,7 +159,7 @@ class SeveralJobs:
 
     def snapshots(self, now: float) -> tuple[JobSnapshot, ...]:
         """Return the snapshots of all jobs that are here, in order of arrival."""
-        return tuple(machine.view.snapshot(now) for machine in self.jobs)
+        return tuple(machine.snapshot(now) for machine in self.jobs)
 
     def first_policy_formed(self, answer: FirstPolicyResult, now: float) -> None:
         """Receive the result of a request that `on_first_policy` was called for."""
@@ -358,9 +357,7 @@ class SeveralJobs:
         for slot, share in zip(self._running, shares, strict=True):
             if share != slot.link_share:
                 slot.link_share = share
-                slot.machine.policies.set_link_share(
-                    share, f"{why}: this one plans with {share:.0%} of each link"
-                )
+                slot.machine.set_link_share(share, f"{why}: this one plans with {share:.0%} of each link")
 
     def _detach(self, slot: JobSlot, peer: Peer) -> None:
         """Forget that a process belongs to a job."""
@@ -662,7 +659,7 @@ class JobOpening:
             replayed=job.replayed,
         )
         slot = JobSlot(machine, job.settings, job.log)
-        slot.peers.update(machine.view.peers)
+        slot.peers.update(machine.peers)
         return slot
 
     def _options(self, settings: Settings, first_node_settings: Mapping[str, str]) -> SchedulerOptions:

@@ -205,7 +205,7 @@ class Chaos:
 
     @property
     def job(self):
-        return self.cluster.scheduler.machine._lifecycle.job
+        return self.cluster.scheduler.machine.job
 
     # ----------------------------------------------------------------------------------------- processes
 

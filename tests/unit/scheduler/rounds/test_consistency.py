@@ -126,7 +126,7 @@ def test_a_policy_before_all_are_here_is_the_one_that_they_join_with():
     driven.join("a")
     driven.join("b")
     assert driven.heard("a")[0].policy.version == 4
-    assert driven.machine.policies.in_force.version == 4
+    assert driven.machine.policy.version == 4
 
 
 def test_an_unknown_key_is_a_violation_and_grants_nothing():
