@@ -47,7 +47,7 @@ from netstorm.scheduler.snapshot import (
     PolicyHistory,
     ViewSnapshot,
 )
-from netstorm.scheduler.views import Latecomers, with_free_places
+from netstorm.scheduler.views import ElasticJob, Latecomers, with_free_places
 from netstorm.topology.policy import Policy
 
 __all__ = ["FirstPolicy", "SchedulerMachine", "abort_reason"]
@@ -446,7 +446,7 @@ class SchedulerMachine:
             "job %r goes on: %d nodes, %d keys, policy version %d",
             self.options.job,
             len(peers),
-            len(job.rounds.keys),
+            len(job.keys),
             policy.version,
         )
 
@@ -459,7 +459,8 @@ class SchedulerMachine:
         *,
         reproducible: bool = False,
     ) -> Job:
-        self.job = job = Job(
+        job_class = Job if self.options.elastic is None else ElasticJob
+        self.job = job = job_class(
             members,
             policy,
             self.options,
@@ -483,7 +484,7 @@ class SchedulerMachine:
 
     def _receive_from_member(self, job: Job, rank: int, message: m.Message, now: float) -> None:
         leaves = isinstance(message, (m.Leave, m.Failed))
-        if leaves and job.views is None:  # before the others are told, so that it is not
+        if leaves and not isinstance(job, ElasticJob):  # before the others are told, so that it is not
             self._rank_left(rank, now)
         gone = job.receive(rank, message, now)
         goes_on = gone is not None and self._go_on_without(job, gone, now)
@@ -497,7 +498,7 @@ class SchedulerMachine:
     def _go_on_without(self, job: Job, gone: m.PeerGone, now: float) -> bool:
         """Go on without a node that is lost or has failed, or end the job. Returns whether it goes on."""
         end: m.PeerGone | None = gone
-        if gone.rank >= 0 and gone.kind in ("lost", "failed") and job.views is not None:
+        if gone.rank >= 0 and gone.kind in ("lost", "failed") and isinstance(job, ElasticJob):
             peer = job.members.peer_of(gone.rank)
             end = job.go_on_without(gone.rank, gone.reason, now)
             if end is None and peer is not None:
@@ -512,13 +513,11 @@ class SchedulerMachine:
 
     def _departure_of(self, incarnation: int) -> str | None:
         """Return why a process is in the job no more; None: it may be in it."""
-        if self.job is None or self.job.views is None:
-            return None
-        return self.job.views.departed.get(incarnation)
+        return self.job.departed.get(incarnation) if isinstance(self.job, ElasticJob) else None
 
     def _place_latecomers(self, job: Job, now: float) -> None:
         """Let nodes in that have come after the job began, as far as there are places."""
-        if self._latecomers is None:
+        if self._latecomers is None or not isinstance(job, ElasticJob):
             return
         for placed in self._latecomers.place(job.members, now):
             if isinstance(placed, Refusal):
@@ -551,7 +550,7 @@ class SchedulerMachine:
     @property
     def policy(self) -> Policy:
         """The policy of all rounds that no node has been granted yet."""
-        return self._first_policy if self.job is None else self.job.rounds.policy
+        return self._first_policy if self.job is None else self.job.policy
 
     def install(self, policy: Policy, now: float) -> None:
         """Let a new policy apply, in each key, from the first round that no node has been granted.
@@ -564,7 +563,7 @@ class SchedulerMachine:
             check_policy(policy, nodes=self.options.num_workers, after=self._first_policy.version)
             self._first_policy = policy
         else:
-            job.rounds.install(policy)
+            job.install(policy)
             if job.reproducible:
                 _log.warning(
                     "policy version %d (%s): sums are rounded otherwise from here on than in a run without "
@@ -585,17 +584,17 @@ class SchedulerMachine:
         """Ask for a new policy if one is wanted: forming takes long, so another process does it. Install one
         that needs no forming. Failed links come first.
         """
-        on_form, awareness, policy = self.on_form, job.awareness, job.rounds.policy
+        on_form, awareness, policy = self.on_form, job.awareness, job.policy
         if on_form is None:
             return
         wanted: Policy | FormationRequest | None = None
         if job.link_failures.due() <= now:
             estimate = None if awareness is None else awareness.collector.estimate(now)
             restoring = awareness is None or not awareness.active
-            workload = workload_of(job.rounds.keys)
+            workload = workload_of(job.keys)
             wanted = job.link_failures.check(policy, workload, estimate, restoring=restoring)
         elif awareness is not None:
-            wanted = awareness.poll(policy, job.rounds.keys, now)
+            wanted = awareness.poll(policy, job.keys, now)
         if isinstance(wanted, Policy):
             self.install(wanted, now)
         elif wanted is not None:
@@ -607,7 +606,7 @@ class SchedulerMachine:
         job = self.job
         if job is None or self.phase is not JobPhase.RUNNING:
             return
-        in_force, formed = job.rounds.policy, None
+        in_force, formed = job.policy, None
         if answer.number < 0:  # `LinkFailures` numbers its formations below 0
             formed = job.link_failures.formed(answer, in_force)
         elif job.awareness is not None:
@@ -680,7 +679,7 @@ class SchedulerMachine:
             outcome = Outcome.nobody_joined(self.options.job)
         else:
             nodes = self.options.num_workers if job is None else len(job.members.present)
-            keys = 0 if job is None else len(job.rounds.keys)
+            keys = 0 if job is None else len(job.keys)
             outcome = Outcome.of(self.options.job, self._failure, nodes=nodes, keys=keys)
         self.outcome = outcome
         self._outbox.record(JobEnded(text=outcome.text))
@@ -732,8 +731,8 @@ class SchedulerMachine:
             policy=self.policy,
             policy_since=self._history.since,
             former=self._history.former(),
-            keys=0 if job is None else len(job.rounds.keys),
-            key_bytes=0 if job is None else job.rounds.keys.total_bytes,
+            keys=0 if job is None else len(job.keys),
+            key_bytes=0 if job is None else job.keys.total_bytes,
             considered="" if awareness is None else awareness.adaptation.reason,
             links=tuple if job is None else _link_estimates(job, now),
             counters=self.counters.snapshot(),
@@ -762,7 +761,7 @@ class SchedulerMachine:
                     waiting_for=heard.waiting_for,
                     finished=rank in job.finished,
                     left=rank in self._left or not member.port,
-                    silent=job.views is not None and rank in job.views.silent,
+                    silent=rank in job.silent,
                     reports=job.announcements.reports(rank),
                     egress=egress,
                     ingress=ingress,
@@ -787,16 +786,16 @@ def _never_joined(ended: RankEnded) -> str:
 
 def _view(job: Job, options: SchedulerOptions) -> ViewSnapshot | None:
     """Return the view of a job that nodes may leave and join."""
-    if job.views is None or options.elastic is None:
+    if not isinstance(job, ElasticJob) or options.elastic is None:
         return None
     fewest, most = options.elastic
     return ViewSnapshot(
-        number=job.views.number,
+        number=job.view,
         fewest=fewest,
         most=most,
-        silent=job.views.silent,
-        waiting=job.views.waiting_text(),
-        changes=tuple(job.views.events),
+        silent=job.silent,
+        waiting=job.view_waiting_text(),
+        changes=tuple(job.changes),
     )
 
 

@@ -136,7 +136,7 @@ class LossyJob:
     def _install(self) -> None:
         job = self.cluster.scheduler.machine.job
         assert job is not None
-        self.cluster.install_policy(self._policy(job.rounds.policy.version + 1))
+        self.cluster.install_policy(self._policy(job.policy.version + 1))
 
     def _crash(self, rank: int) -> None:
         self.dead.add(rank)

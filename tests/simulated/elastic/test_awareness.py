@@ -54,9 +54,9 @@ def test_when_a_rank_dies_the_next_policy_is_for_the_others_alone():
     rounds(cluster, (1, 2, 3), 1)
     job = cluster.scheduler.machine.job
     assert job is not None
-    assert tree_pairs(job.rounds.policy) & {(1, 2), (2, 1)}, "the trees of all, without rank 0"
+    assert tree_pairs(job.policy) & {(1, 2), (2, 1)}, "the trees of all, without rank 0"
     rounds(cluster, (1, 2, 3), 20)
-    policy = job.rounds.policy
+    policy = job.policy
     assert policy.members == (1, 2, 3)
     assert not tree_pairs(policy) & {(1, 2), (2, 1)}
     assert "3 of 3 ranks are roots" in policy.reason

@@ -35,7 +35,7 @@ def report_all(driven, *ranks, view, complete=5, results=()):
 
 
 def views_of(driven):
-    return driven.machine.job.views
+    return driven.machine.job
 
 
 def test_when_a_rank_leaves_all_others_are_asked_what_they_have_and_told_what_is_agreed():
@@ -143,7 +143,7 @@ def test_in_a_job_that_nobody_may_leave_messages_of_views_are_violations(message
 def test_views_are_remembered_with_their_reasons():
     driven = elastic(4)
     driven.say(2, m.Failed(reason="boom"))
-    event = views_of(driven).events[-1]
+    event = views_of(driven).changes[-1]
     assert (event.view, event.members) == (1, 3)
     assert "boom" in event.text
 
