@@ -47,7 +47,7 @@ from netstorm.scheduler.snapshot import (
     PolicyHistory,
     ViewSnapshot,
 )
-from netstorm.scheduler.views import ElasticJob, Latecomers, with_free_places
+from netstorm.scheduler.views import JobWithViews, Latecomers, with_free_places
 from netstorm.topology.policy import Policy
 
 __all__ = ["FirstPolicy", "SchedulerMachine", "abort_reason"]
@@ -459,7 +459,7 @@ class SchedulerMachine:
         *,
         reproducible: bool = False,
     ) -> Job:
-        job_class = Job if self.options.elastic is None else ElasticJob
+        job_class = Job if self.options.elastic is None else JobWithViews
         self.job = job = job_class(
             members,
             policy,
@@ -484,7 +484,7 @@ class SchedulerMachine:
 
     def _receive_from_member(self, job: Job, rank: int, message: m.Message, now: float) -> None:
         leaves = isinstance(message, (m.Leave, m.Failed))
-        if leaves and not isinstance(job, ElasticJob):  # before the others are told, so that it is not
+        if leaves and not isinstance(job, JobWithViews):  # before the others are told, so that it is not
             self._rank_left(rank, now)
         gone = job.receive(rank, message, now)
         goes_on = gone is not None and self._go_on_without(job, gone, now)
@@ -498,7 +498,7 @@ class SchedulerMachine:
     def _go_on_without(self, job: Job, gone: m.PeerGone, now: float) -> bool:
         """Go on without a node that is lost or has failed, or end the job. Returns whether it goes on."""
         end: m.PeerGone | None = gone
-        if gone.rank >= 0 and gone.kind in ("lost", "failed") and isinstance(job, ElasticJob):
+        if gone.rank >= 0 and gone.kind in ("lost", "failed") and isinstance(job, JobWithViews):
             peer = job.members.peer_of(gone.rank)
             end = job.go_on_without(gone.rank, gone.reason, now)
             if end is None and peer is not None:
@@ -513,11 +513,11 @@ class SchedulerMachine:
 
     def _departure_of(self, incarnation: int) -> str | None:
         """Return why a process is in the job no more; None: it may be in it."""
-        return self.job.departed.get(incarnation) if isinstance(self.job, ElasticJob) else None
+        return self.job.departed.get(incarnation) if isinstance(self.job, JobWithViews) else None
 
     def _place_latecomers(self, job: Job, now: float) -> None:
         """Let nodes in that have come after the job began, as far as there are places."""
-        if self._latecomers is None or not isinstance(job, ElasticJob):
+        if self._latecomers is None or not isinstance(job, JobWithViews):
             return
         for placed in self._latecomers.place(job.members, now):
             if isinstance(placed, Refusal):
@@ -786,7 +786,7 @@ def _never_joined(ended: RankEnded) -> str:
 
 def _view(job: Job, options: SchedulerOptions) -> ViewSnapshot | None:
     """Return the view of a job that nodes may leave and join."""
-    if not isinstance(job, ElasticJob) or options.elastic is None:
+    if not isinstance(job, JobWithViews) or options.elastic is None:
         return None
     fewest, most = options.elastic
     return ViewSnapshot(

@@ -64,6 +64,8 @@ class StandbyMachine:
         options: of the job.
         counters: of the process.
         job: the machine that serves the job; None until it is taken over.
+        on_over: see `SchedulerMachine`.
+        on_form: see `SchedulerMachine`.
     """
 
     def __init__(
@@ -95,29 +97,11 @@ class StandbyMachine:
         self._since = math.inf
         self._status_at = now + self._status_every_s
         self._instructions: list[Instruction] = []
-        self._on_over: Callable[[Outcome], None] | None = None
-        self._on_form: Callable[[FormationRequest], None] | None = None
+        self.on_over: Callable[[Outcome], None] | None = None
+        self.on_form: Callable[[FormationRequest], None] | None = None
         self._ended: Outcome | None = None
 
     # ------------------------------------------------------------------------------- what its process needs
-
-    @property
-    def on_over(self) -> Callable[[Outcome], None] | None:
-        """See `SchedulerMachine`."""
-        return self._on_over
-
-    @on_over.setter
-    def on_over(self, function: Callable[[Outcome], None] | None) -> None:
-        self._on_over = function
-
-    @property
-    def on_form(self) -> Callable[[FormationRequest], None] | None:
-        """See `SchedulerMachine`."""
-        return self._on_form
-
-    @on_form.setter
-    def on_form(self, function: Callable[[FormationRequest], None] | None) -> None:
-        self._on_form = function
 
     @property
     def _status_every_s(self) -> float:
@@ -143,8 +127,8 @@ class StandbyMachine:
             self.job.stop(reason, now)
         else:
             self._ended = Outcome(0, f"standby of job {self.options.job!r}: {reason}; it was not needed")
-            if self._on_over is not None:
-                self._on_over(self._ended)
+            if self.on_over is not None:
+                self.on_over(self._ended)
 
     def abort(self, error: Exception, now: float) -> None:
         """End the job because this process cannot go on."""
@@ -259,7 +243,7 @@ class StandbyMachine:
         inquiry.tick(now, missing)
         if inquiry.error:
             self._ended = ended = Outcome(2, f"job {self.options.job!r} is not taken over: {inquiry.error}")
-            on_over = self._on_over
+            on_over = self.on_over
             if on_over is not None:
                 self._instructions.append(Call(function=lambda: on_over(ended)))
 
@@ -294,7 +278,7 @@ class StandbyMachine:
             write=self._write,
             replayed=replayed,
         )
-        self.job.on_over, self.job.on_form = self._on_over, self._on_form
+        self.job.on_over, self.job.on_form = self.on_over, self.on_form
         for peer, resume in self._resumes.items():
             try:
                 self.job.receive(peer, resume, None, None, now)

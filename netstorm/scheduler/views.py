@@ -23,7 +23,7 @@ from netstorm.scheduler.replay_log import LoggedOutbox, ReplayedJob, Viewed, dep
 from netstorm.scheduler.snapshot import ViewChange
 from netstorm.topology.policy import Policy
 
-__all__ = ["ElasticJob", "Latecomers", "RankPlace", "ViewAgreement", "with_free_places"]
+__all__ = ["JobWithViews", "Latecomers", "RankPlace", "ViewAgreement", "with_free_places"]
 
 
 # The views of a job that nodes may leave and join: who is in, and how everybody learns of it.
@@ -34,7 +34,7 @@ _REMEMBERED: Final = 50
 """Changes of the view that are shown to people."""
 
 
-class ElasticJob(Job):
+class JobWithViews(Job):
     """A job that nodes may leave and join.
 
     Attributes:
