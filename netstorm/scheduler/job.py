@@ -248,7 +248,7 @@ class Job:
             case m.Measured():
                 self.announcements.record_links(rank, message, now)
                 if self.awareness is not None:
-                    self.awareness.record_report(rank, message, now)
+                    self.awareness.collector.record(rank, message, now)
             case m.StepTimes():
                 self._local_steps(rank, message, now)
             case m.CallsWaiting():
@@ -314,7 +314,7 @@ class Job:
             raise ProtocolViolation(f"rank {rank} finishes a second time")
         self.finished[rank] = last_rounds
         self._outbox.record(RankFinished(rank=rank, last_rounds=last_rounds))
-        self.members.liveness.heard(rank, now, "it finished")
+        self.members.liveness.did(rank, "it finished", now)
         others = [other for other in self.members.present if other != rank]
         self.members.send(others, m.PeerFinished(rank=rank, last_rounds=last_rounds))
         self._regrant_steps()
@@ -416,7 +416,7 @@ class Job:
             self._consistency.add_key(grant.key, spec)
             grants.append(grant)
             bindings += self._consistency.bindings(grant.key, 0)
-        self.members.liveness.heard(rank, now, f"it registered {len(grants)} keys")
+        self.members.liveness.did(rank, f"it registered {len(grants)} keys", now)
         self._send(rank, m.KeysRegistered(grants=tuple(grants), bindings=tuple(bindings)))
         if self.awareness is not None:
             self.awareness.record_keys(self.keys, now)
@@ -463,7 +463,7 @@ class Job:
                 where = "" if conflict.collective else f"round {event.round} of key {name!r}: "
                 return m.PeerGone(rank=-1, kind="disagreement", reason=f"{where}{conflict}")
             bindings += self._consistency.bindings(event.key, event.round)
-            self.members.liveness.heard(rank, now, f"round {event.round} of key {name!r}")
+            self.members.liveness.did(rank, f"round {event.round} of key {name!r}", now)
         self._send(rank, m.TopologyAnswer(bindings=tuple(bindings)))
         return None
 
@@ -532,7 +532,7 @@ class Job:
         Raises:
             ProtocolViolation: no correct node reports that.
         """
-        self.members.liveness.heard(rank, now, f"it took the local steps of round {message.round}")
+        self.members.liveness.did(rank, f"it took the local steps of round {message.round}", now)
         if self._state_server is None:
             self._state_server = StateServer()
         for grant in self._state_server.report(rank, message, self._stepping(), now):
@@ -560,7 +560,7 @@ class Job:
         Raises:
             ProtocolViolation: it is not the node's next barrier.
         """
-        self.members.liveness.heard(rank, now, f"it came to barrier {number}")
+        self.members.liveness.did(rank, f"it came to barrier {number}", now)
         reached = self._barriers.arrive(rank, number, now)
         self._outbox.record(BarrierArrival(rank=rank, number=number))
         self._send_reached(reached)
@@ -727,7 +727,7 @@ class Job:
     def _announce_links(self) -> None:
         """Tell all nodes which links have failed, and the ways around them."""
         if self.awareness is not None:
-            self.awareness.exclude(self.link_failures.avoided)
+            self.awareness.collector.exclude(self.link_failures.avoided)
         self.members.send_all(m.FailedLinks(links=self.link_failures.detours()))
 
     def _proof_key(self, rank: int) -> bytes:

@@ -85,6 +85,7 @@ class SchedulerMachine:
         phase: where the job is in its life.
         job: the nodes and what they share, once all have joined; None before.
         outcome: how the job went; None until it is over.
+        take_instructions: returns what is to be done.
         on_over: called with the outcome when the job is over.
         on_form: called with each policy to form; the result goes to `policy_formed`. None: none is formed.
         on_all_joined: called once all nodes have joined if the first policy is not known; it goes to
@@ -135,6 +136,7 @@ class SchedulerMachine:
         self.on_all_joined: Callable[[], None] | None = None
         self.on_begun: Callable[[], None] | None = None
         self._outbox: Final = LoggedOutbox(write)
+        self.take_instructions: Final[Callable[[], list[Instruction]]] = self._outbox.take
         self._registry: Final = registry or ProcessRegistry()
         self._startup: Final = Startup(options, self._outbox, self.counters, now)
         self._launched: LaunchedRanks | None = None
@@ -294,10 +296,6 @@ class SchedulerMachine:
         if job.awareness is not None:
             due = min(due, job.awareness.due())
         return min(due, job.next_tick(), job.link_failures.due())
-
-    def take_instructions(self) -> list[Instruction]:
-        """Return what is to be done."""
-        return self._outbox.take()
 
     # ---------------------------------------------------------------------------- until all nodes have joined
 

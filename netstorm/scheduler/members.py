@@ -191,8 +191,8 @@ class Liveness:
         self._ask_after_s: Final = max(self._timeout_s - self._interval_s, self._timeout_s / 2)
         self._next_check = now + self._ask_after_s
 
-    def heard(self, rank: int, now: float, event: str | None = None) -> None:
-        """Record a sign of life. `event`: what the message said, if that means something to a person."""
+    def heard(self, rank: int, now: float) -> None:
+        """Record a sign of life."""
         last = self._last[rank]
         if self._suspicions and not self.runs(rank, now):
             self._restart_suspicions(rank, now)
@@ -202,8 +202,11 @@ class Liveness:
             del self._busy[rank]
             if self._warn_after_s.pop(rank, 0.0):
                 _log.warning("%s runs again", describe_member(self._members[rank]))
-        if event is not None:
-            last.event, last.event_at = event, now
+
+    def did(self, rank: int, event: str, now: float) -> None:
+        """Record what a rank's message said that means something to a person."""
+        last = self._last[rank]
+        last.event, last.event_at = event, now
 
     def waiting_for(self, rank: int, text: str) -> None:
         """Record what a rank says that it waits for; empty: nothing."""
@@ -381,7 +384,7 @@ class Liveness:
         )
 
 
-# Members whose processes have certainly ended: they need not be silent for long to be lost. Pure.
+# Members whose processes have certainly ended: they need not be silent for long to be lost.
 #
 # Two signs together are certain: the member's own connection to the scheduler is gone, and no process listens
 # at its address, as another member says who tried to connect, or the scheduler itself found.

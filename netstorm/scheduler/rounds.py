@@ -76,13 +76,6 @@ __all__ = [
 ]
 
 
-# Bindings: which policy each round of each key runs under, the same at every rank (design, §7).
-#
-# Keys advance at different paces, so bindings are per key: a table of (first round, version). What has been
-# granted never changes; a new version starts, for each key, one round after the highest that any rank has
-# been granted. A rank asks about round t + 1 when it begins round t, so that a topology request (TRP, arXiv
-# 2404.11352 §VII-A) costs no waiting.
-
 ROUNDS_AHEAD: Final = 1024
 """How far a rank may be ahead of the slowest in one key. A general node is never more than a few ahead: it
 contributes to two rounds beyond its last complete one. This only bounds what a faulty rank can make the
@@ -280,12 +273,9 @@ class Consistency:
             )
 
     def begun(self, rank: int, event: RoundBegun) -> RuleConflict | None:
-        """Record that a rank has begun a round. That grants it those that it may begin before it is complete.
-
-        Raises:
-            ProtocolViolation: a round that no correct node can have begun.
+        """Record that a rank has begun a round, which `check` allows. That grants it those that it may begin
+        before it is complete.
         """
-        self.check(rank, event)
         table, round = self._tables[event.key], event.round
         if table.restored and round - table.under_way > table.complete:
             table.complete = round - table.under_way
@@ -596,7 +586,7 @@ def _kind(spec: KeySpec) -> str:
     return f"{tuple(spec.shape)} {spec.dtype}{_FORMS.get(spec.form, f' in form {spec.form}')}{members}"
 
 
-# Who may say what of keys and rounds: checks of messages against what the scheduler has fixed. Pure.
+# Who may say what of keys and rounds: checks of messages against what the scheduler has fixed.
 
 _BEYOND: Final = 1024
 """Rounds after the last granted one that a report may still name: a scheduler that took the job over from
@@ -730,7 +720,6 @@ def _root(policy: Policy | None, slot: int) -> int | None:
 
 
 # Comparing collective calls that wait: whether all members of a group make the same calls in the same order.
-# Pure.
 
 _REPORTS_S: Final = 1.25
 """How long to wait, once a call has timed out at one rank, for the reports of those that have made it: they
@@ -914,7 +903,7 @@ class ReplicaCheck:
         return None
 
 
-# How many local steps each node takes so that all are ready to exchange at the same time (ESync). Pure.
+# How many local steps each node takes so that all are ready to exchange at the same time (ESync).
 #
 # A node is ready k·c + m after the last exchange: k local steps of c seconds each, and m seconds until its
 # values are where they are summed. The slowest node takes the fewest steps, and all others as many as they
@@ -966,7 +955,7 @@ def balanced_steps(nodes: Mapping[int, NodeTimes]) -> dict[int, int]:
     }
 
 
-# The state server of ESync: collects how long nodes' local steps take, and answers with their number. Pure.
+# The state server of ESync: collects how long nodes' local steps take, and answers with their number.
 #
 # A node reports when it has taken its steps and begins to exchange. When all have, the answers go out, while
 # the exchange is under way; so a node that has the sum knows how many steps follow. How long a node has

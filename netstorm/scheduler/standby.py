@@ -287,7 +287,7 @@ class StandbyMachine:
                 _log.warning("refused what process %d says of the job: %s", peer, error)
 
 
-# How a scheduler that takes a job over finds its nodes, given the addresses of some of them. Pure.
+# How a scheduler that takes a job over finds its nodes, given the addresses of some of them.
 #
 # It asks each for the members of the job, and tells it where it listens itself. A node that has lost its
 # scheduler comes. So one peer that is alive is enough, and what a peer says of others decides only whom to
@@ -511,7 +511,7 @@ def _some(texts: Iterable[str]) -> list[str]:
     return found[:_SHOWN] + [f"{len(found) - _SHOWN} more"] * (len(found) > _SHOWN)
 
 
-# A job as its nodes report it: what another scheduler needs to take it over without a log. Pure.
+# A job as its nodes report it: what another scheduler needs to take it over without a log.
 
 _AHEAD: Final = 1024
 """Rounds beyond all that were reported as granted which count as granted: a rank that did not report may know
@@ -704,7 +704,7 @@ def _rows(reports: list[JobReport], key: int, granted: int, newest: int) -> list
     return found if found[-1][1] == newest else [*found, (granted + 1, newest)]
 
 
-# Checks of what a node reports of its job: whether the parts fit together, and are the node's own. Pure.
+# Checks of what a node reports of its job: whether the parts fit together, and are the node's own.
 #
 # A node could still report a job that never was. A standby scheduler goes on only with a majority of the
 # newest view's members, each of which has reported itself.

@@ -299,7 +299,7 @@ def _summary(agreed: m.ViewAgreed) -> str:
     return f"{recovered} results are sent again" if recovered else "nothing is sent again"
 
 
-# Agreement on a new view: which results are sent to whom, once all members have reported theirs. Pure.
+# Agreement on a new view: which results are sent to whom, once all members have reported theirs.
 #
 # `kvstore.rounds.views.view_changes` is the nodes' side, and explains the protocol.
 
@@ -482,7 +482,7 @@ class ViewAgreement:
         return recoveries, [RoundResults(key, round, bits_to_wire(nowhere))] if nowhere else []
 
 
-# Nodes that ask to join a job that has begun: which place each gets, and when. Pure.
+# Nodes that ask to join a job that has begun: which place each gets, and when.
 #
 # A node that was started again comes before it is certain that its process before has died. So a node whose
 # place is taken waits until that is decided, by heartbeats.
