@@ -301,7 +301,7 @@ def _summary(agreed: m.ViewAgreed) -> str:
 
 # Agreement on a new view: which results are sent to whom, once all members have reported theirs.
 #
-# `kvstore.rounds.views.view_changes` is the nodes' side, and explains the protocol.
+# `kvstore.rounds.views.ViewChanges` is the nodes' side, and explains the protocol.
 
 
 class ViewAgreement:
