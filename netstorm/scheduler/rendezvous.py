@@ -67,7 +67,6 @@ class Startup:
     def __init__(
         self, options: SchedulerOptions, outbox: LoggedOutbox, counters: Counters, now: float
     ) -> None:
-        """Wait for nodes."""
         self.forming_policy = False
         self._options: Final = options
         self._outbox: Final = outbox

@@ -976,7 +976,6 @@ class StateServer:
     """The state server of one job."""
 
     def __init__(self) -> None:
-        """Begin without reports."""
         self._trainings: Final[dict[int, _Training]] = {}
 
     def report(self, rank: int, report: StepTimes, members: Collection[int], now: float) -> list[Grant]:

@@ -527,7 +527,6 @@ class ReportedJob:
     """
 
     def __init__(self) -> None:
-        """Begin without reports."""
         self._reports: Final[dict[int, tuple[tuple[int, bool], JobReport]]] = {}
         """By incarnation: the view that a node knows, whether it was agreed on, and its report."""
         self._users: Final[dict[int, str]] = {}

@@ -509,7 +509,6 @@ class Latecomers:
     """The nodes that wait for a place in one job."""
 
     def __init__(self, options: SchedulerOptions) -> None:
-        """Begin without any."""
         self._options: Final = options
         self._waiting: dict[Peer, Applicant] = {}
 
